@@ -28,7 +28,7 @@ from dlrm_sharded.cost.base import CostModel, PricedTask, price
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
-from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.datasets.base import SPLITS, Dataset, PerTableDataset, Split, check_batch
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.communication import EXCHANGES, Hosts
+from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
-from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
 
 SHARED_SPREAD = 2.0
@@ -224,8 +224,7 @@ def _off_if_left_out(
 
 
 def _off(model: LearnedCostModel, sample: Sample) -> float:
-    hosts = Hosts(sample.world_size, sample.ranks_per_host)
-    predicted = model.predict_workload(workload_of_sample(sample), hosts).critical_path_ms
+    predicted = model.predict_workload(workload_of_sample(sample), sample.hosts).critical_path_ms
     measured = sample.cost.critical_path_ms
     if predicted <= 0 or measured <= 0:
         return 0.0 if predicted == measured else math.inf
@@ -234,8 +233,7 @@ def _off(model: LearnedCostModel, sample: Sample) -> float:
 
 def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
     """Return parts and times of the ranks that take part, by direction and exchange."""
-    workload, ranks = workload_of_sample(sample), sample.cost.per_rank
-    hosts = Hosts(sample.world_size, sample.ranks_per_host)
+    workload, ranks, hosts = workload_of_sample(sample), sample.cost.per_rank, sample.hosts
     communication = prior.communication_at(EvenVolumes.of_workload(workload, hosts))
     parts = dict(zip(DIRECTIONS, prior.compute.parts_ms(workload), strict=True))
     times = {

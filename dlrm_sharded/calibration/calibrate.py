@@ -23,10 +23,11 @@ from dlrm_sharded.cost import learned, learned_arrays, neuroshard_paper
 from dlrm_sharded.cost.codecs import CodecTimes, codecs_to_array
 from dlrm_sharded.cost.communication import LINKS, STEP_EXCHANGES, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
+from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, extent_of
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import DENSE_PRICES
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact import Arrays
@@ -177,7 +178,7 @@ def _fitted_alone(
         communication = fit_communication(
             [workload_of_sample(sample) for sample in together],
             [exchange_times(sample) for sample in together],
-            [sample_hosts(sample) for sample in together],
+            [sample.hosts for sample in together],
         )
     fused = [sample for sample in computation if not sample.has_replicas]
     device = manifest["device"]
@@ -246,11 +247,6 @@ def split_held_out(
     )
 
 
-def sample_hosts(sample: Sample) -> Hosts:
-    """Return how the ranks of a sample lay on hosts."""
-    return Hosts(sample.world_size, sample.ranks_per_host)
-
-
 def predictor(model: LearnedCostModel) -> Predictor:
     """Return the model as a function for `evaluate.compare`."""
     return lambda workload: model.predict_workload(
@@ -275,7 +271,7 @@ def fitted_ranges(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
     Plans of communication are left out of the former, as their tables are tiny.
     """
     extents = [
-        workload_of_sample(sample).extent() for sample in samples if sample.kind == "computation"
+        extent_of(workload_of_sample(sample)) for sample in samples if sample.kind == "computation"
     ]
     low, high = np.min(extents, axis=0)[:, 0], np.max(extents, axis=0)[:, 1]
     ranges = {name: (float(a), float(b)) for name, a, b in zip(EXTENT, low, high, strict=True)}

@@ -42,7 +42,12 @@ def measure_codecs(
     world_size = dist.get_world_size(group)
     count -= count % (QUANTIZED_ROW * world_size)
     numbers = torch.randn(count, device=device)
-    timed = _Timer(device, group, megabytes=count * 4 / 1e6)
+    megabytes = count * 4 / 1e6
+
+    def timed(work: Callable[[], object]) -> float:
+        """Return the time in ms per MB."""
+        return _median_ms(work, device, group) / megabytes
+
     exact_reduce_ms = timed(partial(_reduce, numbers, group))
     found = {}
     for precision in DEVICE_PRECISIONS[device.type]:
@@ -58,7 +63,7 @@ def measure_codecs(
     return found
 
 
-def _converting(precision: str, numbers: Tensor, timed: _Timer) -> CodecTimes:
+def _converting(precision: str, numbers: Tensor, timed: Callable[..., float]) -> CodecTimes:
     codecs = exchange_codecs(ExchangePrecision(precision, precision))
     assert codecs is not None
     of_all_to_all = codecs["POOLED_EMBEDDINGS_ALL_TO_ALL"]
@@ -77,28 +82,21 @@ def _reduce(numbers: Tensor, group: dist.ProcessGroup | None) -> None:
     dist.reduce_scatter_tensor(share, numbers, group=group)
 
 
-class _Timer:
-    """Returns the median time of a function on the slowest rank, in ms per MB."""
+def _median_ms(
+    work: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None
+) -> float:
+    """Return the median time of a function on the slowest rank."""
 
-    def __init__(
-        self, device: torch.device, group: dist.ProcessGroup | None, *, megabytes: float
-    ) -> None:
-        self._device = device
-        self._group = group
-        self._megabytes = megabytes
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
-    def __call__(self, work: Callable[[], object]) -> float:
-        times_ms = []
-        for _ in range(WARMUP + ITERATIONS):
-            dist.barrier(self._group)
-            self._wait()
-            started = time.perf_counter()
-            work()
-            self._wait()
-            times_ms.append((time.perf_counter() - started) * 1e3)
-        median_ms = statistics.median(times_ms[WARMUP:])
-        return max_over_ranks(median_ms, self._device, self._group) / self._megabytes
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    times_ms = []
+    for _ in range(WARMUP + ITERATIONS):
+        dist.barrier(group)
+        wait()
+        started = time.perf_counter()
+        work()
+        wait()
+        times_ms.append((time.perf_counter() - started) * 1e3)
+    return max_over_ranks(statistics.median(times_ms[WARMUP:]), device, group)

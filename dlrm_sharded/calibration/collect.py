@@ -23,7 +23,7 @@ from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.codec_times import measure_codecs
 from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.calibration.journal import Journal
-from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
+from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
 from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import (
@@ -31,8 +31,7 @@ from dlrm_sharded.calibration.random_plans import (
     draw_communication,
     draw_computation,
 )
-from dlrm_sharded.calibration.samples import MeasuredShard, Sample
-from dlrm_sharded.cost.local_profiles import local_histograms
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.files.provenance import commit, versions
@@ -40,10 +39,10 @@ from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.model.torchrec_adapter import to_torchrec
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.distributed import Rank, all_or_none, on_rank_zero
 from dlrm_sharded.ranks.process import num_cores
 
@@ -313,30 +312,46 @@ class PlanMeasurer:
                 self._config.measure.num_batches
             )
         ]
-        ranks_per_host = min(self._rank.local_world_size, slot.world_size)
-        tables = [
-            Table(f"t{i}", table.num_rows, table.num_cols, table.pooling_factor)
-            for i, table in enumerate(drawn)
-        ]
         topology = Topology(
             slot.world_size,
             memory_bytes=1,
-            local_world_size=ranks_per_host,
+            local_world_size=min(self._rank.local_world_size, slot.world_size),
             compute_device=self._rank.device.type,
         )
+        tables = tuple(_table(f"t{i}", table, batch_size) for i, table in enumerate(drawn))
+        task = ShardingTask(tables, topology, batch_size)
         shards = [
             shard
             for table, drawn_table in zip(tables, drawn, strict=True)
             for shard in _shards(table, drawn_table, slot.world_size)
         ]
+        plan = ShardingPlan(slot.world_size, tuple(shards))
         measured = self._bench.measure(
             tables,
-            to_torchrec(ShardingPlan(slot.world_size, tuple(shards)), tables, topology),
+            to_torchrec(plan, tables, topology),
             batches,
             group=self._groups[slot.world_size],
         )
         self.num_exposed += bool(measured.exposed)
-        return _sample(slot, drawn, batch_size, ranks_per_host, measured)
+        patterns = {table.name: of.accesses.name for table, of in zip(tables, drawn, strict=True)}
+        return Sample.of_plan(
+            plan,
+            task,
+            measured.cost,
+            kind=slot.kind,
+            number=slot.number,
+            attempt=slot.attempt,
+            accesses=patterns,
+        )
+
+
+def _table(name: str, drawn: DrawnTable, batch_size: int) -> Table:
+    """Return a drawn table with the reuse histogram that its accesses have on average."""
+    num_ids = batch_size * drawn.pooling_factor
+    histogram = drawn.accesses.distribution(drawn.num_rows, num_ids).expected_reuse_histogram(
+        num_ids
+    )
+    return Table(name, drawn.num_rows, drawn.num_cols, drawn.pooling_factor, histogram)
 
 
 def _shards(table: Table, drawn: DrawnTable, world_size: int) -> list[Shard]:
@@ -345,47 +360,3 @@ def _shards(table: Table, drawn: DrawnTable, world_size: int) -> list[Shard]:
     if drawn.replicated:
         return Replicas(world_size).shards(table)
     return RowBlocks(range(world_size)).shards(table)
-
-
-def _sample(
-    slot: Slot,
-    drawn: Sequence[DrawnTable],
-    batch_size: int,
-    ranks_per_host: int,
-    measured: MeasuredCost,
-) -> Sample:
-    shards = []
-    for table in drawn:
-        num_ids = batch_size * table.pooling_factor
-        accesses = table.accesses.distribution(table.num_rows, num_ids)
-        histogram = accesses.expected_reuse_histogram(num_ids)
-        ranks = range(slot.world_size) if table.rank is None else [table.rank]
-        blocks = row_blocks(table.num_rows, len(ranks))
-        share = np.diff(blocks)[:, 0] / table.num_rows
-        if table.replicated:
-            blocks = [(0, table.num_rows)] * len(ranks)
-            share = np.full(len(ranks), 1 / len(ranks))  # of the samples, and so of the ids
-            [histogram] = local_histograms(np.array([histogram]), len(ranks)).tolist()
-        shards += [
-            MeasuredShard(
-                rank=rank,
-                num_rows=stop - start,
-                num_cols=table.num_cols,
-                pooling_factor=table.pooling_factor * float(share[i]),
-                reuse_histogram=tuple(histogram),
-                row_wise=table.rank is None and not table.replicated,
-                accesses=table.accesses.name,
-                replicated=table.replicated,
-            )
-            for i, (rank, (start, stop)) in enumerate(zip(ranks, blocks, strict=True))
-        ]
-    return Sample(
-        kind=slot.kind,
-        number=slot.number,
-        attempt=slot.attempt,
-        world_size=slot.world_size,
-        ranks_per_host=ranks_per_host,
-        batch_size=batch_size,
-        shards=tuple(shards),
-        cost=measured.cost,
-    )

@@ -13,8 +13,8 @@ from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.samples import CRITICAL_PATH, Sample, workload_of_sample
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
-from dlrm_sharded.cost.features import Workload
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.cost.workload import Workload
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 
 SHARD_COUNTS = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
@@ -97,18 +97,6 @@ def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, TimePair
     return dict(sorted(pairs_by_name.items()))
 
 
-def compare_attempts(samples: Iterable[Sample]) -> dict[str, TimePairs]:
-    """Compare the second measurement of each plan with its first, as `compare` does."""
-    attempts: dict[tuple[str, int], dict[int, Sample]] = {}
-    for sample in samples:
-        attempts.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
-    pairs_by_name: dict[str, TimePairs] = {}
-    for by_attempt in attempts.values():
-        if 1 in by_attempt:
-            _compare_plan(pairs_by_name, by_attempt[0], by_attempt[1].cost)
-    return dict(sorted(pairs_by_name.items()))
-
-
 def _compare_plan(pairs_by_name: dict[str, TimePairs], sample: Sample, cost: PlanCost) -> None:
     def add(name: str, predicted: float, measured: float) -> None:
         if measured > 0:  # a time below the clock's resolution has no relative error
@@ -173,10 +161,12 @@ def repeatability_text(repeatability: Mapping[str, Mapping[str, float]]) -> str 
 
 def errors_table(errors: dict[str, dict[str, float]]) -> str:
     """Return a Markdown table with a row for each summary of `TimePairs`."""
-    formats = {"num": ".0f", "mape": ".1f", "median": ".1f", "p90": ".1f", "spearman": ".4f"}
-    rows = [
-        [name, *(format(row[key], digits) for key, digits in formats.items())]
-        for name, row in errors.items()
-    ]
-    titles = ["predicted", "plans or ranks", "MAPE, %", "median, %", "p90, %", "Spearman"]
-    return "\n".join(markdown_table(titles, rows))
+    columns = {
+        "num": Column("plans or ranks", ".0f"),
+        "mape": Column("MAPE, %", ".1f"),
+        "median": Column("median, %", ".1f"),
+        "p90": Column("p90, %", ".1f"),
+        "spearman": Column("Spearman", ".4f"),
+    }
+    rows = [[name, *(row[key] for key in columns)] for name, row in errors.items()]
+    return TextTable(["predicted", *columns.values()], rows).markdown()

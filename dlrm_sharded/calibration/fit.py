@@ -32,8 +32,9 @@ from dlrm_sharded.cost.compute import (
     PriceNet,
     dense_terms,
 )
-from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, Floats, Workload
+from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, profile_of, work_of
 from dlrm_sharded.cost.widest import widest_terms, width_vectors
+from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 
 HIDDEN_WIDTH = 16
@@ -95,8 +96,8 @@ class LookupData:
         for sample in samples:
             workload = workload_of_sample(sample)
             columns = {
-                "work": workload.work(device),
-                "profile": workload.profile(),
+                "work": work_of(workload, device),
+                "profile": profile_of(workload),
                 "read_mb": workload.unique_bytes() / 1e6,
             }
             sums = workload.by_rank(width_vectors(workload))

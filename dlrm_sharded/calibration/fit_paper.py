@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.features import Workload
 from dlrm_sharded.cost.neuroshard_paper import PaperNets, columns_by_rank, table_features
+from dlrm_sharded.cost.workload import Workload
 
 RANKS_PER_BATCH, LEARNING_RATE = 512, 1e-3
 

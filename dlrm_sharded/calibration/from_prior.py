@@ -14,7 +14,7 @@ import numpy as np
 
 from dlrm_sharded.calibration.adapt import fit_factors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.communication import EXCHANGES, Hosts
+from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost
@@ -74,8 +74,7 @@ def _mean_error(
     """Return the mean of |log(predicted / measured)|; 0 without any time."""
     errors: list[float] = []
     for sample in samples:
-        hosts = Hosts(sample.world_size, sample.ranks_per_host)
-        predicted = model.predict_workload(workload_of_sample(sample), hosts)
+        predicted = model.predict_workload(workload_of_sample(sample), sample.hosts)
         errors += errors_of(predicted, sample.cost)
     return float(np.mean(errors)) if errors else 0.0
 

@@ -24,10 +24,9 @@ from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import DrawnTable
-from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
 from dlrm_sharded.plans.layouts import ColumnShards, Layout, Replicas, RowBlocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import (
     COMPUTE_STAGES,
     EXCHANGE_STAGES,
@@ -36,7 +35,7 @@ from dlrm_sharded.plans.plan_cost import (
     StageCost,
 )
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB, Topology
 
 TYPICAL_ACCESSES = ZipfAccesses(ASSUMED_EXPONENT)
 
@@ -204,33 +203,6 @@ class RankBench:
             for batch in range(ids.num_batches)
         ]
         return self._bench.measure(pieces, plan, batches)
-
-
-class PlanBench:
-    """Measures the computation of plans rank after rank; a cost model predicts their exchanges.
-
-    Args:
-        num_batches: number of batches of ids, which are drawn anew for every plan.
-        seed: seed of the ids.
-    """
-
-    def __init__(self, bench: RankBench, model: CostModel, *, num_batches: int, seed: int) -> None:
-        self._bench = bench
-        self._model = model
-        self._num_batches = num_batches
-        self._rng = np.random.default_rng(seed)
-
-    def measure(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Return the cost of a plan, whose exchanges are predicted."""
-        ids = draw_ids(
-            task.tables,
-            batch_size=task.batch_size,
-            num_batches=self._num_batches,
-            seed=int(self._rng.integers(2**32)),
-            num_ranks=plan.world_size,
-        )
-        measured = self._bench.measure_rounds(plan.shards_by_rank(), ids)
-        return with_measured(self._model.predict(plan, task), measured)
 
 
 def median_stages(costs: Sequence[StageCost]) -> dict[str, float]:

@@ -6,14 +6,15 @@ in the user's cache folder, and the next prediction there is corrected by it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.calibration.samples import MeasuredShard, Sample, problem_of, sound_sample
-from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.calibration.samples import Sample, problem_of, sound_sample
 from dlrm_sharded.cost.kernel_changes import changes_between
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
@@ -96,34 +97,16 @@ def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Samp
 
     It is None for plans with row blocks on the ranks of one host, which samples cannot express.
     """
-    workload = workload_of_plan(plan, task)
-    sizes = workload.group_size
+    sizes = workload_of_plan(plan, task).group_size
     if ((sizes > 1) & (sizes < task.topology.world_size)).any():
         return None
-    shards = [
-        MeasuredShard(
-            rank=shard.rank,
-            num_rows=shard.num_rows,
-            num_cols=shard.num_cols,
-            pooling_factor=float(num_ids) / task.batch_size,
-            reuse_histogram=tuple(round(share, 6) for share in histogram.tolist()),
-            row_wise=bool(size > 1),
-            replicated=shard.replicated,
-        )
-        for shard, num_ids, histogram, size in zip(
-            plan.shards, workload.num_ids, workload.reuse_histogram, sizes, strict=True
-        )
-    ]
-    return Sample(
-        kind="run",
-        number=0,
-        attempt=0,
-        world_size=plan.world_size,
-        ranks_per_host=task.topology.ranks_per_host,
-        batch_size=task.batch_size,
-        shards=tuple(shards),
-        cost=cost,
+    run = Sample.of_plan(plan, task, cost, kind="run")
+    rounded = [tuple(round(share, 6) for share in shard.reuse_histogram) for shard in run.shards]
+    shards = (
+        dataclasses.replace(shard, reuse_histogram=histogram)
+        for shard, histogram in zip(run.shards, rounded, strict=True)
     )
+    return dataclasses.replace(run, shards=tuple(shards))
 
 
 def _read(fields: Mapping[str, Any]) -> tuple[Conditions, Sample]:

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
-from dlrm_sharded.cost.features import Workload, workload_of_rows
+from dlrm_sharded.cost.communication import Hosts
+from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
 from dlrm_sharded.files.errors import DataError, shortened
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.layouts import REPLICA_GROUP
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.plans.tables import MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_ROWS, NUM_REUSE_BINS
-from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS
+from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask
 
 TIMES = (INPUT_DIST, *STAGES)
 """Names of all measured times: the redistribution of ids, and the stages."""
@@ -91,9 +93,64 @@ class Sample:
     shards: tuple[MeasuredShard, ...]
     cost: PlanCost
 
+    @classmethod
+    def of_plan(
+        cls,
+        plan: ShardingPlan,
+        task: ShardingTask,
+        cost: PlanCost,
+        *,
+        kind: str,
+        number: int = 0,
+        attempt: int = 0,
+        accesses: Mapping[str, str] | None = None,
+    ) -> Sample:
+        """Return a measured plan of a task whose tables have profiles.
+
+        Its row blocks are on all ranks; samples cannot express others.
+
+        Args:
+            accesses: names of the tables' access patterns; None if all are Zipf-distributed.
+        """
+        workload = workload_of_plan(plan, task)
+        shards = [
+            MeasuredShard(
+                rank=shard.rank,
+                num_rows=shard.num_rows,
+                num_cols=shard.num_cols,
+                pooling_factor=float(num_ids) / task.batch_size,
+                reuse_histogram=tuple(histogram.tolist()),
+                row_wise=bool(size > 1),
+                accesses=ZipfAccesses.name if accesses is None else accesses[shard.table],
+                replicated=shard.replicated,
+            )
+            for shard, num_ids, histogram, size in zip(
+                plan.shards,
+                workload.num_ids,
+                workload.reuse_histogram,
+                workload.group_size,
+                strict=True,
+            )
+        ]
+        return cls(
+            kind=kind,
+            number=number,
+            attempt=attempt,
+            world_size=plan.world_size,
+            ranks_per_host=task.topology.ranks_per_host,
+            batch_size=task.batch_size,
+            shards=tuple(shards),
+            cost=cost,
+        )
+
     @property
     def has_replicas(self) -> bool:
         return any(shard.replicated for shard in self.shards)
+
+    @property
+    def hosts(self) -> Hosts:
+        """How the ranks lay on hosts."""
+        return Hosts(self.world_size, self.ranks_per_host)
 
     def to_row(self) -> dict[str, Any]:
         """Return one row of the file."""

@@ -12,6 +12,6 @@ Glossary:
                     checkpoint
     progress        the trainer's own state: step, losses that are not logged yet, evaluation
 
-torch.distributed.checkpoint (DCP) plans who writes and reads which piece. Its own storage pickles
-its metadata, so `storage` has a writer and a reader of parts and manifests instead.
+torch.distributed.checkpoint has another idea of a checkpoint: its storage pickles its metadata, and
+its planners know no rectangles of a tensor that are views of parameters.
 """

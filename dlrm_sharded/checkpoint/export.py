@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dlrm_sharded.checkpoint.logical import Piece
 from dlrm_sharded.checkpoint.manifest import DTYPES, Manifest
-from dlrm_sharded.checkpoint.storage import PartReader, torch_dtype
+from dlrm_sharded.checkpoint.storage import is_table, read_pieces, torch_dtype
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import sync_folder, write_durably
 
@@ -68,21 +68,18 @@ def export(manifest: Manifest, out: Path) -> Export:
 
 
 def _write(manifest: Manifest, folder: Path) -> Export:
-    reader = PartReader(manifest)
     # The model's own names come back; state of optimizers and ranks is left out.
     dense = {
         name: name.removeprefix("dense.") for name in manifest.tensors if name.startswith("dense.")
     }
-    tables = [
-        name for name in manifest.tensors if name.startswith("tables.") and name.endswith(".weight")
-    ]
+    tables = list(filter(is_table, manifest.tensors))
     weight_map = dict.fromkeys(dense.values(), DENSE_FILE)
-    _write_file(folder / DENSE_FILE, manifest, reader, dense)
+    _write_file(folder / DENSE_FILE, manifest, dense)
     for number, name in enumerate(tables, start=1):
         file = f"table-{number:05}-of-{len(tables):05}.safetensors"
         if weight_map.setdefault(name, file) != file:
             raise DataError(f"the table's weights {name!r} have the name of a dense weight")
-        _write_file(folder / file, manifest, reader, {name: name})
+        _write_file(folder / file, manifest, {name: name})
     size_bytes = sum(_size_bytes(manifest, name) for name in [*dense, *tables])
     metadata = {"total_size": size_bytes, "run": manifest.state.run, "step": manifest.state.step}
     index = {"metadata": metadata, "weight_map": weight_map}
@@ -91,9 +88,7 @@ def _write(manifest: Manifest, folder: Path) -> Export:
     return Export(len(tables), len(dense), size_bytes)
 
 
-def _write_file(
-    path: Path, manifest: Manifest, reader: PartReader, names: Mapping[str, str]
-) -> None:
+def _write_file(path: Path, manifest: Manifest, names: Mapping[str, str]) -> None:
     """Write logical tensors to a safetensors file, a block of rows at a time.
 
     Args:
@@ -103,7 +98,7 @@ def _write_file(
     def content() -> Iterator[bytes | memoryview]:
         yield _header(manifest, names)
         for name in names:
-            for block in _blocks(manifest, reader, name):
+            for block in _blocks(manifest, name):
                 yield block.reshape(-1).view(torch.uint8).numpy().data
 
     write_durably(path, content())
@@ -126,13 +121,13 @@ def _header(manifest: Manifest, names: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _blocks(manifest: Manifest, reader: PartReader, name: str) -> Iterator[Tensor]:
+def _blocks(manifest: Manifest, name: str) -> Iterator[Tensor]:
     """Yield the rows of a logical tensor in order. A block is overwritten by the next one."""
     tensor = manifest.tensors[name]
     dtype = torch_dtype(tensor.dtype)
     if not tensor.shape:
         scalar = torch.empty((), dtype=dtype)
-        reader.read_piece(name, Piece((), scalar))
+        read_pieces(manifest, {name: [Piece((), scalar)]})
         yield scalar
         return
     rows, *others = tensor.shape
@@ -140,7 +135,7 @@ def _blocks(manifest: Manifest, reader: PartReader, name: str) -> Iterator[Tenso
     block = torch.empty((min(height, rows), *others), dtype=dtype)
     for start in range(0, rows, height):
         block = block[: rows - start]
-        reader.read_piece(name, Piece((start, *(0 for _ in others)), block))
+        read_pieces(manifest, {name: [Piece((start, *(0 for _ in others)), block)]})
         yield block
 
 

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, has_whole_parts, read_manifest
@@ -96,7 +95,7 @@ def keep_newest(newest: Path, keep: int, *, run: str, known: set[Path]) -> None:
                 manifest = read_manifest(path)
             except DamagedCheckpointError:
                 if num_kept == keep:
-                    _try_to_set_aside(path)
+                    set_aside(path)
                 continue
             except CheckpointError:
                 continue
@@ -112,13 +111,8 @@ def keep_newest(newest: Path, keep: int, *, run: str, known: set[Path]) -> None:
             num_kept += 1
 
 
-def set_aside(paths: Iterable[Path]) -> None:
-    """Rename checkpoints that a run has passed over, so that they are none any more."""
-    for path in paths:
-        _try_to_set_aside(path)
-
-
-def _try_to_set_aside(path: Path) -> None:
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint that a run has passed over, so that it is none any more, if possible."""
     try:
         _set_aside(path)
     except OSError as error:

@@ -1,31 +1,13 @@
-"""Logical tensors, and DCP's planners that split them into pieces."""
+"""Logical tensors, and the pieces of them that a rank holds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 PART_BYTES = 2**26
 """Largest size of a part, unless one row is larger. Writing a part takes twice its memory."""
@@ -42,11 +24,6 @@ class Piece:
 
     offsets: tuple[int, ...]
     tensor: Tensor
-
-    @property
-    def index_range(self) -> ChunkStorageMetadata:
-        """DCP's description of the rectangle."""
-        return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.size())
 
     def blocks(self, most_bytes: int = PART_BYTES) -> Iterator[Piece]:
         """Yield the piece in blocks of rows of at most this size, but of one row at the least."""
@@ -82,76 +59,3 @@ class LogicalTensor:
 
 State = Mapping[str, LogicalTensor]
 """Logical tensors by name."""
-
-
-class SavePlanner(DefaultSavePlanner):
-    """Lets each rank write the blocks of its pieces; equal ones are written once."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],
-        storage_meta: StorageMeta | None = None,
-        is_coordinator: bool = False,
-    ) -> None:
-        self.is_coordinator = is_coordinator
-        self.state_dict = state_dict
-        self._blocks = {
-            MetadataIndex(name, block.offsets): block
-            for name, logical in state_dict.items()
-            for piece in logical.pieces
-            for block in piece.blocks()
-        }
-
-    def create_local_plan(self) -> SavePlan:
-        self.plan = SavePlan([self._item(index, block) for index, block in self._blocks.items()])
-        return self.plan
-
-    def _item(self, index: MetadataIndex, block: Piece) -> WriteItem:
-        logical = self.state_dict[index.fqn]
-        data = TensorWriteData(
-            chunk=block.index_range,
-            properties=TensorProperties(dtype=logical.dtype),
-            size=torch.Size(logical.shape),
-        )
-        return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
-
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._blocks[index].tensor
-
-
-class LoadPlanner(DefaultLoadPlanner):
-    """Lets each rank read its pieces from any pieces that were written."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],
-        metadata: Metadata | None = None,
-        is_coordinator: bool = False,
-    ) -> None:
-        self.state_dict = state_dict
-        self.metadata = metadata
-        self.is_coordinator = is_coordinator
-        self._pieces = {
-            MetadataIndex(name, piece.offsets): piece
-            for name, logical in state_dict.items()
-            for piece in logical.pieces
-        }
-
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None
-        items = []
-        for name, logical in self.state_dict.items():
-            written = self.metadata.state_dict_metadata[name]
-            assert isinstance(written, TensorStorageMetadata)
-            wanted = [piece.index_range for piece in logical.pieces]
-            items += create_read_items_for_chunk_list(name, written, wanted)
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self._pieces[index].tensor

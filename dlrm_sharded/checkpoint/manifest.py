@@ -138,6 +138,14 @@ class Manifest:
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files.values())
 
+    def blocks_by_part(self) -> dict[str, list[tuple[str, Block]]]:
+        """Return the blocks in each part, with the names of their tensors."""
+        by_part: dict[str, list[tuple[str, Block]]] = {name: [] for name in self.files}
+        for name, tensor in self.tensors.items():
+            for block in tensor.blocks:
+                by_part[block.file].append((name, block))
+        return by_part
+
 
 def manifest_bytes(
     state: RunState, tensors: Mapping[str, WrittenTensor], files: Mapping[str, PartFile]
@@ -206,7 +214,7 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
         DamagedCheckpointError: a part is missing, truncated, changed, or has other blocks.
         CheckpointError: the disk refuses to read a part.
     """
-    expected_blocks = _expected_blocks(manifest)
+    expected_blocks = manifest.blocks_by_part()
     for name in sorted(manifest.files)[share::num_shares]:
         expected = manifest.files[name]
         path = manifest.folder / name
@@ -227,12 +235,14 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
         if crc32 != expected.crc32:
             raise _damaged(manifest.folder, f"{name} was changed after it was written")
         written = _written_blocks(path)
-        for key, block in expected_blocks.get(name, {}).items():
-            if written.get(key) != block:
+        for tensor, block in expected_blocks[name]:
+            dtype = manifest.tensors[tensor].dtype
+            form, found = (DTYPES.get(dtype, dtype), block.sizes), written.get(block.key)
+            if found != form:
                 raise _damaged(
                     manifest.folder,
-                    f"{name} has {key} as {_block_text(written.get(key))}, {FILE_NAME} says "
-                    f"{_block_text(block)}",
+                    f"{name} has {block.key} as {_block_text(found)}, {FILE_NAME} says "
+                    f"{_block_text(form)}",
                 )
 
 
@@ -253,16 +263,6 @@ def _damaged(folder: Path, reason: str) -> DamagedCheckpointError:
 
 BlockForm = tuple[str, tuple[int, ...]]
 """Safetensors' name of a dtype, and a shape."""
-
-
-def _expected_blocks(manifest: Manifest) -> dict[str, dict[str, BlockForm]]:
-    """Return what the parts contain according to the manifest, by part and key."""
-    expected: dict[str, dict[str, BlockForm]] = {}
-    for tensor in manifest.tensors.values():
-        for block in tensor.blocks:
-            form = (DTYPES.get(tensor.dtype, tensor.dtype), block.sizes)
-            expected.setdefault(block.file, {})[block.key] = form
-    return expected
 
 
 def _written_blocks(path: Path) -> dict[str, BlockForm]:

@@ -9,13 +9,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint import load as dcp_load
 
-from dlrm_sharded.checkpoint.logical import PART_BYTES, LoadPlanner, LogicalTensor, Piece, State
+from dlrm_sharded.checkpoint.logical import PART_BYTES, LogicalTensor, Piece, State
 from dlrm_sharded.checkpoint.manifest import Manifest
-from dlrm_sharded.checkpoint.model_state import ColumnBounds, ModelState
-from dlrm_sharded.checkpoint.storage import PartReader, is_weight, torch_dtype
+from dlrm_sharded.checkpoint.model_state import ModelState
+from dlrm_sharded.checkpoint.storage import is_table, is_weight, read_pieces, torch_dtype
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.ranks.distributed import all_or_none
 
@@ -39,18 +37,19 @@ def load_model(manifest: Manifest, state: ModelState) -> None:
         _check_names(manifest.folder, state.tensors, written)
         _check_shapes(manifest, state.tensors, without=state.row_states)
         _check_bounds(manifest, state)
-    reader = PartReader(manifest)
-    same, other = _by_bounds(state, manifest.state.column_bounds)
-    _load(reader, {**state.weights, **state.dense_optimizer, **state.fused_optimizer, **same})
+    written_bounds, bounds = manifest.state.column_bounds, state.column_bounds
+    tables = {name: _table_of(name) for name in state.row_states}
+    other = {name: t for name, t in tables.items() if written_bounds[t] != bounds[t]}
     with all_or_none():
-        for name, logical in other.items():
-            table = _table_of(name)
+        alike = {n: state.tensors[n].pieces for n in state.tensors if n not in other}
+        read_pieces(manifest, alike)
+        for name, table in other.items():
             _convert(
-                reader,
+                manifest,
                 name,
-                logical,
-                written=manifest.state.column_bounds[table],
-                wanted=state.column_bounds[table],
+                state.row_states[name],
+                written=written_bounds[table],
+                wanted=bounds[table],
             )
     if other and dist.get_rank() == 0:
         log.info(
@@ -70,24 +69,16 @@ def load_weights(manifest: Manifest, state: ModelState) -> None:
     with all_or_none():
         _check_names(manifest.folder, state.weights, written)
         _check_shapes(manifest, state.weights)
-    _load(PartReader(manifest), state.weights)
+    with all_or_none():
+        read_pieces(manifest, {name: state.weights[name].pieces for name in state.weights})
 
 
 def load_whole(manifest: Manifest, name: str) -> Tensor:
     """Return a logical tensor, read by this rank alone."""
     written = manifest.tensors[name]
-    reader = PartReader(manifest)
     tensor = torch.empty(written.shape, dtype=torch_dtype(written.dtype))
-    reader.read_piece(name, Piece((0,) * tensor.dim(), tensor))
+    read_pieces(manifest, {name: [Piece((0,) * tensor.dim(), tensor)]})
     return tensor
-
-
-def _load(reader: PartReader, state: State) -> None:
-    try:
-        dcp_load(dict(state), storage_reader=reader, planner=LoadPlanner())
-    except CheckpointException as error:
-        rank, (first, _) = next(iter(error.failures.items()))
-        raise CheckpointError(f"rank {rank}: {first}") from error
 
 
 def _check_names(folder: Path, expected: Collection[str], written: Collection[str]) -> None:
@@ -108,8 +99,9 @@ def _check_shapes(manifest: Manifest, state: State, without: Collection[str] = (
         written = manifest.tensors[name]
         dtype = str(logical.dtype).removeprefix("torch.")
         # a plan may have a table in fp32 or in fp16, and reading converts it
-        is_table = name.startswith("tables.") and name.endswith(".weight")
-        has_dtype = written.dtype == dtype or (is_table and written.dtype in TABLE_DTYPE_NAMES)
+        has_dtype = written.dtype == dtype or (
+            is_table(name) and written.dtype in TABLE_DTYPE_NAMES
+        )
         if name not in without and not (written.shape == logical.shape and has_dtype):
             raise CheckpointError(
                 f"{manifest.folder}: {name} is {written.dtype} {list(written.shape)}, the model's "
@@ -140,21 +132,8 @@ def _table_of(state_name: str) -> str:
     return state_name.removeprefix("tables.").rpartition(".")[0]
 
 
-def _by_bounds(
-    state: ModelState, written: ColumnBounds
-) -> tuple[dict[str, LogicalTensor], dict[str, LogicalTensor]]:
-    """Divide row-wise state into that of equal column shards, and that of others."""
-    same: dict[str, LogicalTensor] = {}
-    other: dict[str, LogicalTensor] = {}
-    for name, logical in state.row_states.items():
-        table = _table_of(name)
-        is_same = tuple(written[table]) == tuple(state.column_bounds[table])
-        (same if is_same else other)[name] = logical
-    return same, other
-
-
 def _convert(
-    reader: PartReader,
+    manifest: Manifest,
     name: str,
     logical: LogicalTensor,
     *,
@@ -183,5 +162,5 @@ def _convert(
         for row in range(0, piece.tensor.shape[0], height):
             target = piece.tensor[row : row + height]
             found = torch.empty(target.shape[0], len(widths), dtype=logical.dtype)
-            reader.read_piece(name, Piece((first_row + row, min(overlaps)), found))
+            read_pieces(manifest, {name: [Piece((first_row + row, min(overlaps)), found)]})
             target.copy_((found.double() @ (widths / widths.sum())).unsqueeze(1))

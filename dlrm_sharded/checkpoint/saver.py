@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint import save as dcp_save
 
 from dlrm_sharded.checkpoint.folder import (
     checkpoint_path,
@@ -21,13 +19,14 @@ from dlrm_sharded.checkpoint.folder import (
     publish,
     remove_partial,
 )
-from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece, SavePlanner, State
+from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece, State
 from dlrm_sharded.checkpoint.manifest import RunState
-from dlrm_sharded.checkpoint.storage import PartWriter
+from dlrm_sharded.checkpoint.storage import write_checkpoint
 from dlrm_sharded.files.errors import (
     AGAINST_DIVERGENCE,
     DivergenceError,
     LostFolderError,
+    RankError,
     UserError,
     check_count,
     check_number,
@@ -201,36 +200,32 @@ class Saver:
         """
         final = checkpoint_path(self._run_dir, state.step)
         partial = partial_path(final)
-        writer = PartWriter(partial, state, rank=self._rank.rank)
         try:
             on_rank_zero(lambda: self._prepare(partial), group=self._group)
-            dcp_save(
-                dict(tensors),
-                storage_writer=writer,
-                planner=SavePlanner(),
-                process_group=self._group,
-            )
+            write_checkpoint(partial, tensors, state, group=self._group)
             on_rank_zero(lambda: self._publish(partial, final, state.run), group=self._group)
-        except CheckpointException as error:
-            failure = _reason(error)
         except LostFolderError as error:
             return error  # what lies in the folder now is the other job's
-        except OSError as error:
-            failure = str(error)
-        else:
+        except Exception as error:
+            if not isinstance(error.__cause__, RankError):  # another rank is gone
+                raise
             if self._rank.is_zero:
-                written_s = time.perf_counter() - started
-                log.info(
-                    "checkpoint at step %d written in %.2f s (training waited %.2f s): %s",
-                    state.step,
-                    written_s,
-                    written_s if waited_s is None else waited_s,
-                    final,
+                remove_partial(self._run_dir)
+            if isinstance(error, DivergenceError):
+                return DivergenceError(
+                    f"{error}, so no checkpoint of it is written; {AGAINST_DIVERGENCE}"
                 )
-            return None
+            return f"{error} (rank {error.__cause__.failed_rank})"
         if self._rank.is_zero:
-            remove_partial(self._run_dir)
-        return failure
+            written_s = time.perf_counter() - started
+            log.info(
+                "checkpoint at step %d written in %.2f s (training waited %.2f s): %s",
+                state.step,
+                written_s,
+                written_s if waited_s is None else waited_s,
+                final,
+            )
+        return None
 
     def _prepare(self, partial: Path) -> None:
         self._check_owner()
@@ -242,14 +237,3 @@ class Saver:
         publish(partial, final, run=run)
         self._known.add(final)
         keep_newest(final, self._keep, run=run, known=self._known)
-
-
-def _reason(error: CheckpointException) -> str | DivergenceError:
-    """Return why a checkpoint could not be written; all ranks have the same reasons."""
-    for _, (failure, _) in sorted(error.failures.items()):
-        if isinstance(failure, DivergenceError):
-            return DivergenceError(
-                f"{failure}, so no checkpoint of it is written; {AGAINST_DIVERGENCE}"
-            )
-    rank, (first, _) = next(iter(error.failures.items()))
-    return f"{first} (rank {rank})"

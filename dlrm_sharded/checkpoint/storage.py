@@ -1,41 +1,21 @@
-"""DCP's storage for checkpoints: safetensors files and a manifest, without pickled objects."""
+"""The storage of checkpoints: safetensors files and a manifest, without pickled objects."""
 
 from __future__ import annotations
 
-import os
+import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
-from torch.distributed.checkpoint import StorageReader, StorageWriter
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
-from dlrm_sharded.checkpoint.logical import PART_BYTES, Piece
+from dlrm_sharded.checkpoint.logical import PART_BYTES, Piece, State
 from dlrm_sharded.checkpoint.manifest import (
     FILE_NAME,
     Block,
@@ -47,166 +27,165 @@ from dlrm_sharded.checkpoint.manifest import (
 )
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError, DivergenceError
 from dlrm_sharded.files.json_files import write_durably
+from dlrm_sharded.ranks.distributed import all_or_none, on_rank_zero
 
-WrittenPart = tuple[str, PartFile, list[tuple[MetadataIndex, str]]]
-"""Name of a part, its checksum, and the keys of the blocks in it."""
+T = TypeVar("T")
+
+Place = tuple[str, tuple[int, ...]]
+"""A block of a logical tensor, by the name of the tensor and the offsets of the block."""
+
+Written = tuple[
+    dict[str, PartFile], dict[str, list[Block]], dict[str, tuple[torch.dtype, tuple[int, ...]]]
+]
+"""Parts of a rank, the blocks in them by logical tensor, and types and shapes of all it knows."""
+
+Slices = tuple[slice, ...]
 
 
-class PartWriter(StorageWriter):
-    """Writes the blocks of one rank into parts, and on the coordinator the manifest.
+def write_checkpoint(
+    folder: Path, tensors: State, state: RunState, *, group: dist.ProcessGroup
+) -> None:
+    """Write the parts and the manifest, with which the folder becomes a checkpoint; a collective.
 
-    A value that is not finite is a DivergenceError, after which the folder is no checkpoint.
+    All ranks raise an error of any of them.
 
     Args:
-        folder: folder of the checkpoint, which is a checkpoint once it has a manifest.
         state: what the manifest says besides the tensors.
+        group: ranks that write.
+
+    Raises:
+        DivergenceError: a value is not finite; nothing is written then.
+        OSError: the disk refuses it.
     """
-
-    def __init__(self, folder: Path, state: RunState, *, rank: int) -> None:
-        self._folder = folder
-        self._state = state
-        self._rank = rank
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        pass
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results = []
-        for number, items in enumerate(_parts(plan.items)):
-            name = f"rank-{self._rank:05}-{number:05}.safetensors"
-            keys = {item.index: _key(item.index) for item in items}
-            tensors = {item.index: _on_cpu(planner.resolve_data(item)) for item in items}
-            for index, tensor in tensors.items():
-                self._check_finite(index.fqn, tensor)
-            file = _write_part(
-                self._folder / name, {keys[index]: tensor for index, tensor in tensors.items()}
-            )
-            results += [
-                WriteResult(item.index, file.size_bytes, (name, file, keys[item.index]))
-                for item in items
-            ]
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
-
-    def _check_finite(self, name: str, block: Tensor) -> None:
-        num_bad = num_not_finite(block, may_be_infinite=name in self._state.buffers)
-        if num_bad:
-            raise DivergenceError(
-                f"{num_bad:,} of {block.numel():,} values of {name} are not finite after step "
-                f"{self._state.step}"
-            )
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the manifest, with which the folder becomes a checkpoint."""
-        written = {result.index: result.storage_data for rank in results for result in rank}
-        tensors = {}
-        for name, tensor in metadata.state_dict_metadata.items():
-            assert isinstance(tensor, TensorStorageMetadata)
-            tensors[name] = WrittenTensor(
-                str(tensor.properties.dtype).removeprefix("torch."),
-                tuple(tensor.size),
-                tuple(
-                    Block(
-                        tuple(chunk.offsets),
-                        tuple(chunk.sizes),
-                        *(written[MetadataIndex(name, chunk.offsets)][i] for i in (0, 2)),
-                    )
-                    for chunk in tensor.chunks
-                ),
-            )
-        files = {name: file for name, file, _ in written.values()}
-        content = manifest_bytes(self._state, tensors, dict(sorted(files.items())))
-        write_durably(self._folder / FILE_NAME, [content])
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False
+    blocks = {
+        (name, block.offsets): block.tensor
+        for name, logical in tensors.items()
+        for piece in logical.pieces
+        for block in piece.blocks()
+    }
+    rank = dist.get_rank(group)
+    writers = _writers(_gathered({place: block.nbytes for place, block in blocks.items()}, group))
+    mine = {place: blocks[place] for place, writer in writers.items() if writer == rank}
+    with all_or_none(group=group):
+        for (name, _), block in mine.items():
+            _check_finite(name, block, state)
+    with all_or_none(group=group):
+        files, written = _write_parts(folder, mine, rank)
+    forms = {name: (logical.dtype, logical.shape) for name, logical in tensors.items()}
+    by_rank = _gathered((files, written, forms), group)
+    on_rank_zero(lambda: _write_manifest(folder, state, by_rank), group=group)
 
 
-class PartReader(StorageReader):
-    """Reads the rectangles that a rank needs; parts are mapped, not read whole."""
+def _gathered(of_rank: T, group: dist.ProcessGroup) -> list[T]:
+    by_rank = [of_rank] * dist.get_world_size(group)
+    dist.all_gather_object(by_rank, of_rank, group=group)
+    return by_rank
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self._blocks = {
-            MetadataIndex(name, block.offsets): block
-            for name, tensor in manifest.tensors.items()
-            for block in tensor.blocks
-        }
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        pass
+def _writers(held: Sequence[Mapping[Place, int]]) -> dict[Place, int]:
+    """Return the rank that writes each block: of those that hold it, the one with least to write.
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return Metadata({name: self._metadata(name) for name in self._manifest.tensors})
+    Args:
+        held: sizes of the blocks that each rank holds, in bytes.
+    """
+    holders: dict[Place, list[int]] = {}
+    for rank, of_rank in enumerate(held):
+        for place in of_rank:
+            holders.setdefault(place, []).append(rank)
+    writers, sizes = {}, [0] * len(held)
+    for place, ranks in holders.items():
+        writers[place] = min(ranks, key=sizes.__getitem__)
+        sizes[writers[place]] += held[writers[place]][place]
+    return writers
 
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        pass
 
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+def _write_parts(
+    folder: Path, blocks: Mapping[Place, Tensor], rank: int
+) -> tuple[dict[str, PartFile], dict[str, list[Block]]]:
+    """Write blocks; return the parts, and by logical tensor where its blocks are."""
+    files: dict[str, PartFile] = {}
+    written: dict[str, list[Block]] = {}
+    for number, places in enumerate(_parts(blocks)):
+        file = f"rank-{rank:05}-{number:05}.safetensors"
+        tensors = {_key(place): blocks[place].detach().cpu().contiguous() for place in places}
+        content = save(tensors)
+        write_durably(folder / file, [content])
+        files[file] = PartFile(len(content), zlib.crc32(content))
+        for name, offsets in places:
+            sizes, key = tuple(blocks[name, offsets].shape), _key((name, offsets))
+            written.setdefault(name, []).append(Block(offsets, sizes, file, key))
+    return files, written
 
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        self._read(plan.items, planner.resolve_tensor)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def read_piece(self, name: str, piece: Piece) -> None:
-        """Read a rectangle of a logical tensor into a piece, without DCP's agreement of ranks."""
-        items = create_read_items_for_chunk_list(name, self._metadata(name), [piece.index_range])
-
-        def target(item: ReadItem) -> Tensor:
-            return piece.tensor[_slices(item.dest_offsets, item.lengths)]
-
-        self._read(items, target)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False
-
-    def _metadata(self, name: str) -> TensorStorageMetadata:
-        tensor = self._manifest.tensors[name]
-        return TensorStorageMetadata(
-            TensorProperties(dtype=torch_dtype(tensor.dtype)),
-            torch.Size(tensor.shape),
-            [
-                ChunkStorageMetadata(torch.Size(block.offsets), torch.Size(block.sizes))
-                for block in tensor.blocks
-            ],
+def _check_finite(name: str, block: Tensor, state: RunState) -> None:
+    num_bad = num_not_finite(block, may_be_infinite=name in state.buffers)
+    if num_bad:
+        raise DivergenceError(
+            f"{num_bad:,} of {block.numel():,} values of {name} are not finite after step "
+            f"{state.step}"
         )
 
-    def _read(self, items: Iterable[ReadItem], target: Callable[[ReadItem], Tensor]) -> None:
-        def file_of(item: ReadItem) -> str:
-            return self._blocks[item.storage_index].file
 
-        for name, in_file in groupby(sorted(items, key=file_of), key=file_of):
-            with ExitStack() as stack:
-                try:
-                    path = self._manifest.folder / name
-                    file = stack.enter_context(safe_open(path, framework="pt"))
-                    for item in in_file:
-                        key = self._blocks[item.storage_index].key
-                        target(item).copy_(_rectangle(file, key, item))
-                except (OSError, SafetensorError, RuntimeError) as error:
-                    raise CheckpointError(
-                        f"{self._manifest.folder} cannot be read: {name}: {error}"
-                    ) from error
+def _write_manifest(folder: Path, state: RunState, by_rank: Sequence[Written]) -> None:
+    files: dict[str, PartFile] = {}
+    blocks: dict[str, list[Block]] = {}
+    forms: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for of_rank, written, known in by_rank:
+        files |= of_rank
+        forms |= known
+        for name, some in written.items():
+            blocks.setdefault(name, []).extend(some)
+    tensors = {
+        name: WrittenTensor(
+            str(dtype).removeprefix("torch."), shape, tuple(sorted(blocks.get(name, ())))
+        )
+        for name, (dtype, shape) in forms.items()
+    }
+    content = manifest_bytes(state, tensors, dict(sorted(files.items())))
+    write_durably(folder / FILE_NAME, [content])
+
+
+def read_pieces(manifest: Manifest, wanted: Mapping[str, Sequence[Piece]]) -> None:
+    """Read rectangles of logical tensors into pieces, and each part once; parts are mapped.
+
+    Raises:
+        CheckpointError: a part cannot be read.
+    """
+    common: dict[str, list[tuple[Block, Piece, tuple[Slices, Slices]]]] = {}
+    for name, pieces in wanted.items():
+        for block, piece in itertools.product(manifest.tensors[name].blocks, pieces):
+            if slices := _overlap(block, piece):
+                common.setdefault(block.file, []).append((block, piece, slices))
+    for part, in_part in common.items():
+        try:
+            with safe_open(manifest.folder / part, framework="pt") as file:
+                for block, piece, (source, target) in in_part:
+                    # A scalar has no slices.
+                    whole = file.get_slice(block.key) if source else file.get_tensor(block.key)
+                    piece.tensor[target].copy_(whole[source])
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise _unreadable(manifest, part, error) from error
+
+
+def _overlap(block: Block, piece: Piece) -> tuple[Slices, Slices] | None:
+    """Return what a block and a piece have in common, as slices of either; None for nothing."""
+    ends = [
+        (max(first, start), min(first + size, start + length))
+        for first, size, start, length in zip(
+            block.offsets, block.sizes, piece.offsets, piece.tensor.shape, strict=True
+        )
+    ]
+    if any(start >= stop for start, stop in ends):
+        return None
+    of_block, of_piece = (
+        tuple(slice(a - first, b - first) for (a, b), first in zip(ends, offsets, strict=True))
+        for offsets in (block.offsets, piece.offsets)
+    )
+    return of_block, of_piece
+
+
+def _unreadable(manifest: Manifest, part: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{manifest.folder} cannot be read: {part}: {error}")
 
 
 def num_not_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> int:
@@ -236,22 +215,19 @@ def check_finite(
     Raises:
         DamagedCheckpointError: a value is not finite; the message has the tensor and the number.
     """
-    keys: dict[str, list[tuple[str, str]]] = {}
-    for name, tensor in manifest.tensors.items():
-        for block in tensor.blocks:
-            keys.setdefault(block.file, []).append((name, block.key))
+    blocks = manifest.blocks_by_part()
     num_bad: Counter[str] = Counter()
     for part in sorted(manifest.files)[share::num_shares]:
         try:
             with safe_open(manifest.folder / part, framework="pt") as file:
-                for name, key in keys.get(part, ()):
+                for name, block in blocks[part]:
                     if is_weight(name) or not weights_only:
                         is_buffer = name in manifest.state.buffers
                         num_bad[name] += num_not_finite(
-                            file.get_tensor(key), may_be_infinite=is_buffer
+                            file.get_tensor(block.key), may_be_infinite=is_buffer
                         )
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise CheckpointError(f"{manifest.folder} cannot be read: {part}: {error}") from error
+            raise _unreadable(manifest, part, error) from error
     bad = [name for name, number in num_bad.items() if number]
     bad.sort(key=lambda name: (not is_weight(name), name))
     if bad:
@@ -264,7 +240,12 @@ def check_finite(
 
 def is_weight(name: str) -> bool:
     """Return whether a logical tensor is a weight or buffer of the model."""
-    return name.startswith("dense.") or (name.startswith("tables.") and name.endswith(".weight"))
+    return name.startswith("dense.") or is_table(name)
+
+
+def is_table(name: str) -> bool:
+    """Return whether a logical tensor is the weights of a table."""
+    return name.startswith("tables.") and name.endswith(".weight")
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -275,40 +256,20 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _parts(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
+def _parts(blocks: Mapping[Place, Tensor]) -> Iterator[list[Place]]:
     """Divide blocks into parts of at most `PART_BYTES`, unless one block is larger."""
-    part: list[WriteItem] = []
+    part: list[Place] = []
     size = 0
-    for item in items:
-        item_bytes = item.tensor_storage_size() or 0
-        if part and size + item_bytes > PART_BYTES:
+    for place, block in blocks.items():
+        if part and size + block.nbytes > PART_BYTES:
             yield part
             part, size = [], 0
-        part.append(item)
-        size += item_bytes
+        part.append(place)
+        size += block.nbytes
     if part:
         yield part
 
 
-def _write_part(path: Path, tensors: dict[str, Tensor]) -> PartFile:
-    content = save(tensors)
-    write_durably(path, [content])
-    return PartFile(len(content), zlib.crc32(content))
-
-
-def _on_cpu(tensor: Any) -> Tensor:
-    return tensor.detach().cpu().contiguous()
-
-
-def _key(index: MetadataIndex) -> str:
-    return f"{index.fqn}[{', '.join(map(str, index.offset or ()))}]"
-
-
-def _rectangle(file: Any, key: str, item: ReadItem) -> Tensor:
-    if not item.lengths:
-        return file.get_tensor(key)
-    return file.get_slice(key)[_slices(item.storage_offsets, item.lengths)]
-
-
-def _slices(offsets: Sequence[int], lengths: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(start, start + n) for start, n in zip(offsets, lengths, strict=True))
+def _key(place: Place) -> str:
+    name, offsets = place
+    return f"{name}[{', '.join(map(str, offsets))}]"

@@ -12,23 +12,16 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from dlrm_sharded.advice.candidates import Candidate
-from dlrm_sharded.advice.choice import Choice, choose
-from dlrm_sharded.advice.files import write_advice
-from dlrm_sharded.advice.question import candidates_of, no_outcome
-from dlrm_sharded.advice.text import (
-    choice_text,
-    origin_lines,
-    overrides_text,
-    scaling_text,
-    table_lines,
-)
 from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.files.errors import check_count, check_number
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.ranks.process import num_cores
+from dlrm_sharded.simulation.advice_text import advice_lines, choice_text, overrides_text
+from dlrm_sharded.simulation.candidates import no_outcome
+from dlrm_sharded.simulation.choice import choose
+from dlrm_sharded.simulation.files import write_advice
 
 MOST_WORKERS = 8
 
@@ -44,32 +37,17 @@ def hydra_main(cfg: DictConfig) -> None:
             log.info("%s", of_file.note)
         question, samples = question_of(cfg, of_file)
         num_workers = cfg.workers or min(num_cores(), MOST_WORKERS)
-        candidates = candidates_of(question, seconds=cfg.seconds, num_workers=num_workers)
+        candidates = question.candidates(seconds=cfg.seconds, num_workers=num_workers)
         if not any(candidate.is_feasible for candidate in candidates):
             raise no_outcome(candidates)
         choice = choose(candidates, least_gain=cfg.least_gain)
         overrides = overrides_text(choice.best, same_in_run(of_file))
+        lines = [*advice_lines(choice, samples=samples), f"overrides: {overrides}"]
         if cfg.out is not None:
-            texts = {"advice": choice_text(choice, samples=samples)}
-            texts |= {"overrides": overrides}
-            write_advice(Path(cfg.out), candidates, choice, samples=samples, texts=texts)
-        lines = _lines(candidates, choice, samples)
-        lines.append(f"overrides: {overrides}")
-        if cfg.out is not None:
+            texts = {"advice": choice_text(choice, samples=samples), "overrides": overrides}
+            write_advice(Path(cfg.out), choice, samples=samples, texts=texts)
             lines.append(f"wrote advice.json, advice.csv, task.json and plan.json to {cfg.out}")
         log.info("%s", "\n".join(lines))
-
-
-def _lines(candidates: list[Candidate], choice: Choice, samples: float | None) -> list[str]:
-    """Return the table and the sentences of the advice."""
-    scalings = [text for scaling in choice.scalings if (text := scaling_text(scaling))]
-    return [
-        "predictions; the reading of data is not counted",
-        *origin_lines(candidates),
-        *table_lines(candidates, samples=samples),
-        *scalings,
-        f"advice: {choice_text(choice, samples=samples)}",
-    ]
 
 
 def _check(cfg: DictConfig) -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dlrm_sharded.advice.candidates import Case
-from dlrm_sharded.advice.machines import (
-    CPU_NAMES,
-    Machine,
-    TableMemory,
-    cpu_machine,
-    gpu_machine,
-    with_prices,
-)
-from dlrm_sharded.advice.question import Question
 from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, refuse_unused
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.commands.sharders import asked_precision, build_planner, plain
+from dlrm_sharded.commands.sharders import asked_precision, build_planner, plain, run_context
+from dlrm_sharded.commands.simulated_cluster import build_dense
 from dlrm_sharded.commands.task import (
+    HERE,
     AskedTask,
     build_dataset,
     check_batch_size,
@@ -34,17 +26,17 @@ from dlrm_sharded.commands.task import (
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.dense.model import DenseModel
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.hardware.artifact import has_artifact
 from dlrm_sharded.hardware.artifact_kinds import policy_kind
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.model.optimizers import OptimizerConfig
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology, memory_of
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.simulation.candidates import Case, Question
+from dlrm_sharded.simulation.machines import Machine, TableMemory, machine_of, with_prices
+from dlrm_sharded.simulation.workers import Refusal
 
 DEFAULT_SHARDER = "neuroshard"
 NOT_COMPARED = ("plan_file",)
@@ -93,64 +85,65 @@ def question_of(cfg: DictConfig, of_file: AskedTask | None) -> tuple[Question, f
         cfg.optimizer if of_file is None else of_file.optimizer
     )
     of_tables = optimizer.embedding if task is None else task.known_optimizer
-    machines = _machines(cfg, of_tables)
+    node = cfg.topology
+    memory = TableMemory(node.memory_gib, node.memory_fraction, node.reserved_gib)
+    machines = with_prices([machine_of(name, memory) for name in _hardware(cfg)], cfg.prices)
     sizes = _sizes(cfg.ranks)
     if len(sizes) == 1:
         refuse_unused({"least_gain": "ranks= has one number, and a gain is of more ranks"})
     nodes = _sharders(cfg, is_only_question=len(machines) == len(sizes) == 1, machines=machines)
     _check_caching(cfg, nodes)
     batch_size_of = _batch_sizes(cfg, sizes, task)
-    dataset_of = functools.lru_cache(maxsize=None)(functools.partial(_dataset, cfg))
-
-    def tables_of(batch_size: int) -> tuple[Table, ...]:
-        return dataset_of(batch_size).tables if task is None else task.tables
-
+    dataset_of = functools.cache(functools.partial(_dataset, cfg))
     num_dense, samples = cfg.num_dense, cfg.samples
     if task is None:
         dataset = dataset_of(batch_size_of(sizes[0]))
         num_dense = dataset.num_dense
         samples = samples or _epoch(dataset)
-    dense = DenseModel(
-        instantiate(cfg.model), num_dense, optimizer, bf16=bool(cfg.model.get("bf16", False))
-    )
+    stated = _stated(cfg, optimizer, task)
+
+    def case_of(machine: Machine, num_ranks: int, sharder: str) -> Case:
+        batch_size = batch_size_of(num_ranks)
+        found: ShardingTask | Refusal
+        try:
+            topology = machine.topology(num_ranks, stated)
+            tables = dataset_of(batch_size).tables if task is None else task.tables
+            found = ShardingTask(tables, topology, batch_size, of_tables)
+        except ConfigError as error:
+            found = Refusal(str(error))
+        return Case(machine, num_ranks, sharder, batch_size, found)
+
     question = Question(
-        cases=[Case(*parts) for parts in product(machines, sizes, nodes)],
-        batch_size_of=batch_size_of,
-        tables_of=tables_of,
-        stated=_stated(cfg, optimizer, task),
-        optimizer=of_tables,
+        cases=list(itertools.starmap(case_of, itertools.product(machines, sizes, nodes))),
+        context_of=_context,
         planner_of=functools.partial(_planner, cfg, nodes),
-        dense=dense,
+        dense=build_dense(cfg, num_dense, optimizer),
         seed=cfg.seed,
     )
     return question, samples
 
 
+def _context(case: Case, task: ShardingTask) -> RunContext:
+    hardware = case.machine.name if case.machine.is_gpu else HERE
+    return run_context(hardware, task, task.optimizer)
+
+
 def same_in_run(of_file: AskedTask | None) -> list[str]:
     """Return the overrides that runs of all candidates need: of the file and the command line."""
-    return [
-        *(() if of_file is None else of_file.overrides),
-    ] + [
+    stated = [
         override.input_line
         for override in command_line()
         if override.key_or_group.split(".")[0] in KEYS_OF_RUN
         or override.key_or_group.startswith(("sharder.", *KEYS_OF_RUN_TOPOLOGY))
     ]
+    return [*(() if of_file is None else of_file.overrides), *stated]
 
 
-def _machines(cfg: DictConfig, of_tables: str | None) -> list[Machine]:
-    node = cfg.topology
-    memory = TableMemory(node.memory_gib, node.memory_fraction, node.reserved_gib)
-    machines = []
-    for name in checked_names("hardware", _as_list(cfg.hardware), example="[h100,a100]"):
-        if name in CPU_NAMES:
-            if name == "here" and device_type() == "cuda":
-                raise ConfigError("hardware is here, which has GPUs; name their kind, or cpu")
-            hardware = local_hardware(torch.device("cpu"))
-            machines.append(cpu_machine(name, memory, hardware, optimizer=of_tables))
-        else:
-            machines.append(gpu_machine(name, memory, optimizer=of_tables))
-    return with_prices(machines, cfg.prices)
+def _hardware(cfg: DictConfig) -> list[str]:
+    names = checked_names("hardware", _as_list(cfg.hardware), example="[h100,a100]")
+    if HERE in names and device_type() == "cuda":
+        raise ConfigError("hardware is here, which has GPUs; name their kind, or cpu")
+    return names
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -205,10 +198,9 @@ def _stated(cfg: DictConfig, optimizer: OptimizerConfig, task: ShardingTask | No
     node = cfg.topology.copy()
     node.world_size = 1 if node.ranks_per_host is None else node.ranks_per_host
     node.memory_gib, node.reserved_gib = 1.0, 0.0
-    if task is None:
-        return stated_topology(node, memory_of(optimizer.embedding))
-    topology = task.topology
-    memory = (topology.bytes_per_element, topology.optimizer_bytes_per_row)
+    memory = memory_of(optimizer.embedding)
+    if task is not None:
+        memory = (task.topology.bytes_per_element, task.topology.optimizer_bytes_per_row)
     return stated_topology(node, memory)
 
 
@@ -297,6 +289,4 @@ def _planner(
         if (message := readable_message(error)) is None:
             raise
         raise ConfigError(message) from error
-    return Planner(
-        planner.sharder, planner.cost_model, exchange_precision=planner.exchange_precision
-    )
+    return dataclasses.replace(planner, value_profiles=None)

@@ -6,9 +6,9 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dlrm_sharded.commands.exit_codes import EXIT_USER_ERROR, exit_codes
+from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.words import read_words
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import EXIT_USER_ERROR, ConfigError
 from dlrm_sharded.files.provenance import device_name, versions
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.gpus import driver_version

@@ -7,11 +7,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from dlrm_sharded.files.errors import EXIT_USER_ERROR
 from dlrm_sharded.ranks.version_sets import missing_text
-
-EXIT_USER_ERROR = 2
-"""As in `exit_codes`, which loads Hydra."""
-
 
 CONFIGS = {
     "commands.advise": "advise",

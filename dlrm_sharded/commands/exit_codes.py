@@ -20,6 +20,8 @@ from hydra.core.hydra_config import HydraConfig
 
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
+    EXIT_ERROR,
+    EXIT_USER_ERROR,
     ConfigError,
     EndedRankError,
     HungRankError,
@@ -31,13 +33,12 @@ from dlrm_sharded.files.errors import (
     UnsavedError,
 )
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.process import check_encoding, kill_siblings, quiet_without_reader
 
 log = logging.getLogger(__name__)
 
 EXIT_PREEMPTED = 0
-EXIT_ERROR = 1
-EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 MEETING_TIMEOUT_S = 30
@@ -92,7 +93,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         code, reason = EXIT_INTERRUPTED, "stopped by the user"
         if isinstance(error, StoppedError):
             code, reason = 128 + error.signal, f"stopped by {error.signal.name}"
-        if _rank() == 0:
+        if rank_number() == 0:
             print(reason, file=sys.stderr, flush=True)
     except Exception as error:
         # The frames of the traceback refer to the sharded model, and the model to the process
@@ -106,16 +107,17 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             raise
         code, reason = _exit_code(error), message
         is_agreed = isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
+        rank = rank_number()
         on_every_rank = all_ranks_alike and not isinstance(error, OSError)
         source = error.__cause__
         if not isinstance(source, RankError):
-            source = RankError(error, failed_rank=_rank(), reporter=0 if on_every_rank else _rank())
-        if _rank() == source.reporter:
+            source = RankError(error, failed_rank=rank, reporter=0 if on_every_rank else rank)
+        if rank == source.reporter:
             _report(message, failed_rank=source.failed_rank, is_error=code != EXIT_PREEMPTED)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and code != EXIT_PREEMPTED:
             _write_error_file(message, error, code)
             if all_ranks_alike or isinstance(error, EndedRankError):
-                is_reported = _rank() == source.reporter
+                is_reported = rank == source.reporter
                 _end_together(message, is_reported=is_reported, is_first=all_ranks_alike)
         if isinstance(error, HungRankError):
             atexit.register(_end_with_hung_ranks, error)
@@ -165,7 +167,7 @@ def _end_of_thread(ended: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(ended)
         return
     source = error.__cause__
-    if isinstance(source, RankError) and _rank() == source.reporter:
+    if isinstance(source, RankError) and rank_number() == source.reporter:
         _report(str(error), failed_rank=source.failed_rank, is_error=True)
     _write_error_file(str(error), error, EXIT_ERROR)
     _end_with_hung_ranks(error)
@@ -208,16 +210,11 @@ def _write_error_file(message: str, error: Exception, code: int) -> None:
             replace_file(path, json.dumps(fields).encode())
 
 
-def _rank() -> int:
-    """Return what `rank_from_environment` returns, without loading torch."""
-    return int(os.environ.get("RANK", "0"))
-
-
 def _report(message: str, *, failed_rank: int, is_error: bool) -> None:
     """Log the message where Hydra has set up the log, which is on rank 0; else print it."""
     where = f"error on rank {failed_rank}: " if failed_rank else "error: "
     line = f"{where if is_error else ''}{message}"
-    if _rank() == 0 and HydraConfig.initialized():
+    if rank_number() == 0 and HydraConfig.initialized():
         log.log(logging.ERROR if is_error else logging.INFO, "%s", line)
     else:
         print(line, file=sys.stderr, flush=True)

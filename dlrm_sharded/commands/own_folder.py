@@ -5,7 +5,8 @@ Drivers of sweeps load this module, so it loads no torch.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.runs.owner import claim
 
 HYDRA_FOLDER = ".hydra"
@@ -25,27 +27,28 @@ class OwnRunFolder(Callback):
     """Claims the folder of a run on rank 0, before Hydra writes the config and the log there."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            with exit_codes(all_ranks_alike=True):  # Hydra passes over errors of a callback
-                folder = _run_dir(config)
+        if rank_number() == 0:
+            # Hydra passes over errors of a callback.
+            with exit_codes(all_ranks_alike=True), resolvable(config) as copy:
+                folder = Path(copy.hydra.run.dir)
             take_folder(config, folder)
 
 
-def _run_dir(config: DictConfig) -> Path:
-    """Return the folder of a run, whose name may have parts such as ${hydra:runtime.choices.data}.
+@contextmanager
+def resolvable(config: DictConfig) -> Iterator[DictConfig]:
+    """Yield a copy of a config whose parts such as ${hydra:runtime.choices.data} can be read.
 
-    Hydra sets its own config, which such parts are read from, after this callback.
+    Hydra sets its own config, which such parts are read from, only when a job begins.
     """
     hydra = HydraConfig.instance()
     known = hydra.cfg
-    resolvable = config.copy()  # as it becomes read-only
-    hydra.set_config(resolvable)
+    copy = config.copy()  # as it becomes read-only
+    hydra.set_config(copy)
     try:
-        folder = Path(resolvable.hydra.run.dir)
+        yield copy
     finally:
         hydra.cfg = known
-    OmegaConf.copy_cache(resolvable, config)  # the time in the name stays the same
-    return folder
+        OmegaConf.copy_cache(copy, config)  # times that were read stay the same
 
 
 def take_folder(config: DictConfig, folder: Path) -> None:

@@ -34,15 +34,21 @@ SEPARATOR = ";"
 
 
 def build_planner(
-    cfg: DictConfig, context: RunContext, *, diagnose: Diagnose | None = None
+    cfg: DictConfig,
+    context: RunContext,
+    *,
+    diagnose: Diagnose | None = None,
+    cost_model: CostModel | None = None,
 ) -> Planner:
     """Build the sharder and the cost model of a config.
 
     Nodes with `_partial_: true` are called with their context: the cost model with the run's, a
     sharder with a `SharderContext`, which has the cost model too.
+
+    Args:
+        cost_model: that of the config, if it is built already.
     """
-    cost_model = None
-    if cfg.get("cost_model") is not None:
+    if cost_model is None and cfg.get("cost_model") is not None:
         cost_model = _with_context("cost_model", instantiate(cfg.cost_model), context)
         if not hasattr(cost_model, "predict"):
             raise ConfigError(
@@ -127,7 +133,7 @@ def drop_keys_of_replaced_class(sharder: DictConfig) -> DictConfig:
     return node
 
 
-def run_context(hardware: str | None, task: ShardingTask, optimizer: str) -> RunContext:
+def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None) -> RunContext:
     """Return what the ranks of a task compute on: any device, a GPU with a name, or this machine.
 
     Raises:
@@ -148,7 +154,7 @@ def run_context(hardware: str | None, task: ShardingTask, optimizer: str) -> Run
     return RunContext("cuda", Hardware(spec.device_name), optimizer, topology.ranks_per_host)
 
 
-def context_here(topology: Topology, optimizer: str) -> RunContext:
+def context_here(topology: Topology, optimizer: str | None) -> RunContext:
     """Return ranks that compute on this machine, with as many threads as those of a run."""
     device = topology.compute_device
     if device == "cuda" and device_type() != "cuda":
@@ -160,8 +166,11 @@ def context_here(topology: Topology, optimizer: str) -> RunContext:
 
     from dlrm_sharded.hardware.detect import local_hardware
 
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads_of_a_rank(topology.ranks_per_host))
+    stated = os.environ.get("OMP_NUM_THREADS")
+    threads = (
+        threads_of_a_rank(topology.ranks_per_host) if stated is None else int(stated.split(",")[0])
+    )
+    torch.set_num_threads(threads)
     hardware = local_hardware(torch.device(device))
     fbgemm = fbgemm_version(versions())
     return RunContext(device, hardware, optimizer, topology.ranks_per_host, fbgemm)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.commands.hydra_app import instantiate
@@ -24,6 +23,7 @@ from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, named_gpu_spec
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
@@ -39,8 +39,6 @@ TABLE_SHARE = 0.5
 """Share of this machine's memory for one rank's tables."""
 
 MAX_NEIGHBORS = 256
-
-OVERLAPS = {"serial": SERIAL, "pipelined": PIPELINED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +92,28 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
     optimizer.check_device(torch.device(compute_device))
     task = asked.task if gpu else _on_device(asked.task, compute_device, notes)
     device = torch.device(at_hand)
-    context = run_context(cfg.hardware, task, optimizer.embedding)
+    num_dense = NUM_DENSE if asked.dataset is None else asked.dataset.num_dense
     return SimulatedCluster(
         task=task,
         dataset=asked.dataset,
-        context=context,
+        context=run_context(cfg.hardware, task, optimizer.embedding),
         gpu=gpu,
         device=device,
-        dense=DenseModel(
-            instantiate(cfg.model),
-            NUM_DENSE if asked.dataset is None else asked.dataset.num_dense,
-            optimizer,
-            bf16=bool(cfg.model.get("bf16", False)),
-            seed=cfg.seed,
-        ),
+        dense=build_dense(cfg, num_dense, optimizer),
         optimizer=asked.optimizer,
         measure=instantiate(cfg.measure),
         overlap=_overlap(cfg.overlap, compute_device),
         table_limit_bytes=_table_limit(cfg.table_gib, device),
-        num_neighbors=_num_neighbors(
-            cfg.neighbors, task.topology, at_hand if gpu is None else None
-        ),
-        sharing=_core_sharing(cfg.host_cores, task.topology, compute_device),
+        num_neighbors=_num_neighbors(cfg.neighbors, task.topology),
+        sharing=_core_sharing(cfg.host_cores, task.topology),
         notes=tuple(notes),
     )
+
+
+def build_dense(cfg: DictConfig, num_dense: int, optimizer: OptimizerConfig) -> DenseModel:
+    """Build the dense part of the model and its training that a config describes."""
+    bf16 = bool(cfg.model.get("bf16", False))
+    return DenseModel(instantiate(cfg.model), num_dense, optimizer, bf16=bf16, seed=cfg.seed)
 
 
 def _on_device(task: ShardingTask, compute_device: str, notes: list[str]) -> ShardingTask:
@@ -156,8 +152,10 @@ def _with_topology(
                 "topology.memory_gib is not set; name the memory of one GPU for tables in GiB, or "
                 "topology=h100_80gb or a100_80gb"
             )
-        ranks_per_host = topology.ranks_per_host or topology.world_size
-        topology.memory_gib = _memory_share_gib(topology.memory_fraction, ranks_per_host)
+        check_number("topology.memory_fraction", topology.memory_fraction, most=1.0, above=True)
+        sharing = 1 if compute_device == "cuda" else topology.ranks_per_host or topology.world_size
+        gib = topology.memory_fraction * _total_bytes(torch.device(compute_device)) / sharing / GIB
+        topology.memory_gib = max(0.01, round(gib, 2))
         notes.append(
             f"topology.memory_gib is not set: every rank has {topology.memory_gib:g} GiB for "
             "tables, as on hosts like this machine"
@@ -167,46 +165,37 @@ def _with_topology(
     return cfg, notes
 
 
-def _memory_share_gib(fraction: float, ranks_per_host: int) -> float:
-    """Return the memory of one rank for tables on hosts like this one, in GiB."""
-    check_number("topology.memory_fraction", fraction, most=1.0, above=True)
-    if device_type() == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-        return round(fraction * total / GIB, 2)
-    return max(0.01, round(fraction * _total_host_bytes() / max(1, ranks_per_host) / GIB, 2))
-
-
-def _total_host_bytes() -> int:
-    """Return the memory of this machine; unlike the free memory, it is always the same."""
+def _total_bytes(device: torch.device) -> int:
+    """Return the memory of a GPU or of this machine; unlike the free memory, it never changes."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _table_limit(table_gib: Any, device: torch.device) -> int:
-    if table_gib is not None:
-        check_number("table_gib", table_gib, above=True, most=2**20)
-        return int(table_gib * GIB)
-    if device.type == "cuda":
-        return int(TABLE_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return int(TABLE_SHARE * _total_host_bytes())
+    if table_gib is None:
+        return int(TABLE_SHARE * _total_bytes(device))
+    check_number("table_gib", table_gib, above=True, most=2**20)
+    return int(table_gib * GIB)
 
 
-def _num_neighbors(value: Any, topology: Topology, measured_on: str | None) -> int:
-    """Return the number of processes that compute beside a measurement, if there is one."""
+def _num_neighbors(value: Any, topology: Topology) -> int:
+    """Return the number of processes that compute beside a measurement."""
     if value != "auto":
         check_count("neighbors (a number, or auto)", value, least=0, most=MAX_NEIGHBORS)
         return int(value)
-    if measured_on != "cpu":
+    if topology.compute_device != "cpu":
         return 0
-    ranks_at_once = len(os.sched_getaffinity(0)) // torch.get_num_threads()
+    ranks_at_once = num_cores() // torch.get_num_threads()
     return max(0, min(topology.ranks_per_host, ranks_at_once) - 1)
 
 
-def _core_sharing(host_cores: Any, topology: Topology, compute_device: str) -> CoreSharing | None:
+def _core_sharing(host_cores: Any, topology: Topology) -> CoreSharing | None:
     """Return how ranks share the cores of their host; None if the host has enough of them."""
     if host_cores is None:
         return None
     check_count("host_cores", host_cores, least=1)
-    if compute_device != "cpu":
+    if topology.compute_device != "cpu":
         raise ConfigError("host_cores is set, and the ranks compute on GPUs; leave it out")
     ranks_at_once = host_cores / torch.get_num_threads()
     if ranks_at_once >= topology.ranks_per_host:
@@ -214,12 +203,12 @@ def _core_sharing(host_cores: Any, topology: Topology, compute_device: str) -> C
     return CoreSharing(topology.ranks_per_host, ranks_at_once)
 
 
-def _overlap(name: Any, compute_device: str) -> Overlap:
-    if name == "auto":
-        return SERIAL if compute_device == "cpu" else PIPELINED
-    if name not in OVERLAPS:
-        raise ConfigError(f"overlap is {name!r}; known: auto, {', '.join(OVERLAPS)}")
-    return OVERLAPS[name]
+def _overlap(name: str, compute_device: str) -> Overlap:
+    usual = SERIAL if compute_device == "cpu" else PIPELINED
+    known = {"auto": usual, "serial": SERIAL, "pipelined": PIPELINED}
+    if name not in known:
+        raise ConfigError(f"overlap is {name!r}; known: {', '.join(known)}")
+    return known[name]
 
 
 def memory_workload(cluster: SimulatedCluster) -> Workload:
@@ -236,31 +225,24 @@ def memory_workload(cluster: SimulatedCluster) -> Workload:
 
 def dense_times(cluster: SimulatedCluster) -> DenseTimes:
     """Price the dense part on the GPU, or measure it here with one rank's share of the batch."""
-    tables = cluster.task.tables
+    dense, dataset, measure = cluster.dense, cluster.dataset, cluster.measure
+    tables, local_batch_size = cluster.task.tables, cluster.local_batch_size
     if cluster.gpu is not None:
-        work = cluster.dense.work(tables, cluster.local_batch_size)
-        return cluster.dense.priced(cluster.gpu, work)
-    batches, data_ms = _batches(cluster)
-    return cluster.dense.measured(
+        return dense.priced(cluster.gpu, dense.work(tables, local_batch_size))
+    batches, data_ms = [dense.random_batch(local_batch_size)], 0.0
+    if dataset is not None and (num_batches := dataset.num_batches("train")):
+        batches, data_ms = read_batches(
+            BatchStream(dataset, "train", world_size=cluster.task.topology.world_size),
+            first_step=0,
+            num_steps=num_batches,
+            budget_s=measure.time_budget_s,
+            num_kept=measure.num_batches,
+        )
+    return dense.measured(
         tables,
         batches,
         cluster.device,
-        iterations=cluster.measure.iterations,
-        time_budget_s=cluster.measure.time_budget_s,
+        iterations=measure.iterations,
+        time_budget_s=measure.time_budget_s,
         data_ms=data_ms,
-    )
-
-
-def _batches(cluster: SimulatedCluster) -> tuple[list[Batch], float]:
-    """Return batches of rank 0, and the mean time to read one in ms; 0 without a dataset."""
-    dataset, world_size = cluster.dataset, cluster.task.topology.world_size
-    num_batches = 0 if dataset is None else dataset.num_batches("train")
-    if dataset is None or num_batches == 0:
-        return [cluster.dense.random_batch(cluster.local_batch_size)], 0.0
-    return read_batches(
-        BatchStream(dataset, "train", world_size=world_size),
-        first_step=0,
-        num_steps=num_batches,
-        budget_s=cluster.measure.time_budget_s,
-        num_kept=cluster.measure.num_batches,
     )

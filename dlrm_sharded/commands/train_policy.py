@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
-from dlrm_sharded.calibration.rank_bench import PlanBench, RankBench
+from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, refuse_unused, run_hydra
 from dlrm_sharded.cost import learned
@@ -36,6 +37,8 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.rl.policy import (
@@ -269,8 +272,22 @@ def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> Mea
         table_bytes=pool.rank_bytes,
         optimizer=cfg.optimizer,
     )
-    plans = PlanBench(bench, model, num_batches=cfg.measure.num_batches, seed=cfg.seed)
-    return lambda task, ranks: plans.measure(whole_tables(task, ranks), task)
+    rng = np.random.default_rng(cfg.seed)
+
+    def measured(task: ShardingTask, ranks: Sequence[int]) -> PlanCost:
+        """Measure the computation of a plan rank after rank; its exchanges are predicted."""
+        plan = whole_tables(task, ranks)
+        ids = draw_ids(
+            task.tables,
+            batch_size=task.batch_size,
+            num_batches=cfg.measure.num_batches,
+            seed=int(rng.integers(2**32)),
+            num_ranks=plan.world_size,
+        )
+        rounds = bench.measure_rounds(plan.shards_by_rank(), ids)
+        return with_measured(model.predict(plan, task), rounds)
+
+    return measured
 
 
 if __name__ == "__main__":

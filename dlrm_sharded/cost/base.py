@@ -9,7 +9,7 @@ import numpy as np
 
 from dlrm_sharded.cost.communication import CommunicationModel, Hosts
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import Workload, workload_of_plan
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import (
     BWD_COMM,

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
-from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, ReplicaShapes, Shapes
+from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
+from dlrm_sharded.cost.workload import Floats
 
 NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""
@@ -256,14 +256,14 @@ class Relaxation:
             every_rank_ms=every_rank_ms,
         )
 
-    def _replicate(self, shapes: ReplicaShapes, *, least_memory: int) -> Cuts:
+    def _replicate(self, shapes: BlockShapes, *, least_memory: int) -> Cuts:
         """Price replicas of every table; every rank pays for all of them (L10)."""
-        work_ms = self._compute.stand_alone_ms(shapes.replica.vectors)
-        every_rank_ms = work_ms + self._prices.gradients.byte_ms * shapes.gradient_bytes
+        work_ms = self._compute.stand_alone_ms(shapes.block.vectors)
+        every_rank_ms = work_ms + self._prices.gradients.byte_ms * shapes.reduce_volume
         return Cuts(
             first=np.arange(len(work_ms)),
-            possible=shapes.possible & (shapes.replica.size_bytes <= least_memory),
-            size_bytes=shapes.replica.size_bytes,
+            possible=shapes.possible & (shapes.block.size_bytes <= least_memory),
+            size_bytes=shapes.block.size_bytes,
             piece_ms=np.full(len(work_ms), self._launch_ms),
             work_ms=work_ms * self._world_size,
             mean_ms=every_rank_ms,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.codecs import CodecTimes
-from dlrm_sharded.cost.features import Exchange, Floats
+from dlrm_sharded.cost.workload import Exchange, Floats
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.task import Topology

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, Floats, Workload
+from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, profile_of, work_of
 from dlrm_sharded.cost.widest import NUM_COLUMNS, crowding_terms, widest_terms, width_vectors
+from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMPUTE, DIRECTIONS, FWD_COMPUTE
 
 LOOKUP_STAGES = dict(zip(DIRECTIONS, (FWD_COMPUTE, BWD_COMPUTE), strict=True))
@@ -188,7 +189,7 @@ class ComputeModel:
 
     def parts_ms(self, workload: Workload) -> Floats:
         """Return [2, W, num_parts], parts of both directions' times; they sum to `times_ms`."""
-        work, profile = workload.work(self.device), self._scaled_profile(workload)
+        work, profile = work_of(workload, self.device), self._scaled_profile(workload)
         read_mb = workload.by_rank(workload.unique_bytes() / 1e6)
         num_lookups = workload.num_lookups()
         launches = np.stack([np.minimum(num_lookups, 1.0), np.maximum(num_lookups - 1.0, 0.0)], 1)
@@ -209,7 +210,7 @@ class ComputeModel:
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
-        scaled, work = self._scaled_profile(workload), workload.work(self.device)
+        scaled, work = self._scaled_profile(workload), work_of(workload, self.device)
         factors, dense_ms = self._half_factors(workload), self._dense_ms(workload)
         priced = [
             net.priced(work, scaled) * factor
@@ -281,7 +282,7 @@ class ComputeModel:
     def _scaled_profile(self, workload: Workload) -> Floats:
         """Return [S, C], the inputs of the nets."""
         # A net is not valid for profiles that it was not fitted to.
-        profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
+        profile = np.clip(profile_of(workload), self.profile_low, self.profile_high)
         return (profile - self.profile_mean) / self.profile_std
 
     def _half_factors(self, workload: Workload) -> tuple[Floats | float, Floats | float]:

@@ -33,7 +33,7 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
     Hosts,
 )
-from dlrm_sharded.cost.features import FLOAT_BYTES, ID_BYTES, Floats, Workload, column_volume
+from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
@@ -126,7 +126,8 @@ class ExchangeCurves:
 
     def all_to_all_ms(self, volume: float, even: EvenVolumes) -> tuple[float, str]:
         """Return the time of an all-to-all of even volumes, and the link that bounds it."""
-        intra_ms, inter_ms = self._intra_ms("alltoall", volume, even), 0.0
+        sent_in_host = volume * (even.ranks_per_host - 1)
+        intra_ms, inter_ms = self._in_host_ms("alltoall", sent_in_host, even), 0.0
         if even.world_size > even.ranks_per_host:
             sent_bytes = volume * (even.world_size - even.ranks_per_host)
             inter_ms = self._adapter_ms(sent_bytes, even)
@@ -142,10 +143,10 @@ class ExchangeCurves:
         """
         per_host, peers = even.ranks_per_host, even.world_size - 1
         if even.world_size == per_host:
-            return self._intra_ms(collective, volume, even)
+            return self._in_host_ms(collective, volume * peers, even)
         # a ring passes on as many bytes as one rank has for all others
         sent_bytes = volume * peers
-        intra_ms = self._time_in_host_ms(collective, per_host, sent_bytes, even)
+        intra_ms = self._in_host_ms(collective, sent_bytes, even)
         return max(intra_ms, self._adapter_ms(sent_bytes / per_host, even))
 
     def at(self, even: EvenVolumes) -> CommunicationModel:
@@ -215,7 +216,9 @@ class ExchangeCurves:
 
         if peers["intra"]:
             collective = RING.get(kind, "alltoall")
-            fixed_ms, ms_per_mb = _line(lambda v: self._intra_ms(collective, v, even), volume)
+            fixed_ms, ms_per_mb = _line(
+                lambda v: self._in_host_ms(collective, v * peers["intra"], even), volume
+            )
             weights["one"], weights["intra"] = fixed_ms, ms_per_mb / peers["intra"]
         if peers["inter"]:
             fixed_ms, ms_per_mb = _line(over_all_ms, volume)
@@ -225,16 +228,10 @@ class ExchangeCurves:
             weights["inter"] = more_ms_per_mb / peers["inter"]
         return np.array(list(weights.values()))
 
-    def _intra_ms(self, collective: str, volume: float, even: EvenVolumes) -> float:
+    def _in_host_ms(self, collective: str, sent_bytes: float, even: EvenVolumes) -> float:
         """Return the time among the ranks of each host by themselves."""
-        per_host = even.ranks_per_host
-        return self._time_in_host_ms(collective, per_host, volume * (per_host - 1), even)
-
-    def _time_in_host_ms(
-        self, collective: str, num_gpus: int, sent_bytes: float, even: EvenVolumes
-    ) -> float:
         return self.host.time_ms(
-            collective, num_gpus, sent_bytes, link_gb_per_s=even.intra_gb_per_s
+            collective, even.ranks_per_host, sent_bytes, link_gb_per_s=even.intra_gb_per_s
         )
 
     def _adapter_ms(self, sent_bytes: float, even: EvenVolumes) -> float:

@@ -22,7 +22,7 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
     Hosts,
 )
-from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 
 EVEN_BYTES, STEP_BYTES = 1e6, 1e3

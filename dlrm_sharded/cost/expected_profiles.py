@@ -14,7 +14,7 @@ import numpy as np
 
 from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import Floats, workload_of_tables
+from dlrm_sharded.cost.workload import Floats, workload_of_tables
 from dlrm_sharded.plans.task import ShardingTask
 
 NUM_BISECTIONS = 12

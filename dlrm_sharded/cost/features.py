@@ -1,4 +1,4 @@
-"""The inputs of cost models: work, access profiles and volumes of a plan's shards.
+"""The inputs of cost models: work and access profiles of the shards of a workload.
 
 Letters: S shards, K terms of a lookup's work, C numbers of a shard's access profile, W ranks,
 G sizes of thread groups.
@@ -6,20 +6,13 @@ G sizes of thread groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.local_profiles import local_histograms
-from dlrm_sharded.plans.layouts import REPLICA_GROUP, layout_of
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask
-
-Floats = NDArray[np.float64]
+from dlrm_sharded.cost.workload import FLOAT_BYTES, USES_OF_BIN, Floats, Workload
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 
 WARP_COLUMNS = 128
 """Number of fp32 columns that the 32 threads of a warp handle at once, 4 by each thread."""
@@ -98,304 +91,76 @@ EXTENT = (
 )
 """Quantities whose fitted range a model knows; outside of it, it extrapolates."""
 
-FLOAT_BYTES, ID_BYTES = 4.0, 4.0
-"""Sizes of a pooled or gradient value and of an id in an exchange."""
+
+def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
+    """Return [S, K], the `terms` of a device for every shard, in thousands."""
+    cols, ids, unique = workload.num_cols, workload.num_ids, workload.num_unique
+    # A row is fetched in whole cache lines, however few of a line's columns it has. On a GPU
+    # rows in fp16 have half as many; CPUs have measured factors, see `compute.CPU_HALF`.
+    row_cols = cols if not device.has_warps else cols * workload.weight_bytes() / FLOAT_BYTES
+    lines = np.ceil(row_cols / LINE_COLUMNS)
+    # every sample has a bag in every table, also where the bag is empty
+    bags = workload.num_samples
+    # the backward pass sorts ids by row, a few bits of the row's number at a time
+    passes = np.ceil(np.log2(np.maximum(workload.num_rows, 2.0)) / SORT_BITS)
+    gradient_bytes = bags * cols * FLOAT_BYTES
+    terms = [
+        np.full_like(cols, 1e3),  # one each: all terms are divided by 1e3 below
+        bags,
+        bags * cols / LINE_COLUMNS,
+        ids,
+        ids * passes,
+        ids * lines,
+        ids * row_cols / LINE_COLUMNS,
+        *(ids * lines * _beyond(workload.unique_bytes(), size) for size in device.cache_mb),
+        *(ids * lines * _beyond(gradient_bytes, size) for size in device.cache_mb),
+        unique,
+        unique * lines,
+        unique * row_cols / LINE_COLUMNS,
+    ]
+    if device.has_warps:
+        terms.append(ids * GROUP_COLUMNS[thread_groups(workload)] / WARP_COLUMNS)
+    return np.stack(terms, axis=1) / 1e3
 
 
-def column_volume(batch_size: int, world_size: int) -> float:
-    """Return the bytes of one column of pooled vectors that a rank exchanges with every other."""
-    return FLOAT_BYTES * batch_size / world_size
-
-
-_USES_OF_BIN = np.concatenate([[1.0], 2.0 ** np.arange(NUM_REUSE_BINS - 1) * 1.5])
-# bins are (0, 1], (1, 2], (2, 4], ...: beyond the first two, a row is in the middle of its bin
-_USES_OF_BIN[1] = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """A reduce-scatter (or all-gather) among the ranks of every group of one size.
-
-    Args:
-        volume: [W], bytes that a rank exchanges with each other one of its group.
-        num_shards: [W], shards of a rank that take part.
-    """
-
-    group_size: int
-    volume: Floats
-    num_shards: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One exchange of a step: an all-to-all among all ranks, and reductions within groups.
-
-    Args:
-        volume: [W], bytes that a rank exchanges with each other one in the all-to-all.
-        num_shards: [W], shards of a rank that take part in it.
-        reduces: reductions of row blocks, the largest groups first; empty without row blocks.
-        replica_bytes: weights of one rank's replicas, whose gradients all ranks average in the
-            backward pass; 0 without replicas, and in an exchange of ids.
-    """
-
-    volume: Floats
-    num_shards: Floats
-    reduces: tuple[Reduce, ...]
-    replica_bytes: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """The shards of one plan, as arrays [S].
-
-    Args:
-        group_size: number of ranks that hold the row blocks of the shard's table; 1 for a column
-            shard, and `REPLICA_GROUP` for a replica. TorchRec has one lookup module for each size,
-            see `layouts.Layout`.
-        num_ids: ids that reach the shard in one step.
-        reuse_histogram: [S, 17], of those ids: a replica sees the samples of its rank alone.
-        is_half: [S], whether the weights are in fp16; None if none are.
-    """
-
-    world_size: int
-    ranks_per_host: int
-    batch_size: int
-    rank: NDArray[np.int64]
-    group_size: NDArray[np.int64]
-    num_rows: Floats
-    num_cols: Floats
-    num_ids: Floats
-    reuse_histogram: Floats
-    is_half: NDArray[np.bool_] | None = None
-
-    @property
-    def is_replica(self) -> NDArray[np.bool_]:
-        """[S], whether the shard is a replica."""
-        return self.group_size == REPLICA_GROUP
-
-    @property
-    def num_samples(self) -> Floats:
-        """[S], samples of a step that the shard looks up: those of its rank for a replica."""
-        return np.where(self.is_replica, self.batch_size / self.world_size, self.batch_size)
-
-    @property
-    def num_unique(self) -> Floats:
-        """[S], different ids of a step by the histogram, limited by the numbers of ids and rows."""
-        return np.minimum(self.num_ids / self._uses(), self.num_rows)
-
-    def _uses(self) -> Floats:
-        """Return [S], how often on average a step uses an id that it uses at all."""
-        return np.maximum(self.reuse_histogram @ _USES_OF_BIN, 1.0)
-
-    @property
-    def thread_group(self) -> NDArray[np.int64]:
-        """[S], index in `GROUP_COLUMNS` of the smallest thread group that handles the columns."""
-        groups: NDArray[np.int64] = np.searchsorted(GROUP_COLUMNS, self.num_cols)
-        # Wider shards are in no valid plan for GPUs.
-        return np.minimum(groups, len(GROUP_COLUMNS) - 1)
-
-    def work(self, device: DeviceWork = CPU_WORK) -> Floats:
-        """Return [S, K], the `terms` of a device for every shard, in thousands."""
-        cols, ids, unique = self.num_cols, self.num_ids, self.num_unique
-        # A row is fetched in whole cache lines, however few of a line's columns it has. On a GPU
-        # rows in fp16 have half as many; CPUs have measured factors, see `compute.CPU_HALF`.
-        row_cols = cols if not device.has_warps else cols * self.weight_bytes() / FLOAT_BYTES
-        lines = np.ceil(row_cols / LINE_COLUMNS)
-        # every sample has a bag in every table, also where the bag is empty
-        bags = self.num_samples
-        # the backward pass sorts ids by row, a few bits of the row's number at a time
-        passes = np.ceil(np.log2(np.maximum(self.num_rows, 2.0)) / SORT_BITS)
-        gradient_bytes = bags * cols * FLOAT_BYTES
-        terms = [
-            np.full_like(cols, 1e3),  # one each: all terms are divided by 1e3 below
-            bags,
-            bags * cols / LINE_COLUMNS,
-            ids,
-            ids * passes,
-            ids * lines,
-            ids * row_cols / LINE_COLUMNS,
-            *(ids * lines * _beyond(self.unique_bytes(), size) for size in device.cache_mb),
-            *(ids * lines * _beyond(gradient_bytes, size) for size in device.cache_mb),
-            unique,
-            unique * lines,
-            unique * row_cols / LINE_COLUMNS,
+def profile_of(workload: Workload) -> Floats:
+    """Return [S, C], the `PROFILE` of every shard."""
+    # the histogram counts rows; often used rows have a larger share of the accesses
+    accesses = workload.reuse_histogram * USES_OF_BIN
+    shares = accesses / np.maximum(accesses.sum(axis=1, keepdims=True), 1e-9)
+    return np.column_stack(
+        [
+            np.log10(workload.num_rows),
+            np.log10(workload.uses()),
+            shares[:, LITTLE_REUSE].sum(axis=1),
+            shares[:, OFTEN_REUSE].sum(axis=1),
         ]
-        if device.has_warps:
-            terms.append(ids * GROUP_COLUMNS[self.thread_group] / WARP_COLUMNS)
-        return np.stack(terms, axis=1) / 1e3
+    )
 
-    def unique_bytes(self) -> Floats:
-        """Return [S], bytes of the different weights that one step reads."""
-        return self.num_unique * self.num_cols * self.weight_bytes()
 
-    def weight_bytes(self) -> Floats | float:
-        """Return [S], bytes of a weight; one number if it is the same for all."""
-        return FLOAT_BYTES if self.is_half is None else np.where(self.is_half, 2.0, FLOAT_BYTES)
+def extent_of(workload: Workload) -> Floats:
+    """Return [E, 2], lowest and highest value of each of `EXTENT`."""
+    counts = np.bincount(workload.rank, minlength=workload.world_size)
+    used = counts > 0
+    values = (
+        workload.num_rows,
+        workload.num_cols,
+        workload.num_ids / workload.num_samples,
+        counts[used],
+        workload.by_rank(workload.num_ids)[used],
+        workload.batch_size,
+        workload.world_size,
+    )
+    return np.array([(np.min(value), np.max(value)) for value in values])
 
-    def extent(self) -> Floats:
-        """Return [E, 2], lowest and highest value of each of `EXTENT`."""
-        counts = np.bincount(self.rank, minlength=self.world_size)
-        used = counts > 0
-        values = (
-            self.num_rows,
-            self.num_cols,
-            self.num_ids / self.num_samples,
-            counts[used],
-            self.by_rank(self.num_ids)[used],
-            self.batch_size,
-            self.world_size,
-        )
-        return np.array([(np.min(value), np.max(value)) for value in values])
 
-    def select(self, is_kept: NDArray[np.bool_]) -> Workload:
-        """Return the workload of the shards with `is_kept` [S]."""
-        of_shards = ("rank", "group_size", "num_rows", "num_cols", "num_ids", "reuse_histogram")
-        kept: dict[str, Any] = {name: getattr(self, name)[is_kept] for name in of_shards}
-        is_half = None if self.is_half is None else self.is_half[is_kept]
-        return replace(self, **kept, is_half=is_half)
-
-    def by_rank(self, values: Floats) -> Floats:
-        """Return [W, ...], sums over each rank's shards of values [S, ...]."""
-        sums = np.zeros((self.world_size, *values.shape[1:]))
-        # add.at, as a plain += would count only one of a rank's shards
-        np.add.at(sums, self.rank, values)
-        return sums
-
-    @property
-    def module(self) -> NDArray[np.int64]:
-        """[S], number of the fused lookup module that serves the shard."""
-        return np.unique(self.group_size, return_inverse=True)[1]
-
-    def num_lookups(self) -> Floats:
-        """Return [W], number of fused lookup modules that have a shard on the rank."""
-        module = self.module
-        present = np.zeros((self.world_size, module.max(initial=-1) + 1))
-        # shards of one module share a launch, so a module counts once on a rank
-        present[self.rank, module] = 1.0
-        return present.sum(axis=1)
-
-    def exchange(self, *, for_ids: bool) -> Exchange:
-        """Return the exchange of ids and lengths of bags, or else that of pooled vectors."""
-        if for_ids:
-            num_bytes = (self.num_ids + self.batch_size) * (ID_BYTES / self.world_size)
-        else:
-            num_bytes = self.num_cols * column_volume(self.batch_size, self.world_size)
-        # The ranks of a group reduce the pooled vectors of all samples among themselves. Where they
-        # are not all ranks, each then exchanges its part of them with the other groups, as if the
-        # part were a column shard. Ids reach such groups by the all-to-all; a group of all ranks
-        # has an exchange of ids of its own.
-        in_all_to_all = (self.group_size < self.world_size) | (self.world_size == 1)
-        in_all_to_all &= ~self.is_replica  # replicas have the samples of their rank to begin with
-        parts = 1 if for_ids else np.maximum(self.group_size, 1)
-        return Exchange(
-            volume=self.by_rank(num_bytes * in_all_to_all / parts),
-            num_shards=self.by_rank(in_all_to_all.astype(np.float64)),
-            reduces=tuple(
-                self._reduce(int(size), num_bytes)
-                for size in np.unique(self.group_size)[::-1]
-                if size == self.world_size > 1 or (size > 1 and not for_ids)
-            ),
-            # every rank has the same replicas
-            replica_bytes=0.0 if for_ids else float(self.by_rank(self.replica_bytes())[0]),
-        )
-
-    def replica_bytes(self) -> Floats:
-        """Return [S], bytes of the weights, and of their gradients, where a shard is a replica."""
-        return self.num_rows * self.num_cols * FLOAT_BYTES * self.is_replica
-
-    def _reduce(self, group_size: int, num_bytes: Floats) -> Reduce:
-        in_group = (self.group_size == group_size).astype(np.float64)
-        num_groups = self.world_size // group_size
-        return Reduce(
-            group_size=group_size,
-            volume=self.by_rank(num_bytes * num_groups * in_group),
-            num_shards=self.by_rank(in_group),
-        )
-
-    def profile(self) -> Floats:
-        """Return [S, C], the `PROFILE` of every shard."""
-        # the histogram counts rows; often used rows have a larger share of the accesses
-        accesses = self.reuse_histogram * _USES_OF_BIN
-        shares = accesses / np.maximum(accesses.sum(axis=1, keepdims=True), 1e-9)
-        return np.column_stack(
-            [
-                np.log10(self.num_rows),
-                np.log10(self._uses()),
-                shares[:, LITTLE_REUSE].sum(axis=1),
-                shares[:, OFTEN_REUSE].sum(axis=1),
-            ]
-        )
+def thread_groups(workload: Workload) -> NDArray[np.int64]:
+    """Return [S], indices in `GROUP_COLUMNS` of the smallest thread groups for shards' columns."""
+    groups: NDArray[np.int64] = np.searchsorted(GROUP_COLUMNS, workload.num_cols)
+    # Wider shards are in no valid plan for GPUs.
+    return np.minimum(groups, len(GROUP_COLUMNS) - 1)
 
 
 def _beyond(num_bytes: Floats, cache_mb: float) -> Floats:
     """Return [S], share of the read bytes that a cache does not hold: 1/2 at the cache's size."""
     return num_bytes / (num_bytes + cache_mb * 1e6)
-
-
-def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
-    """Return the shards of a valid plan, in its order.
-
-    The histograms of tables without one are zeros; see `profiles.with_profiles`.
-    """
-    tables = {table.name: table for table in task.tables}
-    group_size = {
-        name: layout_of(shards, tables[name], task.topology).group_size
-        for name, shards in plan.shards_by_table().items()
-    }
-    world_size = task.topology.world_size
-    rows = [
-        (
-            shard.rank,
-            group_size[shard.table],
-            shard.num_rows,
-            shard.num_cols,
-            # Column shards look up all ids of their table, row blocks those of their rows, and
-            # replicas those of their rank's samples.
-            task.batch_size
-            * tables[shard.table].pooling_factor
-            * shard.num_rows
-            / tables[shard.table].num_embeddings
-            / (world_size if shard.replicated else 1),
-        )
-        for shard in plan.shards
-    ]
-    none = (0.0,) * NUM_REUSE_BINS
-    histograms = np.array([tables[shard.table].reuse_histogram or none for shard in plan.shards])
-    is_replica = np.array([shard.replicated for shard in plan.shards], dtype=bool)
-    histograms[is_replica] = local_histograms(histograms[is_replica], world_size)
-    workload = workload_of_rows(
-        world_size, task.topology.ranks_per_host, task.batch_size, rows, histograms
-    )
-    is_half = np.array([shard.precision == "fp16" for shard in plan.shards], dtype=bool)
-    return replace(workload, is_half=is_half) if is_half.any() else workload
-
-
-def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:
-    """Return whole tables on one rank; the histograms of tables without one are zeros."""
-    rows = [
-        (0, 1, t.num_embeddings, t.embedding_dim, batch_size * t.pooling_factor) for t in tables
-    ]
-    histograms = [t.reuse_histogram or (0.0,) * NUM_REUSE_BINS for t in tables]
-    return workload_of_rows(1, 1, batch_size, rows, histograms)
-
-
-def workload_of_rows(
-    world_size: int,
-    ranks_per_host: int,
-    batch_size: int,
-    rows: Sequence[tuple[float, ...]],
-    histograms: Sequence[Sequence[float]] | Floats,
-) -> Workload:
-    """Return the workload of shards given as rank, group size, rows, columns and ids per step."""
-    rank, group_size, num_rows, num_cols, num_ids = np.array(rows, dtype=np.float64).T
-    return Workload(
-        world_size=world_size,
-        ranks_per_host=ranks_per_host,
-        batch_size=batch_size,
-        rank=rank.astype(np.int64),
-        group_size=group_size.astype(np.int64),
-        num_rows=num_rows,
-        num_cols=num_cols,
-        num_ids=num_ids,
-        reuse_histogram=np.array(histograms, dtype=np.float64),
-    )

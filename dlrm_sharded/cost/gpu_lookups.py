@@ -24,14 +24,8 @@ import math
 import numpy as np
 
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
-from dlrm_sharded.cost.features import (
-    DEVICE_WORK,
-    FLOAT_BYTES,
-    LINE_COLUMNS,
-    PROFILE,
-    DeviceWork,
-    Floats,
-)
+from dlrm_sharded.cost.features import DEVICE_WORK, LINE_COLUMNS, PROFILE, DeviceWork
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 
 ACCESS_SHARE, STREAM_SHARE, L2_SPEEDUP = 0.6, 0.8, 3.0

@@ -22,12 +22,13 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.exchange_curves import TRIAL_VOLUMES, EvenVolumes, ExchangeCurves
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
-from dlrm_sharded.cost.features import EXTENT, Workload, workload_of_plan
+from dlrm_sharded.cost.features import EXTENT, extent_of
 from dlrm_sharded.cost.gpu_prior import gpu_prior
 from dlrm_sharded.cost.kernel_changes import UNNAMED_FBGEMM, changes_between
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features
 from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.cost.trial import check_trial_plans
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.files.provenance import fbgemm_version
 from dlrm_sharded.hardware.artifact import (
     Artifact,
@@ -167,7 +168,7 @@ class LearnedCostModel:
     def beyond_range(self, workload: Workload) -> list[str]:
         """Return a text for each quantity of a workload outside the fitted range."""
         texts = []
-        for name, (low, high) in zip(EXTENT, workload.extent().tolist(), strict=True):
+        for name, (low, high) in zip(EXTENT, extent_of(workload).tolist(), strict=True):
             fitted_low, fitted_high = self.ranges[name]
             if low < fitted_low / RANGE_SLACK or high > fitted_high * RANGE_SLACK:
                 texts.append(

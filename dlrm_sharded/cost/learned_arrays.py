@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,11 @@ thread each: replicas of 4 kB to 30 MB beside one table a rank, medians of 4 rou
 """
 
 
+_OF_PROFILES = ("profile_mean", "profile_std", "profile_low", "profile_high")
+_OF_CACHES = ("cache_gain", "cache_mb", "cache_slope")
+"""Arrays of a model, and of each of its nets, that are stored as they are."""
+
+
 def learned_features(device: str) -> dict[str, list[str]]:
     """Return the names of a model's inputs on a type of device, for the header of its artefact."""
     work = DEVICE_WORK[device]
@@ -40,15 +46,12 @@ def learned_features(device: str) -> dict[str, list[str]]:
 
 def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Arrays:
     """Return the arrays for an artefact's file."""
-    arrays: Arrays = {
-        key: getattr(compute, key)
-        for key in ("profile_mean", "profile_std", "profile_low", "profile_high")
-    }
+    arrays: Arrays = {key: getattr(compute, key) for key in _OF_PROFILES}
     for direction in DIRECTIONS:
         net: PriceNet = getattr(compute, direction)
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
             arrays[f"{direction}.weight_{i}"], arrays[f"{direction}.bias_{i}"] = weight, bias
-        for key in ("cache_gain", "cache_mb", "cache_slope"):
+        for key in _OF_CACHES:
             arrays[f"{direction}.{key}"] = getattr(net, key)
         arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
     if compute.widest_ms is not None:
@@ -63,21 +66,19 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
 
     def net(direction: str) -> PriceNet:
         layers = range(sum(key.startswith(f"{direction}.weight_") for key in arrays))
+        of_caches: dict[str, Any] = {key: arrays[f"{direction}.{key}"] for key in _OF_CACHES}
+        first_ms, next_ms = arrays[f"{direction}.launch_ms"].astype(float).tolist()[:2]
         return PriceNet(
             weights=tuple(arrays[f"{direction}.weight_{i}"] for i in layers),
             biases=tuple(arrays[f"{direction}.bias_{i}"] for i in layers),
-            cache_gain=arrays[f"{direction}.cache_gain"],
-            cache_mb=arrays[f"{direction}.cache_mb"],
-            cache_slope=arrays[f"{direction}.cache_slope"],
-            launch_ms=float(arrays[f"{direction}.launch_ms"][0]),
-            next_launch_ms=float(arrays[f"{direction}.launch_ms"][1]),
+            **of_caches,
+            launch_ms=first_ms,
+            next_launch_ms=next_ms,
         )
 
+    of_profiles: dict[str, Any] = {key: arrays[key] for key in _OF_PROFILES}
     compute = ComputeModel(
-        profile_mean=arrays["profile_mean"],
-        profile_std=arrays["profile_std"],
-        profile_low=arrays["profile_low"],
-        profile_high=arrays["profile_high"],
+        **of_profiles,
         forward=net("forward"),
         backward=net("backward"),
         device=DEVICE_WORK[device],

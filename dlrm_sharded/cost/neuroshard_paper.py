@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
 from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.cost.trial import check_trial_plans
+from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import Arrays, built_from, load_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_caveat

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import Floats, Workload, column_volume
 from dlrm_sharded.cost.local_profiles import local_histograms
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, row_layout
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
@@ -36,18 +36,28 @@ class Pieces:
     size_bytes: Indices
     volume: Floats
 
+    def take(self, places: Indices) -> Pieces:
+        """Return the pieces at these places [m]."""
+        return Pieces(self.vectors[places], self.size_bytes[places], self.volume[places])
+
 
 @dataclass(frozen=True, slots=True)
 class BlockShapes:
     """Every table cut into even blocks of rows, one on each rank of a group.
 
+    Replicas are such blocks too: whole tables on all ranks. What the ranks reduce are the gradients
+    of their weights, where those of row blocks reduce pooled vectors.
+
     Args:
         group_size: number of ranks in the group.
         num_groups: number of groups of that size.
-        possible: [T], whether every rank gets a row, and a lookup supports the table's width.
+        possible: [T], whether every rank gets a row, and a lookup supports the table's width and
+            precision.
         block: [T], any of the blocks but the last.
         last: [T], the last block, which has as many rows as the others or fewer.
-        reduce_volume: [T], bytes that each rank of the group sends to every other one of it.
+        reduce_volume: [T], bytes that each rank of the group sends to every other one of it; all
+            bytes of the gradients of a replica.
+        is_replica: whether the blocks are replicas.
     """
 
     group_size: int
@@ -56,26 +66,12 @@ class BlockShapes:
     block: Pieces
     last: Pieces
     reduce_volume: Floats
+    is_replica: bool = False
 
     @property
     def is_global(self) -> bool:
         """Return whether the group has all ranks; the reduction then leaves nothing to exchange."""
         return self.num_groups == 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaShapes:
-    """Every table whole on every rank.
-
-    Args:
-        possible: [T], whether a lookup supports the table's width.
-        replica: [T], what one rank has of it; it exchanges no vectors.
-        gradient_bytes: [T], gradients that all ranks average.
-    """
-
-    possible: NDArray[np.bool_]
-    replica: Pieces
-    gradient_bytes: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ class Shapes:
     columns: Pieces
     possible: NDArray[np.bool_]
     row_blocks: tuple[BlockShapes, ...]
-    replicas: ReplicaShapes | None
+    replicas: BlockShapes | None
 
     @classmethod
     def from_task(
@@ -190,24 +186,21 @@ class PiecePricer:
             reduce_volume=vector_bytes * num_groups,
         )
 
-    def replicas(self) -> ReplicaShapes:
+    def replicas(self) -> BlockShapes:
         """Price every table on every rank; the dense kernel has fp32 only."""
-        topology = self._task.topology
-        workload = self._workload(
-            np.arange(len(self._whole)), self._whole, self._dims, group_size=REPLICA_GROUP
-        )
-        return ReplicaShapes(
+        topology, table = self._task.topology, np.arange(len(self._whole))
+        replica = self._pieces(table, self._whole, self._dims, REPLICA_GROUP)
+        gradient_bytes = (self._whole * self._dims).astype(np.float64) * FLOAT_BYTES
+        return BlockShapes(
+            group_size=topology.world_size,
+            num_groups=1,
             possible=(self._dims <= topology.max_shard_columns)
             & ~self._is_half
             & self._may_be("replicas"),
-            replica=Pieces(
-                vectors=self._compute.vectors(workload),
-                size_bytes=self._size_bytes(
-                    self._whole, self._dims, self._element_bytes + REPLICA_GRADIENT_BYTES
-                ),
-                volume=np.zeros(len(self._whole)),
-            ),
-            gradient_bytes=workload.replica_bytes(),
+            block=replica,
+            last=replica,
+            reduce_volume=gradient_bytes,
+            is_replica=True,
         )
 
     def _may_be(self, layout: str) -> NDArray[np.bool_]:
@@ -242,17 +235,14 @@ class PiecePricer:
         topology, batch_size = self._task.topology, self._task.batch_size
         workload = self._workload(table, num_rows, num_cols, group_size=group_size)
         volume = num_cols.astype(np.float64) * column_volume(batch_size, topology.world_size)
-        # a group of all ranks has nothing left to exchange after its reduction
-        share = 0.0 if group_size == topology.world_size > 1 else 1.0 / group_size
+        # a group of all ranks has nothing left to exchange after its reduction, and replicas have
+        # the gradients of their weights in memory
+        is_replica = group_size == REPLICA_GROUP
+        has_none = is_replica or group_size == topology.world_size > 1
+        per_element = self._element_bytes[table] + REPLICA_GRADIENT_BYTES * is_replica
         return Pieces(
             vectors=self._compute.vectors(workload),
-            size_bytes=self._size_bytes(num_rows, num_cols, self._element_bytes[table]),
-            volume=volume * share,
+            # `Topology.shard_bytes` for arrays
+            size_bytes=num_rows * (num_cols * per_element + topology.optimizer_bytes_per_row),
+            volume=volume * (0.0 if has_none else 1.0 / group_size),
         )
-
-    def _size_bytes(
-        self, num_rows: Indices, num_cols: Indices, per_element: Indices | int
-    ) -> Indices:
-        """Return [n], memory of shards; `Topology.shard_bytes` for arrays."""
-        per_row = self._task.topology.optimizer_bytes_per_row
-        return num_rows * (num_cols * per_element + per_row)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from dlrm_sharded.cost.features import Workload, workload_of_plan
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table

@@ -18,7 +18,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.features import GROUP_COLUMNS, WARP_COLUMNS, Floats, Workload
+from dlrm_sharded.cost.features import GROUP_COLUMNS, WARP_COLUMNS, thread_groups
+from dlrm_sharded.cost.workload import Floats, Workload
 
 WIDEST_TERMS = ("ids_in_first_warp", "ids_in_next_warps")
 """A rank's ids times the part of a warp that handles a row, and times the number of further warps.
@@ -39,7 +40,7 @@ _TERMS_OF_GROUP = np.vstack(
 
 def width_vectors(workload: Workload) -> Floats:
     """Return [S, A], thousands of ids of each shard, and a 1 at its thread group."""
-    is_group = workload.thread_group[:, None] == np.arange(len(GROUP_COLUMNS))
+    is_group = thread_groups(workload)[:, None] == np.arange(len(GROUP_COLUMNS))
     return np.column_stack([workload.num_ids / 1e3, is_group])
 
 

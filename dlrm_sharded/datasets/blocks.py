@@ -102,12 +102,17 @@ class Manifest:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the array in a file."""
-        shapes: dict[str, tuple[int, ...]] = {
-            "ids.npy": (len(self.feature_names), self.block_rows),
-            "dense.npy": (self.block_rows, self.num_dense),
-            "labels.npy": (self.block_rows,),
-        }
+        shapes = block_shapes(len(self.feature_names), self.block_rows, self.num_dense)
         return (self.num_blocks, *shapes[name])
+
+
+def block_shapes(num_features: int, block_rows: int, num_dense: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of a block in each file."""
+    return {
+        "ids.npy": (num_features, block_rows),
+        "dense.npy": (block_rows, num_dense),
+        "labels.npy": (block_rows,),
+    }
 
 
 class BlockWriter:
@@ -123,11 +128,10 @@ class BlockWriter:
         self._num_dense = num_dense
         self._feature_names = feature_names
         self._block_rows = block_rows
-        ids_shape = (len(feature_names), block_rows)
-        self._ids = _NpyFile(folder / "ids.npy", np.int32, ids_shape)
-        self._dense = _NpyFile(folder / "dense.npy", np.float32, (block_rows, num_dense))
-        self._labels = _NpyFile(folder / "labels.npy", np.uint8, (block_rows,))
-        self._open_block = np.zeros(ids_shape, np.int32)
+        shapes = block_shapes(len(feature_names), block_rows, num_dense)
+        self._files = [_NpyFile(folder / name, DTYPES[name], shapes[name]) for name in shapes]
+        self._ids, self._dense, self._labels = self._files
+        self._open_block = np.zeros(shapes["ids.npy"], np.int32)
         self._num_id_rows = 0
         self._num_rows = 0
 
@@ -135,8 +139,8 @@ class BlockWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for file in (self._ids, self._dense, self._labels):
-            file.close()
+        for file in self._files:
+            file.file.close()
 
     @property
     def num_rows(self) -> int:
@@ -173,7 +177,6 @@ class BlockWriter:
             self._dense.append(np.zeros((padding, self._num_dense)))
             self._labels.append(np.zeros(padding))
         num_blocks = (self._num_rows + padding) // self._block_rows
-        files = (self._ids, self._dense, self._labels)
         manifest = Manifest(
             num_rows=self._num_rows,
             num_train_rows=num_train_rows,
@@ -181,7 +184,7 @@ class BlockWriter:
             num_dense=self._num_dense,
             feature_names=self._feature_names,
             num_embeddings=num_embeddings,
-            file_bytes={file.path.name: file.finish(num_blocks) for file in files},
+            file_bytes={file.path.name: file.finish(num_blocks) for file in self._files},
             source=source,
         )
         manifest.save(self._folder)
@@ -191,33 +194,30 @@ class BlockWriter:
 class _NpyFile:
     """A .npy file that grows. numpy leaves room in the header for the final number of blocks."""
 
-    def __init__(self, path: Path, dtype: npt.DTypeLike, block_shape: tuple[int, ...]) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any], block_shape: tuple[int, ...]) -> None:
         self.path = path
-        self._dtype = np.dtype(dtype)
+        self._dtype = dtype
         self._block_shape = block_shape
-        self._file = path.open("wb")
+        self.file = path.open("wb")
         self._write_header(0)
 
     def append(self, values: npt.NDArray[Any]) -> None:
-        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+        self.file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def finish(self, num_blocks: int) -> int:
         """Write the final number of blocks, close the file, and return its size."""
-        size_bytes = self._file.tell()
-        self._file.seek(0)
+        size_bytes = self.file.tell()
+        self.file.seek(0)
         self._write_header(num_blocks)
-        assert size_bytes - self._file.tell() == (
+        assert size_bytes - self.file.tell() == (
             num_blocks * int(np.prod(self._block_shape)) * self._dtype.itemsize
         )
-        self.close()
+        self.file.close()
         return size_bytes
-
-    def close(self) -> None:
-        self._file.close()
 
     def _write_header(self, num_blocks: int) -> None:
         np.lib.format.write_array_header_1_0(
-            self._file,
+            self.file,
             {
                 "descr": np.lib.format.dtype_to_descr(self._dtype),
                 "fortran_order": False,
@@ -286,8 +286,6 @@ class BlockReader:
 
     def _copy_ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         block, offset = divmod(start, self.manifest.block_rows)
-        if offset + stop - start <= self.manifest.block_rows:
-            return np.array(self._ids[block, :, offset : offset + stop - start])
         ids = np.empty((len(self.manifest.feature_names), stop - start), np.int32)
         filled = 0
         while filled < stop - start:

@@ -72,7 +72,9 @@ class CriteoDataset:
         self._blocks_dir = Path(blocks_dir)
         self._embedding_dim = embedding_dim
         self._source = source
-        self._one_hot = functools.lru_cache(maxsize=4)(self._one_hot_template)
+        self._one_hot = functools.lru_cache(maxsize=4)(
+            lambda num_samples: _OneHotTemplate(self._blocks.manifest.feature_names, num_samples)
+        )
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -133,9 +135,6 @@ class CriteoDataset:
         if split == "train":
             return 0, manifest.num_train_rows
         return manifest.num_train_rows, manifest.num_rows
-
-    def _one_hot_template(self, num_samples: int) -> _OneHotTemplate:
-        return _OneHotTemplate(self._blocks.manifest.feature_names, num_samples)
 
 
 class _OneHotTemplate:

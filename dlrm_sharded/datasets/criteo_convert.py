@@ -12,12 +12,12 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, INT_FEATURE_COUNT
 
-from dlrm_sharded.datasets.blocks import MANIFEST, BlockWriter, Manifest
+from dlrm_sharded.datasets.blocks import MANIFEST, BlockWriter
 from dlrm_sharded.datasets.build_once import build_once
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
@@ -55,7 +55,13 @@ def _build(source: CriteoSource, folder: Path) -> None:
                 block_rows=source.block_rows,
             )
         )
-        ids = stack.enter_context(_id_mapping(source, folder))
+        ids: HashedIds | VocabularyIds
+        if source.id_mapping == "vocabulary":
+            columns = VocabularyIds(folder, caps=source.caps, min_count=source.min_count)
+            ids = stack.enter_context(columns)
+        else:
+            assert source.caps is not None, "checked by CriteoSource"
+            ids = HashedIds(source.caps)
         tsvs = _read([*train_paths, *val_paths], source, writer, ids)
         if val_paths:
             num_train_rows = sum(tsv.num_samples for tsv in tsvs[: len(train_paths)])
@@ -73,11 +79,17 @@ def _build(source: CriteoSource, folder: Path) -> None:
                 "num_malformed": [tsv.num_malformed for tsv in tsvs],
             },
         )
-    _log_summary(manifest)
+    log.info(
+        "%s samples for training, %s for validation, %s malformed lines left out, %s table rows",
+        f"{num_train_rows:,}",
+        f"{manifest.num_rows - num_train_rows:,}",
+        f"{sum(tsv.num_malformed for tsv in tsvs):,}",
+        f"{sum(num_embeddings):,}",
+    )
 
 
 def _read(
-    paths: list[Path], source: CriteoSource, writer: BlockWriter, ids: IdMapping
+    paths: list[Path], source: CriteoSource, writer: BlockWriter, ids: HashedIds | VocabularyIds
 ) -> list[CriteoTsv]:
     """Read all files and return them with their final counts."""
     tsvs = []
@@ -94,39 +106,21 @@ def _read(
     return tsvs
 
 
-class IdMapping(contextlib.AbstractContextManager["IdMapping"], Protocol):
-    """Maps raw ids to table rows, which it writes at once or when it has seen all ids."""
-
-    def add(self, ids: RawIds, writer: BlockWriter) -> None: ...
-
-    def finish(self, writer: BlockWriter, num_train_rows: int) -> tuple[int, ...]:
-        """Write the rows that are still missing and return the number of rows of each table."""
-
-
-def _id_mapping(source: CriteoSource, folder: Path) -> IdMapping:
-    if source.id_mapping == "vocabulary":
-        return VocabularyIds(folder, caps=source.caps, min_count=source.min_count)
-    assert source.caps is not None, "checked by CriteoSource"
-    return HashedIds(source.caps)
-
-
 def _capped(ids: RawIds, caps: tuple[int, ...]) -> RawIds:
     return ids % np.array(caps, np.uint32)[:, None]
 
 
-class HashedIds(contextlib.AbstractContextManager["HashedIds"]):
-    """Maps an id to its remainder."""
+class HashedIds:
+    """Maps an id to its remainder, and writes the table row at once."""
 
     def __init__(self, caps: tuple[int, ...]) -> None:
         self._caps = caps
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def add(self, ids: RawIds, writer: BlockWriter) -> None:
         writer.append_ids(_capped(ids, self._caps))
 
     def finish(self, writer: BlockWriter, num_train_rows: int) -> tuple[int, ...]:
+        """Return the number of rows of each table."""
         return self._caps
 
 
@@ -154,6 +148,7 @@ class VocabularyIds:
             file.write(np.ascontiguousarray(column).data)
 
     def finish(self, writer: BlockWriter, num_train_rows: int) -> tuple[int, ...]:
+        """Write the table rows of all ids; return the number of rows of each table."""
         vocabularies = [
             self._vocabulary(column, num_train_rows)
             for column in ProgressBar(range(len(self._files)), desc="counting ids")
@@ -182,13 +177,3 @@ class VocabularyIds:
         for start in range(0, num_rows, PIECE_ROWS):
             piece = file.read(4 * min(PIECE_ROWS, num_rows - start))
             yield np.frombuffer(piece, np.uint32)
-
-
-def _log_summary(manifest: Manifest) -> None:
-    log.info(
-        "%s samples for training, %s for validation, %s malformed lines left out, %s table rows",
-        f"{manifest.num_train_rows:,}",
-        f"{manifest.num_rows - manifest.num_train_rows:,}",
-        f"{sum(manifest.source['num_malformed']):,}",
-        f"{sum(manifest.num_embeddings):,}",
-    )

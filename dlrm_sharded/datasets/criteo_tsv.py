@@ -116,7 +116,8 @@ class CriteoTsv:
         """Yield the file in pieces of whole lines, with line feeds instead of carriage returns."""
         try:
             with self.path.open("rb") as file:
-                yield from self._whole_lines(file)
+                for text in self._whole_lines(file):
+                    yield text.replace(b"\r\n", b"\n")
         except FileNotFoundError:
             raise DataError(f"{self.path.absolute()} does not exist; correct the path") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -134,7 +135,7 @@ class CriteoTsv:
             position = file.tell()
             end = data.rfind(b"\n") + 1
             if end:
-                yield _with_line_feeds(rest + data[:end])
+                yield rest + data[:end]
                 rest = data[end:]
             else:
                 rest += data
@@ -144,7 +145,7 @@ class CriteoTsv:
                         "this is not a Criteo TSV"
                     )
         if rest:
-            yield _with_line_feeds(rest + b"\n")
+            yield rest + b"\n"
 
     def _samples(self, text: bytes) -> ParsedSamples:
         table = _parsed(text)
@@ -185,10 +186,6 @@ class CriteoTsv:
             "max_malformed_share to leave such lines out. The first ones:\n  "
             + "\n  ".join(self._examples)
         )
-
-
-def _with_line_feeds(text: bytes) -> bytes:
-    return text.replace(b"\r\n", b"\n") if b"\r" in text else text
 
 
 def _parsed(text: bytes) -> pl.DataFrame | None:

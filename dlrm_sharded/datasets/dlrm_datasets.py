@@ -74,12 +74,15 @@ class DlrmDatasets:
         num_val = min(round(num_batches * val_share), num_batches - 1)
         self._num_batches = {"train": num_batches - num_val, "val": num_val}
         dims = _per_table("embedding_dim", embedding_dim, len(self._table_ids))
-        rows = [self._num_rows(table_id) for table_id in self._table_ids]
+        ids = [self._ids(table_id, 0, num_samples) for table_id in self._table_ids]
+        rows = [int(of_table.max()) + 1 if of_table.numel() else 1 for of_table in ids]
         if num_embeddings is not None:
             rows = _checked_rows(rows, _per_table("num_embeddings", num_embeddings, len(rows)))
         self._unprofiled = tuple(
-            Table(f"t{table_id:03d}", num_rows, dim, self._num_ids(table_id) / num_samples)
-            for table_id, num_rows, dim in zip(self._table_ids, rows, dims, strict=True)
+            Table(f"t{table_id:03d}", num_rows, dim, of_table.numel() / num_samples)
+            for table_id, num_rows, dim, of_table in zip(
+                self._table_ids, rows, dims, ids, strict=True
+            )
         )
         self._labels = PlantedLabels(self._unprofiled, num_dense=num_dense, seed=seed)
         log.info(
@@ -150,13 +153,6 @@ class DlrmDatasets:
         begin = table_id * self._lengths.shape[1] + first
         return self._indices[int(self._offsets[begin]) : int(self._offsets[begin + num_samples])]
 
-    def _num_ids(self, table_id: int) -> int:
-        return self._ids(table_id, 0, self._lengths.shape[1]).numel()
-
-    def _num_rows(self, table_id: int) -> int:
-        ids = self._ids(table_id, 0, self._lengths.shape[1])
-        return int(ids.max()) + 1 if ids.numel() else 1
-
 
 def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     """Return `indices` [N], `offsets` [T * B + 1] and `lengths` [T, B] after checking them."""
@@ -166,7 +162,11 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
             "data.path, or use data=dlrm_datasets_pool, which needs none"
         )
     try:
-        loaded = _load_gzip(path) if path.suffix == ".gz" else _load_plain(path)
+        if path.suffix == ".gz":
+            loaded = _load_gzip(path)
+        else:  # only torch's zip format can be mapped; ranks share the memory of a mapped file
+            is_zip = zipfile.is_zipfile(path)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except (OSError, EOFError, RuntimeError, ValueError, zlib.error, pickle.UnpicklingError) as e:
         raise DataError(
             f"{path} ({path.stat().st_size:,} B) cannot be read as a file of torch.save: it is "
@@ -191,11 +191,6 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     ):
         raise DataError(f"{path} has {shapes}, whose offsets do not match lengths and indices")
     return indices, offsets, lengths
-
-
-def _load_plain(path: Path) -> object:
-    # only torch's zip format can be mapped; ranks share the memory of a mapped file
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def _load_gzip(path: Path) -> object:

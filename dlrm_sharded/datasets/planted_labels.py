@@ -43,7 +43,8 @@ class PlantedLabels:
     ) -> None:
         self._num_dense = num_dense
         self._seed = seed
-        by_size = sorted(tables, key=lambda table: _octaves_from_signal_rows(table.num_embeddings))
+        octaves = {t.name: float(abs(np.log2(t.num_embeddings / _SIGNAL_ROWS))) for t in tables}
+        by_size = sorted(tables, key=lambda table: octaves[table.name])
         self.signal_tables = tuple(table.name for table in by_size[:num_signal_tables])
         weights = normals(stream_key(seed, "dense weights"), counters(0, num_dense))
         self._dense_weights = _DENSE_SCALE * weights / max(float(np.linalg.norm(weights)), 1e-12)
@@ -74,7 +75,3 @@ class PlantedLabels:
         """Return [B] fp32, 0 or 1, for the samples first, first + 1, ..."""
         uniform = uniforms(stream_key(self._seed, split, "label"), counters(first, dense.shape[0]))
         return (torch.from_numpy(uniform) < torch.sigmoid(self.logits(dense, sparse))).float()
-
-
-def _octaves_from_signal_rows(num_embeddings: int) -> float:
-    return float(abs(np.log2(num_embeddings / _SIGNAL_ROWS)))

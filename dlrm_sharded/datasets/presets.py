@@ -16,6 +16,9 @@ from dlrm_sharded.plans.tables import Table
 
 Tables = tuple[Table, ...]
 
+PAPER_DIMS = (4, 8, 16, 32, 64, 128)
+"""Widths of the tables that the papers draw."""
+
 # log-normal rows and ids per sample of dlrm_datasets_pool, which says how they were fitted
 _MEAN_POOLING_FACTOR = 15.81
 _LOG_IDS_SPREAD = 1.2
@@ -175,11 +178,7 @@ def dlrm_datasets_pool(seed: int = 0, num_tables: int = 856, embedding_dim: int 
 
 
 def draw_tables(
-    pool: Sequence[Table],
-    *,
-    num_tables: int,
-    dims: Sequence[int] = (4, 8, 16, 32, 64, 128),
-    seed: int = 0,
+    pool: Sequence[Table], *, num_tables: int, dims: Sequence[int] = PAPER_DIMS, seed: int = 0
 ) -> Tables:
     """Draw tables of the pool with replacement and give them random widths, as the papers do."""
     rng = np.random.default_rng(seed)

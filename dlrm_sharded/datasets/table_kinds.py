@@ -10,14 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dlrm_sharded.datasets.presets import Tables, dlrm_datasets_pool
+from dlrm_sharded.datasets.presets import PAPER_DIMS, Tables, dlrm_datasets_pool
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB
 
 HALVES = ("training", "unseen")
 """Each kind has two disjoint halves: one to train policies on, the other to test them on."""
-
-PAPER_DIMS = (4, 8, 16, 32, 64, 128)
 
 MAX_TABLE_BYTES = GIB // 2
 """Largest table, so that a task for four ranks can be measured on a laptop."""

@@ -133,16 +133,10 @@ def measured_tasks(
     for number in range(num):
         rng = np.random.default_rng([seed, number])
         tables = draw(pool, int(rng.integers(10, 41)), rng)
-        ids_factor = min(1.0, MEASURED_MAX_IDS / sum(table.pooling_factor for table in tables))
-        tables = tuple(
-            dataclasses.replace(table, pooling_factor=ids_factor * table.pooling_factor)
-            for table in tables
-        )
         memory_use = rng.uniform(*MEASURED_MEMORY_USE)
         max_bytes = int(memory_use * world_size * MEASURED_RANK_BYTES)
-        factor = min(1.0, max_bytes / num_bytes(tables))
         task = _fitted_task(
-            tuple(with_rows(table, table.num_embeddings * factor) for table in tables),
+            _cut(tables, max_ids=MEASURED_MAX_IDS, max_bytes=max_bytes),
             world_size,
             MEASURED_BATCH_SIZE,
             memory_use,
@@ -159,19 +153,12 @@ def trained_task(number: int, topology: Topology, *, seed: int = 0) -> ShardingT
     """
     rng = np.random.default_rng([seed, number])
     tables = draw(dlrm_datasets_pool(), int(rng.integers(6, 41)), rng)
-    num_ids = rng.uniform(TRAINED_MAX_IDS / 5, TRAINED_MAX_IDS)
-    ids_factor = min(1.0, num_ids / sum(table.pooling_factor for table in tables))
+    max_ids = rng.uniform(TRAINED_MAX_IDS / 5, TRAINED_MAX_IDS)
     max_bytes = rng.uniform(*TRAINED_MEMORY_USE) * topology.world_size * topology.memory_bytes
+    tables = _cut(tables, max_ids=max_ids, max_bytes=max_bytes)
     largest_bytes = TRAINED_MAX_TABLE_SHARE * topology.memory_bytes
-    rows_factor = min(1.0, max_bytes / num_bytes(tables))
     tables = tuple(
-        dataclasses.replace(
-            with_rows(
-                table,
-                min(table.num_embeddings * rows_factor, largest_bytes / (4 * table.embedding_dim)),
-            ),
-            pooling_factor=ids_factor * table.pooling_factor,
-        )
+        with_rows(table, min(table.num_embeddings, largest_bytes / (4 * table.embedding_dim)))
         for table in tables
     )
     return ShardingTask(tables, topology, int(rng.choice(TRAINED_BATCH_SIZES)))
@@ -224,6 +211,19 @@ def _scaling_task(
 ) -> ShardingTask:
     tables = draw(dlrm_datasets_pool(), num_tables, rng)
     return _fitted_task(tables, world_size, PAPER_BATCH_SIZE, SCALE_MEMORY_USE, max_table_share)
+
+
+def _cut(tables: Tables, *, max_ids: float, max_bytes: float) -> Tables:
+    """Cut the ids per sample and the rows of all tables in proportion, if they are more in all."""
+    ids_factor = min(1.0, max_ids / sum(table.pooling_factor for table in tables))
+    rows_factor = min(1.0, max_bytes / num_bytes(tables))
+    return tuple(
+        dataclasses.replace(
+            with_rows(table, table.num_embeddings * rows_factor),
+            pooling_factor=ids_factor * table.pooling_factor,
+        )
+        for table in tables
+    )
 
 
 def _fitted_task(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 MISSING = 0
 RARE = 1
@@ -19,10 +20,8 @@ NUM_RESERVED = 2
 
 RawIds = npt.NDArray[np.uint32]
 
-_COUNT_BITS = np.uint64(32)
-_MAX_COUNT = 2**32 - 1
 MERGE_AT = 1 << 20
-"""Number of pending ids below which the counter does not merge them into the sorted ones."""
+"""Number of pending ids below which the counter does not merge them into the others."""
 
 _MAX_PREFIX_BITS = 26
 _NUM_PROBES = 4
@@ -32,36 +31,27 @@ class IdCounter:
     """Counts ids that are added in pieces; its memory is proportional to the different ids."""
 
     def __init__(self) -> None:
-        # sorted, one number per id: the id in the upper 32 bits, its count in the lower 32
-        self._packed = np.empty(0, np.uint64)
-        self._pending: list[npt.NDArray[np.uint64]] = []
+        self._counts = pl.DataFrame(schema={"id": pl.UInt32, "count": pl.Int64})
+        self._pending: list[pl.DataFrame] = []
         self._num_pending = 0
 
     def add(self, ids: RawIds) -> None:
-        ordered = np.sort(ids)
-        first = _first_of_runs(ordered)
-        counts = np.diff(first, append=len(ordered)).astype(np.uint64)
-        self._pending.append(_pack(ordered[first], counts))
-        self._num_pending += len(first)
+        different, counts = np.unique(ids, return_counts=True)
+        self._pending.append(pl.DataFrame({"id": different, "count": counts}))
+        self._num_pending += len(different)
         # merging only when as many are pending as are merged takes a logarithmic number of passes
-        if self._num_pending > max(MERGE_AT, len(self._packed)):
+        if self._num_pending > max(MERGE_AT, len(self._counts)):
             self._merge()
 
     def ids(self, *, min_count: int) -> RawIds:
         """Return the ids counted at least `min_count` times, ascending, without 0."""
         self._merge()
-        counts = self._packed & np.uint64(_MAX_COUNT)
-        ids = (self._packed[counts >= min_count] >> _COUNT_BITS).astype(np.uint32)
-        return ids[1:] if len(ids) and ids[0] == MISSING else ids
+        frequent = (pl.col("count") >= min_count) & (pl.col("id") != MISSING)
+        return self._counts.filter(frequent)["id"].sort().to_numpy()
 
     def _merge(self) -> None:
-        packed = np.concatenate([self._packed, *self._pending])
-        packed.sort(kind="stable")  # merges the sorted runs
-        ids = (packed >> _COUNT_BITS).astype(np.uint32)
-        first = _first_of_runs(ids)
-        if len(first):
-            counts = np.add.reduceat(packed & np.uint64(_MAX_COUNT), first)
-            self._packed = _pack(ids[first], counts)
+        counts = pl.concat([self._counts, *self._pending])
+        self._counts = counts.group_by("id").agg(pl.sum("count"))
         self._pending, self._num_pending = [], 0
 
 
@@ -107,14 +97,3 @@ class Vocabulary:
         rows = np.where(has_row, position + np.int32(1), np.int32(RARE))
         rows[ids == MISSING] = MISSING
         return rows
-
-
-def _first_of_runs(ordered: RawIds) -> npt.NDArray[np.intp]:
-    """Return the positions at which a new value begins."""
-    if not len(ordered):
-        return np.empty(0, np.intp)
-    return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-
-
-def _pack(ids: RawIds, counts: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    return (ids.astype(np.uint64) << _COUNT_BITS) | np.minimum(counts, np.uint64(_MAX_COUNT))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlrm_sharded.dense.work import DenseWork, Kernels
+from dlrm_sharded.dense.work_trace import DenseWork, Kernels
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 from dlrm_sharded.step.parts import DenseTimes
@@ -30,13 +30,16 @@ OPTIMIZER_KERNELS = 4
 """Kernels of a fused optimizer, with those that reset the gradients."""
 
 
-def gpu_dense_times(work: DenseWork, spec: GpuSpec, *, bf16: bool) -> DenseTimes:
+def gpu_dense_times(
+    work: DenseWork, spec: GpuSpec, *, bf16: bool, state_tensors: int
+) -> DenseTimes:
     """Price the dense part of a model on a GPU.
 
     Args:
         work: of one rank.
         bf16: whether matrix products are of bfloat16 numbers, or else of TF32 at half the rate.
             GPUs that have neither compute in fp32.
+        state_tensors: tensors of the size of the weights that the optimizer keeps.
 
     Raises:
         ConfigError: the peak rate of the GPU is not known.
@@ -48,11 +51,12 @@ def gpu_dense_times(work: DenseWork, spec: GpuSpec, *, bf16: bool) -> DenseTimes
     bytes_per_ms = BANDWIDTH_SHARE * spec.memory_gb_per_s * 1e6
 
     def layers_ms(kernels: Kernels) -> float:
-        arithmetic, traffic = kernels.flop / flop_per_ms, kernels.num_bytes / bytes_per_ms
-        return float(np.maximum(np.maximum(arithmetic, traffic), KERNEL_MS).sum())
+        flop, num_bytes = kernels.reshape(-1, 2).T
+        slower = np.maximum(flop / flop_per_ms, num_bytes / bytes_per_ms)
+        return float(np.maximum(slower, KERNEL_MS).sum())
 
     # the update reads weights, gradients and state, and writes weights, gradients and state
-    updated_bytes = work.gradient_bytes * (4 + 2 * work.state_tensors)
+    updated_bytes = work.gradient_bytes * (4 + 2 * state_tensors)
     return DenseTimes(
         data_ms=0.0,
         bottom_forward_ms=layers_ms(work.bottom_forward),

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torchrec.datasets.utils import Batch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.dense.gpu_prices import gpu_dense_times
+from dlrm_sharded.dense.pooled_vectors import batch_without_ids
 from dlrm_sharded.dense.times import measure_dense
 from dlrm_sharded.dense.trace import NEEDS_DATA, DenseMemory, trace_dense
-from dlrm_sharded.dense.work import DenseWork
-from dlrm_sharded.dense.work_trace import trace_dense_work
+from dlrm_sharded.dense.work_trace import DenseWork, trace_dense_work
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 from dlrm_sharded.model.dlrm import Dlrm
@@ -70,14 +69,13 @@ class DenseModel:
                 tables,
                 num_dense=self.num_dense,
                 local_batch_size=local_batch_size,
-                state_tensors=self.state_tensors,
             )
         except NEEDS_DATA as error:
             raise ConfigError(f"the model cannot be priced: it needs data: {error}") from error
 
     def priced(self, gpu: GpuSpec, work: DenseWork) -> DenseTimes:
         """Return the times of the work on a GPU."""
-        return gpu_dense_times(work, gpu, bf16=self.bf16)
+        return gpu_dense_times(work, gpu, bf16=self.bf16, state_tensors=self.state_tensors)
 
     def measured(
         self, tables: Sequence[Table], batches: Sequence[Batch], device: torch.device, **limits: Any
@@ -94,10 +92,6 @@ class DenseModel:
     def random_batch(self, num_samples: int) -> Batch:
         """Return a batch without ids, as the dense part looks nothing up."""
         generator = torch.Generator().manual_seed(0)
-        return Batch(
-            dense_features=torch.rand(num_samples, self.num_dense, generator=generator),
-            sparse_features=KeyedJaggedTensor(
-                keys=[], values=torch.empty(0), lengths=torch.empty(0, dtype=torch.int32)
-            ),
-            labels=torch.randint(2, (num_samples,), generator=generator).float(),
-        )
+        features = torch.rand(num_samples, self.num_dense, generator=generator)
+        labels = torch.randint(2, (num_samples,), generator=generator).float()
+        return batch_without_ids(features, labels)

@@ -1,4 +1,4 @@
-"""A stand-in for the lookup of all tables, with which the dense part of a model runs alone."""
+"""Stand-ins for ids and for the lookup of all tables: the dense part of a model runs alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.plans.tables import Table
+
+
+def batch_without_ids(dense_features: Tensor, labels: Tensor) -> Batch:
+    """Return a batch of [B, num_dense] and [B], as the dense part looks nothing up."""
+    no_ids = KeyedJaggedTensor(
+        keys=[], values=torch.empty(0), lengths=torch.empty(0, dtype=torch.int32)
+    )
+    return Batch(dense_features=dense_features, sparse_features=no_ids, labels=labels)
 
 
 class PooledVectors(nn.Module):

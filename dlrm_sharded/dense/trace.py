@@ -24,9 +24,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrec.datasets.utils import Batch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.dense.pooled_vectors import PooledVectors
+from dlrm_sharded.dense.pooled_vectors import PooledVectors, batch_without_ids
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.plans.tables import Table
 
@@ -72,7 +71,7 @@ def trace_dense(
         build: builds the model on a device.
         local_batch_size: samples of one rank.
     """
-    with fake_dense_part(build, tables, local_batch_size) as model:
+    with fake_dense_part(build, tables, num_dense, local_batch_size) as (model, batch):
         parameters = [p for p in model.parameters() if p.requires_grad]
         memory = DenseMemory(
             parameter_bytes=sum(p.nbytes for p in parameters),
@@ -80,7 +79,6 @@ def trace_dense(
             activation_bytes=0,
         )
         try:
-            batch = fake_batch(num_dense, local_batch_size)
             peak_bytes = _step_peak_bytes(model, batch, parameters)
         except NEEDS_DATA as error:
             log.warning(
@@ -94,9 +92,12 @@ def trace_dense(
 
 @contextmanager
 def fake_dense_part(
-    build: Callable[[torch.device], Dlrm], tables: Sequence[Table], local_batch_size: int
-) -> Iterator[Dlrm]:
-    """Build a model whose tensors have no memory and whose lookup returns pooled vectors.
+    build: Callable[[torch.device], Dlrm],
+    tables: Sequence[Table],
+    num_dense: int,
+    local_batch_size: int,
+) -> Iterator[tuple[Dlrm, Batch]]:
+    """Build a model whose tensors have no memory and whose lookup returns pooled vectors; a batch.
 
     Within the block, new tensors have no memory either.
     """
@@ -107,7 +108,8 @@ def fake_dense_part(
         for module in model.modules():
             module._compiled_call_impl = None  # compiled layers would be compiled here
             _move_to_fake_cpu(module)
-        yield model
+        features = torch.empty(local_batch_size, num_dense)
+        yield model, batch_without_ids(features, torch.empty(local_batch_size))
 
 
 def _move_to_fake_cpu(module: nn.Module) -> None:
@@ -119,17 +121,6 @@ def _move_to_fake_cpu(module: nn.Module) -> None:
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
-
-
-def fake_batch(num_dense: int, num_samples: int) -> Batch:
-    """Return a batch of dense features and labels, without ids."""
-    return Batch(
-        dense_features=torch.empty(num_samples, num_dense),
-        sparse_features=KeyedJaggedTensor(
-            keys=[], values=torch.empty(0), lengths=torch.empty(0, dtype=torch.int32)
-        ),
-        labels=torch.empty(num_samples),
-    )
 
 
 def _step_peak_bytes(model: nn.Module, batch: Batch, parameters: Iterable[Tensor]) -> int:

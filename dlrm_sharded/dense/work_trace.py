@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from dlrm_sharded.dense.trace import fake_batch, fake_dense_part
-from dlrm_sharded.dense.work import DenseWork, Kernels
+from dlrm_sharded.dense.trace import fake_dense_part
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.marked_layers import MarkedLayers
 from dlrm_sharded.plans.tables import Table
+
+Kernels = NDArray[np.float64]
+"""[K, 2], floating-point operations of the matrix products of each kernel, and the bytes that it
+reads and writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseWork:
+    """Kernels of the dense part in one step on one rank, see `parts.DenseTimes`.
+
+    Args:
+        gradient_bytes: size of the gradients, and likewise of the weights.
+    """
+
+    bottom_forward: Kernels
+    top_forward: Kernels
+    top_backward: Kernels
+    bottom_backward: Kernels
+    gradient_bytes: int
 
 
 def trace_dense_work(
@@ -25,22 +45,19 @@ def trace_dense_work(
     *,
     num_dense: int,
     local_batch_size: int,
-    state_tensors: int = 0,
 ) -> DenseWork:
     """Train the dense part for one step without data, and count what it does.
 
     Args:
         build: builds the model on a device.
         local_batch_size: samples of one rank.
-        state_tensors: see `DenseWork`.
 
     Raises:
         torch's errors of fake mode (`dense_trace.NEEDS_DATA`): shapes depend on values.
     """
-    with fake_dense_part(build, tables, local_batch_size) as model:
+    with fake_dense_part(build, tables, num_dense, local_batch_size) as (model, batch):
         counter = _Counter()
         model.add_module("dense_arch", MarkedLayers(model.dense_arch, counter.mark))
-        batch = fake_batch(num_dense, local_batch_size)
         with counter:
             loss, _ = model(batch)
             counter.mark()
@@ -49,18 +66,12 @@ def trace_dense_work(
         gradient_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     before, bottom_forward, top_forward, top_backward, bottom_backward = counter.phases
     return DenseWork(
-        bottom_forward=_kernels(bottom_forward),
-        top_forward=_kernels(before + top_forward),
-        top_backward=_kernels(top_backward),
-        bottom_backward=_kernels(bottom_backward),
+        bottom_forward=np.array(bottom_forward),
+        top_forward=np.array(before + top_forward),
+        top_backward=np.array(top_backward),
+        bottom_backward=np.array(bottom_backward),
         gradient_bytes=gradient_bytes,
-        state_tensors=state_tensors,
     )
-
-
-def _kernels(counts: Sequence[tuple[float, float]]) -> Kernels:
-    flop, num_bytes = np.array(counts, dtype=np.float64).reshape(-1, 2).T
-    return Kernels(flop, num_bytes)
 
 
 class _Counter(TorchDispatchMode):

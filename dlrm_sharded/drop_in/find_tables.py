@@ -63,7 +63,9 @@ def find_tables(
         layouts = _layouts(types, topology, is_pooled=is_pooled, replicas=replicas)
         if isinstance(module, nn.EmbeddingBag):  # TorchRec gives it one shard of columns only
             layouts -= {"columns"}
-        tables, configured = {}, _precisions(module)
+        tables = {}
+        # TorchRec's unsharded modules hold in fp16 whatever is not in fp32, and FBGEMM does not.
+        configured = {config.name: config.data_type.value.lower() for config in _configs(module)}
         means = _pooled_by(PoolingType.MEAN, module)
         averaged = frozenset(config.name for config in means)
         sums = _pooled_by(PoolingType.SUM, module)
@@ -177,14 +179,6 @@ def _layouts(
         "replicas": replicas and is_pooled and ShardingType.DATA_PARALLEL.value in types,
     }
     return frozenset(layout for layout, is_possible in may_be.items() if is_possible)
-
-
-def _precisions(module: nn.Module) -> dict[str, str]:
-    """Return the precisions of the tables that have a config, as FBGEMM allocates them.
-
-    TorchRec's unsharded modules hold in fp16 whatever is not in fp32.
-    """
-    return {config.name: str(config.data_type.value).lower() for config in _configs(module)}
 
 
 def _pooled_by(kind: PoolingType, module: nn.Module) -> list[BaseEmbeddingConfig]:

@@ -15,7 +15,8 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
-from dlrm_sharded.cost.base import AdditiveCostModel, PricedTask
+from dlrm_sharded.cost.base import AdditiveCostModel, PricedTask, caveat_of
+from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.drop_in.find_tables import find_tables
 from dlrm_sharded.drop_in.module_tables import ModuleTables
 from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
@@ -98,7 +99,11 @@ class ShardedPlanner(TorchRecPlanner):
             pg: ranks of the model; all ranks of the job if None.
         """
         chosen = get_default_sharders() if sharders is None else sharders
-        topology = self.topology or _topology_of_all_ranks(pg)
+        topology = self.topology
+        if topology is None:
+            with all_or_none(group=pg):
+                topology = detect_topology(group=pg)
+            topology = with_memory_of_all_ranks(topology, group=pg)
         plan, self.report = on_rank_zero(lambda: self._plan(module, chosen, topology), group=pg)
         return plan
 
@@ -114,6 +119,7 @@ class ShardedPlanner(TorchRecPlanner):
             topology=topology,
             batch_size=self.batch_size or DEFAULT_LOCAL_BATCH_SIZE * topology.world_size,
         )
+        self._warn_of_other_device(topology)
         plan = self._shard(task, modules)
         validate(plan, task)
         torchrec_plan = TorchRecPlan(
@@ -128,6 +134,17 @@ class ShardedPlanner(TorchRecPlanner):
         report = self._report(task, plan, modules)
         log.info("%s", report)
         return torchrec_plan, report
+
+    def _warn_of_other_device(self, topology: Topology) -> None:
+        """Warn if the prices of the sharder or of the report are those of another device."""
+        context = getattr(self.sharder, "context", None)
+        priced_by = (getattr(context, "cost_model", None), self.cost_model)
+        for caveat in {caveat_of(model, topology) for model in priced_by} - {None}:
+            log.warning(
+                "%s; for these ranks, make context and prices with RunContext(device=%r)",
+                caveat,
+                topology.compute_device,
+            )
 
     def _shard(self, task: ShardingTask, modules: Sequence[ModuleTables]) -> ShardingPlan:
         """Return row blocks for the tables that have no other layout, and the sharder's plan."""
@@ -165,9 +182,13 @@ class ShardedPlanner(TorchRecPlanner):
     def _report(
         self, task: ShardingTask, plan: ShardingPlan, modules: Sequence[ModuleTables]
     ) -> str:
-        """Return a sentence on the plan: its predicted critical path, and that with replicas."""
+        """Return a sentence on the plan: its predicted times, their bound, and what replicas gain.
+
+        As elsewhere, prices of another device come with a caveat, and without a bound.
+        """
         replicated = len(plan.replicated_tables)
-        text = f"{len(task.tables)} tables on {task.topology.world_size} ranks"
+        counts = {"table": len(task.tables), "rank": task.topology.world_size}
+        text = " on ".join(f"{n} {noun}{'s' if n > 1 else ''}" for noun, n in counts.items())
         text += f", {replicated} of them replicated" if self.replicas else ""
         model = self.cost_model
         if model is None:
@@ -175,8 +196,14 @@ class ShardedPlanner(TorchRecPlanner):
             return f"{text}; without cost_model, their critical path is not predicted{unknown}"
         priced = model.price(task, plan.exchange_precision)
         task = priced.task
-        now_ms = model.predict(plan, task).critical_path_ms
-        text += f", predicted critical path {now_ms:.2f} ms"
+        cost = model.predict(plan, task)
+        now_ms = cost.critical_path_ms
+        text += f", predicted critical path {now_ms:.2f} ms, cost {cost.cost_ms:.2f} ms"
+        if priced.caveat is not None:
+            text += " (see the caveat)"
+        elif bound_ms := lower_bound_ms(priced):
+            gap = cost.cost_ms / bound_ms - 1
+            text += f", at most {100 * gap:z.1f} % above the best possible, {bound_ms:.2f} ms"
         if self.replicas or not (with_replicas := _with_replicas(plan, modules, priced)):
             return text
         then_ms = model.predict(with_replicas, task).critical_path_ms
@@ -231,9 +258,3 @@ def _with_replicas(
         if all(own <= have for own, have in zip(used, capacity, strict=True)):
             found = tried
     return found
-
-
-def _topology_of_all_ranks(group: dist.ProcessGroup | None) -> Topology:
-    with all_or_none(group=group):
-        topology = detect_topology(group=group)
-    return with_memory_of_all_ranks(topology, group=group)

@@ -19,7 +19,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.features import Floats, Workload, column_volume, workload_of_plan
+from dlrm_sharded.cost.workload import Floats, Workload, column_volume, workload_of_plan
 from dlrm_sharded.plans.layouts import is_replicated, is_row_wise
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost

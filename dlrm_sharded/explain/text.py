@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import (
@@ -83,14 +83,14 @@ def halves(plan: ShardingPlan) -> str:
 def profile_value_text(value: ProfileValue) -> str:
     """Write what the plan may cost by the profiles that were assumed, and what they are worth."""
     text = (
-        f"{value.num_assumed} tables have no measured reuse_histogram: by how skewed their "
-        f"accesses are, the plan costs {value.least_ms:.2f} to {value.most_ms:.2f} ms"
+        f"accesses to {value.num_assumed} tables were not measured: by how skewed they are, the "
+        f"plan costs {value.least_ms:.2f} to {value.most_ms:.2f} ms"
     )
     if value.gain is None:
         return text
     return (
-        f"{text}; a search that knows them finds plans that cost {100 * value.gain:.1f} % less, in "
-        "the mean (plan from data, or from the task.json of a run, to have them measured)"
+        f"{text}; a search that knows them finds plans that cost {100 * value.gain:.1f} % less "
+        "on average (plan from data, or from the task.json of a run, to have them measured)"
     )
 
 
@@ -278,48 +278,61 @@ def explain(
                 f"({cost.imbalance:.2f} x the mean); its largest parts: {blame}."
             )
         if report.cost is not None:
-            lines += ["", *_prediction_table(report.cost, cost)]
+            lines += ["", _prediction_table(report.cost, cost).markdown()]
     if report.diagnosis is not None:
         lines += _diagnosis_lines(report, report.diagnosis)
     lines += [
         "",
-        *markdown_table(
-            ["rank", "shards", "GiB", "columns", "columns read per sample", "cost ms"],
-            [_rank_cells(rank, shares[rank], cost) for rank in ranks],
-        ),
+        _ranks_table(shares, cost).markdown(),
         "",
         "A shard's cost is its share of its rank's: of computation by columns read, "
         "of communication by columns.",
         "",
-        *markdown_table(
-            ["rank", "table", "rows", "columns", "ids per sample", "MiB", "cost ms"],
-            [_shard_cells(rank, share) for rank in slowest_first for share in shares[rank]],
-        ),
+        _shards_table({rank: shares[rank] for rank in slowest_first}).markdown(),
     ]
     return "\n".join(lines)
 
 
-def _rank_cells(rank: int, shares: Sequence[ShardShare], cost: PlanCost | None) -> list[object]:
-    return [
-        rank,
-        len(shares),
-        f"{sum(share.size_bytes for share in shares) / GIB:.3f}",
-        sum(share.shard.num_cols for share in shares),
-        f"{sum(share.work for share in shares):,.0f}",
-        _ms(None if cost is None else cost.per_rank[rank].total_ms),
+def _ranks_table(
+    shares_by_rank: Mapping[int, Sequence[ShardShare]], cost: PlanCost | None
+) -> TextTable:
+    columns = (
+        *("rank", "shards", Column("GiB", ".3f"), "columns"),
+        *(Column("columns read per sample", ",.0f"), Column("cost ms", ".2f")),
+    )
+    rows = [
+        (
+            rank,
+            len(shares),
+            sum(share.size_bytes for share in shares) / GIB,
+            sum(share.shard.num_cols for share in shares),
+            sum(share.work for share in shares),
+            None if cost is None else cost.per_rank[rank].total_ms,
+        )
+        for rank, shares in shares_by_rank.items()
     ]
+    return TextTable(columns, rows)
 
 
-def _shard_cells(rank: int, share: ShardShare) -> list[object]:
-    return [
-        rank,
-        share.table.name,
-        _part(share.shard.rows),
-        _part(share.shard.cols),
-        f"{share.table.pooling_factor:.1f}",
-        f"{share.size_bytes / 2**20:.1f}",
-        _ms(share.cost_ms),
+def _shards_table(shares_by_rank: Mapping[int, Sequence[ShardShare]]) -> TextTable:
+    columns = (
+        *("rank", "table", "rows", "columns", Column("ids per sample", ".1f")),
+        *(Column("MiB", ".1f"), Column("cost ms", ".2f")),
+    )
+    rows = [
+        (
+            rank,
+            share.table.name,
+            _part(share.shard.rows),
+            _part(share.shard.cols),
+            share.table.pooling_factor,
+            share.size_bytes / 2**20,
+            share.cost_ms,
+        )
+        for rank, shares in shares_by_rank.items()
+        for share in shares
     ]
+    return TextTable(columns, rows)
 
 
 def _diagnosis_lines(report: PlanReport, diagnosis: Diagnosis) -> list[str]:
@@ -338,16 +351,17 @@ def difference(predicted_ms: float, measured_ms: float) -> str:
     return f"{100 * (predicted_ms / measured_ms - 1):+z.0f} %"
 
 
-def _prediction_table(predicted: PlanCost, measured: PlanCost) -> list[str]:
+def _prediction_table(predicted: PlanCost, measured: PlanCost) -> TextTable:
     times = {
         label: (predicted.stage_max_ms(stage), measured.stage_max_ms(stage))
         for stage, label in zip(STAGES, STAGE_LABELS, strict=True)
     }
     times["critical path"] = predicted.critical_path_ms, measured.critical_path_ms
     times["embedding cost"] = predicted.cost_ms, measured.cost_ms
-    return markdown_table(
-        ["stage (max over ranks)", "predicted ms", "measured ms", "difference"],
-        [[name, _ms(a), _ms(b), difference(a, b)] for name, (a, b) in times.items()],
+    columns = ("predicted ms", "measured ms")
+    return TextTable(
+        ["stage (max over ranks)", *(Column(name, ".2f") for name in columns), "difference"],
+        [(name, a, b, difference(a, b)) for name, (a, b) in times.items()],
     )
 
 

@@ -58,6 +58,20 @@ def read_form(
     return found
 
 
+def form_of(value: Any) -> dict[str, Any]:
+    """Return the form that `read_form` reads; fields that have their default are left out.
+
+    A tuple becomes a list.
+    """
+    fields = [f for f in dataclasses.fields(value) if f.metadata.get("in_json", True)]
+    found = {f.name: getattr(value, f.name) for f in fields}
+    return {f.name: _as_list(found[f.name]) for f in fields if found[f.name] != f.default}
+
+
+def _as_list(value: Any) -> Any:
+    return [_as_list(item) for item in value] if isinstance(value, tuple) else value
+
+
 def _check_keys(raw: object, found: Any, place: str) -> None:
     """Raise ValidationError if an object in `raw` has a key that its form in `found` lacks."""
     if isinstance(raw, Mapping):

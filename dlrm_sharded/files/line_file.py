@@ -131,23 +131,20 @@ class LineFile:
                     found[number] = parsed
             if len(found) == most:
                 break
-        where = f"of {len(lines)} lines of the journal of {self.noun}s {self.path}"
-        if unusable:
-            log.warning(
-                "%d %s cannot be used and %s passed over: %s",
-                len(unusable),
-                where,
-                "is" if len(unusable) == 1 else "are",
-                named(unusable[::-1]),
-            )
-        if later:
-            log.warning(
-                "%d %s %s of a later version of dlrm_sharded, which this one passes over: %s",
-                len(later),
-                where,
-                "is" if len(later) == 1 else "are",
-                named(later[::-1]),
-            )
+        for numbers, problem in (
+            (unusable, "cannot be used and {} passed over"),
+            (later, "{} of a later version of dlrm_sharded, which this one passes over"),
+        ):
+            if numbers:
+                log.warning(
+                    "%d of %d lines of the journal of %ss %s %s: %s",
+                    len(numbers),
+                    len(lines),
+                    self.noun,
+                    self.path,
+                    problem.format("is" if len(numbers) == 1 else "are"),
+                    named(numbers[::-1]),
+                )
         return dict(reversed(found.items()))
 
     def _check_kind(self) -> None:

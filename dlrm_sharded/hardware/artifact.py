@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -167,15 +167,14 @@ def find_artifact(
     """
     candidates: list[tuple[tuple[float, ...], Path]] = []
     damaged: list[Path] = []
-    for folder in (SHIPPED,) if shipped_only else (CALIBRATED, SHIPPED):
-        for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
-            meta = _sound_header(path, kind)
-            if meta is None:
-                damaged.append(path)
-                fitness = _fitness_of_damaged(path, kind, hardware, device)
-            else:
-                fitness = _fitness(meta, hardware, device)
-            candidates.append((fitness, path))
+    for path, meta, made_on in _files(kind, (SHIPPED,) if shipped_only else (CALIBRATED, SHIPPED)):
+        if meta is not None:
+            fitness = _fitness(meta, hardware, device)
+        else:
+            damaged.append(path)
+            named = hardware is not None and path.stem == artifact_name(kind.name, hardware.name)
+            fitness = (named, named, made_on == device, -math.inf, named)
+        candidates.append((fitness, path))
     if not candidates:
         raise DataError(
             f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
@@ -199,16 +198,6 @@ def _fitness(meta: Mapping[str, Any], hardware: Hardware | None, device: str) ->
         -match.distance,
         hardware is not None and hardware.name == theirs.name,
     )
-
-
-def _fitness_of_damaged(
-    path: Path, kind: Kind, hardware: Hardware | None, device: str
-) -> tuple[float, ...]:
-    """Return the same of a damaged file, from its name."""
-    on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
-    is_of_hardware = hardware is not None and (path.stem == artifact_name(kind.name, hardware.name))
-    is_of_device = device == ("cpu" if on_cpu else "cuda")
-    return (is_of_hardware, is_of_hardware, is_of_device, -math.inf, is_of_hardware)
 
 
 def match_of(ours: Hardware | None, theirs: Hardware) -> Match:
@@ -336,13 +325,21 @@ def has_artifact(kind: Kind, device: str) -> bool:
     Args:
         device: "cpu" or "cuda".
     """
-    for folder in (CALIBRATED, SHIPPED):
-        for path in folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}"):
+    return any(device == made_on for _, _, made_on in _files(kind, (CALIBRATED, SHIPPED)))
+
+
+def _files(
+    kind: Kind, folders: Sequence[Path]
+) -> Iterator[tuple[Path, dict[str, Any] | None, str]]:
+    """Yield the files of a kind, with their descriptions and types of device.
+
+    A damaged file has no description, and the type of device that its name says.
+    """
+    for folder in folders:
+        for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             meta = _sound_header(path, kind)
             on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
-            if device == (meta["device"] if meta else "cpu" if on_cpu else "cuda"):
-                return True
-    return False
+            yield path, meta, meta["device"] if meta else "cpu" if on_cpu else "cuda"
 
 
 def checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
+CALIBRATE = "`dlrm-calibrate`"
 
 RETUNE = "init_from=packaged costs=predicted schedule.num_rounds=3"
 """Overrides of `dlrm-train-policy` that adapt the packaged policy to the run's cost model."""
@@ -35,7 +35,7 @@ class Kind:
 
 def cost_model_kind(name: str) -> Kind:
     """Return the kind of cost models of this name."""
-    calibrate = "run `make calibrate` (2 minutes) for a model of this hardware"
+    calibrate = f"run {CALIBRATE} (2 minutes) for a model of this hardware"
     return Kind(
         name,
         noun="cost model",
@@ -44,8 +44,8 @@ def cost_model_kind(name: str) -> Kind:
         f"from stated bandwidths; {calibrate}, or plan with sharder=torchrec",
         other_hardware="its times may be wrong by a factor, and its order of plans is less "
         f"reliable; {calibrate}",
-        other_optimizer="backward computation may be wrong; run `make calibrate "
-        "ARGS=collect.optimizer={optimizer}`",
+        other_optimizer="backward computation may be wrong; run "
+        "`dlrm-calibrate collect.optimizer={optimizer}`",
         required=("ranges", "measured_links"),
     )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import workload_of_tables
+from dlrm_sharded.cost.workload import workload_of_tables
 from dlrm_sharded.host_memory.cache_prices import CachePrices
 from dlrm_sharded.host_memory.miss_ratio import curve_of
 from dlrm_sharded.plans.cached_memory import CACHE_WAYS, cached_shard_bytes, host_shard_bytes

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
 from dlrm_sharded.cost.gpu_lookups import KERNEL_MS, NUM_KERNELS, REFERENCE_GB_PER_S
+from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, find_gpu_spec, gpu_specs
 from dlrm_sharded.host_memory.miss_ratio import curve_of
 from dlrm_sharded.plans.cached_memory import WEIGHT_BYTES

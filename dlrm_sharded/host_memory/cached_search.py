@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Floats, workload_of_rows
+from dlrm_sharded.cost.workload import Floats, workload_of_rows
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.host_memory.cache_choice import (
     CacheChoice,
@@ -30,9 +30,6 @@ from dlrm_sharded.plans.task import GIB, HOST_MEMORY_KEYS, ShardingTask
 from dlrm_sharded.search.feasibility import why_none_found
 from dlrm_sharded.search.problem import Blocks, Demand, Problem
 from dlrm_sharded.search.state import State
-
-WHEN_TO_CACHE = ("auto", "never")
-"""Values of the option `cache_tables`: where nothing else fits GPUs, or not at all."""
 
 CACHE_TABLES = ("auto", "never")
 """Values of the option `cache_tables`: where no other plan fits GPUs, or not at all."""

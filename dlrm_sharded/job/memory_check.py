@@ -50,13 +50,11 @@ def traced_workload(
     measure: MeasureConfig,
     *,
     world_size: int,
-    checkpoint_copy: bool = False,
 ) -> Workload:
     """Return what a run does besides its tables and plan; the model is traced without memory.
 
     Args:
         build: builds the model on a device.
-        checkpoint_copy: whether checkpoints are written from a copy of the tables.
     """
     dense = trace_dense(
         build,
@@ -82,7 +80,6 @@ def traced_workload(
         num_measured_batches=0 if cached_bytes else min(num_train, measure.num_batches),
         num_eval_samples=num_val * dataset.batch_size,
         cached_batch_bytes=cached_bytes,
-        checkpoint_copy=checkpoint_copy,
     )
 
 

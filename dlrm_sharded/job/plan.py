@@ -82,7 +82,8 @@ def begin(prepared: Prepared, planned: Planned) -> None:
     write_prices(prices_beside(folder / "plan.json"), prepared.planner.cost_model)
     write_memory(folder, planned.memory.ranks)
     if not prepared.settings.dry_run:
-        set_aside(start.damaged)
+        for path in start.damaged:
+            set_aside(path)
         note_start(folder, start, task.topology.world_size)
 
 

@@ -9,6 +9,7 @@ import logging
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.checkpoint.manifest import RunState
+from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.job.build import Built
 from dlrm_sharded.job.measure import Measured
 from dlrm_sharded.job.memory_check import used_text
@@ -79,15 +80,7 @@ def _trainer(
         batch_size=settings.batch_size,
         rank=prepared.rank,
         log_scalar=writer.scalar,
-        checkpoints=Checkpoints.if_enabled(
-            folder.path,
-            settings.trainer.checkpoint,
-            built.state,
-            describe=functools.partial(_run_state, _first_state(prepared, planned, built), writer),
-            rank=prepared.rank,
-            in_background=planned.memory.has_checkpoint_copy,
-            check_owner=folder.check_owner,
-        ),
+        checkpoints=_checkpoints(writer, prepared, planned, built),
         start=progress,
         conclude_trace=functools.partial(
             report_trace,
@@ -99,6 +92,24 @@ def _trainer(
             writer=writer,
         ),
     )
+
+
+def _checkpoints(
+    writer: RunWriter, prepared: Prepared, planned: Planned, built: Built
+) -> Checkpoints | None:
+    """Return what writes the checkpoints of a run, or None if it is to write none."""
+    config, rank, folder = prepared.settings.trainer.checkpoint, prepared.rank, prepared.folder
+    if config is None or not config.is_enabled:
+        return None
+    saver = Saver(
+        folder.path,
+        keep=config.keep,
+        background=planned.memory.has_checkpoint_copy,
+        rank=rank,
+        check_owner=folder.check_owner,
+    )
+    describe = functools.partial(_run_state, _first_state(prepared, planned, built), writer)
+    return Checkpoints(saver, config, built.state, describe=describe, rank=rank)
 
 
 def _first_state(prepared: Prepared, planned: Planned, built: Built) -> RunState:

@@ -61,7 +61,13 @@ class ReplicaWeights:
 def replicas_of(embeddings: ShardedEmbeddingBagCollection) -> list[ReplicaWeights]:
     """Return the replicas of a sharded collection; none if its plan has none."""
     return [
-        _of_kernel(kernel, place, lookup.process_group)
+        ReplicaWeights(
+            tables=tuple(config.name for config in kernel.config.embedding_tables),
+            shapes=tuple((c.local_rows, c.local_cols) for c in kernel.config.embedding_tables),
+            weights=kernel.emb_module.weights,
+            place=place,
+            group=lookup.process_group,
+        )
         for place, lookup in replica_lookups(embeddings).items()
         for kernel in lookup.modules()
         if isinstance(kernel, BatchedDenseEmbeddingBag)
@@ -75,19 +81,6 @@ def replica_lookups(embeddings: ShardedEmbeddingBagCollection) -> dict[int, Any]
         for place, lookup in enumerate(embeddings._lookups)
         if isinstance(lookup, DistributedDataParallel)
     }
-
-
-def _of_kernel(
-    kernel: BatchedDenseEmbeddingBag, place: int, group: dist.ProcessGroup
-) -> ReplicaWeights:
-    configs = kernel.config.embedding_tables
-    return ReplicaWeights(
-        tables=tuple(config.name for config in configs),
-        shapes=tuple((config.local_rows, config.local_cols) for config in configs),
-        weights=kernel.emb_module.weights,
-        place=place,
-        group=group,
-    )
 
 
 def replica_optimizer(

@@ -57,7 +57,7 @@ def shard_model(
         module=model,
         env=sharding_env(None if is_alone else new_group()),
         device=device,
-        plan=_torchrec_plan(plan, tables, topology),
+        plan=TorchRecPlan({EMBEDDINGS: to_torchrec(plan, tables, topology)}),
         sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)],
         init_data_parallel=not is_alone,
         data_parallel_wrapper=_DenseInOwnGroup(),
@@ -86,15 +86,11 @@ def dry_shard_model(
         module=model,
         env=sharding_env(),
         device=torch.device("meta"),
-        plan=_torchrec_plan(own, tables, topology),
+        plan=TorchRecPlan({EMBEDDINGS: to_torchrec(own, tables, topology)}),
         sharders=[EmbeddingBagCollectionSharder()],
         init_data_parallel=False,
         init_parameters=False,
     )
-
-
-def _torchrec_plan(plan: ShardingPlan, tables: Sequence[Table], topology: Topology) -> TorchRecPlan:
-    return TorchRecPlan({EMBEDDINGS: to_torchrec(plan, tables, topology)})
 
 
 def exchange_codecs(precision: ExchangePrecision) -> dict[str, QuantizedCommCodecs] | None:

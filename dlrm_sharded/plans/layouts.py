@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +50,21 @@ class ColumnShards:
 
     def torchrec_type(self, topology: Topology) -> str:
         return "column_wise"
+
+    @staticmethod
+    def shards(table: Table, widths: Iterable[tuple[int, int]]) -> list[Shard]:
+        """Return the shards of a table side by side.
+
+        Args:
+            widths: ranks and numbers of columns, from the left; the last shard ends with the table,
+                so it may be narrower.
+        """
+        shards, start = list[Shard](), 0
+        for rank, width in widths:
+            stop = min(start + width, table.embedding_dim)
+            shards.append(dataclasses.replace(Shard.whole(table, rank), cols=(start, stop)))
+            start = stop
+        return shards
 
     @classmethod
     def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> ColumnShards:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.files.json_files import read_json_object
-from dlrm_sharded.files.json_forms import Number, read_form
+from dlrm_sharded.files.json_forms import Number, form_of, read_form
 from dlrm_sharded.plans.cached_memory import cached_shard_bytes, host_shard_bytes
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.tables import Table
@@ -106,19 +106,7 @@ class Shard:
         `precision`, and only cached shards the key `load_factor`. Readers that do not know them
         refuse such plans.
         """
-        fields: dict[str, Any] = {
-            "table": self.table,
-            "rank": self.rank,
-            "rows": list(self.rows),
-            "cols": list(self.cols),
-        }
-        if self.replicated:
-            fields["replicated"] = True
-        if self.precision != "fp32":
-            fields["precision"] = self.precision
-        if self.load_factor is not None:
-            fields["load_factor"] = self.load_factor
-        return fields
+        return form_of(self)
 
     def __str__(self) -> str:
         if self.replicated:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 if TYPE_CHECKING:
     import polars
 
+from dlrm_sharded.files.json_forms import read_form
+
 FORWARD, BACKWARD = "forward", "backward"
 DIRECTIONS = (FORWARD, BACKWARD)
 
@@ -196,6 +198,13 @@ class PlanCost:
         }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> PlanCost:
-        """Read what `to_json` returned."""
-        return cls(per_rank=tuple(StageCost(**rank) for rank in fields["per_rank"]))
+    def from_json(cls, fields: Mapping[str, Any], *, name: str = "the cost of a plan") -> PlanCost:
+        """Read what `to_json` returned.
+
+        Args:
+            name: what holds the JSON, for messages.
+
+        Raises:
+            DataError: it has another form.
+        """
+        return read_form({"per_rank": fields.get("per_rank")}, cls, name=name)

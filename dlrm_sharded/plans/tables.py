@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
-from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, make_plain
+from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, form_of, make_plain
 
 COLUMN_MULTIPLE = 4
 """Widths are multiples of this: FBGEMM's lookup loads 16 bytes, or four fp32 columns, at a time."""
@@ -95,17 +95,7 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a table in task.json."""
-        fields: dict[str, Any] = {
-            "name": self.name,
-            "num_embeddings": self.num_embeddings,
-            "embedding_dim": self.embedding_dim,
-            "pooling_factor": self.pooling_factor,
-        }
-        if self.reuse_histogram is not None:
-            fields["reuse_histogram"] = list(self.reuse_histogram)
-        if self.miss_ratio_curve is not None:
-            fields["miss_ratio_curve"] = [list(point) for point in self.miss_ratio_curve]
-        return fields
+        return form_of(self)
 
 
 def _check_curve(key: str, points: tuple[tuple[Number, Number], ...]) -> None:

@@ -1,4 +1,4 @@
-"""Says whether this job was started again, and when it began.
+"""Says which rank this is, whether its job was started again, and when that began.
 
 It reads the environment that torchrun and Slurm set, and loads no torch.
 """
@@ -19,6 +19,11 @@ RESTARTS_VARIABLE = "DLRM_SHARDED_RESTARTS"
 restarts after failures on the same host."""
 
 STARTED_FOLDER = Path("runs/.started")
+
+
+def rank_number() -> int:
+    """Return the number of this rank, as torchrun sets it; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def is_restart() -> bool:

@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d
 
 from dlrm_sharded.files.errors import ConfigError, HungRankError, RankError, UserError, check_number
 from dlrm_sharded.plans.task import GIB, Topology
-from dlrm_sharded.ranks.attempt import is_restart as is_restart
+from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.job_store import JobStore
@@ -77,7 +77,7 @@ def rank_from_environment() -> Rank:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cuda", local_rank) if device_type() == "cuda" else torch.device("cpu")
     return Rank(
-        rank=int(os.environ.get("RANK", "0")),
+        rank=rank_number(),
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
@@ -141,7 +141,9 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
         # them, as gloo would for a hung rank: there the process ends with its group, and torchrun
         # ends the others.
         waits = on_cuda or isinstance(lost, HungRankError)
-        if dist.is_initialized() and (not waits or _is_raised_by_all_ranks(error)):
+        source = error.__cause__
+        on_all_ranks = isinstance(source, RankError) and source.on_all_ranks
+        if dist.is_initialized() and (not waits or on_all_ranks):
             _leave_group()
         if lost is None:
             raise
@@ -176,10 +178,6 @@ def _prepare_device(rank: Rank) -> None:
             f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
         )
     torch.cuda.set_device(rank.device)
-
-
-def _is_raised_by_all_ranks(error: BaseException) -> bool:
-    return isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
 
 
 def _leave_group() -> None:

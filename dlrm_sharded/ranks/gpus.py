@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 DEVICE_VARIABLE = "DLRM_SHARDED_DEVICE"
@@ -19,19 +18,6 @@ DEVICE_VARIABLE = "DLRM_SHARDED_DEVICE"
 DEVICE_FILES = Path("/dev")
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 NVIDIA_SMI_TIMEOUT_S = 60
-
-
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    """A GPU by its UUID, and by the UUIDs of the parts (MIG) that it is divided into."""
-
-    uuid: str
-    parts: tuple[str, ...] = ()
-
-    def has_name(self, name: str) -> bool:
-        """Return whether CUDA_VISIBLE_DEVICES can name the GPU, or a part of it, like this."""
-        uuids = (self.uuid, *self.parts)
-        return name.startswith(("GPU-", "MIG-")) and any(uuid.startswith(name) for uuid in uuids)
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -48,7 +34,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
         return []
     gpus = _gpus_of_machine()
     names = [str(index) for index in range(len(gpus))] if listed is None else listed.split(",")
-    visible: dict[str, _Gpu] = {}
+    visible: dict[str, list[str]] = {}
     for name in map(str.strip, names):
         gpu = _find(name, gpus)
         if gpu is None:
@@ -56,7 +42,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
         if name in visible:
             return []
         visible[name] = gpu
-    divided = [name for name, gpu in visible.items() if gpu.parts]
+    divided = [name for name, (_, *parts) in visible.items() if parts]
     return divided[:1] or list(visible)
 
 
@@ -70,26 +56,29 @@ def driver_version() -> str | None:
     return None if version is None else version[0]
 
 
-def _find(name: str, gpus: list[_Gpu]) -> _Gpu | None:
+def _find(name: str, gpus: list[list[str]]) -> list[str] | None:
+    """Return the GPU that CUDA_VISIBLE_DEVICES names like this, or whose part it names."""
     if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
-    return next((gpu for gpu in gpus if gpu.has_name(name)), None)
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    return next((gpu for gpu in gpus if any(uuid.startswith(name) for uuid in gpu)), None)
 
 
-def _gpus_of_machine() -> list[_Gpu]:
-    """Return all GPUs, in the order of their numbers.
+def _gpus_of_machine() -> list[list[str]]:
+    """Return all GPUs, in the order of their numbers: the UUID of each, and of its parts (MIG).
 
     If nvidia-smi is missing or fails, as it does while an update of the driver waits for a reboot,
     the files that CUDA would open are counted. A scheduler may deny a job to open them.
     """
-    gpus: list[_Gpu] = []
+    gpus: list[list[str]] = []
     for line in nvidia_smi("-L").splitlines():
         uuid = re.search(r"UUID: ([^)\s]+)", line)
         if line.startswith("GPU"):
-            gpus.append(_Gpu(uuid[1] if uuid else ""))
+            gpus.append([uuid[1] if uuid else ""])
         elif gpus and uuid and line.lstrip().startswith("MIG"):
-            gpus[-1] = _Gpu(gpus[-1].uuid, (*gpus[-1].parts, uuid[1]))
-    return gpus or [_Gpu("") for file in DEVICE_FILES.glob("nvidia[0-9]*") if _can_open(file)]
+            gpus[-1].append(uuid[1])
+    return gpus or [[""] for file in DEVICE_FILES.glob("nvidia[0-9]*") if _can_open(file)]
 
 
 def _can_open(file: Path) -> bool:

@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from dlrm_sharded.files.errors import (
     LostRankError,
     RankError,
 )
+from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.collective_names import collective_name
 from dlrm_sharded.ranks.process import is_stopped, parent_of
 
@@ -64,7 +66,7 @@ def connect(timeout_s: float) -> dist.Store:
     port = os.environ.get("MASTER_PORT", "")
     if not port.isdecimal():
         raise ConfigError(f"MASTER_PORT is {port!r}, must be a port; MASTER_ADDR is set")
-    is_master = _rank() == 0 and not _agent_serves()
+    is_master = rank_number() == 0 and not _agent_serves()
     store = open_store(
         os.environ["MASTER_ADDR"], int(port), is_master=is_master, timeout_s=timeout_s
     )
@@ -107,10 +109,6 @@ def open_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> di
     )
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 def _agent_serves() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
@@ -128,13 +126,13 @@ def wait_for_all_ranks(timeout_s: float) -> None:
     store.wait(["all_are_here"], timeout)
     if store.add("departures", 1) == world_size:
         store.set("all_have_left", "")
-    if _rank() == 0:  # its process may serve the store to the others
+    if rank_number() == 0:  # its process may serve the store to the others
         store.wait(["all_have_left"], timeout)
 
 
 def announce_end(message: str, *, is_reported: bool, timeout_s: float) -> None:
     """Tell ranks that come to a meeting later that this one has ended with an error."""
-    value = json.dumps([_rank(), message, is_reported])
+    value = json.dumps([rank_number(), message, is_reported])
     dist.PrefixStore("meeting", connect(timeout_s)).set("ended", value)
 
 
@@ -261,13 +259,13 @@ class JobStore:
         )
         return error
 
-    def _in_time(self, ask: object, place: str) -> LostRankError:
+    def _in_time(self, ask: Callable[[], LostRankError], place: str) -> LostRankError:
         """Ask the store in a thread: a store that a hung rank 0 serves never answers."""
         answers: list[LostRankError] = []
 
         def run() -> None:
             try:
-                answers.append(ask())  # type: ignore[operator]
+                answers.append(ask())
             except Exception as error:  # the store's: its server is gone
                 log.debug("the job's store failed: %s", error)
 

@@ -10,9 +10,11 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
 
@@ -99,6 +101,23 @@ def quiet_without_reader() -> Iterator[None]:
         for number in broken:  # what is still buffered goes there
             os.dup2(nowhere, number)
         raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+@contextmanager
+def kept_signals(numbers: Iterable[signal.Signals]) -> Iterator[Mapping[signal.Signals, Any]]:
+    """Restore the handlers of signals after the block, which is given those from before it."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield before
+    finally:
+        set_handlers(before)
+
+
+def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Set handlers of signals, unless this is a thread that Python does not allow to."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def die_with_parent() -> None:

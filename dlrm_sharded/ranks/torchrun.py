@@ -13,6 +13,7 @@ It takes torchrun's arguments and runs torchrun's agent. It differs in what user
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import json
@@ -41,7 +42,13 @@ from torch.distributed.run import (
     parse_min_max_nnodes,
 )
 
-from dlrm_sharded.files.errors import ConfigError, HungRankError, LostRankError
+from dlrm_sharded.files.errors import (
+    EXIT_ERROR,
+    EXIT_USER_ERROR,
+    ConfigError,
+    HungRankError,
+    LostRankError,
+)
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.job_store import PORT_TAKEN, TAKEN_TEXT, open_store
 from dlrm_sharded.ranks.process import (
@@ -59,13 +66,15 @@ after SIGTERM (KillWait). torch 2.11 always waits 30 s."""
 PROBE_S = 10.0
 """Time in which the store of a job that has begun on another host must answer."""
 
-EXIT_ERROR = 1
-EXIT_USER_ERROR = 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 ASKING_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ranks take as a request to stop; the others reach them as SIGTERM."""
 
 ELASTIC_LOGGER = "torch.distributed.elastic"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 class UserErrorOfRanksError(Exception):
@@ -84,15 +93,18 @@ def launch(arguments: Sequence[str]) -> int:
     Args:
         arguments: as torchrun takes them.
     """
-    args = parse_args(list(arguments))
+    try:
+        return _launch(parse_args(list(arguments)))
+    except ConfigError as error:
+        say(f"error: {error}")
+        return EXIT_USER_ERROR
+
+
+def _launch(args: argparse.Namespace) -> int:
     num_hosts = parse_min_max_nnodes(args.nnodes)[1]
     if args.rdzv_id == "none" and num_hosts == 1:
         args.rdzv_id = str(uuid.uuid4())
-    try:
-        check_threads()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR
+    check_threads()
     threads = threads_of_a_rank(determine_local_world_size(args.nproc_per_node))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     # a rank that crashes in a library says where, before it dies
@@ -122,20 +134,14 @@ def launch(arguments: Sequence[str]) -> int:
         return EXIT_USER_ERROR
     except ChildFailedError as error:
         return _conclude(error.failures)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR
     except DistNetworkError as error:
         if PORT_TAKEN not in str(error):
             raise
-        print(f"error: {config.rdzv_endpoint} {TAKEN_TEXT}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR
+        raise ConfigError(f"{config.rdzv_endpoint} {TAKEN_TEXT}") from error
     except RendezvousError as error:
-        print(
+        say(
             f"error: the hosts did not meet at {config.rdzv_endpoint}: {error}; the host that "
-            "ended first has the reason, unless no host listens there",
-            file=sys.stderr,
-            flush=True,
+            "ended first has the reason, unless no host listens there"
         )
         return EXIT_ERROR
     return 0
@@ -176,11 +182,9 @@ class StopRequest:
         if self.number == 0:
             self.number = number
             if number != signal.SIGINT:  # after which the ranks say so themselves
-                print(
+                say(
                     f"{signal.Signals(number).name}: the ranks are ended; those that train write a "
-                    "checkpoint first",
-                    file=sys.stderr,
-                    flush=True,
+                    "checkpoint first"
                 )
             passed_on = number if number in ASKING_TO_STOP else signal.SIGTERM
             raise SignalException(f"stopped by signal {number}", signal.Signals(passed_on))
@@ -207,11 +211,7 @@ class FailureLog(logging.Handler):
         if str(record.msg).startswith("failed (exitcode") and len(arguments) >= 2:
             self.exit_code, self.local_rank = int(str(arguments[0])), int(str(arguments[1]))
         elif str(record.msg).startswith("Unable to shutdown") and arguments:
-            print(
-                f"rank process {arguments[0]} did not end after SIGTERM and is killed",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"rank process {arguments[0]} did not end after SIGTERM and is killed")
 
 
 class RememberedLogs(LogsSpecs):
@@ -253,7 +253,7 @@ def _replace_rendezvous(config: LaunchConfig, failures: FailureLog, logs: Rememb
         reason = "ranks of another host have ended"
         if failures.exit_code is not None:
             reason = f"local rank {failures.local_rank} {_how(failures.exit_code)}"
-        print(f"{reason}; all ranks start again (restart {number})", file=sys.stderr, flush=True)
+        say(f"{reason}; all ranks start again (restart {number})")
         failures.exit_code = None
 
     def create(parameters: RendezvousParameters) -> RendezvousHandler:
@@ -284,7 +284,7 @@ def _conclude(failures: Mapping[int, ProcessFailure]) -> int:
             reason = f"rank {rank} failed with {reason} (its traceback is above)"
         elif rank:
             reason = f"rank {rank}: {reason}"
-        print(f"error: {reason}", file=sys.stderr, flush=True)
+        say(f"error: {reason}")
     return EXIT_USER_ERROR if failure.exitcode == EXIT_USER_ERROR else EXIT_ERROR
 
 

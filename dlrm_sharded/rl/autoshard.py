@@ -19,33 +19,26 @@ Letters: E episodes, T tables, W ranks, K numbers of a table, H numbers of a sta
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.rl.env import (
+    Placements,
     entropies,
     free_before_each_step,
     legal_ranks,
     log_probabilities,
     one_hot,
-    roll_out,
     sums_before_each_step,
 )
 from dlrm_sharded.rl.nets import VECTOR_SIZE, CostHead, PlacementNet, TableNet, mlp, sums_by_rank
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, TaskTensors
-from dlrm_sharded.rl.tasks import TaskPool
-from dlrm_sharded.rl.training import (
-    EpisodeMeans,
-    MeasuredPlans,
-    MethodConfig,
-    RoundProgress,
-    adam_optimizers,
-    adam_step,
-    relative_error_loss,
-)
+from dlrm_sharded.rl.training import MethodConfig, TrainingMethod
 
 STATE_SIZE = 64
 SCORE_LAYERS = (128, 128, 64)
@@ -289,64 +282,50 @@ class AutoShardConfig(MethodConfig):
         if self.reward not in REWARDS:
             raise ConfigError(f"policy.reward is {self.reward!r}; known: {', '.join(REWARDS)}")
 
+    @property
+    def episodes(self) -> tuple[int, int, int]:
+        return self.rollouts, self.tasks_per_rollout, self.episodes_per_task
+
     def build(self) -> AutoShardTraining:
         return AutoShardTraining(self)
 
 
-class AutoShardTraining:
-    """Fits the cost network and updates the actor-critic; see `training.TrainingMethod`."""
+class AutoShardTraining(TrainingMethod):
+    """Fits the cost network, and updates the actor-critic on V-trace targets."""
+
+    net: AutoShard
 
     def __init__(self, config: AutoShardConfig) -> None:
-        self._config = config
-        self.net = AutoShard()
-        self.optimizers = adam_optimizers(cost=self.net.cost, policy=self.net.policy)
+        net = AutoShard()
+        super().__init__(config, net, cost=net.cost, policy=net.policy)
+        self._reward, self._num_updates = config.reward, config.updates_per_rollout
 
-    def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
-        """Return the mean relative error of the last batch's ranks, in percent."""
-        config = self._config
-        targets = torch.tensor([[rank.total_ms for rank in cost.per_rank] for cost in plans.costs])
-        size = plans.tasks.world_size
-        error = torch.zeros(())
-        for done in progress.shares_done(config.cost_updates):
-            batch = progress.draw_batch(len(plans.costs), config.cost_batch)
-            tasks, ranks = plans.tasks.select(batch), plans.ranks[batch]
-            sums = sums_by_rank(self.net.cost.table(tasks), ranks, size)
-            costs = self.net.ms * self.net.cost(sums, sums.amax(dim=1, keepdim=True))
-            errors = (costs - targets[batch]) / targets[batch].mean(dim=1, keepdim=True)
-            loss = relative_error_loss(errors)
-            adam_step(self.optimizers["cost"], loss, config.cost_learning_rate * (1.0 - done))
-            error = errors.detach().abs().mean()
-        return 100 * float(error)
+    def measured_ms(self, costs: Sequence[PlanCost]) -> tuple[Tensor, ...]:
+        return (torch.tensor([[rank.total_ms for rank in cost.per_rank] for cost in costs]),)
 
-    def improve(self, pool: TaskPool, progress: RoundProgress) -> EpisodeMeans:
-        """Update the actor-critic on V-trace targets."""
-        config = self._config
-        means = EpisodeMeans()
-        for done in progress.shares_done(config.rollouts):
-            drawn = [pool.draw(progress.numpy_rng) for _ in range(config.tasks_per_rollout)]
-            tasks = self.net.scale_and_sort(pool.tensors(drawn))[0]
-            tasks = tasks.repeat(config.episodes_per_task)
-            placed = roll_out(tasks, self.net.actor(tasks), progress.torch_rng)
-            history = self.net.history(tasks, placed.ranks)
-            rewards = step_rewards(
-                config.reward, history.costs, history.table_costs, placed.overflown
-            )
-            for _ in range(config.updates_per_rollout):
-                states = self.net.policy.states(tasks, history.table_costs)
-                scores, values = self.net.policy(states, history.sums, history.features)
-                log_p = log_probabilities(scores, history.legal)
-                log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
-                with torch.no_grad():
-                    log_rhos = log_p_placed - placed.log_probs
-                    targets, advantages = v_trace(log_rhos, rewards, values)
-                entropy = entropies(log_p, history.legal)
-                loss = (
-                    -(advantages * log_p_placed).mean()
-                    + BASELINE_WEIGHT * (targets - values).square().mean()
-                    - config.entropy_weight * entropy.mean()
-                )
-                learning_rate = config.policy_learning_rate * (1.0 - done)
-                adam_step(self.optimizers["policy"], loss, learning_rate)
-            slowest = history.costs[:, -1].amax(dim=1).mean()
-            means.add(cost_ms=float(self.net.ms * slowest), entropy=entropy.mean().item())
-        return means
+    def cost_errors(
+        self, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return [E, W], errors of ranks relative to the plan's mean rank."""
+        [targets] = measured_ms
+        sums = sums_by_rank(self.net.cost.table(tasks), ranks, tasks.world_size)
+        costs = self.net.ms * self.net.cost(sums, sums.amax(dim=1, keepdim=True))
+        return ((costs - targets) / targets.mean(dim=1, keepdim=True),)
+
+    def policy_losses(
+        self, tasks: TaskTensors, placed: Placements
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        history = self.net.history(tasks, placed.ranks)
+        rewards = step_rewards(self._reward, history.costs, history.table_costs, placed.overflown)
+        slowest = history.costs[:, -1].amax(dim=1).mean()
+        for _ in range(self._num_updates):
+            states = self.net.policy.states(tasks, history.table_costs)
+            scores, values = self.net.policy(states, history.sums, history.features)
+            log_p = log_probabilities(scores, history.legal)
+            log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
+            with torch.no_grad():
+                log_rhos = log_p_placed - placed.log_probs
+                targets, advantages = v_trace(log_rhos, rewards, values)
+            critic_loss = BASELINE_WEIGHT * (targets - values).square().mean()
+            loss = -(advantages * log_p_placed).mean() + critic_loss
+            yield loss, entropies(log_p, history.legal).mean(), slowest

@@ -22,19 +22,20 @@ Letters: E episodes, T tables, W ranks, K numbers of a table, N measured plans.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.files.errors import check_count
-from dlrm_sharded.plans.plan_cost import StageCost
+from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.rl.env import (
+    Placements,
     entropies,
     free_before_each_step,
     legal_ranks,
     log_probabilities,
-    roll_out,
     sums_before_each_step,
 )
 from dlrm_sharded.rl.nets import (
@@ -47,16 +48,7 @@ from dlrm_sharded.rl.nets import (
     sums_by_rank,
 )
 from dlrm_sharded.rl.task_tensors import TaskTensors
-from dlrm_sharded.rl.tasks import TaskPool
-from dlrm_sharded.rl.training import (
-    EpisodeMeans,
-    MeasuredPlans,
-    MethodConfig,
-    RoundProgress,
-    adam_optimizers,
-    adam_step,
-    relative_error_loss,
-)
+from dlrm_sharded.rl.training import MethodConfig, TrainingMethod
 
 RANK_COSTS = ("forward", "communication", "backward")
 """The costs that are predicted for each rank; both exchanges together are one of them."""
@@ -222,67 +214,62 @@ class DreamShardConfig(MethodConfig):
         MethodConfig.__post_init__(self)
         check_count("policy.episodes_per_task", self.episodes_per_task, least=2)
 
+    @property
+    def episodes(self) -> tuple[int, int, int]:
+        return self.policy_updates, self.tasks_per_update, self.episodes_per_task
+
     def build(self) -> DreamShardTraining:
         return DreamShardTraining(self)
 
 
-class DreamShardTraining:
-    """Fits the cost network and improves the policy (Alg. 1); see `training.TrainingMethod`."""
+class DreamShardTraining(TrainingMethod):
+    """Fits the cost network, and improves the policy by REINFORCE on the estimated MDP (Alg. 1)."""
+
+    net: DreamShard
 
     def __init__(self, config: DreamShardConfig) -> None:
-        self._config = config
-        self.net = DreamShard()
-        self.optimizers = adam_optimizers(cost=self.net.cost, policy=self.net.policy)
+        net = DreamShard()
+        super().__init__(config, net, cost=net.cost, policy=net.policy)
+        self._num_episodes = config.episodes_per_task
 
-    def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
-        """Return the mean relative error of the last batch's plans, in percent."""
-        config = self._config
-        targets = torch.tensor(
-            [[_rank_costs_ms(rank) for rank in cost.per_rank] for cost in plans.costs]
-        )
-        overall = torch.tensor([cost.cost_ms for cost in plans.costs])
-        size = plans.tasks.world_size
-        error = torch.zeros(())
-        for done in progress.shares_done(config.cost_updates):
-            batch = progress.draw_batch(len(plans.costs), config.cost_batch)
-            tasks, ranks = plans.tasks.select(batch), plans.ranks[batch]
-            sums = sums_by_rank(self.net.cost.table(tasks), ranks, size)
-            rank_costs = self.net.cost.rank_costs(sums, sums.amax(dim=1, keepdim=True))
-            # all errors are relative to the plan's mean rank, because they add up over its ranks
-            scale = targets[batch].sum(dim=-1).mean(dim=1)
-            rank_errors = (self.net.ms * rank_costs - targets[batch]) / scale[:, None, None]
-            plan_costs = self.net.cost.plan_cost(sums, rank_costs)
-            plan_errors = (self.net.ms * plan_costs - overall[batch]) / scale
-            loss = relative_error_loss(rank_errors) + relative_error_loss(plan_errors)
-            adam_step(self.optimizers["cost"], loss, config.cost_learning_rate * (1.0 - done))
-            error = plan_errors.detach().abs().mean()
-        return 100 * float(error)
+    def measured_ms(self, costs: Sequence[PlanCost]) -> tuple[Tensor, ...]:
+        """Return the costs of all ranks in the order of `RANK_COSTS`, and of the plans."""
+        by_rank = [
+            [(rank.fwd_compute_ms, rank.exchange_ms, rank.bwd_compute_ms) for rank in cost.per_rank]
+            for cost in costs
+        ]
+        return torch.tensor(by_rank), torch.tensor([cost.cost_ms for cost in costs])
 
-    def improve(self, pool: TaskPool, progress: RoundProgress) -> EpisodeMeans:
-        """Update the policy by REINFORCE on the estimated MDP (sec. 3.3)."""
-        config = self._config
-        num_tasks, num_episodes = config.tasks_per_update, config.episodes_per_task
-        means = EpisodeMeans()
-        for done in progress.shares_done(config.policy_updates):
-            drawn = pool.tensors([pool.draw(progress.numpy_rng) for _ in range(num_tasks)])
-            tasks = self.net.scale_and_sort(drawn)[0].repeat(num_episodes)
-            with torch.no_grad():
-                placed = roll_out(tasks, self.net.actor(tasks), progress.torch_rng)
-                costs = self.net.plan_costs(tasks, placed.ranks)
-                costs = costs * (1.0 + OVERFLOW_PENALTY * placed.overflown)
-                to_come = costs[:, None] - self.net.costs_before_each_step(tasks, placed.ranks)
-                by_task = to_come.view(num_tasks, num_episodes, -1)
-                advantage = advantages(by_task).view_as(to_come)
-                free = free_before_each_step(tasks, placed.ranks)
-                legal, _ = legal_ranks(free, tasks.size_bytes)
-            log_p = log_probabilities(self.net.scores(tasks, placed.ranks), legal)
-            entropy = entropies(log_p, legal).mean()
-            log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
-            loss = -(advantage * log_p_placed).mean() - config.entropy_weight * entropy
-            learning_rate = config.policy_learning_rate * (1.0 - done)
-            adam_step(self.optimizers["policy"], loss, learning_rate)
-            means.add(cost_ms=float(self.net.ms * costs.mean()), entropy=entropy.item())
-        return means
+    def cost_errors(
+        self, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return errors of ranks [E, W, 3] and of plans [E].
+
+        All are relative to the plan's mean rank, because they add up over its ranks.
+        """
+        by_rank, overall = measured_ms
+        sums = sums_by_rank(self.net.cost.table(tasks), ranks, tasks.world_size)
+        rank_costs = self.net.cost.rank_costs(sums, sums.amax(dim=1, keepdim=True))
+        scale = by_rank.sum(dim=-1).mean(dim=1)
+        rank_errors = (self.net.ms * rank_costs - by_rank) / scale[:, None, None]
+        plan_costs = self.net.cost.plan_cost(sums, rank_costs)
+        return rank_errors, (self.net.ms * plan_costs - overall) / scale
+
+    def policy_losses(
+        self, tasks: TaskTensors, placed: Placements
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        with torch.no_grad():
+            costs = self.net.plan_costs(tasks, placed.ranks)
+            costs = costs * (1.0 + OVERFLOW_PENALTY * placed.overflown)
+            to_come = costs[:, None] - self.net.costs_before_each_step(tasks, placed.ranks)
+            by_task = to_come.view(-1, self._num_episodes, tasks.num_tables)
+            advantage = advantages(by_task).view_as(to_come)
+            free = free_before_each_step(tasks, placed.ranks)
+            legal, _ = legal_ranks(free, tasks.size_bytes)
+        log_p = log_probabilities(self.net.scores(tasks, placed.ranks), legal)
+        entropy = entropies(log_p, legal).mean()
+        log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
+        yield -(advantage * log_p_placed).mean(), entropy, costs.mean()
 
 
 def advantages(to_come: Tensor) -> Tensor:
@@ -296,8 +283,3 @@ def advantages(to_come: Tensor) -> Tensor:
     """
     mean, spread = to_come.mean(dim=1, keepdim=True), to_come.std(dim=1, keepdim=True)
     return (mean - to_come) / (spread + MIN_RELATIVE_SPREAD * mean[..., :1])
-
-
-def _rank_costs_ms(cost: StageCost) -> tuple[float, float, float]:
-    """Return the measured costs of a rank in the order of `RANK_COSTS`."""
-    return cost.fwd_compute_ms, cost.exchange_ms, cost.bwd_compute_ms

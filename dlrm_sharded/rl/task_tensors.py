@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, workload_of_tables
+from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, profile_of
+from dlrm_sharded.cost.workload import workload_of_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask
 
@@ -109,7 +110,7 @@ def table_tensors(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Ten
             np.log10(workload.num_rows),
             np.log10(num_cols),
             np.log10(np.maximum(pooling_factor, MIN_POOLING_FACTOR)),
-            workload.profile()[:, PROFILE.index("log_reuse")],
+            profile_of(workload)[:, PROFILE.index("log_reuse")],
             np.log10(np.maximum(workload.unique_bytes(), 1.0)),
             workload.reuse_histogram,
         ]

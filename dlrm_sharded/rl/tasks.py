@@ -104,16 +104,6 @@ class TaskPool:
         mean = max(table_set.size_bytes.mean() for table_set in self.sets)
         return int(2 * mean * self.num_tables / self.world_size)
 
-    def mix(self, other: TaskPool, share: float) -> TaskPool:
-        """Return a pool in which this share of the tables comes from the other pool's sets."""
-        sets = []
-        for ours, theirs in zip(self.sets, other.sets, strict=True):
-            num = min(len(ours.tables), len(theirs.tables))
-            num_theirs = round(share * num)
-            tables = ours.tables[: num - num_theirs] + theirs.tables[:num_theirs]
-            sets.append(dataclasses.replace(ours, tables=tables))
-        return dataclasses.replace(self, sets=tuple(sets))
-
     def draw(self, rng: np.random.Generator) -> DrawnTask:
         set_index = int(rng.integers(len(self.sets)))
         table_set = self.sets[set_index]

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from dlrm_sharded.files.json_files import replaced_file
 from dlrm_sharded.files.line_file import changed_settings
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.rl.env import roll_out
+from dlrm_sharded.rl.env import Placements, roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import DrawnTask, TaskPool
@@ -96,22 +96,6 @@ class RoundProgress:
         return torch.randint(num_plans, (batch_size,), generator=self.torch_rng)
 
 
-class TrainingMethod(Protocol):
-    """The steps of a method in a round; see `dreamshard.py` and `autoshard.py`."""
-
-    @property
-    def net(self) -> PlacementNet: ...
-
-    @property
-    def optimizers(self) -> dict[str, torch.optim.Adam]: ...
-
-    def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
-        """Fit the cost network and return its error on the plans in percent."""
-
-    def improve(self, pool: TaskPool, progress: RoundProgress) -> EpisodeMeans:
-        """Improve the policy on the costs that the cost network predicts."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodConfig(ABC):
     """Hyperparameters of a method, which conf/policy/*.yaml sets. Numbers of updates are per round.
@@ -136,9 +120,92 @@ class MethodConfig(ABC):
             check_number(f"policy.{key}", getattr(self, key), above=True)
         check_number("policy.entropy_weight", self.entropy_weight)
 
+    @property
+    @abstractmethod
+    def episodes(self) -> tuple[int, int, int]:
+        """Batches of episodes in a round, tasks of a batch, and episodes of each task."""
+
     @abstractmethod
     def build(self) -> TrainingMethod:
         """Build the method with new networks."""
+
+
+class TrainingMethod(ABC):
+    """The steps of a method in a round; see `dreamshard.py` and `autoshard.py`.
+
+    Args:
+        cost, policy: the two networks of `net`, each of which has an optimizer.
+    """
+
+    def __init__(
+        self, config: MethodConfig, net: PlacementNet, *, cost: nn.Module, policy: nn.Module
+    ) -> None:
+        self._config = config
+        self.net = net
+        self.optimizers = {
+            "cost": torch.optim.Adam(cost.parameters()),
+            "policy": torch.optim.Adam(policy.parameters()),
+        }
+
+    @abstractmethod
+    def measured_ms(self, costs: Sequence[PlanCost]) -> tuple[Tensor, ...]:
+        """Return what the cost network has to predict of E plans, as tensors [E, ...]."""
+
+    @abstractmethod
+    def cost_errors(
+        self, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return relative errors of the cost network on plans; the last ones are those to report.
+
+        Args:
+            measured_ms: what `measured_ms` returned for these plans.
+        """
+
+    @abstractmethod
+    def policy_losses(
+        self, tasks: TaskTensors, placed: Placements
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the loss, entropy and predicted cost of the policy in episodes, for each update."""
+
+    def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
+        """Fit the cost network, and return its mean error on the last batch in percent."""
+        config, measured_ms = self._config, self.measured_ms(plans.costs)
+        error = torch.zeros(())
+        for done in progress.shares_done(config.cost_updates):
+            batch = progress.draw_batch(len(plans.costs), config.cost_batch)
+            errors = self.cost_errors(
+                plans.tasks.select(batch),
+                plans.ranks[batch],
+                tuple(times_ms[batch] for times_ms in measured_ms),
+            )
+            loss = sum(map(_relative_error_loss, errors), start=torch.zeros(()))
+            self._step("cost", loss, config.cost_learning_rate * (1.0 - done))
+            error = errors[-1].detach().abs().mean()
+        return 100 * float(error)
+
+    def improve(self, pool: TaskPool, progress: RoundProgress) -> EpisodeMeans:
+        """Improve the policy on the costs that the cost network predicts."""
+        config, means = self._config, EpisodeMeans()
+        num_batches, num_tasks, num_episodes = config.episodes
+        for done in progress.shares_done(num_batches):
+            drawn = pool.tensors([pool.draw(progress.numpy_rng) for _ in range(num_tasks)])
+            tasks = self.net.scale_and_sort(drawn)[0].repeat(num_episodes)
+            placed = roll_out(tasks, self.net.actor(tasks), progress.torch_rng)
+            for update in self.policy_losses(tasks, placed):
+                loss, entropy, cost = update
+                loss = loss - config.entropy_weight * entropy
+                self._step("policy", loss, config.policy_learning_rate * (1.0 - done))
+            means.add(cost_ms=float(self.net.ms * cost), entropy=entropy.item())
+        return means
+
+    def _step(self, net: str, loss: Tensor, learning_rate: float) -> None:
+        """Take one step of Adam with this learning rate."""
+        optimizer = self.optimizers[net]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +257,7 @@ class _Collected:
     rounds: list[RoundResult] = field(default_factory=list)
 
 
-def adam_optimizers(**nets: nn.Module) -> dict[str, torch.optim.Adam]:
-    """Return an optimizer for each of a method's networks."""
-    return {name: torch.optim.Adam(net.parameters()) for name, net in nets.items()}
-
-
-def adam_step(optimizer: torch.optim.Adam, loss: Tensor, learning_rate: float) -> None:
-    """Take one step of Adam with this learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-
-
-def relative_error_loss(errors: Tensor) -> Tensor:
+def _relative_error_loss(errors: Tensor) -> Tensor:
     """Return the mean Huber loss of relative errors."""
     return nn.functional.huber_loss(errors, torch.zeros_like(errors), delta=HUBER_DELTA)
 

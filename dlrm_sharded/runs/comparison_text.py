@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import Comparison, Row
 from dlrm_sharded.runs.result import Platform, setting_text
@@ -21,8 +21,8 @@ MAX_SEEDS_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A figure in a table.
+class FigureColumn:
+    """Describes how the means of a figure over runs are shown.
 
     Args:
         digits: number of decimals; None for two significant digits, at most five decimals.
@@ -37,17 +37,19 @@ class Column:
     sign: bool = False
 
 
-COST = Column(title="embedding cost, ms", figure="embedding_cost_ms")
-IMBALANCE = Column(title="imbalance", figure="imbalance")
-PLANNING = Column(title="planning, s", figure="plan_solve_s", digits=None)
-THROUGHPUT_COLUMN = Column(title="samples/s", figure="samples_per_s", digits=0)
-GAINS = Column(title="against random, %", figure=GAIN, digits=1, scale=100, sign=True)
-GAP = Column(title="gap, %", figure="gap", digits=1, scale=100)
-PREDICTION = Column(title="prediction, %", figure=PREDICTION_ERROR, digits=1, scale=100, sign=True)
+COST = FigureColumn(title="embedding cost, ms", figure="embedding_cost_ms")
+IMBALANCE = FigureColumn(title="imbalance", figure="imbalance")
+PLANNING = FigureColumn(title="planning, s", figure="plan_solve_s", digits=None)
+THROUGHPUT_COLUMN = FigureColumn(title="samples/s", figure="samples_per_s", digits=0)
+GAINS = FigureColumn(title="against random, %", figure=GAIN, digits=1, scale=100, sign=True)
+GAP = FigureColumn(title="gap, %", figure="gap", digits=1, scale=100)
+PREDICTION = FigureColumn(
+    title="prediction, %", figure=PREDICTION_ERROR, digits=1, scale=100, sign=True
+)
 STAGE_COLUMNS = (
-    Column(title="critical path, ms", figure="critical_path_ms"),
-    *(Column(title=stage.replace("_", " "), figure=f"{stage}_ms") for stage in STAGES),
-    Column(title="input dist", figure="input_dist_ms"),
+    FigureColumn(title="critical path, ms", figure="critical_path_ms"),
+    *(FigureColumn(title=stage.replace("_", " "), figure=f"{stage}_ms") for stage in STAGES),
+    FigureColumn(title="input dist", figure="input_dist_ms"),
 )
 
 ABOUT_MEANS = """\
@@ -83,58 +85,54 @@ def comparison_markdown(comparison: Comparison) -> str:
     lines = [
         *(f"- {_escaped(line)}" for line in _about(comparison)),
         "",
-        *_markdown_table(comparison, columns),
+        _table(comparison, columns, escaped=True).markdown(),
         "",
         about_means,
     ]
     if failures := _failures(comparison):
         lines += ["", "In no mean, as they did not succeed:", ""]
         lines += [f"- {_escaped(line)}" for line in failures]
-    lines += ["", *_markdown_table(comparison, stage_columns), "", about_stages]
+    stages = _table(comparison, stage_columns, escaped=True).markdown()
+    lines += ["", stages, "", about_stages]
     return "\n".join(lines) + "\n"
-
-
-def _markdown_table(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
-    titles, *rows = _table(comparison, columns)
-    return markdown_table(titles, [[_escaped(cell) for cell in cells] for cells in rows])
 
 
 def short_table(comparison: Comparison) -> str:
     """Return the main figures and every failure, for a terminal."""
     table = _table(comparison, [COST, IMBALANCE, THROUGHPUT_COLUMN, GAINS])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    num_text_columns = 1 + len(comparison.rows[0].conditions)
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i < num_text_columns else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        for cells in table
-    ]
-    return "\n".join([*lines, *(_shortened(line) for line in _failures(comparison))])
+    return "\n".join([table.text(), *(_shortened(line) for line in _failures(comparison))])
 
 
-def _table(comparison: Comparison, columns: Sequence[Column]) -> list[list[str]]:
-    """Return the titles, then the cells of each row."""
+def _table(
+    comparison: Comparison, columns: Sequence[FigureColumn], *, escaped: bool = False
+) -> TextTable:
+    """Return a table with a row for each sharder and setting.
+
+    Args:
+        escaped: whether its texts are written so that Markdown shows them as they stand.
+    """
     conditions = list(comparison.rows[0].conditions)
-    return [
-        ["sharder", *conditions, *(column.title for column in columns), "runs"],
-        *(
-            [
-                row.sharder,
-                *row.conditions.values(),
-                *(_cell(row, column) for column in columns),
-                f"{len(row.results)} / {len(row.runs)}",
-            ]
-            for row in comparison.rows
-        ),
+    numbers = [*(column.title for column in columns), "runs"]
+    rows = [
+        [
+            row.sharder,
+            *row.conditions.values(),
+            *(_cell(row, column) for column in columns),
+            f"{len(row.results)} / {len(row.runs)}",
+        ]
+        for row in comparison.rows
     ]
+    if escaped:
+        rows = [[cell and _escaped(cell) for cell in row] for row in rows]
+    return TextTable(
+        ["sharder", *conditions, *(Column(title, align=">") for title in numbers)], rows
+    )
 
 
-def _cell(row: Row, column: Column) -> str:
+def _cell(row: Row, column: FigureColumn) -> str | None:
     figure = row.figures.get(column.figure)
     if figure is None:
-        return "-"
+        return None
     mean = figure.mean * column.scale
     digits = _digits(mean) if column.digits is None else column.digits
     text = f"{mean:{'+' if column.sign else ''},.{digits}f}"

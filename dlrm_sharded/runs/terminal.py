@@ -54,10 +54,10 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
         if predicted.stage_max_ms(stage) > 0
     )
     return (
-        f"the critical path is {factor:.2f} x the predicted one, more than the "
-        f"{100 * standing.error:.0f} % that {standing.short_text.split(',')[0]} prices of "
-        f"{standing.hardware} are expected to be off: {stages}; `make calibrate` (2 minutes, on an "
-        "idle machine) mends it"
+        f"the critical path is {factor:.2f} x the predicted one, and "
+        f"{standing.short_text.split(',')[0]} prices of {standing.hardware} are expected to be off "
+        f"by a factor of {1 + standing.error:.2f} at most: {stages}; `dlrm-calibrate` (2 minutes, "
+        "on an idle machine) mends it"
     )
 
 

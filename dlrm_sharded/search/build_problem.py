@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices, Pieces, Shapes
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask
@@ -75,11 +75,11 @@ def build_problem(
     is_partial[kept_shapes.first_shape[1:] - 1] = False
     load, margin = pricing.load(columns, is_partial * split_error)
     # Constraints name tables; from here on, units and ranks have numbers.
-    table_index = {table.name: i for i, table in enumerate(task.tables)}
-    allowed = constraints.allowed(units.tables, table_index, hosts.world_size)
-    separated = constraints.separated(units.tables, table_index)
+    names = [[task.tables[i].name for i in of_unit] for of_unit in units.tables]
+    allowed = constraints.allowed(names, hosts.world_size)
+    separated = constraints.separated(names)
     capacity_bytes = constraints.capacity(task.topology)
-    must_replicate = constraints.must_replicate(units.tables, table_index)
+    must_replicate = constraints.must_replicate(names)
     if hosts.world_size == 1:
         must_replicate[:] = False  # a replica on one rank is a whole table
     without_rows = separated.any(axis=1) | must_replicate | (not constraints.can_split_rows)
@@ -94,7 +94,7 @@ def build_problem(
     if shapes.replicas is not None and replicable.any():
         kind = range(len(groups), len(groups) + 1)
         groups += (RankGroup(Replicas(hosts.world_size), len(blocks)),)
-        blocks += (pricing.replicas(shapes.replicas, units.first_table, replicable, kind),)
+        blocks += (pricing.blocks(shapes.replicas, units.first_table, replicable, kind),)
     return Problem(
         priced=priced,
         prices=prices,
@@ -271,7 +271,7 @@ def _replicable(
     """Return [U], units that may be on every rank, as far as memory and constraints are known."""
     if shapes.replicas is None:
         return np.zeros(len(units.tables), dtype=bool)
-    size_bytes = shapes.replicas.replica.size_bytes[units.first_table]
+    size_bytes = shapes.replicas.block.size_bytes[units.first_table]
     return (
         shapes.replicas.possible[units.first_table]
         & (size_bytes <= capacity_bytes.min())

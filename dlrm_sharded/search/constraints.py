@@ -121,30 +121,28 @@ class Constraints:
             )
         return np.maximum(left, 0)
 
-    def allowed(
-        self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int], world_size: int
-    ) -> NDArray[np.bool_] | None:
-        """Return [U, W], ranks that may hold units of these tables; None if nothing is pinned."""
+    def allowed(self, units: Sequence[Sequence[str]], world_size: int) -> NDArray[np.bool_] | None:
+        """Return [U, W], ranks that may hold units of these tables; None if nothing is pinned.
+
+        Args:
+            units: names of each unit's tables, which may be on ranks that all of them may be on.
+        """
         if not self.pin:
             return None
-        pinned_ranks = {table_index[name]: ranks for name, ranks in self.pin.items()}
-        allowed = np.ones((len(units), world_size), dtype=bool)
+        allowed = np.zeros((len(units), world_size), dtype=bool)
         for unit, tables in enumerate(units):
-            for table in tables:
-                if table in pinned_ranks:
-                    pinned = np.zeros(world_size, dtype=bool)
-                    pinned[list(pinned_ranks[table])] = True
-                    allowed[unit] &= pinned
+            allowed[unit, list(self._common_ranks(tables, world_size))] = True
         return allowed
 
-    def separated(
-        self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int]
-    ) -> NDArray[np.bool_]:
-        """Return [U, S], whether a unit has a table in a set of `apart`."""
+    def separated(self, units: Sequence[Sequence[str]]) -> NDArray[np.bool_]:
+        """Return [U, S], whether a unit has a table in a set of `apart`.
+
+        Args:
+            units: names of each unit's tables.
+        """
         member = np.zeros((len(units), len(self.apart)), dtype=bool)
         for i, names in enumerate(self.apart):
-            apart = {table_index[name] for name in names}
-            member[:, i] = [bool(apart & set(tables)) for tables in units]
+            member[:, i] = [not set(names).isdisjoint(tables) for tables in units]
         return member
 
     def earlier_plan(self, task: ShardingTask) -> ShardingPlan | None:
@@ -159,12 +157,10 @@ class Constraints:
         validate(plan, task)
         return plan
 
-    def must_replicate(
-        self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int]
-    ) -> NDArray[np.bool_]:
+    def must_replicate(self, units: Sequence[Sequence[str]]) -> NDArray[np.bool_]:
         """Return [U], whether a unit is a table that must be replicated."""
-        tables = {table_index[name] for name in self._replicated}
-        return np.array([bool(tables & set(of_unit)) for of_unit in units], dtype=bool)
+        replicated = set(self._replicated)
+        return np.array([not replicated.isdisjoint(tables) for tables in units], dtype=bool)
 
     @property
     def can_split(self) -> bool:

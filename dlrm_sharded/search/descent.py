@@ -79,7 +79,7 @@ class Descent:
 
     def _make_one(self, moves: list[Move], objective: SmoothObjective) -> bool:
         """Make the first of the best moves that also improves the exact smooth objective."""
-        state = self._state
+        state, budget = self._state, self._neighborhood.budget
         for move in sorted(moves, key=lambda move: move.change_ms)[:NUM_TRIED]:
             # They are in order of their gain, so no later one is better.
             if move.change_ms >= -MIN_MOVE_GAIN * objective.value_ms:
@@ -89,14 +89,12 @@ class Descent:
                 state.apply(edit)
             state.refresh()
             after_ms = SmoothObjective(state).value_ms
-            if after_ms < objective.value_ms * (1 - MIN_MOVE_GAIN) and self._is_accepted(move):
+            is_better = after_ms < objective.value_ms * (1 - MIN_MOVE_GAIN)
+            units = {edit.unit for edit in move.edits}
+            if is_better and (budget is None or budget.accept(units)):
                 return True
             state.undo(log_length)
         return False
-
-    def _is_accepted(self, move: Move) -> bool:
-        budget = self._neighborhood.budget
-        return budget is None or budget.accept({edit.unit for edit in move.edits})
 
 
 def _fullest_rank(objective: SmoothObjective, stuck: set[int]) -> int | None:

@@ -9,10 +9,11 @@ Letters: U units, L loads, W ranks; see `problem.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.cuts import UnitCut, cut_options
 from dlrm_sharded.search.greedy_placer import GreedyPlacer
 from dlrm_sharded.search.problem import Blocks, Problem
@@ -23,6 +24,12 @@ LARGEST_FIRST = (0.0, 0.1, 0.4, 1.0)
 
 MAX_PACKINGS = 12
 """Largest number of attempts to pack units by memory alone."""
+
+Piece = tuple[int, int]
+"""A unit and a width."""
+
+Scores = Callable[[GreedyPlacer, Sequence[Piece]], Iterator[tuple[int, Floats]]]
+"""Yields the next piece to place, and [W] scores of ranks, of which the lowest gets the piece."""
 
 
 def first_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
@@ -52,25 +59,17 @@ def _place_costliest_first(
     Args:
         largest_first: share of the pieces, the largest in memory, that come before the others.
     """
-    state = State(problem)
-    placer = _new_placer(state)
-    # Row blocks need memory on all ranks of a group, so they come before anything else.
-    if not _place_row_blocks(problem, placer, cuts):
-        return None
-    pieces = [(unit, width) for unit, cut in enumerate(cuts) for width in cut.widths]
-    shapes = [problem.shape(*piece) for piece in pieces]
-    load = problem.load[shapes].sum(axis=1)
-    size = problem.size_bytes[shapes]
-    # An infinite load puts the largest pieces first, in order of their size.
-    load[np.argsort(-size, kind="stable")[: int(largest_first * len(pieces))]] = np.inf
-    for i in np.lexsort((-size, -load)).tolist():  # by load, then by size
-        unit, width = pieces[i]
-        rank = placer.best_rank(unit, width, placer.norm_increase(shapes[i]))
-        if rank is not None:
-            placer.place(unit, rank, width)
-        elif not _place_in_parts(state, placer, unit, width):
-            return None
-    return _finished(state)
+
+    def scores(placer: GreedyPlacer, pieces: Sequence[Piece]) -> Iterator[tuple[int, Floats]]:
+        shapes = [problem.shape(*piece) for piece in pieces]
+        load = problem.load[shapes].sum(axis=1)
+        size = problem.size_bytes[shapes]
+        # An infinite load puts the largest pieces first, in order of their size.
+        load[np.argsort(-size, kind="stable")[: int(largest_first * len(pieces))]] = np.inf
+        for i in np.lexsort((-size, -load)).tolist():  # by load, then by size
+            yield i, placer.norm_increase(shapes[i])
+
+    return _place_pieces(problem, cuts, scores)
 
 
 def width_sorted_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
@@ -79,24 +78,34 @@ def width_sorted_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None
     Ranks are filled one after another. That suits devices on which the widest shard of a rank slows
     down all others.
     """
+
+    def scores(placer: GreedyPlacer, pieces: Sequence[Piece]) -> Iterator[tuple[int, Floats]]:
+        shapes = np.array([problem.shape(*piece) for piece in pieces], dtype=np.int64)
+        load = problem.load[shapes].sum(axis=1)
+        num_cols = np.array([problem.num_columns(*piece) for piece in pieces])
+        full = (float(placer.load.sum()) + float(load.sum())) / problem.world_size
+        rank = 0
+        for i in np.lexsort((-load, -num_cols)).tolist():
+            while rank < problem.world_size - 1 and placer.load[rank].sum() + load[i] / 2 > full:
+                rank += 1
+            yield i, np.abs(np.arange(problem.world_size) - rank).astype(np.float64)
+
+    return _place_pieces(problem, cuts, scores)
+
+
+def _place_pieces(problem: Problem, cuts: Sequence[UnitCut], scores: Scores) -> State | None:
+    """Place row blocks, then column pieces; return None if something fits no rank."""
     state = State(problem)
     placer = _new_placer(state)
+    # Row blocks need memory on all ranks of a group, so they come before anything else.
     if not _place_row_blocks(problem, placer, cuts):
         return None
     pieces = [(unit, width) for unit, cut in enumerate(cuts) for width in cut.widths]
-    shapes = np.array([problem.shape(*piece) for piece in pieces], dtype=np.int64)
-    load = problem.load[shapes].sum(axis=1)
-    num_cols = np.array([problem.num_columns(*piece) for piece in pieces])
-    full = (float(placer.load.sum()) + float(load.sum())) / problem.world_size
-    rank = 0
-    for i in np.lexsort((-load, -num_cols)).tolist():
+    for i, score in scores(placer, pieces):
         unit, width = pieces[i]
-        while rank < problem.world_size - 1 and placer.load[rank].sum() + load[i] / 2 > full:
-            rank += 1
-        score = np.abs(np.arange(problem.world_size) - rank).astype(np.float64)
-        best = placer.best_rank(unit, width, score)
-        if best is not None:
-            placer.place(unit, best, width)
+        rank = placer.best_rank(unit, width, score)
+        if rank is not None:
+            placer.place(unit, rank, width)
         elif not _place_in_parts(state, placer, unit, width):
             return None
     return _finished(state)

@@ -11,8 +11,8 @@ import numpy as np
 
 from dlrm_sharded.cost.compute import READ_MB, ComputeModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, ReplicaShapes, Shapes
+from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.problem import NUM_LOADS, Blocks, Demand, LoadWeights, Mask
 
 
@@ -42,28 +42,28 @@ class Pricing:
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
 
     def blocks(self, cut: BlockShapes, table: Indices, is_allowed: Mask, groups: range) -> Blocks:
-        """Return one kind of row blocks of all units.
+        """Return one kind of row blocks of all units, or their replicas.
 
         Args:
             table: [U], the table of each unit that may be split.
             is_allowed: [U], whether constraints allow the unit to have such blocks.
         """
-        reduce = self.prices.reduces[cut.group_size]
+        prices = self.prices
+        reduce = prices.gradients if cut.is_replica else prices.reduces[cut.group_size]
         reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
-        piece = Pieces(
-            cut.block.vectors[table], cut.block.size_bytes[table], cut.block.volume[table]
-        )
+        piece = cut.block.take(table)
         load, margin = self.load(piece, np.full(len(table), self.split_error))
         surcharge = margin.copy()  # `load` and `surcharge` are both added to below
-        size_bytes = np.repeat(piece.size_bytes[:, None], cut.group_size, axis=1)
-        size_bytes[:, -1] = cut.last.size_bytes[table]
+        # a view, as there may be many tables and ranks
+        size_bytes = np.broadcast_to(piece.size_bytes[:, None], (len(table), cut.group_size))
+        if not cut.is_replica:
+            size_bytes = size_bytes.copy()
+            size_bytes[:, -1] = cut.last.size_bytes[table]
         if cut.is_global:  # see `Blocks.is_global`
             shared_ms, num_shards = reduce_ms, 0.0
             fixed_load = np.zeros(NUM_LOADS)
         else:
-            shared_ms = (
-                self.prices.any_byte_ms * piece.volume + self.prices.shard_ms
-            ) * cut.group_size
+            shared_ms = (prices.any_byte_ms * piece.volume + prices.shard_ms) * cut.group_size
             num_shards = 1.0
             reduce_load = reduce_ms[:, None] * self.weights.exchange
             load += reduce_load
@@ -72,7 +72,7 @@ class Pricing:
         return Blocks(
             group_size=cut.group_size,
             groups=groups,
-            is_replica=False,
+            is_replica=cut.is_replica,
             possible=cut.possible[table] & is_allowed,
             demand=Demand.pack(
                 piece.vectors, piece.volume, np.full(len(table), num_shards), surcharge
@@ -85,34 +85,6 @@ class Pricing:
             fixed_load=fixed_load,
         )
 
-    def replicas(
-        self, shapes: ReplicaShapes, table: Indices, possible: Mask, groups: range
-    ) -> Blocks:
-        """Return replicas of all units, as a kind of row blocks.
-
-        Args:
-            table: [U], the table of each unit that may be split.
-            possible: [U], which units may be replicated.
-        """
-        size, gradients = self.prices.num_ranks, self.prices.gradients
-        replica = shapes.replica
-        piece = Pieces(replica.vectors[table], replica.size_bytes[table], replica.volume[table])
-        load, margin = self.load(piece, np.full(len(table), self.split_error))
-        return Blocks(
-            group_size=size,
-            groups=groups,
-            is_replica=True,
-            possible=possible,
-            demand=Demand.pack(piece.vectors, piece.volume, np.zeros(len(table)), margin),
-            load=load,
-            margin=margin,
-            # a view, as there may be many tables and ranks
-            size_bytes=np.broadcast_to(piece.size_bytes[:, None], (len(table), size)),
-            shared_ms=gradients.byte_ms * shapes.gradient_bytes[table],
-            fixed_ms=gradients.fixed_ms,
-            fixed_load=np.zeros(NUM_LOADS),
-        )
-
     def replica_gain_ms(self, shapes: Shapes) -> Floats:
         """Return [T], how much less a replica of a table costs than the table on a single rank.
 
@@ -121,16 +93,12 @@ class Pricing:
         """
         if shapes.replicas is None:
             return np.zeros(len(shapes.step))
-        whole = Pieces(
-            shapes.columns.vectors[shapes.whole],
-            shapes.columns.size_bytes[shapes.whole],
-            shapes.columns.volume[shapes.whole],
-        )
+        whole = shapes.columns.take(shapes.whole)
         prices = self.prices
         exchange_ms = prices.even_byte_ms * whole.volume / prices.num_ranks + prices.shard_ms
         whole_ms = self._work_ms(whole) / prices.num_ranks + exchange_ms
-        replica_ms = self._work_ms(shapes.replicas.replica) * (1.0 + self.split_error)
-        replica_ms += prices.gradients.byte_ms * shapes.replicas.gradient_bytes
+        replica_ms = self._work_ms(shapes.replicas.block) * (1.0 + self.split_error)
+        replica_ms += prices.gradients.byte_ms * shapes.replicas.reduce_volume
         return whole_ms - replica_ms
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.state import State
 
 NUM_SQUARINGS = 7

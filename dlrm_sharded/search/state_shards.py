@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
-from dlrm_sharded.plans.layouts import Layout, is_replicated, is_row_wise, layout_of
+from dlrm_sharded.plans.layouts import ColumnShards, is_replicated, is_row_wise, layout_of
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 
 ShardsByTable = Mapping[str, Sequence[Shard]]
@@ -53,14 +51,9 @@ def _column_shards(
     # Ranks come in the order of the columns that they had; new ranks come last.
     # Of several shards on one rank, the first counts: later entries overwrite earlier ones.
     first_column = {shard.rank: shard.cols[0] for shard in reversed(before)}
-    shards, start = [], 0
-    for rank in sorted(widths, key=lambda r: (first_column.get(r, table.embedding_dim), r)):
-        # The last step of a table may have fewer columns than the others.
-        stop = min(start + widths[rank] * step, table.embedding_dim)
-        whole = Shard.whole(table, rank)
-        shards.append(dataclasses.replace(whole, cols=(start, stop)))
-        start = stop
-    return shards
+    ranks = sorted(widths, key=lambda r: (first_column.get(r, table.embedding_dim), r))
+    # The last step of a table may have fewer columns than the others.
+    return ColumnShards.shards(table, [(rank, widths[rank] * step) for rank in ranks])
 
 
 def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Shard]) -> int:
@@ -91,8 +84,9 @@ def load_plan(state: State, plan: ShardsByTable) -> bool:
         shards_of_tables = [plan[problem.task.tables[index].name] for index in tables]
         ranks = {shard.rank for shards in shards_of_tables for shard in shards}
         shards, table = shards_of_tables[0], problem.task.tables[tables[0]]
-        if _is_in_group(shards, table):
-            group = _group_with(problem, layout_of(shards, table, problem.task.topology))
+        if is_row_wise(shards, table) or is_replicated(shards):
+            layout = layout_of(shards, table, problem.task.topology)
+            group = next((i for i, g in enumerate(problem.groups) if g.layout == layout), None)
             if group is None or not problem.blocks_of_group(group).possible[unit]:
                 return False
             state.set_group(unit, group)
@@ -107,19 +101,6 @@ def load_plan(state: State, plan: ShardsByTable) -> bool:
     state.refresh()
     state.log.clear()
     return bool((state.free_bytes >= 0).all() and (state.separated_count <= 1).all())
-
-
-def _is_in_group(shards: Sequence[Shard], table: Table) -> bool:
-    """Return whether a table's shards are row blocks or replicas."""
-    return is_row_wise(shards, table) or is_replicated(shards)
-
-
-def _group_with(problem: Problem, layout: Layout) -> int | None:
-    """Return the group that holds units in this layout, if there is one."""
-    for index, group in enumerate(problem.groups):
-        if group.layout == layout:
-            return index
-    return None
 
 
 def _load_columns(state: State, unit: int, shards: Sequence[Shard]) -> bool:

@@ -140,24 +140,14 @@ def _place(
     weights: list[float],
     ranking: Ranking,
 ) -> ShardingPlan:
-    if reason := why_too_wide(task, splits=False):
-        raise InfeasibleTaskError(reason)
-    tables, ranks = _place_with_repair(task, tables, weights, ranking)
-    return ShardingPlan(
-        task.topology.world_size,
-        tuple(Shard.whole(table, rank) for table, rank in zip(tables, ranks, strict=True)),
-    )
-
-
-def _place_with_repair(
-    task: ShardingTask, tables: list[Table], weights: list[float], ranking: Ranking
-) -> tuple[list[Table], list[int]]:
     """Place tables in the given order if memory allows, else with ever more large tables first.
 
     The 1, 2, 4, ... largest tables come first and the rest keep their order. Where that fails too,
     all tables are packed by size: by the ranking, into the rank with the most free memory, into the
     tightest one, and into the first one that fits.
     """
+    if reason := why_too_wide(task, splits=False):
+        raise InfeasibleTaskError(reason)
     by_size = sorted(
         range(len(tables)), key=lambda i: task.topology.table_bytes(tables[i]), reverse=True
     )
@@ -177,7 +167,9 @@ def _place_with_repair(
         except InfeasibleTaskError as error:
             failure = error
         else:
-            return ordered, ranks
+            placed = zip(ordered, ranks, strict=True)
+            shards = tuple(Shard.whole(table, rank) for table, rank in placed)
+            return ShardingPlan(task.topology.world_size, shards)
     assert failure is not None
     reason = why_too_large(task.table_bytes, task.topology.rank_memory_bytes)
     raise InfeasibleTaskError(reason) if reason else failure

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import time
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -82,6 +82,22 @@ class NeuroShardSharder:
     exchange_precision: Any = None
     table_precision: str = "fp32"
     cache_tables: str = "never"
+
+    def __new__(cls, *_: Any, **keys: Any) -> Self:
+        """Refuse arguments that are none, and say where constraints go.
+
+        Raises:
+            TypeError: an argument is unknown; `constraints` once were arguments of their own.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(keys.keys() - set(known)):
+            of_plans = ", ".join(f"{field.name}=" for field in dataclasses.fields(Constraints))
+            raise TypeError(
+                f"NeuroShardSharder has no argument {', '.join(unknown)}; known: "
+                f"{', '.join(known)}. What a plan must keep goes into "
+                f"constraints=Constraints(...), which has {of_plans}"
+            )
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         self.context.pricing_for(self.name)  # which refuses a run without prices

@@ -64,7 +64,8 @@ class PolicySharder:
         for splitting in splittings(task) if self.split else [unsplit(task)]:
             plans = self._plans(splitting)
             if plans:
-                with_replicas = splitting.with_replicas(self._worth_replicating(priced))
+                pays = worth_replicating(priced) if self.replicate and priced else set()
+                with_replicas = splitting.with_replicas(pays)
                 if with_replicas != splitting:
                     plans |= self._plans(with_replicas, " beside replicas")
                 return self._cheapest(plans, task, priced)
@@ -78,10 +79,6 @@ class PolicySharder:
                 plan = ShardingPlan(splitting.task.topology.world_size, splitting.shards(ranks))
                 plans.setdefault(plan, candidate.origin + suffix)
         return plans
-
-    def _worth_replicating(self, priced: PricedTask | None) -> set[str]:
-        """Return the names of tables whose replicas pay off; none without an additive model."""
-        return worth_replicating(priced) if self.replicate and priced is not None else set()
 
     def _candidates(self, splitting: Splitting) -> list[Candidate]:
         """Return placements of the pieces that fit, those of the policy first."""

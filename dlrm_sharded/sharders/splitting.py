@@ -17,7 +17,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks, can_split_rows, column_widths
+from dlrm_sharded.plans.layouts import (
+    ColumnShards,
+    Replicas,
+    RowBlocks,
+    can_split_rows,
+    column_widths,
+)
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -129,11 +135,7 @@ class Splitting:
             num_cols: Counter[int] = Counter()
             for width in column_widths(table, num) if num > 0 else ():
                 num_cols[next(rank_of_piece)] += width
-            start = 0
-            for rank, width in sorted(num_cols.items()):
-                cols = (start, start + width)
-                shards.append(dataclasses.replace(Shard.whole(table, rank), cols=cols))
-                start += width
+            shards += ColumnShards.shards(table, sorted(num_cols.items()))
         return tuple(shards)
 
 

@@ -6,8 +6,8 @@ the number of the batch.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,39 +34,23 @@ DrawTable = Callable[[Table, int], Ids]
 """Returns the ids of a table in the batch with a number."""
 
 
-class DrawnBatch(Mapping[str, Ids]):
+class DrawnBatch(dict[str, Ids]):
     """One global batch, whose ids are drawn when a table is asked for.
 
     Args:
-        draw: draws the ids of a table.
-        kept_ids: number of ids up to which the tables that were used last are kept.
+        draw: draws the ids of the table with a name.
+        kept_ids: number of ids up to which the tables that were drawn last are kept.
     """
 
-    def __init__(
-        self, tables: Mapping[str, Table], draw: Callable[[Table], Ids], *, kept_ids: int = KEPT_IDS
-    ) -> None:
-        self._tables = tables
+    def __init__(self, draw: Callable[[str], Ids], *, kept_ids: int) -> None:
         self._draw = draw
-        self._room = kept_ids
-        self._kept: OrderedDict[str, Ids] = OrderedDict()
+        self._kept_ids = kept_ids
 
-    def __getitem__(self, name: str) -> Ids:
-        if name in self._kept:
-            self._kept.move_to_end(name)
-            return self._kept[name]
-        ids = self._draw(self._tables[name])
-        self._kept[name] = ids
-        self._room -= len(ids.values)
-        while self._room < 0 and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
-            self._room += len(dropped.values)
+    def __missing__(self, name: str) -> Ids:
+        ids = self[name] = self._draw(name)
+        while len(self) > 1 and sum(len(kept.values) for kept in self.values()) > self._kept_ids:
+            del self[next(iter(self))]
         return ids
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        return len(self._tables)
 
 
 def drawn_ids(task: ShardingTask, draw: DrawTable, *, num_batches: int) -> TableIds:
@@ -74,9 +58,8 @@ def drawn_ids(task: ShardingTask, draw: DrawTable, *, num_batches: int) -> Table
     tables = {table.name: table for table in task.tables}
 
     def of_batch(batch: int) -> DrawnBatch:
-        return DrawnBatch(
-            tables, lambda table: draw(table, batch), kept_ids=KEPT_IDS // num_batches
-        )
+        kept_ids = KEPT_IDS // num_batches
+        return DrawnBatch(lambda name: draw(tables[name], batch), kept_ids=kept_ids)
 
     return TableIds(tables, tuple(map(of_batch, range(num_batches))), task.topology.world_size)
 
@@ -92,7 +75,8 @@ def ids_source(task: ShardingTask, dataset: Dataset | None, *, seed: int) -> tup
         num_ids = task.batch_size * sum(table.pooling_factor for table in task.tables)
         of_data = "the ids are those of the dataset's training batches"
         if isinstance(dataset, PerTableDataset):
-            return _of_tables(dataset, num_batches), of_data
+            read = dataset.table_ids
+            return (lambda table, i: Ids(*read(table.name, "train", i % num_batches))), of_data
         if num_ids <= MAX_BATCH_IDS:
             return _of_batches(dataset, num_batches), of_data
     unknown = sum(table.reuse_histogram is None for table in task.tables)
@@ -105,22 +89,14 @@ def ids_source(task: ShardingTask, dataset: Dataset | None, *, seed: int) -> tup
     return (lambda table, batch: draw_profile(table, task.batch_size, seed, batch)), source
 
 
-def _of_tables(dataset: PerTableDataset, num_batches: int) -> DrawTable:
-    def draw(table: Table, batch: int) -> Ids:
-        return Ids(*dataset.table_ids(table.name, "train", batch % num_batches))
-
-    return draw
-
-
 def _of_batches(dataset: Dataset, num_batches: int) -> DrawTable:
-    batches: dict[int, dict[str, JaggedTensor]] = {}
+    @functools.cache
+    def ids_of(number: int) -> dict[str, JaggedTensor]:
+        batch = dataset.batch("train", number, rank=0, world_size=1)
+        return batch.sparse_features.to_dict()
 
     def draw(table: Table, batch: int) -> Ids:
-        number = batch % num_batches
-        if number not in batches:
-            whole = dataset.batch("train", number, rank=0, world_size=1)
-            batches[number] = whole.sparse_features.to_dict()
-        ids = batches[number][table.name]
+        ids = ids_of(batch % num_batches)[table.name]
         return Ids(ids.values().int().numpy(), ids.lengths().int().numpy())
 
     return draw

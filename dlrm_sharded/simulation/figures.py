@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from dlrm_sharded.simulation.cluster import SimulatedRun
+from dlrm_sharded.simulation.run import SimulatedRun
 from dlrm_sharded.step.parts import OTHER, PART_LABELS, PARTS, WAITING
 from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, Timeline
 from dlrm_sharded.tracing.perfetto import Span, timeline_spans
@@ -36,20 +36,21 @@ PIXELS = 1600
 COMPUTE_LANE, EXCHANGE_LANE = (-0.45, 0.55), (0.12, 0.3)
 """Place and height of the lanes of a rank whose exchanges run beside its computation."""
 
-Window = tuple[float, float]
+SHOWN_STEPS = 4
+"""Steps in which the operations of the shown window are."""
 
 
 def plot_timeline(run: SimulatedRun, heading: str) -> Figure:
     """Draw one step of all ranks, or two steps if they overlap, and how long each rank waits."""
-    streams = {op.stream for op in run.timeline.operations}
-    overlaps = EXCHANGE in streams
-    window = shown_window(run.timeline, num_steps=2 if overlaps else 1)
-    length_ms = window[1] - window[0]
+    overlaps = EXCHANGE in {op.stream for op in run.timeline.operations}
+    # the first step is left out, which begins with nothing under way
+    begin, end = (float(run.timeline.step_ends_ms[step]) for step in (0, 2 if overlaps else 1))
+    length_ms = end - begin
     world_size = run.timeline.world_size
     height = 3.2 + 0.24 * min(world_size, MAX_BARS)
     figure = Figure(figsize=(12, height), dpi=130, layout="constrained")
     axes, waits = figure.subplots(1, 2, width_ratios=(6, 1), sharey=True)
-    spans = [span for span in _shown_spans(run.timeline, window) if span.stream in lanes(streams)]
+    spans = _shown_spans(run.timeline, begin, end)
     if world_size <= MAX_BARS:
         _draw_bars(axes, spans, overlaps=overlaps)
     else:
@@ -70,43 +71,21 @@ def plot_timeline(run: SimulatedRun, heading: str) -> Figure:
         fontsize=8,
         frameon=False,
     )
-    title = f"{run.sharder}: step {run.step_ms:.1f} ms, {run.samples_per_s:,.0f} samples/s"
+    step = run.step
+    title = (
+        f"{run.planned.sharder}: step {step.step_ms:.1f} ms, {step.samples_per_s:,.0f} samples/s"
+    )
     figure.suptitle("\n".join([title, *textwrap.wrap(heading, 150)]), fontsize=9)
     return figure
 
 
-def lanes(streams: set[str]) -> set[str]:
-    """Return the streams that are drawn; the thread that reads batches is not."""
-    return streams & {COMPUTE, EXCHANGE}
-
-
-def shown_window(timeline: Timeline, *, num_steps: int) -> Window:
-    """Return the time of some steps after the first one, which begins with nothing under way."""
-    ends = timeline.step_ends_ms
-    if len(ends) <= num_steps:
-        return 0.0, float(ends[-1])
-    return float(ends[0]), float(ends[num_steps])
-
-
-def first_steps(timeline: Timeline, num_steps: int) -> Timeline:
-    """Return the first steps of a timeline."""
-    kept = slice(0, num_steps)
-    return Timeline(
-        timeline.operations,
-        timeline.arrival_ms[kept],
-        timeline.begin_ms[kept],
-        timeline.end_ms[kept],
-    )
-
-
-def _shown_spans(timeline: Timeline, window: Window) -> list[Span]:
-    """Return what happens in a window, in ms since it began."""
+def _shown_spans(timeline: Timeline, begin: float, end: float) -> list[Span]:
+    """Return what ranks do in a window, in ms since it began; reading batches is left out."""
     # a step that overlaps with the next one is still under way after the window's last step
-    begin, end = window
     return [
         dataclasses.replace(span, begin_ms=span.begin_ms - begin, end_ms=span.end_ms - begin)
-        for span in timeline_spans(first_steps(timeline, 4))
-        if span.end_ms > begin and span.begin_ms < end
+        for span in timeline_spans(timeline, num_steps=SHOWN_STEPS)
+        if span.stream in (COMPUTE, EXCHANGE) and span.end_ms > begin and span.begin_ms < end
     ]
 
 
@@ -172,7 +151,7 @@ def _finish_axes(axes: Axes, run: SimulatedRun, length_ms: float) -> None:
 
 def _draw_waits(axes: Axes, run: SimulatedRun) -> None:
     """Draw how long each rank waits for others, averaged over all steps."""
-    waiting = run.breakdown.parts_ms[WAITING]
+    waiting = run.step.breakdown.parts_ms[WAITING]
     axes.barh(
         range(len(waiting)),
         waiting,

@@ -1,38 +1,28 @@
-"""Writes the results of a simulation: a summary, figures by rank, plans, pictures and traces."""
+"""Writes what both commands find: figures as JSON and CSV, plans, and pictures of steps."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file, write_json
 from dlrm_sharded.plans.plan_cost import STAGES
-from dlrm_sharded.simulation.cluster import SimulatedRun
-from dlrm_sharded.simulation.figures import first_steps, plot_timeline
-from dlrm_sharded.simulation.text import summary
+from dlrm_sharded.plans.plan_report import plan_json
+from dlrm_sharded.simulation.choice import Choice
+from dlrm_sharded.simulation.figures import plot_timeline
+from dlrm_sharded.simulation.run import SimulatedRun
+from dlrm_sharded.simulation.simulation_text import summary
+from dlrm_sharded.simulation.store import folder_of
 from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.tracing.perfetto import timeline_spans, write_trace
 
 TRACED_STEPS = 4
 """Steps of a trace."""
-
-RANK_COLUMNS = (
-    *("sharder", "rank", "host", "lookups", "num_shards", "num_folded", "table_bytes"),
-    *("memory_bytes", "waits_longest_before", "waits_longest_for"),
-    *(f"{stage}_alone_ms" for stage in STAGES),
-    *(f"{part}_ms" for part in PARTS),
-)
-"""Columns of ranks.csv: times of the stages by themselves, and the parts of the step."""
-
-
-def folder_of(out: Path, sharder: str) -> Path:
-    """Return the folder of a sharder's files."""
-    return out / re.sub(r"[^\w.=-]+", "_", sharder)
 
 
 def write_simulation(
@@ -53,6 +43,22 @@ def write_simulation(
     Raises:
         ConfigError: a file cannot be written.
     """
+    with _writing(out):
+        for run in runs:
+            folder = folder_of(out, run.planned.sharder)
+            per_host = run.task.topology.ranks_per_host
+            write_trace(
+                folder / "trace.json.gz",
+                timeline_spans(run.timeline, num_steps=TRACED_STEPS),
+                rank_names={
+                    rank: f"rank {rank} (host {rank // per_host})" for rank in range(len(run.ranks))
+                },
+            )
+            figure = plot_timeline(run, heading)
+            with replaced_file(folder / "timeline.png") as picture:
+                figure.savefig(picture, format="png", metadata={"Software": None})
+        _write_csv(out / "ranks.csv", (row for run in runs for row in _rank_rows(run)))
+        replace_file(out / "summary.md", summary(heading, notes, runs, failed).encode())
     fields = {
         "heading": heading,
         "notes": list(notes),
@@ -60,54 +66,69 @@ def write_simulation(
         "sharders": [run.to_json() for run in runs],
         "failed": [{"sharder": name, "message": text} for name, text in failed.items()],
     }
-    try:
-        for run in runs:
-            folder = folder_of(out, run.sharder)
-            write_trace(
-                folder / "trace.json.gz",
-                timeline_spans(first_steps(run.timeline, TRACED_STEPS)),
-                rank_names=_rank_names(run),
-            )
-            figure = plot_timeline(run, heading)
-            with replaced_file(folder / "timeline.png") as picture:
-                figure.savefig(picture, format="png", metadata={"Software": None})
-        replace_file(out / "ranks.csv", _ranks_csv(runs).encode())
-        replace_file(out / "summary.md", summary(heading, notes, runs, failed).encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write the results in out = {out}: {error.strerror}") from error
     write_json(out / "simulation.json", fields)
 
 
-def _rank_names(run: SimulatedRun) -> dict[int, str]:
-    per_host = run.task.topology.ranks_per_host
-    return {
-        rank: f"rank {rank} (host {rank // per_host})" for rank in range(run.timeline.world_size)
-    }
+def write_advice(
+    out: Path, choice: Choice, *, samples: float | None, texts: Mapping[str, str]
+) -> None:
+    """Write advice.json, advice.csv, and task.json and plan.json of the best candidate.
+
+    Args:
+        samples: samples of an epoch, to which hours and price belong; None if not known.
+        texts: what the terminal shows, by name.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    rows = [candidate.to_json(samples) for candidate in choice.asked]
+    with _writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        _write_csv(out / "advice.csv", rows)
+    planned, task = choice.best.outcome.planned, choice.best.task
+    assert task is not None
+    write_json(out / "task.json", task.to_json())
+    write_json(out / "plan.json", plan_json(planned.plan, planned.report))
+    fields = {"objective": choice.objective, "samples": samples, **texts, "candidates": rows}
+    write_json(out / "advice.json", fields)
 
 
-def _ranks_csv(runs: Sequence[SimulatedRun]) -> str:
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Turn errors of the block into one message."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write the results in out = {out}: {error.strerror}") from error
+
+
+def _write_csv(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write rows that all have the keys of the first one; None is an empty cell."""
+    first, *others = rows
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(RANK_COLUMNS)
-    for run in runs:
-        writer.writerows(_rows(run))
-    return text.getvalue()
+    writer = csv.DictWriter(text, list(first), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([first, *others])
+    replace_file(path, text.getvalue().encode())
 
 
-def _rows(run: SimulatedRun) -> list[list[object]]:
-    topology = run.task.topology
-    table_bytes, by_rank = run.plan.bytes_by_rank(topology), run.plan.shards_by_rank()
-    rows: list[list[object]] = []
+def _rank_rows(run: SimulatedRun) -> Iterator[dict[str, object]]:
+    """Yield the rows of ranks.csv: times of the stages by themselves, and parts of the step."""
+    by_rank = run.planned.plan.shards_by_rank()
+    table_bytes, memory_bytes = run.table_bytes, run.memory_bytes
     for rank, times in enumerate(run.ranks):
-        wait = run.longest_wait(rank)
-        rows.append(
-            [
-                *(run.sharder, rank, rank // topology.ranks_per_host, times.origin),
-                *(len(by_rank[rank]), times.num_folded, table_bytes[rank]),
-                run.memory[rank].total,
-                *(("", "") if wait is None else (wait.operation, wait.cause)),
-                *(f"{run.cost.per_rank[rank].stage_ms(stage):.4f}" for stage in STAGES),
-                *(f"{run.breakdown.parts_ms[part][rank]:.4f}" for part in PARTS),
-            ]
-        )
-    return rows
+        wait, stages = run.longest_wait(rank), run.cost.per_rank[rank]
+        yield {
+            "sharder": run.planned.sharder,
+            "rank": rank,
+            "host": rank // run.task.topology.ranks_per_host,
+            "lookups": times.origin,
+            "num_shards": len(by_rank[rank]),
+            "num_folded": times.num_folded,
+            "table_bytes": table_bytes[rank],
+            "memory_bytes": memory_bytes[rank],
+            "waits_longest_before": wait and wait.operation,
+            "waits_longest_for": wait and wait.cause,
+            **{f"{stage}_alone_ms": f"{stages.stage_ms(stage):.4f}" for stage in STAGES},
+            **{f"{part}_ms": f"{run.step.breakdown.parts_ms[part][rank]:.4f}" for part in PARTS},
+        }

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from dlrm_sharded.simulation.workers import end_on_signals
+
 NUM_ROWS, NUM_COLS = 2**20, 64
 """Size of a neighbor's table of fp32 numbers: 256 MiB, more than the caches."""
 
@@ -41,6 +43,7 @@ def busy_neighbors(count: int) -> Iterator[None]:
 
 
 def _compute(seed: int, ready: multiprocessing.synchronize.Semaphore) -> None:
+    end_on_signals()
     rng = np.random.default_rng(seed)
     table = np.ones((NUM_ROWS, NUM_COLS), dtype=np.float32)
     ready.release()

@@ -6,10 +6,13 @@ import dataclasses
 import gc
 import logging
 import math
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,10 +24,11 @@ from dlrm_sharded.calibration.rank_bench import (
     with_measured,
 )
 from dlrm_sharded.calibration.samples import MAX_STAGE_MS
-from dlrm_sharded.files.errors import ConfigError, DataError, check_number
+from dlrm_sharded.files.errors import DataError, check_number
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count, NotNegative
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.files.progress_bar import ProgressBar
+from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import (
     COMPUTE_STAGES,
     FWD_COMPUTE,
@@ -33,8 +37,8 @@ from dlrm_sharded.plans.plan_cost import (
     StageCost,
 )
 from dlrm_sharded.ranks.process import release_freed_memory
+from dlrm_sharded.simulation.cluster import Planned
 from dlrm_sharded.simulation.folding import fold
-from dlrm_sharded.simulation.progress import Progress
 from dlrm_sharded.simulation.store import Store
 
 log = logging.getLogger(__name__)
@@ -45,10 +49,15 @@ ORIGINS = (MEASURED, EQUAL, SCALED, PRICED, EMPTY)
 the same shapes and ids; predicted and scaled, or priced by a prior; the rank has no shards."""
 
 MIN_MEASURED = 4
-"""Number of ranks that are measured, however long that takes."""
+"""Number of ranks of a plan that are measured, however long that takes."""
 
 MEASUREMENTS = 3
 """Measurements of a rank that is the slowest one; their median counts."""
+
+AGAIN_S = 0.5
+"""Time after which a measurement that goes on is stopped again."""
+
+BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 Shapes = tuple[tuple[Any, ...], ...]
 """Key of ranks that compute equally long, see `shapes`."""
@@ -89,6 +98,10 @@ def shapes(shards: Sequence[Shard]) -> Shapes:
     return tuple(sorted((s.table, *s.rows, s.num_cols, s.replicated, s.precision) for s in shards))
 
 
+class OutOfTimeError(Exception):
+    """The time for measurements is over."""
+
+
 class RankTimer:
     """Measures the shards of ranks, or takes the measurement from the store.
 
@@ -102,31 +115,57 @@ class RankTimer:
         self._ids = ids
         self._limit_bytes = limit_bytes
 
-    def time(self, shards: Sequence[Shard], repeat: int) -> RankTimes:
+    def time(self, shards: Sequence[Shard], repeat: int, limit_s: float) -> RankTimes:
         """Return the computation of shards that share a rank.
 
         Args:
             repeat: number of earlier measurements of the same shards.
+            limit_s: time after which the measurement is stopped.
+
+        Raises:
+            OutOfTimeError: it was stopped.
         """
-        folded, ids = fold(shards, self._ids, limit_bytes=self._limit_bytes)
-        key = self._store.key("rank", shapes(shards), *([repeat] if repeat else []))
-        known = stored_times(self._store.get(key))
-        if known is not None:
-            return known
-        started, waited_s = time.monotonic(), _core_wait_s()
-        measured = self._bench.measure(folded, ids)
-        times = RankTimes(
-            measured,
-            MEASURED,
-            num_folded=len(ids.unfolded),
-            seconds=round(time.monotonic() - started, 1),
-            core_wait_s=round(_core_wait_s() - waited_s, 2),
+        return self._store.kept(
+            "a rank",
+            ["rank", shapes(shards), *([repeat] if repeat else [])],
+            read=stored_times,
+            measure=lambda: self._measured(shards, limit_s),
         )
-        self._store.put(key, times.to_json())
-        # modules are in reference cycles, and hold the ids of a rank until these are collected
-        gc.collect()
-        release_freed_memory()
-        return times
+
+    def _measured(self, shards: Sequence[Shard], limit_s: float) -> RankTimes:
+        folded, ids = fold(shards, self._ids, limit_bytes=self._limit_bytes)
+        started, waited_s = time.monotonic(), _core_wait_s()
+        try:
+            with time_limit(limit_s):
+                stages = self._bench.measure(folded, ids)
+            return RankTimes(
+                stages,
+                MEASURED,
+                num_folded=len(ids.unfolded),
+                seconds=round(time.monotonic() - started, 1),
+                core_wait_s=round(_core_wait_s() - waited_s, 2),
+            )
+        finally:
+            # modules are in reference cycles, and hold the ids of a rank until these are collected
+            gc.collect()
+            release_freed_memory()
+
+
+@contextmanager
+def time_limit(limit_s: float) -> Iterator[None]:
+    """Raise OutOfTimeError in the block, between two operations of torch, if it takes longer."""
+
+    def stop(number: int, frame: object) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    # 0 sets no alarm; one that falls into a destructor is lost there, so another one follows
+    signal.setitimer(signal.ITIMER_REAL, limit_s if limit_s < math.inf else 0, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _core_wait_s() -> float:
@@ -137,21 +176,21 @@ def _core_wait_s() -> float:
         return 0.0
 
 
-def stored_times(values: Mapping[str, Any] | None) -> RankTimes | None:
-    """Return a measurement of the store; None if it is missing or no measurement."""
-    if values is None:
-        return None
-    try:
-        others, times_ms = dict(values), {}
-        for stage in COMPUTE_STAGES:
-            times_ms[stage] = others.pop(f"{stage}_ms")
-            check_number(stage, times_ms[stage], most=MAX_STAGE_MS, above=True)
-        others["stages"] = NO_COST.with_stages(times_ms).to_json()
-        times = read_form(others, RankTimes, name="the times of a rank")
-    except (LookupError, ConfigError, DataError) as error:
-        log.warning("a rank is measured again: its times are damaged (%s)", error)
-        return None
-    return times if times.origin == MEASURED else None
+def stored_times(values: Mapping[str, Any]) -> RankTimes:
+    """Return a measurement of the store.
+
+    Raises:
+        LookupError, ConfigError, DataError: a value is missing, or no measurement gives it.
+    """
+    others, times_ms = dict(values), {}
+    for stage in COMPUTE_STAGES:
+        times_ms[stage] = others.pop(f"{stage}_ms")
+        check_number(stage, times_ms[stage], most=MAX_STAGE_MS, above=True)
+    others["stages"] = NO_COST.with_stages(times_ms).to_json()
+    times = read_form(others, RankTimes, name="the times of a rank")
+    if times.origin != MEASURED:
+        raise DataError(f"its origin is {times.origin}")
+    return times
 
 
 def by_priority(candidates: Sequence[int], predicted: PlanCost, *, seed: int) -> list[int]:
@@ -173,46 +212,38 @@ def by_priority(candidates: Sequence[int], predicted: PlanCost, *, seed: int) ->
 
 
 def time_ranks(
-    plan: ShardingPlan,
-    predicted: PlanCost,
-    time_shards: Callable[[Sequence[Shard], int], RankTimes],
+    planned: Planned,
+    time_shards: Callable[[Sequence[Shard], int, float], RankTimes],
     *,
     count: int | None = None,
     seconds: float = math.inf,
     seed: int,
-    name: str,
 ) -> tuple[RankTimes, ...]:
     """Measure ranks of a plan one after the other, and scale the predictions of those left out.
 
-    The slowest rank is measured several times: a step takes as long as that rank, so a single
-    measurement that something disturbed would decide it.
+    The slowest rank of each stage is measured again until it is the slowest by `MEASUREMENTS` of
+    them: a step takes as long as that rank, so a single disturbed measurement would decide it.
 
     Args:
         time_shards: measures shards that share a rank, see `RankTimer.time`.
         count: largest number of ranks to measure; None for all.
-        seconds: time after which no further rank is measured, though not before `MIN_MEASURED`.
-        name: what messages call the plan.
+        seconds: time of all measurements. It ends the one that runs, though not before
+            `MIN_MEASURED` ranks are measured.
     """
-    by_rank = plan.shards_by_rank()
+    by_rank, predicted = planned.plan.shards_by_rank(), planned.cost
     first_with: dict[Shapes, int] = {}
     for rank, shards in enumerate(by_rank):
         if shards:
             first_with.setdefault(shapes(shards), rank)
     order = by_priority(list(first_with.values()), predicted, seed=seed)[:count]
-    measured: dict[int, RankTimes] = {}
-    progress = Progress(name, len(order), seconds)
-    for rank in order:
-        if len(measured) >= MIN_MEASURED and progress.spent_s >= seconds:
-            break
-        measured[rank] = time_shards(by_rank[rank], 0)
-        progress.add(measured[rank].seconds)
-    measured = _slowest_again(
-        measured,
-        lambda rank, repeat: time_shards(by_rank[rank], repeat),
-        seconds=seconds - progress.spent_s,
+    found = _measured_in_time(
+        order,
+        lambda rank, repeat, limit_s: time_shards(by_rank[rank], repeat, limit_s),
+        seconds=seconds,
+        name=planned.sharder,
     )
-    sample = list(measured)[1::2] or list(measured)
-    ratios = _ratios(measured, predicted, sample)
+    measured = {rank: _median(times) for rank, times in found.items()}
+    ratios = _ratios(measured, predicted)
 
     def times_of(rank: int) -> RankTimes:
         if not by_rank[rank]:
@@ -226,36 +257,62 @@ def time_ranks(
         scaled = {stage: ratio * stages.stage_ms(stage) for stage, ratio in ratios.items()}
         return RankTimes(stages.with_stages(scaled), SCALED)
 
-    return tuple(map(times_of, range(plan.world_size)))
+    return tuple(map(times_of, range(len(by_rank))))
 
 
-def _slowest_again(
-    measured: Mapping[int, RankTimes],
-    time_rank: Callable[[int, int], RankTimes],
+def _measured_in_time(
+    order: Sequence[int],
+    time_rank: Callable[[int, int, float], RankTimes],
     *,
     seconds: float,
-) -> dict[int, RankTimes]:
-    """Measure the slowest rank of each stage again until it is slowest by `MEASUREMENTS` of them.
+    name: str,
+) -> dict[int, list[RankTimes]]:
+    """Return the measurements of ranks in their order, as far as the time allows.
 
     Args:
-        time_rank: measures a rank that has been measured so many times.
-        seconds: time after which none is measured again.
+        time_rank: measures a rank that has been measured so many times, within some seconds.
     """
-    times = dict(measured)
-    measurements = {rank: [first] for rank, first in measured.items()}
-    for _ in range(len(measured)):  # at most twice the time, if all ranks are alike
-        slowest = (
-            max(times, key=lambda rank: times[rank].stages.stage_ms(stage))
-            for stage in COMPUTE_STAGES
+    found: dict[int, list[RankTimes]] = {}
+    spent_s = 0.0
+    with ProgressBar(total=1.0, desc=name, bar_format=BAR_FORMAT) as bar:
+
+        def measure(rank: int) -> None:
+            nonlocal spent_s
+            repeat = len(found.get(rank, ()))
+            is_due = repeat == 0 and len(found) < MIN_MEASURED
+            limit_s = math.inf if is_due else seconds - spent_s
+            if limit_s <= 0:
+                raise OutOfTimeError
+            times = time_rank(rank, repeat, limit_s)
+            found.setdefault(rank, []).append(times)
+            spent_s += times.seconds
+            bar.set_postfix_str(f"{len(found)} of up to {len(order)} ranks", refresh=False)
+            # either limit may end the measurements
+            done = max(len(found) / len(order), spent_s / seconds if seconds else 1.0)
+            bar.update(min(done, 1.0) - bar.n)
+
+        try:
+            for rank in order:
+                measure(rank)
+            for _ in order:  # at most twice the time, if all ranks are alike
+                if (slowest := _slowest_in_doubt(found)) is None:
+                    break
+                measure(slowest)
+        except OutOfTimeError:
+            text = "%s: the time is over, and %d of up to %d ranks are measured"
+            log.info(text, name, len(found), len(order))
+    return found
+
+
+def _slowest_in_doubt(found: Mapping[int, Sequence[RankTimes]]) -> int | None:
+    """Return a rank that is slowest in a stage by fewer than `MEASUREMENTS`; None if none is."""
+    for stage in COMPUTE_STAGES:
+        slowest = max(
+            found, key=lambda rank: median(times.stages.stage_ms(stage) for times in found[rank])
         )
-        rank = next((rank for rank in slowest if len(measurements[rank]) < MEASUREMENTS), None)
-        if rank is None or seconds <= 0:
-            break
-        found = measurements[rank]
-        found.append(time_rank(rank, len(found)))
-        seconds -= found[-1].seconds
-        times[rank] = _median(found)
-    return times
+        if len(found[slowest]) < MEASUREMENTS:
+            return slowest
+    return None
 
 
 def _median(measurements: Sequence[RankTimes]) -> RankTimes:
@@ -286,10 +343,9 @@ def with_times(
     return cost.with_added(FWD_COMPUTE, added_ms) if added_ms else cost
 
 
-def _ratios(
-    measured: Mapping[int, RankTimes], predicted: PlanCost, sample: Sequence[int]
-) -> dict[str, float]:
-    """Return the measured time relative to the predicted one in the sample, by stage."""
+def _ratios(measured: Mapping[int, RankTimes], predicted: PlanCost) -> dict[str, float]:
+    """Return the measured time relative to the predicted one in the random sample, by stage."""
+    sample = list(measured)[1::2] or list(measured)  # see `by_priority`
     ratios = {}
     for stage in COMPUTE_STAGES:
         expected_ms = sum(predicted.per_rank[rank].stage_ms(stage) for rank in sample)

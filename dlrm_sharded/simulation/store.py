@@ -11,14 +11,13 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from dlrm_sharded.files.errors import ConfigError, check_path
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object, write_json
-from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile, changed_settings, locked
 
 SETTINGS, MEASUREMENTS, LOCK = "settings.json", "measurements.jsonl", ".lock"
@@ -27,12 +26,19 @@ KIND = "dlrm_sharded simulation"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """The form of a measurement in the file."""
+class Measurement(Protocol):
+    """Something that was measured."""
 
-    key: str
-    values: dict[str, Any]
+    def to_json(self) -> dict[str, Any]:
+        """Return the values of its line in the file."""
+
+
+M = TypeVar("M", bound=Measurement)
+
+
+def folder_of(out: Path, sharder: str) -> Path:
+    """Return the folder of a sharder's files."""
+    return out / re.sub(r"[^\w.=-]+", "_", sharder)
 
 
 class Store:
@@ -41,15 +47,18 @@ class Store:
     Args:
         settings: all that measurements depend on besides the shards of a rank; JSON.
 
+    Attributes:
+        folder: the folder.
+        settings: its settings, as JSON has them.
+
     Raises:
         ConfigError: the folder cannot be written, has other files, is in use by another process,
             or belongs to a simulation with other settings.
     """
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
-        check_path("out", folder)
-        self.folder = Path(folder)
-        self._settings = json.loads(json.dumps(settings))
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.settings = json.loads(json.dumps(settings))
         self._prepare_folder()
         self._lock = locked(
             self.folder / LOCK,
@@ -67,19 +76,32 @@ class Store:
     def __len__(self) -> int:
         return len(self._known)
 
-    def key(self, *parts: Any) -> str:
-        """Return the key of a measurement: of the settings and of what was measured."""
-        text = json.dumps([self._settings, *parts], sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    def kept(
+        self,
+        noun: str,
+        parts: Sequence[Any],
+        *,
+        read: Callable[[Mapping[str, Any]], M],
+        measure: Callable[[], M],
+    ) -> M:
+        """Return a measurement of the file, or make it and append it.
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """Return the values of a measurement; None if it has not been made."""
-        return self._known.get(key)
-
-    def put(self, key: str, values: Mapping[str, Any]) -> None:
-        """Append the values of a measurement to the file."""
-        self._known[key] = dict(values)
-        self._file.append({"key": key, "values": values})
+        Args:
+            noun: what is measured, for messages.
+            parts: what was measured, as JSON; with the settings they are its key.
+            read: reads the values of a line; its error says that they are damaged.
+        """
+        text = json.dumps([self.settings, *parts], sort_keys=True)
+        key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        if key in self._known:
+            try:
+                return read(self._known[key])
+            except (LookupError, ConfigError, DataError) as error:
+                log.warning("%s is measured again: its times are damaged (%s)", noun, error)
+        found = measure()
+        self._known[key] = found.to_json()
+        self._file.append({"key": key, "values": self._known[key]})
+        return found
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -102,7 +124,7 @@ class Store:
 
     def _check_settings(self) -> None:
         """Refuse the folder of a simulation with other settings; write those of a new one."""
-        path, settings = self.folder / SETTINGS, {"kind": KIND, **self._settings}
+        path, settings = self.folder / SETTINGS, {"kind": KIND, **self.settings}
         if path.exists():
             try:
                 before = read_json_object(path, noun="settings")
@@ -124,5 +146,4 @@ class Store:
 
 def _measurement(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the key and the values of a line."""
-    line = read_form(fields, _Line, name="the measurement", may_have_others=True)
-    return line.key, line.values
+    return str(fields["key"]), dict(fields["values"])

@@ -108,15 +108,33 @@ def predict_step(
     found = breakdown(timeline)
     error = None
     if cost_error is not None:
-        # parts that overlap can be longer than the step together
-        cost_share, dense_share = (
-            min(1.0, part_ms / found.step_ms) for part_ms in (cost.critical_path_ms, dense.mean_ms)
+        error = step_error(
+            found.step_ms,
+            priced=(cost.critical_path_ms, cost_error),
+            dense=(dense.mean_ms, dense.error),
+            composition_error=correction.error,
+            sharing_error=0.0 if sharing is None else SHARING_ERROR,
         )
-        errors = [cost_share * cost_error, dense_share * dense.error, correction.error]
-        if sharing is not None:
-            errors.append(SHARING_ERROR)
-        error = math.hypot(*errors)
     return StepPrediction(found.scaled(correction.factor), batch_size, error)
+
+
+def step_error(
+    step_ms: float,
+    *,
+    priced: tuple[float, float],
+    dense: tuple[float, float],
+    composition_error: float = COMPOSITION_ERROR,
+    sharing_error: float = 0.0,
+) -> float:
+    """Return the expected relative error of a step.
+
+    Args:
+        priced, dense: time of what the cost model predicts, and of the dense part, each with its
+            relative error.
+    """
+    # parts that overlap can be longer than the step together
+    errors = [min(1.0, part_ms / step_ms) * error for part_ms, error in (priced, dense)]
+    return math.hypot(*errors, composition_error, sharing_error)
 
 
 def simulated_steps(

@@ -58,7 +58,7 @@ class SlowExchange:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator, in the mean step of one rank.
+    """An operator in an average step of one rank.
 
     Args:
         name: empty for Python between operators.

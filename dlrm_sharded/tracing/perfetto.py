@@ -36,9 +36,9 @@ class Span:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-def timeline_spans(timeline: Timeline) -> Iterator[Span]:
-    """Yield all operations of a timeline that take time, and the waits before them."""
-    for step in range(timeline.num_steps):
+def timeline_spans(timeline: Timeline, *, num_steps: int) -> Iterator[Span]:
+    """Yield the operations that take time, and the waits before them, in the first steps."""
+    for step in range(num_steps):
         for place, op in enumerate(timeline.operations):
             arrival, begin, end = (
                 times[step, place]

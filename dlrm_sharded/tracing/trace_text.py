@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, FWD_COMM, FWD_COMPUTE, INPUT_DIST
 from dlrm_sharded.step.parts import (
     DATA,
@@ -46,7 +46,7 @@ def summary_lines(steps: RecordedSteps, *, clock_uncertainty_ms: float) -> list[
         f"a traced step takes {found.step_ms:.2f} ms: "
         + ", ".join(f"{PART_LABELS[part]} {mean[part]:.2f}" for part in parts),
         f"ranks exchange for {exposed_ms:.2f} ms without computing, and wait for other ranks for "
-        f"{mean[WAITING]:.2f} ms in the mean; rank {int(waiting.argmax())} waits longest, "
+        f"{mean[WAITING]:.2f} ms on average; rank {int(waiting.argmax())} waits longest, "
         f"{waiting.max():.2f} ms",
     ]
     if clock_uncertainty_ms:
@@ -127,19 +127,17 @@ def table(steps: RecordedSteps, ranks: Sequence[RecordedRank]) -> str:
     parts_ms = steps.breakdown.parts_ms
     waiting = parts_ms[WAITING]
     shown = sorted(sorted(range(len(ranks)), key=lambda rank: -float(waiting[rank]))[:MAX_RANKS])
-    times = [
-        [PART_LABELS[part], *(f"{parts_ms[part][rank]:.2f}" for rank in shown)] for part in PARTS
-    ]
-    operators = {part: costliest_operators(ranks[0], part) for part in PARTS}
-    named = [
-        [PART_LABELS[part], ", ".join(f"`{_operator_text(operator)}`" for operator in costliest)]
-        for part, costliest in operators.items()
-        if costliest
-    ]
-    return "\n".join(
-        [
-            *markdown_table(["ms a step", *(f"rank {rank}" for rank in shown)], times),
-            "",
-            *markdown_table(["part", "costliest operators of rank 0"], named),
-        ]
+    by_rank = TextTable(
+        ["ms a step", *(Column(f"rank {rank}", ".2f") for rank in shown)],
+        [[PART_LABELS[part], *parts_ms[part][shown].tolist()] for part in PARTS],
     )
+    operators = {part: costliest_operators(ranks[0], part) for part in PARTS}
+    named = TextTable(
+        ["part", "costliest operators of rank 0"],
+        [
+            (PART_LABELS[part], ", ".join(f"`{_operator_text(one)}`" for one in costliest))
+            for part, costliest in operators.items()
+            if costliest
+        ],
+    )
+    return f"{by_rank.markdown()}\n\n{named.markdown()}"

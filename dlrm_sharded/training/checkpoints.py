@@ -6,8 +6,6 @@ import logging
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
-from typing import Any
 
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState
@@ -29,47 +27,29 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     All ranks call its methods together. Within the block, signals are noted.
 
     Args:
+        saver: is closed at the end of the block.
         model: state of the model, whose tensors change as it trains.
         describe: called on every rank when a checkpoint is written.
-        in_background: whether a copy is written while the training goes on.
-        check_owner: see `Saver`.
     """
 
     def __init__(
         self,
-        run_dir: Path,
+        saver: Saver,
         config: CheckpointConfig,
         model: ModelState,
         *,
         describe: Describe,
         rank: Rank,
-        in_background: bool,
-        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
+        self._saver = saver
         self._config = config
         self._model = model
         self._describe = describe
         self._rank = rank
-        self._saver = Saver(
-            run_dir,
-            keep=config.keep,
-            background=in_background,
-            rank=rank,
-            check_owner=check_owner,
-        )
         self._meeting = Meeting(rank, every_s=config.every_s)
         self._signals = self._meeting.signals()
         self._is_due = self._must_end = False
         self._stop: signal.Signals | None = None
-
-    @classmethod
-    def if_enabled(
-        cls, run_dir: Path, config: CheckpointConfig | None, model: ModelState, **options: Any
-    ) -> Checkpoints | None:
-        """Return the checkpoints of a run, or None if it is to write none."""
-        if config is None or not config.is_enabled:
-            return None
-        return cls(run_dir, config, model, **options)
 
     def __enter__(self) -> Checkpoints:
         self._signals.__enter__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm_sharded.ranks.distributed import Rank, new_group
+from dlrm_sharded.ranks.process import kept_signals, set_handlers
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals with which schedulers announce that a job is about to end."""
@@ -60,19 +60,13 @@ class Meeting:
     @contextmanager
     def signals(self) -> Iterator[None]:
         """Take note of signals within the block, instead of ending at once."""
-        if threading.current_thread() is not threading.main_thread():  # Python's rule
-            yield
-            return
 
         def receive(number: int, frame: object) -> None:
             self._received = signal.Signals(number)
 
-        before = {number: signal.signal(number, receive) for number in STOP_SIGNALS}
-        try:
+        with kept_signals(STOP_SIGNALS):
+            set_handlers(dict.fromkeys(STOP_SIGNALS, receive))
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def after_batch(self, *, may_save: bool, must_end: bool = False) -> Decision:
         """Return what to do after a batch, which is nothing between two meetings.

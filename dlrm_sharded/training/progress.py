@@ -87,20 +87,18 @@ def read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progres
 def _read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progress:
     fields = manifest.state.progress
     loss = fields["loss"]
+    step_ms = _of_rank(manifest, 0, "step_ms") if same_plan and rank.is_zero else None
     progress = Progress(
         step=manifest.state.step,
         loss=math.nan if loss is None else float(loss),
         evaluation=Evaluation(**fields["evaluation"]),
         evaluated_step=int(fields["evaluated_step"]),
         steady_s=float(fields["steady_s"]),
-    )
-    _restore_generators(manifest, rank)
-    step_ms = _of_rank(manifest, 0, "step_ms") if same_plan and rank.is_zero else None
-    return dataclasses.replace(
-        progress,
         window_losses=_window_losses(manifest, rank),
         step_ms=torch.empty(0) if step_ms is None else step_ms,
     )
+    _restore_generators(manifest, rank)
+    return progress
 
 
 def _window_losses(manifest: Manifest, rank: Rank) -> Tensor:

@@ -127,7 +127,8 @@ class Trainer:
         if self.start.step == self._num_steps:
             self._steady_until_s = time.perf_counter()
         self._make_up_for_evaluation()
-        window = Window(first_step, self.rank, earlier=self._earlier_losses())
+        earlier = list(self.start.window_losses.to(self.rank.device))
+        window = Window(first_step, self.rank, earlier=earlier)
         for num_done in range(self.start.step + 1, self._num_steps + 1):
             if num_done == self.config.num_warmup_steps + 1:
                 self._steady_since_s = time.perf_counter()
@@ -171,7 +172,8 @@ class Trainer:
 
     def _close(self, window: Window, step: int) -> None:
         is_traced = self._tracer is not None and self._tracer.covers(step)
-        self._unread.append(window.close(self._batches.take_wait_ms(), is_traced=is_traced))
+        waited_ms = self._batches.take_wait_ms()
+        self._unread.append(ClosedWindow(window, data_wait_ms=waited_ms, is_traced=is_traced))
 
     def _make_up_for_evaluation(self) -> None:
         """Do the evaluation of the step that the run resumes at, if a signal interrupted it."""
@@ -194,7 +196,7 @@ class Trainer:
         """Log what is not logged yet, and return the state of the training after a step."""
         self._report(bar, num_unread=0)
         if window.num_steps:
-            self._finite_losses(window.close(0.0))
+            self._finite_losses(ClosedWindow(window))
         steady_s = self._steady_s(step)
         return Progress(
             step=step,
@@ -217,9 +219,6 @@ class Trainer:
         if num_untraced < 1:
             return float("nan")
         return (steady_s - self._tracer.spent_s) * num_steps / num_untraced
-
-    def _earlier_losses(self) -> list[Tensor]:
-        return list(self.start.window_losses.to(self.rank.device))
 
     def _report(self, bar: ProgressBar | None, *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""

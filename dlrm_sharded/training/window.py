@@ -29,19 +29,19 @@ class Window:
         *,
         earlier: Sequence[Tensor] = (),
     ) -> None:
-        self._first_step = first_step
-        self._num_earlier = len(earlier)
-        self._rank = rank
+        self.first_step = first_step
+        self.first_timed_step = first_step + len(earlier)
+        self.rank = rank
         self._losses: list[Tensor] = list(earlier)
         if watch is None:
             watch = Stopwatch(rank.device)
             watch.mark()
-        self._watch = watch
+        self.watch = watch
 
     def add(self, loss: Tensor) -> None:
         """Add the step that was issued last, and its loss []."""
         self._losses.append(loss)
-        self._watch.mark()
+        self.watch.mark()
 
     @property
     def num_steps(self) -> int:
@@ -53,60 +53,33 @@ class Window:
         """Losses of this rank's steps so far, [number of steps]."""
         return torch.stack(self._losses) if self._losses else torch.empty(0)
 
-    def close(self, data_wait_ms: float, *, is_traced: bool = False) -> ClosedWindow:
-        """Begin to average the losses over all ranks, which call it together.
-
-        Args:
-            data_wait_ms: time that a step waited for its batch.
-            is_traced: whether a profiler slows the steps down.
-        """
-        losses = torch.stack(self._losses).float()
-        return ClosedWindow(
-            self._first_step,
-            losses,
-            self._watch,
-            self._rank,
-            data_wait_ms,
-            num_earlier=self._num_earlier,
-            is_traced=is_traced,
-        )
-
     def following(self) -> Window:
         """Return the window of the next steps, whose times begin where those of this one end."""
-        next_step = self._first_step + len(self._losses)
-        return Window(next_step, self._rank, self._watch.restarted())
+        return Window(self.first_step + self.num_steps, self.rank, self.watch.restarted())
 
 
 class ClosedWindow:
-    """Losses and times of a number of steps. Whoever reads them waits for the device.
+    """Losses and times of the steps of a window. Whoever reads them waits for the device.
+
+    It begins to average the losses over all ranks, which make it together.
 
     Args:
-        first_step: number of steps before the first one.
-        losses: [number of steps], of this rank, on its device.
         data_wait_ms: time that a step waited for its batch.
-        num_earlier: number of first steps that an earlier training has taken, without their times.
         is_traced: whether a profiler slows the steps down.
     """
 
     def __init__(
-        self,
-        first_step: int,
-        losses: Tensor,
-        watch: Stopwatch,
-        rank: Rank,
-        data_wait_ms: float,
-        *,
-        num_earlier: int = 0,
-        is_traced: bool = False,
+        self, window: Window, *, data_wait_ms: float = 0.0, is_traced: bool = False
     ) -> None:
-        self.first_step = first_step
-        self.first_timed_step = first_step + num_earlier
+        self.first_step = window.first_step
+        self.first_timed_step = window.first_timed_step
         self.data_wait_ms = data_wait_ms
         self.is_traced = is_traced
-        self._watch = watch
-        self._world_size = rank.world_size
+        self._watch = window.watch
+        self._world_size = window.rank.world_size
+        losses = window.losses.float()
         reduction = dist.all_reduce(losses, async_op=True)
-        if rank.device.type == "cuda":
+        if window.rank.device.type == "cuda":
             reduction.wait()  # the device waits; the host goes on
             losses = losses.to("cpu", non_blocking=True)
             self._wait = torch.cuda.current_stream().record_event().synchronize

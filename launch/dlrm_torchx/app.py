@@ -57,13 +57,12 @@ class JobShape:
     @classmethod
     def parse(
         cls,
-        *,
         j: str,
-        cpu: int,
-        gpu: int,
-        memMB: int,  # noqa: N803, as TorchX's own components call it
-        max_restarts: int,
-        max_retries: int,
+        cpu: int = -1,
+        gpu: int = -1,
+        memMB: int = 0,  # noqa: N803, as TorchX's own components call it
+        max_restarts: int = 0,
+        max_retries: int = 0,
     ) -> JobShape:
         """Make a shape from options of the command line; -1 is a default that depends on `j`.
 

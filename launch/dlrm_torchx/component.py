@@ -3,6 +3,8 @@
 Where the package is installed without its repository, they are `dlrm.train` and `dlrm.calibrate`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Dict, List, Optional  # noqa: UP035, the only types that TorchX's linter knows
 
 from torchx.specs import AppDef, parse_mounts
@@ -43,28 +45,18 @@ def train(
         rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
         mounts: mounts of the container, such as type=bind,src=/data,dst=/data
     """
-    try:
+    with _shown_refusals():
         check_overrides(overrides)
-        shape = JobShape.parse(
-            j=j,
-            cpu=cpu,
-            gpu=gpu,
-            memMB=memMB,
-            max_restarts=max_restarts,
-            max_retries=max_retries,
+        return torchrun_app(
+            "dlrm_sharded.train",
+            overrides,
+            JobShape.parse(j, cpu, gpu, memMB, max_restarts, max_retries),
+            name=name,
+            image=image,
+            env=env,
+            rdzv_port=rdzv_port,
+            mounts=parse_mounts(mounts or []),
         )
-    except UserError as error:
-        raise ComponentValidationException(str(error)) from None
-    return torchrun_app(
-        "dlrm_sharded.train",
-        overrides,
-        shape,
-        name=name,
-        image=image,
-        env=env,
-        rdzv_port=rdzv_port,
-        mounts=parse_mounts(mounts) if mounts else [],
-    )
 
 
 def calibrate(
@@ -93,17 +85,23 @@ def calibrate(
         rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
         mounts: mounts of the container, such as type=bind,src=/data,dst=/data
     """
+    with _shown_refusals():
+        return torchrun_app(
+            "dlrm_sharded.commands.calibrate",
+            overrides,
+            JobShape.parse(j, cpu, gpu, memMB),
+            name=name,
+            image=image,
+            env=env,
+            rdzv_port=rdzv_port,
+            mounts=parse_mounts(mounts or []),
+        )
+
+
+@contextmanager
+def _shown_refusals() -> Iterator[None]:
+    """Let `torchx run` show what is wrong with a job in place of a traceback."""
     try:
-        shape = JobShape.parse(j=j, cpu=cpu, gpu=gpu, memMB=memMB, max_restarts=0, max_retries=0)
+        yield
     except UserError as error:
         raise ComponentValidationException(str(error)) from None
-    return torchrun_app(
-        "dlrm_sharded.commands.calibrate",
-        overrides,
-        shape,
-        name=name,
-        image=image,
-        env=env,
-        rdzv_port=rdzv_port,
-        mounts=parse_mounts(mounts) if mounts else [],
-    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dlrm_sharded.commands.own_folder import resolvable
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 
@@ -33,7 +33,8 @@ def prepare(
         job_config.hydra.sweep.dir = str(sweep_dir)
         if "price_snapshot" in job_config and job_config.price_snapshot is None:
             job_config.price_snapshot = str(sweep_dir / PRICES)
-    subdir = resolved_subdir(job_config)
+    with resolvable(job_config) as copy:
+        subdir = str(copy.hydra.sweep.subdir)
     with open_dict(job_config):
         job_config.hydra.sweep.subdir = subdir
     swept = [item for item in overrides if item not in config.hydra.overrides.task]
@@ -49,17 +50,6 @@ def prepare(
     if missing_key is not None:
         job.state, job.reason = JobState.SKIPPED, f"{missing_key} is not set"
     return job
-
-
-def resolved_subdir(job_config: DictConfig) -> str:
-    """Return `hydra.sweep.subdir` with `${hydra:...}` resolved for this job."""
-    hydra_config = HydraConfig.instance()
-    outer = hydra_config.cfg
-    hydra_config.set_config(job_config.copy())
-    try:
-        return str(job_config.hydra.sweep.subdir)
-    finally:
-        hydra_config.cfg = outer
 
 
 def glob_without_value(

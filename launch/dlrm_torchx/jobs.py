@@ -166,17 +166,20 @@ class SweepJob:
     def take_end(self) -> bool:
         """Take the end of a job that runs beside others in one app; return whether it has one."""
         if self.mailbox.has_return():
-            self._succeed()
-        elif (failure := self.mailbox.receive_first_failure()) is not None:
-            self.fail(failure.reason)
+            reason = self.take_return()
         else:
-            return False
+            reason = self.mailbox.receive_first_failure()
+            if reason is None:
+                return False
+        if reason is not None:
+            self.fail(reason)
         self.seconds = self.clock() - self.started_s
         return True
 
     def _end(self, status: AppStatus) -> None:
         if status.state == AppState.SUCCEEDED:
-            self._succeed()
+            if reason := self.take_return():
+                self.fail(reason)
         elif status.state == AppState.CANCELLED:
             by_whom = "by another command" if status.msg in ("", NONE) else status.msg
             self.state, self.reason = JobState.CANCELLED, by_whom
@@ -185,19 +188,19 @@ class SweepJob:
         else:
             self.fail(self._failure(status))
 
-    def _succeed(self) -> None:
+    def take_return(self) -> str | None:
+        """Take what the job returned, with which it has succeeded; return why it cannot be had."""
         if not self.mailbox.has_return():
-            self.fail(
+            return (
                 f"it succeeded, but its result is not in {self.mailbox.folder}; the sweep's "
                 "folder must be on a disk that jobs share with this machine"
             )
-            return
         try:
             self.returned = self.mailbox.receive_return()
         except Exception as error:  # unpickling may raise anything
-            self.fail(f"what it returned cannot be read here: {type(error).__name__}: {error}")
-        else:
-            self.state = JobState.SUCCEEDED
+            return f"what it returned cannot be read here: {type(error).__name__}: {error}"
+        self.state = JobState.SUCCEEDED
+        return None
 
     def _failure(self, status: AppStatus) -> str:
         """Return the scheduler's reason (TIMEOUT, OUT_OF_MEMORY), then the ranks' own."""
@@ -206,10 +209,10 @@ class SweepJob:
             reasons.append(f"the scheduler says {status.msg}")
         first = self.mailbox.receive_first_failure()
         if first is not None:
-            reasons.append(first.reason)
+            reasons.append(first)
         elif said := _structured_message(status):
             reasons.append(said)
-        if not reasons or (first is not None and LOST_PEER.search(first.reason)):
+        if not reasons or (first is not None and LOST_PEER.search(first)):
             reasons.append("a rank ended without a message: killed, or out of memory?")
         return "; ".join(reasons)
 

@@ -12,8 +12,6 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +32,12 @@ from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_sharded.ranks.process import start_ticks
 from dlrm_torchx.app import JobRefusedError
-from dlrm_torchx.logs import log_lines
+from dlrm_torchx.logs import LogFiles
 
 TERMINATION_S = 35
 """Time from SIGTERM to SIGKILL: longer than `torchrun.SHUTDOWN_S`, which ranks have to write a
 checkpoint. TorchX's own 10 s would kill the launcher, and its ranks with it."""
 
-
-NO_APP: dict[str, Any] = {"processes": {}}
 
 MAX_UNKNOWN = 2
 """Queries about an unknown app before an error, because `torchx log` would repeat them for ever."""
@@ -53,7 +49,7 @@ def create_scheduler(
     return SharedLocalScheduler(session_name, cache_size)
 
 
-class SharedLocalScheduler(LocalScheduler):
+class SharedLocalScheduler(LogFiles, LocalScheduler):
     """`local_cwd` with apps that other processes of the same user can see and cancel.
 
     TorchX keeps apps in the memory of the process that started them. Here a small file in a
@@ -143,23 +139,10 @@ class SharedLocalScheduler(LocalScheduler):
         replicas = self._apps[app_id].role_replicas.values()
         return any(replica.is_alive() for role in replicas for replica in role)
 
-    def log_iter(
-        self,
-        app_id: str,
-        role_name: str,
-        k: int = 0,
-        regex: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        should_tail: bool = False,
-        streams: Stream | None = None,
-    ) -> Iterable[str]:
-        known = _known(app_id)
-        if app_id in self._apps or known is None:
-            return super().log_iter(app_id, role_name, k, regex, since, until, should_tail, streams)
-        name = {Stream.STDOUT: STDOUT_LOG, Stream.STDERR: STDERR_LOG}.get(streams, COMBINED_LOG)
-        path = Path(known["log_dir"]) / role_name / str(k) / name
-        return log_lines(path, app_id, self, regex, should_tail)
+    def log_path(self, app_id: str, role: str, replica: int, stream: Stream | None) -> Path:
+        name = {Stream.STDOUT: STDOUT_LOG, Stream.STDERR: STDERR_LOG}.get(stream, COMBINED_LOG)
+        known = _known(app_id) or {"log_dir": ""}  # `torchx log` asks about known apps only
+        return Path(known["log_dir"]) / role / str(replica) / name
 
     def list(self) -> list[ListAppResponse]:
         responses = []
@@ -174,15 +157,14 @@ class SharedLocalScheduler(LocalScheduler):
         known = _known(app_id)
         if known is not None:
             (Path(known["log_dir"]) / "CANCELLED").touch()
-        if known is not None:
-            _end(_running(known))
+            _end([known])
         if app_id in self._apps:
             super()._cancel_existing(app_id)
             self.describe(app_id)
 
     def close(self) -> None:
         """End all apps of this process together, with time for their checkpoints."""
-        _end([pid for app_id in self._apps for pid in _running(_known(app_id) or NO_APP)])
+        _end([known for app_id in self._apps if (known := _known(app_id)) is not None])
         super().close()
 
 
@@ -259,16 +241,16 @@ def _describe_foreign(app_id: str) -> DescribeAppResponse | None:
     )
 
 
-def _end(pids: list[int]) -> None:
-    alive = {pid: start_ticks(pid) for pid in pids}
+def _end(apps: list[dict[str, Any]]) -> None:
+    """End apps together, with time for the checkpoints of their ranks."""
 
-    def remaining() -> list[int]:
-        return [pid for pid, started in alive.items() if started and start_ticks(pid) == started]
+    def running() -> list[int]:
+        return [pid for known in apps for pid in _running(known)]
 
-    for pid in remaining():
+    for pid in running():
         os.killpg(pid, signal.SIGTERM)
     deadline = time.monotonic() + TERMINATION_S
-    while remaining() and time.monotonic() < deadline:
+    while running() and time.monotonic() < deadline:
         time.sleep(0.05)
-    for pid in remaining():
+    for pid in running():
         os.killpg(pid, signal.SIGKILL)

@@ -37,15 +37,6 @@ class HydraCall:
 
 
 @dataclass(frozen=True, slots=True)
-class RankFailure:
-    """The error that ended a rank, as the rank itself reported it."""
-
-    rank: int
-    reason: str
-    time_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class JobMailbox:
     """The folder of one job, which the driver and the ranks see under the same path.
 
@@ -95,12 +86,10 @@ class JobMailbox:
         return job_return
 
     def send_failure(self, rank: int, reason: str) -> None:
-        fields = {"rank": rank, "reason": reason, "time_s": time.time()}
         path = self.folder / f"failure_{rank}_{self.attempt}.json"
-        replace_file(path, json.dumps(fields).encode())
+        replace_file(path, json.dumps([time.time(), reason]).encode())
 
-    def receive_first_failure(self) -> RankFailure | None:
-        """Return the earliest failure: the other ranks fail because they lost that rank."""
-        paths = self.folder.glob(FAILURES)
-        failures = [RankFailure(**json.loads(path.read_text())) for path in paths]
-        return min(failures, key=lambda failure: failure.time_s, default=None)
+    def receive_first_failure(self) -> str | None:
+        """Return the reason of the earliest failure, of which those of other ranks follow."""
+        failures = [json.loads(path.read_text()) for path in self.folder.glob(FAILURES)]
+        return min(failures)[1] if failures else None

@@ -18,33 +18,17 @@ from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
 from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app
+from hydra_plugins.dlrm_torchx_launcher import TorchXLauncherConf
 
 RANKS_WITHOUT_GPUS = 2
 LOCAL_POLL_S = 0.1
 CLUSTER_POLL_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """The checked options of `hydra.launcher.*`; see `TorchXLauncherConf`."""
+@dataclass(kw_only=True)
+class SweepOptions(TorchXLauncherConf):
+    """The checked options of `hydra.launcher.*`."""
 
-    scheduler: str
-    scheduler_args: Mapping[str, Any] | None
-    j: str | None
-    cpu: int
-    gpu: int
-    memMB: int  # noqa: N815, as TorchX's own components call it
-    max_restarts: int
-    max_retries: int
-    env: Mapping[str, object] | None
-    image: str
-    mounts: Sequence[str] | None
-    max_parallel: int | None
-    poll_s: float | None
-    patience_s: float
-    after: str | None
-    rounds: int | None = None
-    until: float | None = None
     _first_port: int = field(default_factory=lambda: random.choice(RENDEZVOUS_PORTS))
 
     def __post_init__(self) -> None:
@@ -99,12 +83,7 @@ class SweepOptions:
             j = f"1x{len(visible_gpus()) or RANKS_WITHOUT_GPUS}"
         try:
             return JobShape.parse(
-                j=j,
-                cpu=self.cpu,
-                gpu=self.gpu,
-                memMB=self.memMB,
-                max_restarts=self.max_restarts,
-                max_retries=self.max_retries,
+                j, self.cpu, self.gpu, self.memMB, self.max_restarts, self.max_retries
             )
         except ConfigError as error:
             raise ConfigError(f"hydra.launcher.{error}") from None

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from dlrm_sharded.ranks.process import kept_signals, set_handlers
+
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def kept_signals() -> Iterator[Mapping[signal.Signals, Any]]:
-    """Restore the signal handlers after the block, which is given the handlers from before it.
-
-    TorchX's local scheduler sets handlers of its own when it is created.
-    """
-    outer = {number: signal.getsignal(number) for number in STOPPING_SIGNALS}
-    try:
-        yield outer
-    finally:
-        _set(outer)
 
 
 def raise_on_signals(before: Mapping[signal.Signals, Any]) -> None:
@@ -37,7 +25,9 @@ def raise_on_signals(before: Mapping[signal.Signals, Any]) -> None:
 
     handlers: dict[signal.Signals, Any] = dict.fromkeys(STOPPING_SIGNALS, exit_process)
     handlers[signal.SIGINT] = signal.default_int_handler
-    _set({n: signal.SIG_IGN if before[n] is signal.SIG_IGN else handlers[n] for n in handlers})
+    set_handlers(
+        {n: signal.SIG_IGN if before[n] is signal.SIG_IGN else handlers[n] for n in handlers}
+    )
 
 
 @contextmanager
@@ -47,22 +37,15 @@ def delayed_signals() -> Iterator[None]:
     A signal mask would be simpler, but processes that are started in the block would inherit it.
     """
     arrived: list[int] = []
-    outer = {number: signal.getsignal(number) for number in STOPPING_SIGNALS}
-    _set(
-        {
-            number: handler if handler is signal.SIG_IGN else lambda n, _: arrived.append(n)
-            for number, handler in outer.items()
-        }
-    )
     try:
-        yield
+        with kept_signals(STOPPING_SIGNALS) as outer:
+            set_handlers(
+                {
+                    number: handler if handler is signal.SIG_IGN else lambda n, _: arrived.append(n)
+                    for number, handler in outer.items()
+                }
+            )
+            yield
     finally:
-        _set(outer)
         for number in arrived[:1]:
             os.kill(os.getpid(), number)
-
-
-def _set(handlers: Mapping[signal.Signals, Any]) -> None:
-    if threading.current_thread() is threading.main_thread():  # Python's rule
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torchx.specs import AppDef, AppState, Role, RoleStatus, macros, runopts
 from torchx.specs.api import ReplicaStatus
 
 from dlrm_torchx.app import JobRefusedError
-from dlrm_torchx.logs import log_lines
+from dlrm_torchx.logs import LogFiles
 
 SLURM_LOG_DIR = "runs/slurm"
 CANCEL_TIMEOUT_S = 60
@@ -32,7 +31,7 @@ def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmSchedu
     return TolerantSlurmScheduler(session_name)
 
 
-class TolerantSlurmScheduler(SlurmScheduler):
+class TolerantSlurmScheduler(LogFiles, SlurmScheduler):
     """`slurm` with logs in a folder of their own, and with every state that Slurm reports.
 
     TorchX fails an assertion on states it does not know, such as "CANCELLED by 0", and asks only
@@ -86,7 +85,8 @@ class TolerantSlurmScheduler(SlurmScheduler):
 
         The accounting lags by seconds: it calls a preempted job ended that is queued again.
         """
-        rows = _queued(app_id) or _accounted(app_id)
+        rows = _rows(["squeue", *QUEUE, "-j", app_id], must_answer=True)
+        rows = rows or _rows(["sacct", *ACCOUNTING, "-j", app_id])
         if not rows:
             return None
         statuses: dict[str, RoleStatus] = {}
@@ -124,19 +124,8 @@ class TolerantSlurmScheduler(SlurmScheduler):
             for job_id, states in parts.items()
         ]
 
-    def log_iter(
-        self,
-        app_id: str,
-        role_name: str,
-        k: int = 0,
-        regex: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        should_tail: bool = False,
-        streams: Stream | None = None,
-    ) -> Iterable[str]:
-        path = slurm_log(app_id, role_name, k, stream=streams)
-        return log_lines(path, app_id, self, regex, should_tail)
+    def log_path(self, app_id: str, role: str, replica: int, stream: Stream | None) -> Path:
+        return slurm_log(app_id, role, replica, stream=stream)
 
 
 def slurm_log(
@@ -189,31 +178,19 @@ def _worst(states: Iterable[str]) -> str:
     return max(states, key=lambda state: _GRAVITY.index(_app_state(state)))
 
 
-def _accounted(app_id: str) -> list[dict[str, str]]:
-    """Return the accounting's rows of a job and its parts (`12+1`), without steps (`12.batch`)."""
-    return _rows(["sacct", *ACCOUNTING, "-j", app_id])
+def _rows(command: list[str], *, must_answer: bool = False) -> list[dict[str, str]]:
+    """Return the rows of jobs and their parts (`12+1`), without steps (`12.batch`).
 
-
-def _queued(app_id: str) -> list[dict[str, str]]:
-    """Return the queue's rows of a job and its parts.
+    Args:
+        must_answer: whether a command that fails says nothing about the jobs.
 
     Raises:
-        subprocess.CalledProcessError: the queue did not answer, so the state of the job is unknown.
+        subprocess.CalledProcessError: such a command failed, but not as the job is unknown.
     """
-    command = ["squeue", *QUEUE, "-j", app_id]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and "Invalid job id" not in done.stderr:
+    if must_answer and done.returncode and "Invalid job id" not in done.stderr:
         done.check_returncode()
-    return _parsed(done.stdout)
-
-
-def _rows(command: list[str]) -> list[dict[str, str]]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return _parsed(done.stdout)
-
-
-def _parsed(text: str) -> list[dict[str, str]]:
-    rows = [line.split("|") for line in text.splitlines()]
+    rows = [line.split("|") for line in done.stdout.splitlines()]
     return [
         dict(zip(QUEUE_COLUMNS, row, strict=False))
         for row in rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import shutil
 import subprocess
@@ -23,13 +22,14 @@ from torchx.specs import InvalidRunConfigException
 
 from dlrm_sharded.files.errors import ConfigError, IncompleteSweepError, UserError
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.compose import prepare
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.round_order import RoundsOrder
-from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
+from dlrm_torchx.signals import STOPPING_SIGNALS, delayed_signals, raise_on_signals
 from dlrm_torchx.take_up import RECORD, check_same_sweep, recorded_jobs, take_up
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,10 @@ def launch(
     check_folders(jobs)
     if options.scheduler == "local_cwd":  # others may see other files
         check_data(jobs)
-    records = []
-    if first_num == 0 and options.after is not None:
+    records, earlier = [], []
+    if first_num:  # a sweeper that works in batches
+        earlier = [job for job in recorded_jobs(sweep_dir) if job["num"] < first_num]
+    elif options.after is not None:
         try:
             claim(sweep_dir, key="hydra.sweep.dir")
             records = recorded_jobs(sweep_dir)
@@ -72,9 +74,10 @@ def launch(
             keep_settings(sweep_dir, restore=True)
             raise
     keep_settings(sweep_dir)
-    with kept_signals() as before, get_runner() as runner:
+    # TorchX's local scheduler sets handlers of its own when it is created.
+    with kept_signals(STOPPING_SIGNALS) as before, get_runner() as runner:
         kind = Sweep if options.rounds is None else RoundSweep
-        sweep = kind(options, jobs, earlier_jobs(sweep_dir, before=first_num), sweep_dir, runner)
+        sweep = kind(options, jobs, earlier, sweep_dir, runner)
         raise_on_signals(before)
         if records:
             take_up(jobs, records, sweep_dir, runner)
@@ -321,14 +324,6 @@ def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
             job_return.return_value = None if skipped else error
         job_returns.append(job_return)
     return job_returns
-
-
-def earlier_jobs(sweep_dir: Path, *, before: int) -> list[dict[str, Any]]:
-    """Return the records of earlier batches, for a sweeper that works in batches."""
-    path = sweep_dir / RECORD
-    if before == 0 or not path.exists():
-        return []
-    return [job for job in json.loads(path.read_text())["jobs"] if job["num"] < before]
 
 
 def _short(path: Path) -> str:

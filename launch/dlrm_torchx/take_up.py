@@ -72,7 +72,8 @@ def take_up(
         if state.is_active:  # the driver was killed
             state = _state_now(record["app"], runner)
         if state is JobState.SUCCEEDED:
-            _take_result(job)
+            if reason := job.take_return():
+                log.info("%s: %s", job.title, reason)
         elif state.is_active:
             if record["app"].startswith("local"):  # nobody will know how it ends
                 raise ConfigError(
@@ -105,17 +106,6 @@ def _state_now(app: str, runner: Runner) -> JobState:
     if not status.is_terminal():
         return JobState.RUNNING if status.state == AppState.RUNNING else JobState.PENDING
     return JobState.SUCCEEDED if status.state == AppState.SUCCEEDED else JobState.FAILED
-
-
-def _take_result(job: SweepJob) -> None:
-    """Take what the job returned; without it the job starts again."""
-    if job.mailbox.has_return():
-        try:
-            job.returned = job.mailbox.receive_return()
-        except Exception as error:  # unpickling may raise anything
-            log.info("%s: what it returned cannot be read: %s", job.title, error)
-        else:
-            job.state = JobState.SUCCEEDED
 
 
 def _resume(config: DictConfig) -> None:

@@ -56,7 +56,7 @@ def _rows(options: argparse.Namespace) -> list[Row]:
         found = json.loads((folder / "out" / "simulation.json").read_text())
     size = {"num_tables": options.tables, "world_size": options.ranks, "batch_size": batch_size}
     failed = [
-        {"sharder": one["name"], "cost_ms": None, "error": one["message"]}
+        {"sharder": one["sharder"], "cost_ms": None, "error": one["message"]}
         for one in found["failed"]
     ]
     return [size | row for row in [*map(_figures, found["sharders"]), *failed]]

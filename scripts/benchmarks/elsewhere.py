@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import measured
-from benchmarks.figures import interval_text, markdown
+from benchmarks.figures import interval_text
 from benchmarks.measured import OPTIMIZER, open_bench, task_rows
 from benchmarks.planners import on_device, planner_of
 from dlrm_sharded.calibration.picture import corrected
@@ -36,6 +36,7 @@ from dlrm_sharded.cost.learned import (
     shipped_prior,
 )
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.hardware import Hardware
@@ -213,17 +214,19 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
     best = next(name for name in reversed(costs) if name != REFERENCE)
     lines = []
     for name, found in costs.items():
-        errors = [100 * abs(predicted[name][i] / found[i] - 1) for i in found]
-        cells = ["-", "-"] if name == REFERENCE else [f"{np.mean(errors):.0f}"]
+        cells: list[object] = [None, None]
         if name != REFERENCE:
-            cells.append("-" if stated[name] is None else f"{100 * stated[name]:.0f}")
+            errors = [100 * abs(predicted[name][i] / found[i] - 1) for i in found]
+            error = stated[name]
+            cells = [float(np.mean(errors)), None if error is None else 100 * error]
         for other in (REFERENCE, best):
             ratios = [found[i] / costs[other][i] for i in found if i in costs[other]]
             cells += [interval_text(ratios, ".3f"), f"{max(ratios):.3f}"]
         lines.append([name, *cells])
-    header = ["prices", "error, %", "stated, %"]
-    header += [f"over {name}{worst}" for name in (REFERENCE, best) for worst in ("", ", worst")]
-    texts = ["the slowest rank, means over tasks [95 %]:", markdown(header, lines)]
+    errors_of = (Column("error, %", ".0f"), Column("stated, %", ".0f"))
+    ratios_to = (f"over {name}{worst}" for name in (REFERENCE, best) for worst in ("", ", worst"))
+    table = TextTable(["prices", *errors_of, *ratios_to], lines).markdown()
+    texts = ["the slowest rank, means over tasks [95 %]:", table]
     if (error := repeatability(rows)) is not None:
         texts.append(
             f"a round predicts the other rounds of its plan with an error of {error:.1f} %"

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import TextTable
 from studies.study import Row
 
 REFERENCE = "neuroshard_paper"
@@ -188,7 +188,7 @@ def sharder_table(
         cells = [sharder, f"{len(first[sharder])}/{len(of_sharder)}", *against, score]
         lines.append([*cells, *(cell(of_sharder) for cell in others.values())])
     header = ["sharder", "plans", *(f"{title} / {reference} [95 %]" for title in costs)]
-    table = markdown([*header, "wins/ties/losses", *others], lines)
+    table = TextTable([*header, "wins/ties/losses", *others], lines).markdown()
     margin = noise_margin(noise, others=max(1, len(first) - 1))
     ahead = behind(first, reference, margin=margin)
     num_tasks = len({task for by_task in first.values() for task in by_task})
@@ -218,9 +218,4 @@ def rows_table(rows: Iterable[Row], columns: Mapping[str, str]) -> str:
         columns: formats of the cells by title, such as "{step_ms:.1f}".
     """
     lines = [[text.format(**row) for text in columns.values()] for row in rows]
-    return markdown(list(columns), lines)
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as one text."""
-    return "\n".join(markdown_table(header, rows))
+    return TextTable(list(columns), lines).markdown()

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import markdown
 from benchmarks.training import Training, dataset_of, new_dlrm
 from dlrm_sharded.datasets.presets import embedding_demo
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.heuristics import GreedySharder
@@ -70,10 +70,13 @@ def quartiles(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 def report(rows: Sequence[Row], reference: str | None) -> str:
     """Write the time of each loop relative to the first one, of whose rounds it is a neighbour."""
-    lines = [
-        [f"{name} / {rows[0]['loop']}", *(f"{found[i]:.4f}" for i in (1, 0, 2))]
-        for name, found in quartiles(rows).items()
-    ]
+    table = TextTable(
+        ["loops", *(Column(title, ".4f") for title in ("median", "lower quartile", "upper"))],
+        [
+            (f"{name} / {rows[0]['loop']}", median, low, high)
+            for name, (low, median, high) in quartiles(rows).items()
+        ],
+    )
     medians = ", ".join(f"{row['loop']} {np.median(row['step_ms']):.2f} ms" for row in rows)
     text = f"{len(rows[0]['step_ms'])} rounds of {rows[0]['steps']} steps; a step: {medians}"
-    return f"{text}\n\n{markdown(['loops', 'median', 'lower quartile', 'upper'], lines)}"
+    return f"{text}\n\n{table.markdown()}"

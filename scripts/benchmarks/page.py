@@ -9,7 +9,8 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
-from benchmarks.figures import costs_of, markdown, sharders_of, versus
+from benchmarks.figures import costs_of, sharders_of, versus
+from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.runs.event_file import EventFile
 from studies.parts import part_of
 from studies.study import Row, Study
@@ -72,8 +73,9 @@ def page(
     pictures: Mapping[str, Figure],
 ) -> str:
     """Return the page: a section for each study that has rows."""
-    sections = [OPENING, markdown(["condition", ""], conditions.items())]
-    sections += ["## The papers' claims, and ours", markdown(["source", "claim", "see"], CLAIMS)]
+    claims = TextTable(["source", "claim", "see"], CLAIMS)
+    sections = [OPENING, TextTable(["condition", ""], list(conditions.items())).markdown()]
+    sections += ["## The papers' claims, and ours", claims.markdown()]
     for study in studies:
         if not rows.get(study.name):
             continue

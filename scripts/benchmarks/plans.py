@@ -20,20 +20,20 @@ from benchmarks.figures import (
     Costs,
     costs_of,
     exponent,
-    markdown,
     sharder_table,
     sharders_of,
     task_of,
 )
 from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of
 from benchmarks.priors import MLPERF_BATCH_SIZES, mlperf_task
-from dlrm_sharded.advice.workers import Refusal, in_processes
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.task_sets import TASK_SETS, scaling_task
 from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.simulation.workers import Refusal, in_processes
 from studies.parts import option
 from studies.processes import quiet
 from studies.study import Case, Row
@@ -268,7 +268,7 @@ def _by_kind(rows: Sequence[Row]) -> str:
             key = "refused" if kind == INFEASIBLE else "cost_ms"
             cells.append(f"{sum(bool(row[key]) for row in found)}/{len(found)}")
         lines.append(cells)
-    return markdown(["sharder", *kinds], lines)
+    return TextTable(["sharder", *kinds], lines).markdown()
 
 
 def _growth(rows: Sequence[Row]) -> str:
@@ -282,8 +282,9 @@ def _growth(rows: Sequence[Row]) -> str:
                 points = [(size, row["solve_s"]) for size, row in curve if row["cost_ms"]]
                 if len(curve) < 2:
                     continue
-                times = ", ".join(f"{size:,}: {seconds:.2f}" for size, seconds in points) or "-"
-                failed = ", ".join(f"{size:,}" for size, row in curve if not row["cost_ms"]) or "-"
+                times = ", ".join(f"{size:,}: {seconds:.2f}" for size, seconds in points)
+                failed = ", ".join(f"{size:,}" for size, row in curve if not row["cost_ms"])
                 name = f"{axis}, {fixed} {other:,}"
-                lines.append([name, sharder, times, f"{exponent(points):.2f}", failed])
-    return markdown(["axis", "sharder", "s to plan, by size", "exponent", "no plan for"], lines)
+                lines.append((name, sharder, times or None, exponent(points), failed or None))
+    columns = ("axis", "sharder", "s to plan, by size", Column("exponent", ".2f"), "no plan for")
+    return TextTable(columns, lines).markdown()

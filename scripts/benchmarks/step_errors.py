@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.figures import markdown, noise_margin, noise_of, task_of
+from benchmarks.figures import noise_margin, noise_of, task_of
+from dlrm_sharded.files.text_table import TextTable
 from studies.study import Row
 
 LEAST_ERROR = 1e-3
@@ -26,7 +27,8 @@ def report(rows: Sequence[Row]) -> str:
     """Write the errors of the predictions, and how often they pick the fastest plan."""
     noise = noise_of(rows, "step_ms")
     text = f"{len(rows)} plans; a measured step is off by {100 * noise:.1f} % (one standard error)."
-    return f"{text}\n\n{markdown(HEADER, error_lines(rows, margin=noise_margin(noise)))}"
+    table = TextTable(HEADER, error_lines(rows, margin=noise_margin(noise)))
+    return f"{text}\n\n{table.markdown()}"
 
 
 def error_lines(rows: Sequence[Row], *, margin: float) -> list[list[str]]:

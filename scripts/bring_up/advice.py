@@ -59,7 +59,7 @@ def _about_prices(calibrate: Outcome) -> Iterator[str]:
     error = calibrate.figures["held_out_errors"][MAIN_ERROR]["mape"]
     if error > MAX_ERROR_PERCENT:
         yield (
-            f"The calibrated prices are off by {error:.1f} %; `make calibrate MINUTES=10` refines "
+            f"The calibrated prices are off by {error:.1f} %; `dlrm-calibrate minutes=10` refines "
             "them."
         )
     yield (

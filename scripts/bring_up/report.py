@@ -9,16 +9,16 @@ from typing import Any
 from bring_up.advice import advice
 from dlrm_sharded.calibration.evaluate import repeatability_text
 from dlrm_sharded.files.json_files import read_json_object, replace_file
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import Column, TextTable
 from studies.runner import Outcome, missing_text
 
 FILE = "report.md"
 
 SWEEP_COLUMNS = {
-    "embedding_cost_ms": ("embedding cost, ms", ".2f"),
-    "imbalance": ("imbalance", ".2f"),
-    "prediction_error": ("predicted against measured", "+.1%"),
-    "samples_per_s": ("samples/s", ",.0f"),
+    "embedding_cost_ms": Column("embedding cost, ms", ".2f"),
+    "imbalance": Column("imbalance", ".2f"),
+    "prediction_error": Column("predicted against measured", "+.1%"),
+    "samples_per_s": Column("samples/s", ",.0f"),
 }
 
 
@@ -99,7 +99,7 @@ def _gpu(figures: Mapping[str, Any]) -> Iterator[str]:
         for name, step in figures.get("steps", {}).items()
     ]
     if rows:
-        yield from markdown_table(["step", "status", "figures"], rows)
+        yield TextTable(["step", "status", "figures"], rows).markdown()
 
 
 def _prices(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -113,11 +113,12 @@ def _prices(figures: Mapping[str, Any]) -> Iterator[str]:
         "percent of the measured time."
     )
     yield ""
+    columns = ("quantity", Column("packaged, %", ".1f"), Column("calibrated, %", ".1f"))
     rows = [
-        [name, *(_text(e.get(name, {}).get("mape"), ".1f") for e in (packaged, calibrated))]
+        [name, *(errors.get(name, {}).get("mape") for errors in (packaged, calibrated))]
         for name in calibrated
     ]
-    yield from markdown_table(["quantity", "packaged, %", "calibrated, %"], rows)
+    yield TextTable(columns, rows).markdown()
     if (repeats := repeatability_text(figures["repeatability"])) is not None:
         yield ""
         yield f"No prediction can be expected to do better than measurements repeat: {repeats}."
@@ -142,12 +143,8 @@ def _sweep(figures: Mapping[str, Any]) -> Iterator[str]:
         f"{' or '.join(sorted(prices)) or 'unknown'}."
     )
     yield ""
-    rows = [
-        [name, *(_text(row.get(key), spec) for key, (_, spec) in SWEEP_COLUMNS.items())]
-        for name, row in sharders.items()
-    ]
-    titles = [title for title, _ in SWEEP_COLUMNS.values()]
-    yield from markdown_table(["sharder", *titles], rows)
+    rows = [[name, *(row.get(key) for key in SWEEP_COLUMNS)] for name, row in sharders.items()]
+    yield TextTable(["sharder", *SWEEP_COLUMNS.values()], rows).markdown()
 
 
 def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -160,16 +157,17 @@ def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
         f"({figures['tasks']}). Lookups are measured on one core or GPU, exchanges are predicted."
     )
     yield ""
+    columns = ("sharder", Column("measured", ".3f"), "95 % interval", Column("predicted", ".3f"))
     rows = [
-        [
+        (
             name,
-            _text(mean, ".3f"),
-            " to ".join(f"{end:.3f}" for end in intervals.get(name, ())) or "-",
-            _text(predicted[name], ".3f"),
-        ]
+            mean,
+            " to ".join(f"{end:.3f}" for end in intervals.get(name, ())) or None,
+            predicted[name],
+        )
         for name, mean in measured.items()
     ]
-    yield from markdown_table(["sharder", "measured", "95 % interval", "predicted"], rows)
+    yield TextTable(columns, rows).markdown()
     errors = figures.get("errors of the slowest rank's computation")
     if errors:
         yield ""
@@ -177,15 +175,10 @@ def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _times(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    rows = []
-    for one in outcomes:
-        load = one.load_average.get("before", [None])[0]
-        times = ((one.seconds, ".0f"), (one.limit_s, ".0f"), (load, ".1f"))
-        rows.append([one.step, one.status, *(_text(value, spec) for value, spec in times)])
-    rows.append(["all", "", f"{sum(one.seconds or 0.0 for one in outcomes):.0f}", "", ""])
-    yield from markdown_table(["step", "status", "s", "at most, s", "load before"], rows)
-
-
-def _text(value: Any, spec: str) -> str:
-    """Return the text of a figure, which is no number if it is not known."""
-    return format(value, spec) if isinstance(value, int | float) else "-"
+    times = (Column("s", ".0f"), Column("at most, s", ".0f"), Column("load before", ".1f"))
+    rows: list[Sequence[object]] = [
+        (one.step, one.status, one.seconds, one.limit_s, one.load_average.get("before", [None])[0])
+        for one in outcomes
+    ]
+    rows.append(["all", "", sum(one.seconds or 0.0 for one in outcomes), "", ""])
+    yield TextTable(["step", "status", *times], rows).markdown()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.files.json_files import read_json_object, write_json
-from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.files.provenance import commit, versions
+from dlrm_sharded.files.text_table import Column, TextTable
 from studies.processes import tied_command
 from studies.store import Cases, cases_path, changes, conditions, keep_settings
 from studies.study import Study, figures_path
@@ -236,15 +236,10 @@ def descendants(pid: int) -> Iterator[int]:
 def closing_table(outcomes: Sequence[Outcome]) -> str:
     """Return a table of the steps, for people."""
     rows = [
-        [
-            outcome.step,
-            _status_text(outcome),
-            "-" if outcome.seconds is None else f"{outcome.seconds:.0f}",
-            "; ".join(_main_figures(outcome)).replace("|", "/"),
-        ]
-        for outcome in outcomes
+        (one.step, _status_text(one), one.seconds, "; ".join(_main_figures(one)))
+        for one in outcomes
     ]
-    return "\n".join(markdown_table(["step", "status", "s", "figures"], rows))
+    return TextTable(["step", "status", Column("s", ".0f"), "figures"], rows).markdown()
 
 
 def _main_figures(outcome: Outcome) -> Iterator[str]:

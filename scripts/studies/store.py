@@ -13,7 +13,6 @@ This module loads no torch, and tests write their lines themselves.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,10 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
 from dlrm_sharded.ranks.gpus import nvidia_smi, visible_gpus
+
+KINDS = {"conditions", "planned", "case"}
+"""Keys that tell what a line is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,11 @@ class Cases:
     def __init__(
         self, path: Path, conditions: Mapping[str, Any] | None = None, *, is_strict: bool = False
     ) -> None:
-        self._path = path
+        self._file = LineFile(path, "case")
         self.planned: list[str] = []
         self.ended: dict[str, EndedCase] = {}
         self.num_other = 0
-        lines = _whole_lines(path)
+        lines = self._file.read(_line).values()
         headers = [line["conditions"] for line in lines if "conditions" in line]
         last = headers[-1] if headers else {}
         wanted = last if conditions is None else dict(conditions)
@@ -106,10 +109,14 @@ class Cases:
         self.ended[name] = EndedCase(figures, failures)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        # a figure may be no number, which JSON has not
+        self._file.append(json.loads(json.dumps(line), parse_constant=lambda _: None))
+
+
+def _line(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    if len(KINDS & fields.keys()) != 1:
+        raise DataError(f"it has none of {', '.join(sorted(KINDS))}")
+    return fields
 
 
 def cases_path(out: Path, study: str) -> Path:
@@ -151,21 +158,3 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     return repr(value[:40] if isinstance(value, str) else value)
-
-
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file, and remove a last one that a kill has cut off.
-
-    A line that a full disk has cut off stands before another one, and is passed over.
-    """
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        os.truncate(path, len(whole))
-    lines = []
-    for line in whole.splitlines():
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
-    return lines

@@ -67,7 +67,7 @@ CHARTS = """Object.fromEntries(
 )"""
 
 
-def test_time_series(page: Page, tensorboard: str, results: Results) -> None:
+def test_time_series(page, tensorboard, results):
     """All runs are listed, and each has its figure on the cards."""
     tags = quote(f"^({'|'.join(RESULT_OF_CARD)})$")
     page.goto(f"{tensorboard}?darkMode=false&smoothing=0&tagFilter={tags}#timeseries")
@@ -82,7 +82,7 @@ def test_time_series(page: Page, tensorboard: str, results: Results) -> None:
             assert results[run][key] == shown_as(value), (run, tag)
 
 
-def test_hparams(page: Page, tensorboard: str, results: Results) -> None:
+def test_hparams(page, tensorboard, results):
     for run, trial in hparams(page, tensorboard, results).items():
         assert trial["sharder"] == results[run]["sharder"]
         assert trial["seed"] == str(results[run]["seed"])
@@ -90,7 +90,7 @@ def test_hparams(page: Page, tensorboard: str, results: Results) -> None:
             assert results[run][key] == shown_as(trial[title]), (run, title)
 
 
-def test_hparams_need_no_scrolling(page: Page, tensorboard: str, results: Results) -> None:
+def test_hparams_need_no_scrolling(page, tensorboard, results):
     """All columns are on a page of usual width."""
     hparams(page, tensorboard, results)
     ends = page.evaluate(TITLE_ENDS)
@@ -99,14 +99,14 @@ def test_hparams_need_no_scrolling(page: Page, tensorboard: str, results: Result
 
 
 @pytest.mark.parametrize("tag", ["plan/cost_by_rank", "plan/memory_by_rank"])
-def test_images_of_runs(page: Page, tensorboard: str, results: Results, tag: str) -> None:
+def test_images_of_runs(page, tensorboard, results, tag):
     """Each is loaded, and stands below the name of its run."""
     page.goto(f"{tensorboard}?darkMode=false#images&tagFilter={quote(f'^{tag}$')}")
     expected = {(tag, run, True) for run in results}
     wait_for(page, IMAGES, lambda images: {(t, *of) for t, *of in images if t == tag} == expected)
 
 
-def test_images_of_comparison(page: Page, tensorboard: str, results: Results) -> None:
+def test_images_of_comparison(page, tensorboard, results):
     sharders = {result["sharder"] for result in results.values()}
     tags = {f"comparison/{name}" for name in ("embedding_cost", "imbalance", "throughput")}
     tags |= {f"cost_by_rank/{sharder}" for sharder in sharders}
@@ -115,7 +115,7 @@ def test_images_of_comparison(page: Page, tensorboard: str, results: Results) ->
     wait_for(page, IMAGES, lambda images: expected <= {tuple(image) for image in images})
 
 
-def test_comparison_table(page: Page, tensorboard: str, results: Results) -> None:
+def test_comparison_table(page, tensorboard, results):
     """One row a sharder, with the means over its runs."""
     page.goto(f"{tensorboard}?darkMode=false#text&tagFilter={quote('^comparison/summary')}")
     tables = wait_for(page, TABLES, lambda tables: rows_with(tables, "samples/s"))
@@ -128,7 +128,7 @@ def test_comparison_table(page: Page, tensorboard: str, results: Results) -> Non
             assert mean(run[key] for run in runs) == shown_as(row[title].split()[0]), title
 
 
-def test_explanations_of_plans(page: Page, tensorboard: str, results: Results) -> None:
+def test_explanations_of_plans(page, tensorboard, results):
     page.goto(f"{tensorboard}?darkMode=false#text&tagFilter={quote('^plan/explained')}")
 
     def explanations(texts: list[list[str]]) -> dict[str, str]:
@@ -140,7 +140,7 @@ def test_explanations_of_plans(page: Page, tensorboard: str, results: Results) -
         assert f"is the slowest with {results[run]['embedding_cost_ms']:.2f} ms" in text
 
 
-def test_custom_scalars(page: Page, tensorboard: str, results: Results) -> None:
+def test_custom_scalars(page, tensorboard, results):
     """Each chart of the comparison's layout has a line for each run."""
     page.goto(f"{tensorboard}?darkMode=false#custom_scalars")
     charts = wait_for(

@@ -1,6 +1,5 @@
 """Every sharder in conf/sharder keeps the contract; a new yaml is tested as soon as it is there."""
 
-import dataclasses
 import functools
 import random
 from pathlib import Path
@@ -9,45 +8,31 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from dlrm_sharded import RunContext, Sharder, ShardingPlan, Table, validate
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.plans.task import ShardingTask, with_optimizer
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
+from tests.unit.made_up import tables_of, task_of, with_topology
 
 SHARDERS = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
 TASKS = small_tasks()
 MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
 """One does not know the memory, one keeps a published fault; all others find what is there."""
 
-SPLIT_FREELY = (
-    "autoshard",
-    "autoshard_portfolio",
-    "dreamshard",
-    "dreamshard_portfolio",
-    "embark",
-    "hugectr",
-    "neuroshard",
-    "torchrec",
-    "torchrec_blind",
-    "torchrec_calibrated",
-    "torchrec_dp",
-)
-"""Sharders that split tables into any number of shards."""
-
 REPLICATE = (
     *("autoshard_portfolio", "dreamshard_portfolio", "embark", "hugectr"),
     *("neuroshard", "torchrec_dp"),
 )
 """Sharders that replicate tables where the optimizer of these allows it."""
+
+POLICIES = ("autoshard", "dreamshard")
+SPLIT_FREELY = (*REPLICATE, *POLICIES, "torchrec", "torchrec_blind", "torchrec_calibrated")
+"""Sharders that split tables into any number of shards."""
 
 SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}
 
@@ -90,18 +75,11 @@ def test_contract(name: str, task_name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
 def test_layouts_that_a_model_trains(name: str, layouts: tuple[str, ...]) -> None:
     """Busy and small tables, which sharders like to split or to replicate, in fp16 and fp32."""
-    tables = tuple(
-        Table(
-            f"t{i}",
-            50 if i % 2 else 400_000,
-            64,
-            (1.0, 90.0, 2.0)[i % 3],
-            precision=("fp32", "fp16")[i // 2 % 2],
-            layouts=frozenset(layouts),
-        )
-        for i in range(8)
+    tables = tables_of(*((50 if i % 2 else 400_000, 64, (1.0, 90.0, 2.0)[i % 3]) for i in range(8)))
+    task = task_of(tables, 4, 10**9, 4096, device="cuda", local_world_size=2).with_values(
+        precision={f"t{i}": ("fp32", "fp16")[i // 2 % 2] for i in range(8)},
+        layouts={f"t{i}": frozenset(layouts) for i in range(8)},
     )
-    task = ShardingTask(tables, Topology(4, 10**9, local_world_size=2), 4096)
 
     assert check_sharder(lambda: build(name, ()), task) is not None
 
@@ -110,9 +88,9 @@ def test_layouts_that_a_model_trains(name: str, layouts: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
 def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:
     """Split by all that split freely, refused with the reason by the others, and left on a CPU."""
-    tables = (Table("wide", 1000, width, 2.0), *(Table(f"t{i}", 500, 16, 1.0) for i in range(9)))
-    task = ShardingTask(tables, Topology(8, 10**9), 512)
-    on_cpu = dataclasses.replace(task, topology=Topology(8, 10**9, compute_device="cpu"))
+    tables = (Table("wide", 1000, width, 2.0), *tables_of(*[(500, 16, 1.0)] * 9))
+    task = task_of(tables, 8, batch_size=512, device="cuda")
+    on_cpu = with_topology(task, compute_device="cpu")
 
     plan = check_sharder(lambda: build(name, ()), task)
 
@@ -127,17 +105,13 @@ def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:
 def random_task(seed: int) -> ShardingTask:
     """A task of a training with Adam, some of whose tables are worth replicating."""
     rng = random.Random(seed)
-    tables = tuple(
-        Table(
-            f"t{i}",
-            int(10 ** rng.uniform(0.5, 4)),
-            rng.choice([64, 128, 256]),
-            rng.uniform(1.0, 20.0),
-        )
-        for i in range(rng.randint(4, 14))
-    )
-    topology = Topology(rng.choice([2, 3, 4, 8]), 10**9, bytes_per_element=12)
-    return ShardingTask(tables, topology, 8192 * topology.world_size)
+    shapes = [
+        (int(10 ** rng.uniform(0.5, 4)), rng.choice([64, 128, 256]), rng.uniform(1.0, 20.0))
+        for _ in range(rng.randint(4, 14))
+    ]
+    num_ranks = rng.choice([2, 3, 4, 8])
+    adam = {"bytes_per_element": 12, "device": "cuda"}
+    return task_of(tables_of(*shapes), num_ranks, batch_size=8192 * num_ranks, **adam)
 
 
 ADAM_TASKS = {f"adam-{seed}": random_task(seed) for seed in range(4)}
@@ -184,32 +158,13 @@ def test_a_sharder_that_splits_what_has_to_stay_whole_is_found() -> None:
             blocks = RowBlocks(range(ranks))
             return ShardingPlan(ranks, tuple(s for t in task.tables for s in blocks.shards(t)))
 
-    table = Table("t", 400, 64, 2.0)
-    assert check_sharder(InRows, ShardingTask((table,), Topology(2, 10**9), 64)) is not None
-    whole = dataclasses.replace(table, layouts=frozenset({"columns"}))
-    with pytest.raises(AssertionError, match="t lies in rows"):
-        check_sharder(InRows, ShardingTask((whole,), Topology(2, 10**9), 64))
+    task = task_of(tables_of((400, 64, 2.0)), device="cuda")
+    assert check_sharder(InRows, task) is not None
+    whole = task.with_values(layouts={"t0": frozenset({"columns"})})
+    with pytest.raises(AssertionError, match="t0 lies in rows"):
+        check_sharder(InRows, whole)
 
 
 def test_finds_all_yamls() -> None:
-    promised = [
-        "random",
-        "size",
-        "dim",
-        "lookup",
-        "size_lookup",
-        "torchrec",
-        "torchrec_blind",
-        "torchrec_calibrated",
-        "torchrec_dp",
-        "hugectr",
-        "embark",
-        "plan_file",
-        "neuroshard",
-        "neuroshard_paper",
-        "dreamshard",
-        "autoshard",
-        "dreamshard_portfolio",
-        "autoshard_portfolio",
-    ]
-    assert set(promised) <= set(SHARDERS)
+    heuristics = {"random", "size", "dim", "lookup", "size_lookup"}
+    assert {*SPLIT_FREELY, *heuristics, *MISS_PLANS, "plan_file"} <= set(SHARDERS)

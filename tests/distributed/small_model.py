@@ -1,5 +1,6 @@
 """A small model, its batches and plans of every kind, for jobs of a few ranks."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,12 @@ from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.plans.layouts import Replicas, row_blocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import evaluate, make_pipeline
+from tests.preloaded.ranks import gathered
 
 TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 8, 2.0), Table("c", 5, 8, 1.0))
 PLANS = (
@@ -34,7 +35,7 @@ PLANS = (
     "replicas",
     "replicas_and_others",
 )
-"""Kinds of plans that suit every number of ranks."""
+"""Kinds of plans that suit every number of ranks; `host_rows` is for two hosts."""
 
 LOCAL_BATCH_SIZE = 6
 NUM_STEPS = 3
@@ -44,9 +45,7 @@ CPU = torch.device("cpu")
 
 
 def make_plan(kind: str, world_size: int) -> ShardingPlan:
-    if kind == "host_rows":
-        return make_host_rows_plan(world_size)
-    last = world_size - 1
+    last, half = world_size - 1, world_size // 2
     replicated = Replicas(world_size)
     a, b, c = TABLES
 
@@ -54,13 +53,13 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
         rows = (0, table.num_embeddings)
         return [Shard(table.name, rank, rows, (start, stop)) for start, stop, rank in parts]
 
-    def rows(table: Table) -> list[Shard]:
-        blocks = row_blocks(table.num_embeddings, world_size)
-        if len(blocks) < world_size:  # a block would be empty
+    def rows(table: Table, first: int = 0) -> list[Shard]:
+        """Row blocks on all ranks from the first one."""
+        blocks = row_blocks(table.num_embeddings, world_size - first)
+        if len(blocks) < world_size - first:  # a block would be empty
             return [Shard.whole(table, last)]
-        return [
-            Shard(table.name, r, block, (0, table.embedding_dim)) for r, block in enumerate(blocks)
-        ]
+        columns = (0, table.embedding_dim)
+        return [Shard(table.name, r, block, columns) for r, block in enumerate(blocks, first)]
 
     whole = [Shard.whole(b, 0), Shard.whole(c, last)]
     uneven = [(0, 12, 0), (12, 16, last)]
@@ -76,49 +75,48 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
         "rows_and_columns": [*rows(a), *columns(b, (0, 4, last), (4, 8, 0)), *rows(c)],
         "replicas": [shard for table in TABLES for shard in replicated.shards(table)],
         "replicas_and_others": [*rows(a), *replicated.shards(b), Shard.whole(c, last)],
+        "host_rows": [*rows(a, half), Shard.whole(b, 0), Shard.whole(c, min(1, last))],
+        "rows_and_whole": [*rows(a), Shard.whole(b, 0), Shard.whole(c, 0)],
     }[kind]
     return ShardingPlan(world_size, tuple(shards))
 
 
 def global_batches(world_size: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(1)
-    size = LOCAL_BATCH_SIZE * world_size
-    batches = []
-    for _ in range(NUM_STEPS):
-        lengths = torch.randint(0, 5, (len(TABLES), size), generator=generator)
-        ids = [
-            torch.randint(0, t.num_embeddings, (int(n.sum()),), generator=generator)
-            for t, n in zip(TABLES, lengths, strict=True)
-        ]
-        batches.append(
-            Batch(
-                torch.rand(size, 3, generator=generator),
-                KeyedJaggedTensor(
-                    keys=[t.name for t in TABLES],
-                    values=torch.cat(ids),
-                    lengths=lengths.flatten().int(),
-                ),
-                torch.randint(0, 2, (size,), generator=generator).float(),
-            )
-        )
-    return batches
+    return [batch_of(LOCAL_BATCH_SIZE * world_size, generator) for _ in range(NUM_STEPS)]
+
+
+def batch_of(size: int, generator: torch.Generator) -> Batch:
+    lengths = torch.randint(0, 5, (len(TABLES), size), generator=generator)
+    ids = [
+        torch.randint(0, t.num_embeddings, (int(n.sum()),), generator=generator)
+        for t, n in zip(TABLES, lengths, strict=True)
+    ]
+    names = [t.name for t in TABLES]
+    return Batch(
+        torch.rand(size, 3, generator=generator),
+        KeyedJaggedTensor(names, torch.cat(ids), lengths=lengths.flatten().int()),
+        torch.randint(0, 2, (size,), generator=generator).float(),
+    )
+
+
+def shares(rank: Rank) -> list[Batch]:
+    """The samples of a rank, of each batch, on its device."""
+    return [share(batch, rank.rank).to(rank.device) for batch in global_batches(rank.world_size)]
 
 
 def share(batch: Batch, rank: int) -> Batch:
     """Samples of one rank."""
     start = rank * LOCAL_BATCH_SIZE
     stop = start + LOCAL_BATCH_SIZE
-    jagged = batch.sparse_features.to_dict()
-    values, lengths = [], []
-    for table in TABLES:
-        offsets = jagged[table.name].offsets()
-        values.append(jagged[table.name].values()[offsets[start] : offsets[stop]])
-        lengths.append(jagged[table.name].lengths()[start:stop])
+    jagged = [batch.sparse_features[table.name] for table in TABLES]
+    offsets = [ids.offsets() for ids in jagged]
+    values = [i.values()[o[start] : o[stop]] for i, o in zip(jagged, offsets, strict=True)]
+    lengths = [ids.lengths()[start:stop] for ids in jagged]
+    names = [t.name for t in TABLES]
     return Batch(
         batch.dense_features[start:stop],
-        KeyedJaggedTensor(
-            keys=[t.name for t in TABLES], values=torch.cat(values), lengths=torch.cat(lengths)
-        ),
+        KeyedJaggedTensor(names, torch.cat(values), lengths=torch.cat(lengths)),
         batch.labels[start:stop],
     )
 
@@ -143,27 +141,44 @@ def optimizers(embedding: str) -> OptimizerConfig:
 
 
 def make_sharded(
-    rank: Rank,
-    kind: str,
-    embedding: str,
-    *,
-    compile_mode: str | None = None,
-    exchange_precision: ExchangePrecision = FP32_EXCHANGE,
+    rank: Rank, kind: str, embedding: str, *, compile_mode: str | None = None, **changes: Any
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    """The model on the rank's device under a valid plan, and its optimizers."""
+    """The model on the rank's device under a plan with these changes, and its optimizers."""
+    plan = replace(make_plan(kind, rank.world_size), **changes)
+    model = make_model(rank.device, compile_mode=compile_mode)
+    return shard(rank, model, plan, optimizers(embedding))
+
+
+def shard(
+    rank: Rank,
+    model: Dlrm,
+    plan: ShardingPlan,
+    config: OptimizerConfig,
+    tables: Sequence[Table] = TABLES,
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """A model under a valid plan, and its optimizers."""
     topology = Topology(
         rank.world_size,
         10**9,
         local_world_size=rank.local_world_size,
         compute_device=rank.device.type,
     )
-    plan = replace(make_plan(kind, rank.world_size), exchange_precision=exchange_precision)
-    validate(plan, ShardingTask(TABLES, topology, LOCAL_BATCH_SIZE * rank.world_size))
-    config = optimizers(embedding)
-    model = make_model(rank.device, compile_mode=compile_mode)
+    validate(plan, ShardingTask(tuple(tables), topology, LOCAL_BATCH_SIZE * rank.world_size))
     config.fuse_into(model)
-    sharded = shard_model(model, plan, TABLES, topology, seed=7)
+    sharded = shard_model(model, plan, tables, topology, seed=7)
     return sharded, config.build(sharded)
+
+
+def trained_logits(rank: Rank, sharded: Any, optimizer: CombinedOptimizer) -> Tensor:
+    """Train on all batches; return the logits of all steps and ranks."""
+    logits = []
+    for batch in shares(rank):
+        optimizer.zero_grad()
+        loss, (_, step_logits, _) = sharded(batch)
+        loss.backward()
+        optimizer.step()
+        logits.append(step_logits.detach().cpu())
+    return torch.cat(gathered(rank, torch.stack(logits)), dim=1)
 
 
 def train_and_evaluate(
@@ -184,26 +199,23 @@ def train_and_evaluate(
     return [float(loss) for loss in losses]
 
 
-def local_shards(sharded: torch.nn.Module) -> list[tuple[str, list[int], Tensor]]:
-    """(table, offsets, weights) of this rank, on the CPU."""
+Place = tuple[slice, slice]
+
+
+def local_shards(sharded: torch.nn.Module) -> list[tuple[str, Place, Tensor]]:
+    """(table, place in it, weights) of this rank, on the CPU."""
     found = []
     for name, weight in sharded_embeddings(sharded).state_dict().items():
         pieces = [([0, 0], weight)]  # of a replica
         if isinstance(weight, ShardedTensor):
             pieces = [(s.metadata.shard_offsets, s.tensor) for s in weight.local_shards()]
-        found += [
-            (name.split(".")[-2], list(offsets), torch.empty_like(tensor, device=CPU).copy_(tensor))
-            for offsets, tensor in pieces
-        ]
+        for offsets, tensor in pieces:
+            rows, columns = map(slice, offsets, map(sum, zip(offsets, tensor.shape, strict=True)))
+            on_cpu = torch.empty_like(tensor, device=CPU).copy_(tensor)
+            found.append((name.split(".")[-2], (rows, columns), on_cpu))
     return found
 
 
-def make_host_rows_plan(world_size: int) -> ShardingPlan:
-    """Row blocks over the ranks of the second of two hosts, beside whole tables."""
-    a, b, c = TABLES
-    blocks = row_blocks(a.num_embeddings, world_size // 2)
-    shards = [
-        Shard(a.name, world_size // 2 + i, rows, (0, a.embedding_dim))
-        for i, rows in enumerate(blocks)
-    ]
-    return ShardingPlan(world_size, (*shards, Shard.whole(b, 0), Shard.whole(c, 1)))
+def all_shards(rank: Rank, sharded: torch.nn.Module) -> list[tuple[str, Place, Tensor]]:
+    """Those of all ranks."""
+    return [shard for shards in gathered(rank, local_shards(sharded)) for shard in shards]

@@ -146,7 +146,7 @@ def wait_without_a_collective(rank: Rank, folder: str) -> list[Any]:
     return found
 
 
-def test_a_long_wait_is_in_no_collective(tmp_path: Path) -> None:
+def test_a_long_wait_is_in_no_collective(tmp_path):
     """A collective would end with an error after the timeout of its group."""
     found = run_ranks(wait_without_a_collective, WORLD_SIZE, str(tmp_path))
     assert found == [[(call, True)] * WORLD_SIZE for call in range(3)]
@@ -168,7 +168,7 @@ def meet_without_a_group(rank: Rank) -> list[list[tuple[float, float]]]:
     return times
 
 
-def test_ranks_wait_for_all_others() -> None:
+def test_ranks_wait_for_all_others():
     for times in run_ranks(meet_without_a_group, 3):
         assert max(began for began, _ in times) <= min(ended for _, ended in times)
 
@@ -180,16 +180,16 @@ def outcomes() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_errors_reach_every_rank(name: str) -> None:
+def test_errors_reach_every_rank(name):
     assert outcomes()[name] == EXPECTED[name]
 
 
-def test_every_rank_gets_the_result_of_rank_zero() -> None:
+def test_every_rank_gets_the_result_of_rank_zero():
     assert outcomes()["result"] == [{"made_by": 0}] * WORLD_SIZE
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_memory_of_all_ranks(name: str) -> None:
+def test_memory_of_all_ranks(name):
     """Exact, and rank by rank only where it matters; the same on every rank."""
     by_rank = MEMORY[name] if name in ("different", "first_is_less") else None
     assert outcomes()[f"memory-{name}"] == [(min(MEMORY[name]), by_rank)] * WORLD_SIZE

@@ -12,26 +12,17 @@ from torch import Tensor
 
 from dlrm_sharded.checkpoint.folder import checkpoints
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
-from dlrm_sharded.checkpoint.manifest import Manifest, RunState, check_parts, read_manifest
+from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state
 from dlrm_sharded.checkpoint.restore import load_model, load_weights, load_whole
-from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.files.errors import CheckpointError, DivergenceError
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.progress import Progress
-from tests.distributed.small_model import (
-    PLANS,
-    TABLES,
-    global_batches,
-    make_plan,
-    make_sharded,
-    share,
-)
+from tests.distributed.small_model import PLANS, TABLES, make_plan, make_sharded, shares
 from tests.preloaded.ranks import gathered, run_ranks
+from tests.unit.checkpoint.cases import checkpoints_of_run, write
 
-RUN = "the run"
 NUM_STEPS = 2000
 """Steps of a training that has 20 s to find that it has diverged."""
 
@@ -45,32 +36,13 @@ def built(rank: Rank, kind: str, embedding: str) -> tuple[Any, Any, ModelState]:
 
 def train(rank: Rank, sharded: Any, optimizer: Any, batches: list[Any]) -> list[float]:
     steps = make_pipeline("base", sharded, optimizer, rank.device)
-    shares = iter([share(batch, rank.rank) for batch in batches])
-    return [float(steps.progress(shares)[0]) for _ in batches]
+    stream = iter(batches)
+    return [float(steps.progress(stream)[0]) for _ in batches]
 
 
-def save(rank: Rank, state: ModelState, kind: str, folder: Path, *, step: int = 3) -> None:
-    saver = Saver(folder, keep=2, background=True, rank=rank)
-    saver.save(state.tensors, run_state(state, kind, rank.world_size, step))
-    saver.close()
-    assert saver.failure is None, saver.failure
-
-
-def run_state(state: ModelState, kind: str, world_size: int, step: int) -> RunState:
-    return RunState(
-        run=RUN,
-        step=step,
-        batch_size=12,
-        seed=0,
-        epoch_batches=3,
-        world_size=world_size,
-        optimizers={},
-        column_bounds=state.column_bounds,
-        buffers=state.buffers,
-        progress={},
-        plan=make_plan(kind, world_size).to_json(),
-        config={},
-    )
+def save(rank: Rank, state: ModelState, folder: Path) -> None:
+    said = {"column_bounds": state.column_bounds, "buffers": state.buffers}
+    write(folder, rank, state=state.tensors, background=True, **said)
 
 
 def newest(folder: Path) -> Manifest:
@@ -81,8 +53,8 @@ def newest(folder: Path) -> Manifest:
 
 def save_trained(rank: Rank, kind: str, embedding: str, folder: str) -> list[bool]:
     sharded, optimizer, state = built(rank, kind, embedding)
-    train(rank, sharded, optimizer, global_batches(rank.world_size))
-    save(rank, state, kind, Path(folder))
+    train(rank, sharded, optimizer, shares(rank))
+    save(rank, state, Path(folder))
     return [True]
 
 
@@ -97,7 +69,7 @@ def load_into(
             for piece in logical.pieces:
                 piece.tensor.fill_(-1)  # what is not loaded shows
         load_model(manifest, state)
-        save(rank, state, kind, Path(folder) / kind)
+        save(rank, state, Path(folder) / kind)
     return gathered(rank, True)
 
 
@@ -142,9 +114,7 @@ def check_equal(before: Manifest, after: Manifest) -> None:
         ("rowwise_adagrad", "replicas_and_others", (2, 1)),
     ],
 )
-def test_loads_under_every_plan(
-    embedding: str, first: str, sizes: tuple[int, int], tmp_path: Path
-) -> None:
+def test_loads_under_every_plan(embedding, first, sizes, tmp_path):
     """Weights and optimizer state are identical; row-wise state of other columns is converted."""
     assert run_ranks(save_trained, sizes[0], first, embedding, str(tmp_path)) == [True]
     run_ranks(load_into, sizes[1], list(PLANS), embedding, str(tmp_path))
@@ -156,21 +126,21 @@ def test_loads_under_every_plan(
 
 def go_on(rank: Rank, kind: str, folder: str) -> list[Any]:
     """Losses and tensors of a training that was interrupted, and of one that was not."""
-    batches = global_batches(rank.world_size)
+    batches = shares(rank)
     sharded, optimizer, state = built(rank, kind, "rowwise_adagrad")
     losses = train(rank, sharded, optimizer, batches[:1])
-    save(rank, state, kind, Path(folder))
+    save(rank, state, Path(folder))
     losses += train(rank, sharded, optimizer, batches[1:])
-    save(rank, state, kind, Path(folder) / "whole")
+    save(rank, state, Path(folder) / "whole")
     sharded, optimizer, state = built(rank, kind, "rowwise_adagrad")
     load_model(newest(Path(folder)), state)
     resumed = train(rank, sharded, optimizer, batches[1:])
-    save(rank, state, kind, Path(folder) / "resumed")
+    save(rank, state, Path(folder) / "resumed")
     return gathered(rank, [losses[1:], resumed])
 
 
 @pytest.mark.parametrize("kind", ["rows_and_columns", "replicas_and_others"])
-def test_training_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+def test_training_goes_on_exactly(kind, tmp_path):
     for losses, resumed in run_ranks(go_on, 2, kind, str(tmp_path)):
         assert losses == resumed
     whole, resumed = newest(tmp_path / "whole"), newest(tmp_path / "resumed")
@@ -183,7 +153,7 @@ def errors_of_loading(rank: Rank, folder: str) -> list[str]:
     messages = []
     for saved, loaded in (("sgd", "rowwise_adagrad"), ("rowwise_adagrad", "sgd")):
         _, _, state = built(rank, "table_wise", saved)
-        save(rank, state, "table_wise", Path(folder) / saved)
+        save(rank, state, Path(folder) / saved)
         _, _, other = built(rank, "table_wise", loaded)
         load_weights(newest(Path(folder) / saved), other)
         try:
@@ -193,7 +163,7 @@ def errors_of_loading(rank: Rank, folder: str) -> list[str]:
     return messages
 
 
-def test_nothing_is_silently_not_loaded(tmp_path: Path) -> None:
+def test_nothing_is_silently_not_loaded(tmp_path):
     lacks, has = run_ranks(errors_of_loading, 2, str(tmp_path))
     assert "lacks 3 tensors: tables.a.momentum1, tables.b.momentum1, tables.c.momentum1" in lacks
     assert "has, but the model lacks, 3 tensors: tables.a.momentum1" in has
@@ -205,11 +175,11 @@ def state_with_a_mask(rank: Rank, folder: str) -> list[tuple[str, ...]]:
     sharded.module.register_buffer("mask", torch.tensor([0.0, -math.inf]))
     plan = make_plan("table_wise", rank.world_size)
     state = model_state(sharded, optimizer, plan, TABLES, embedding_optimizer="sgd")
-    save(rank, state, "table_wise", Path(folder))
+    save(rank, state, Path(folder))
     return gathered(rank, state.buffers)
 
 
-def test_a_mask_is_no_divergence(tmp_path: Path) -> None:
+def test_a_mask_is_no_divergence(tmp_path):
     assert run_ranks(state_with_a_mask, 2, str(tmp_path)) == [("dense.mask",)] * 2
     assert load_whole(newest(tmp_path), "dense.mask").tolist() == [0.0, -math.inf]
 
@@ -222,23 +192,18 @@ def diverge(rank: Rank, folder: str, background: bool) -> list[list[Any]]:
     table = torch.zeros(rank.world_size, 4)
     mine = table[rank.rank : rank.rank + 1]
     logical = LogicalTensor((rank.world_size, 4), torch.float32, (Piece((rank.rank, 0), mine),))
-    model = ModelState({"tables.t.weight": logical}, {}, {}, {}, {})
-    checkpoints_of_run = Checkpoints(
-        Path(folder),
-        CheckpointConfig(every_steps=5, keep=1),
-        model,
-        describe=lambda progress: run_state(model, "table_wise", rank.world_size, progress.step),
-        rank=rank,
-        in_background=background,
+    state = {"tables.t.weight": logical}
+    saved = checkpoints_of_run(
+        Path(folder), rank, state, in_background=background, every_steps=5, keep=1
     )
     error = None
     try:
-        with checkpoints_of_run:
+        with saved:
             for step in range(1, NUM_STEPS):
                 if step == 10 and rank.rank == rank.world_size - 1:
                     mine[0, 1] = float("inf")
                 # Steps after the tenth write nothing: the ranks must tell each other.
-                checkpoints_of_run.after_step(
+                saved.after_step(
                     step if step <= 10 else 11,
                     is_complete=False,
                     progress=lambda step=step: Progress(step=step),
@@ -252,7 +217,7 @@ def diverge(rank: Rank, folder: str, background: bool) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
-def test_what_one_rank_finds_ends_all(background: bool, tmp_path: Path) -> None:
+def test_what_one_rank_finds_ends_all(background, tmp_path):
     ends = run_ranks(diverge, 2, str(tmp_path), background)
     (error, is_early, left), other = ends
     assert is_early

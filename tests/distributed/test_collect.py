@@ -27,11 +27,11 @@ TINY = [
 COLLECT = ("-m", "dlrm_sharded.commands.collect_costs")
 
 
-def collect(out: Path, *overrides: str, launcher: Sequence[str] = ()) -> tuple[int, str]:
-    """Exit code and all output."""
+def collect(
+    out: Path, *overrides: str, launcher: Sequence[str] = (), exit_code: int = 0
+) -> preloaded.Ended:
     arguments = (*launcher, *COLLECT, f"out={out}", *TINY, *overrides)
-    done = preloaded.run(*arguments, env=environment())
-    return done.returncode, done.stdout + done.stderr
+    return preloaded.run(*arguments, env=environment(), exit_code=exit_code)
 
 
 def assert_codecs(collected: CollectedCosts) -> None:
@@ -73,7 +73,7 @@ def assert_row_blocks_tile(sample: Sample) -> None:
         assert len({(block.num_cols, block.reuse_histogram) for block in table}) == 1
 
 
-def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
+def test_what_a_kill_leaves_is_in_the_file(tmp_path):
     out = tmp_path / "calibration" / "costs.parquet"
     lines = out.with_name("costs.parquet.partial") / "samples.jsonl"
     ranks = "num_ranks=3"
@@ -90,8 +90,7 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
     with lines.open("a") as file:
         file.write('{"kind": "computation", "number": 9')
 
-    code, output = collect(out, ranks)
-    assert code == 0, output
+    output = collect(out, ranks).output
     collected = read_costs(out)
     computing = collected.manifest["computation_ranks"]
     assert_whole(collected, computing, [2, 3])
@@ -106,10 +105,7 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
     assert manifest["device"] == "cpu"
     hardware = collected.hardware
     assert hardware.name.startswith("cpu: ")
-    assert hardware.fingerprint is not None
     assert hardware.fingerprint.cpu.threads == manifest["threads"]
-    assert hardware.probe is not None
-    assert hardware.probe.exchange is not None
     assert hardware.probe.exchange.num_ranks == 3
     assert manifest["batch_sizes"] == [66, 132]
     assert manifest["num_samples"] == len(collected.samples)
@@ -118,31 +114,27 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_one_rank_of_torchrun_computes(tmp_path: Path) -> None:
+def test_one_rank_of_torchrun_computes(tmp_path):
     out = tmp_path / "costs.parquet"
-    code, output = collect(out, launcher=[*LAUNCHERS["torchrun"], "1"])
-    assert code == 0, output
+    collect(out, launcher=[*LAUNCHERS["torchrun"], "1"])
     collected = read_costs(out)
     assert_whole(collected, 1, [])
     assert collected.manifest["codecs"] == {}
 
 
-def test_a_bad_setting_is_said_before_ranks_start(tmp_path: Path) -> None:
-    code, output = collect(tmp_path / "c.parquet", "collect.time_budget_s=-5")
-    assert code == 2, output
+def test_a_bad_setting_is_said_before_ranks_start(tmp_path):
+    bad = "collect.time_budget_s=-5"
+    output = collect(tmp_path / "c.parquet", bad, exit_code=2).output
     assert output.count("error: ") == 1
     assert "time_budget_s is -5, must be a number > 0" in output
-    assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_ranks_find_wrong_is_said_once(tmp_path: Path) -> None:
+def test_what_the_ranks_find_wrong_is_said_once(tmp_path):
     out = tmp_path / "costs.parquet"
     out.write_bytes(b"precious")
-    code, output = collect(out, "num_ranks=2")
-    assert code == 2, output
+    output = collect(out, "num_ranks=2", exit_code=2).output
     assert output.count("error: ") == 1
     assert f"{out} exists already" in output
-    assert "Traceback" not in output
     assert out.read_bytes() == b"precious"
     assert list(tmp_path.iterdir()) == [out]

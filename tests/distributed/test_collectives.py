@@ -3,25 +3,23 @@
 The ranks of these jobs run one after the other in this process and send nothing, see `fake_job`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.commands import train as command
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.ranks.distributed import Rank
-from tests.conftest import ROOT, SMALL_RUN
+from tests.conftest import SMALL_RUN
 from tests.distributed.fake_job import disagreement, run_in_turn
 from tests.distributed.small_model import PLANS, global_batches, share, train_and_evaluate
+from tests.unit.commands.conftest import composed as composed
 
 # of torch, in what TorchRec loads
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -32,7 +30,7 @@ TWO_HOSTS = [(16, 8, kind) for kind in ("host_rows", "rows_and_columns", "empty_
 
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
 @pytest.mark.parametrize(("world_size", "local_world_size", "kind"), ONE_HOST + TWO_HOSTS)
-def test_steps(world_size: int, local_world_size: int, kind: str, pipeline: str) -> None:
+def test_steps(world_size, local_world_size, kind, pipeline):
     shares = [share(batch, 0) for batch in global_batches(world_size)]
     by_rank, losses = run_in_turn(
         lambda rank: train_and_evaluate(rank, kind, shares, pipeline=pipeline),
@@ -95,11 +93,11 @@ def receive_more_than_others_send(rank: Rank) -> None:
         receive_more_than_others_send,
     ],
 )
-def test_finds_mistakes(mistake: Callable[[Rank], None]) -> None:
+def test_finds_mistakes(mistake):
     assert disagreement(run_in_turn(mistake, 3)[0]) is not None
 
 
-def test_groups_of_some_ranks() -> None:
+def test_groups_of_some_ranks():
     """Ranks of another group do not take part."""
 
     def two_groups(rank: Rank) -> float:
@@ -124,29 +122,15 @@ def test_groups_of_some_ranks() -> None:
     ],
     ids=["2", "4+4", "8+8"],
 )
-def test_training_job(
-    world_size: int,
-    local_world_size: int,
-    overrides: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_training_job(world_size, local_world_size, overrides, tmp_path, monkeypatch, composed):
     """The whole command: planning, measuring, steps, logs, evaluations, the result."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-        cfg = compose(
-            "train",
-            [
-                *SMALL_RUN,
-                *overrides,
-                *("trainer.eval_every_steps=5", "trainer.num_eval_batches=2"),
-                *("data.pregenerate=false", "measure.iterations=4"),
-                "trainer.checkpoint.every_s=null",  # their files are written by threads
-                f"hydra.runtime.output_dir={tmp_path}",
-            ],
-            return_hydra_config=True,
-        )
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-    HydraConfig.instance().set_config(cfg)
+    cfg = composed(
+        "train",
+        *(*SMALL_RUN, *overrides, "trainer.eval_every_steps=5", "trainer.num_eval_batches=2"),
+        *("data.pregenerate=false", "measure.iterations=4"),
+        "trainer.checkpoint.every_s=null",  # their files are written by threads
+        f"hydra.runtime.output_dir={tmp_path}",
+    )
     with open_dict(cfg):
         del cfg["hydra"]  # as Hydra does before it calls the command
     batch = SyntheticDataset.batch

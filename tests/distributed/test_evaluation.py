@@ -21,7 +21,7 @@ def evaluate(rank: Rank) -> list[dict[str, Any]]:
     return gathered(rank, dataclasses.asdict(evaluator.compute()))
 
 
-def test_ranks_evaluate_together() -> None:
+def test_ranks_evaluate_together():
     (alone,) = run_ranks(evaluate, 1)
     together = run_ranks(evaluate, 2)
     assert together == [together[0]] * 2

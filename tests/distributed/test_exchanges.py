@@ -9,23 +9,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dlrm_sharded.calibration import codec_times
-from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
+from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.precision import ExchangePrecision
-from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed import small_model
-from tests.distributed.small_model import (
-    TABLES,
-    global_batches,
-    local_shards,
-    make_model,
-    make_plan,
-    make_sharded,
-    optimizers,
-    share,
-)
+from tests.distributed.small_model import all_shards, make_sharded, trained_logits
 from tests.distributed.test_sharded_equals_unsharded import initial_tables, train_unsharded
-from tests.preloaded.ranks import gathered, run_ranks
+from tests.preloaded.ranks import run_ranks
 
 NUM_SAMPLES = 8
 """Samples of a rank: rows of int8 have 32 numbers, and shards are 4 columns wide or more."""
@@ -41,18 +31,11 @@ def trained(rank: Rank, kind: str, precisions: list[ExchangePrecision]) -> list[
     results = []
     for precision in precisions:
         sharded, optimizer = make_sharded(rank, kind, "sgd", exchange_precision=precision)
-        logits = []
-        for batch in global_batches(rank.world_size):
-            optimizer.zero_grad()
-            loss, (_, step_logits, _) = sharded(share(batch, rank.rank))
-            loss.backward()
-            optimizer.step()
-            logits.append(step_logits.detach())
         results.append(
             {
                 "initial": initial_tables(rank.device),
-                "logits": torch.cat(gathered(rank, torch.stack(logits)), dim=1),
-                "shards": [s for shards in gathered(rank, local_shards(sharded)) for s in shards],
+                "logits": trained_logits(rank, sharded, optimizer),
+                "shards": all_shards(rank, sharded),
             }
         )
     return results
@@ -64,9 +47,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -
 
 @pytest.mark.parametrize("kind", ["columns_uneven", "row_wise", "rows_and_columns"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_trains_within_rounding_of_the_unsharded_model(
-    world_size: int, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trains_within_rounding_of_the_unsharded_model(world_size, kind, monkeypatch):
     monkeypatch.setattr(small_model, "LOCAL_BATCH_SIZE", NUM_SAMPLES)
     precisions = [
         *(ExchangePrecision(p, p) for p in ("fp32", "fp16", "bf16", "int8")),
@@ -80,8 +61,7 @@ def test_trains_within_rounding_of_the_unsharded_model(
         tolerance = max(TOLERANCE[precision.forward], TOLERANCE[precision.backward])
         logits = expected["logits"]
         assert relative(found["logits"], logits, logits - logits.mean()) <= tolerance, precision
-        for name, (row, col), weights in found["shards"]:
-            place = (slice(row, row + len(weights)), slice(col, col + weights.shape[1]))
+        for name, place, weights in found["shards"]:
             change = expected["tables"][name] - initial[name]
             off = relative(weights, expected["tables"][name][place], change)
             assert off <= tolerance, f"{precision}: {name}"
@@ -96,7 +76,7 @@ def measured_codecs(rank: Rank) -> dict[str, dict[str, float]]:
     return {precision: dataclasses.asdict(of_it) for precision, of_it in times.items()}
 
 
-def test_codecs_are_measured() -> None:
+def test_codecs_are_measured():
     times = run_ranks(measured_codecs, 2)
     assert set(times) == {"fp16", "bf16", "int8"}
     for of_precision in times.values():
@@ -105,11 +85,7 @@ def test_codecs_are_measured() -> None:
 
 
 def groups(rank: Rank) -> dict[str, Any]:
-    model = make_model()
-    optimizers("sgd").fuse_into(model)
-    topology = Topology(rank.world_size, 10**9, compute_device="cpu")
-    plan = make_plan("table_wise", rank.world_size)
-    sharded = shard_model(model, plan, TABLES, topology, seed=7)
+    sharded, _ = make_sharded(rank, "table_wise", "sgd")
     wrapped = sharded._dmp_wrapped_module
     is_reduced = isinstance(wrapped, DistributedDataParallel)
     return {
@@ -119,13 +95,10 @@ def groups(rank: Rank) -> dict[str, Any]:
     }
 
 
-def test_tables_do_not_wait_for_dense_gradients() -> None:
-    assert run_ranks(groups, 2) == {
-        "dense_in_world": True,
-        "tables_in_world": False,
-        "is_reduced": True,
-    }
+def test_tables_do_not_wait_for_dense_gradients():
+    expected = {"dense_in_world": True, "tables_in_world": False, "is_reduced": True}
+    assert run_ranks(groups, 2) == expected
 
 
-def test_one_rank_reduces_nothing() -> None:
+def test_one_rank_reduces_nothing():
     assert not run_ranks(groups, 1)["is_reduced"]

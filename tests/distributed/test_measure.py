@@ -12,22 +12,19 @@ from dlrm_sharded.calibration import measure as measure_module
 from dlrm_sharded.calibration import stage_clock
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.model.dlrm import dlrm
-from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.model.replicas import replica_part, replica_states, replicas_of
-from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
-from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
     NUM_STEPS,
-    TABLES,
-    global_batches,
     local_shards,
     make_sharded,
-    share,
+    optimizers,
+    shard,
+    shares,
 )
 from tests.preloaded.ranks import gathered, run_ranks
 
@@ -36,23 +33,9 @@ ITERATIONS = 4
 
 def measure_plan(rank: Rank) -> dict[str, Any]:
     """Row- and column-wise shards; ranks but the first have no column shard at all."""
-    a, b, c = TABLES
-    topology = Topology(rank.world_size, 10**9, compute_device=rank.device.type)
-    blocks = enumerate(row_blocks(a.num_embeddings, rank.world_size))
-    rows = [Shard(a.name, r, block, (0, a.embedding_dim)) for r, block in blocks]
-    plan = ShardingPlan(rank.world_size, (*rows, Shard.whole(b, 0), Shard.whole(c, 0)))
-    config = OptimizerConfig(
-        embedding="rowwise_adagrad",
-        embedding_learning_rate=0.1,
-        dense="sgd",
-        dense_learning_rate=0.1,
-    )
-    model = dlrm(TABLES, 3, dense_layers=[8, 8], over_layers=[8, 1], device=rank.device)
-    config.fuse_into(model)
-    sharded = shard_model(model, plan, TABLES, topology, seed=0)
+    sharded, optimizer = make_sharded(rank, "rows_and_whole", "rowwise_adagrad")
+    batches = shares(rank)
     # A step first, so that there is optimizer state to change.
-    optimizer = config.build(sharded)
-    batches = [share(batch, rank.rank).to(rank.device) for batch in global_batches(rank.world_size)]
     sharded(batches[0])[0].backward()
     optimizer.step()
 
@@ -92,7 +75,7 @@ def state_of(sharded: torch.nn.Module) -> dict[str, Tensor]:
 
 def measure_replicas(rank: Rank, kind: str, embedding: str) -> dict[str, Any]:
     """Measure before the first step, and again after it; train twice, once without measuring."""
-    batches = [share(batch, rank.rank).to(rank.device) for batch in global_batches(rank.world_size)]
+    batches = shares(rank)
     reduced, trained, stages = [], [], []
 
     def counting(tensor: Tensor, *args: Any, group: Any = None) -> Any:
@@ -143,7 +126,7 @@ def measure_replicas(rank: Rank, kind: str, embedding: str) -> dict[str, Any]:
     ("world_size", "kind", "embedding"),
     [(1, "replicas", "sgd"), (2, "replicas_and_others", "rowwise_adagrad"), (3, "replicas", "sgd")],
 )
-def test_measures_the_all_reduce_of_replicas(world_size: int, kind: str, embedding: str) -> None:
+def test_measures_the_all_reduce_of_replicas(world_size, kind, embedding):
     """All of them take part once an iteration, and training goes on as if nothing was measured."""
     result = run_ranks(measure_replicas, world_size, kind, embedding)
     assert all(result["equal"])
@@ -154,7 +137,7 @@ def test_measures_the_all_reduce_of_replicas(world_size: int, kind: str, embeddi
     assert "no optimizer" in result["refused"]
 
 
-def test_measures_and_leaves_the_model_alone() -> None:
+def test_measures_and_leaves_the_model_alone():
     result = run_ranks(measure_plan, 2)
     assert result["changed"] == [[], []]
     assert result["num_states"] > 4
@@ -210,7 +193,7 @@ def measure_on_fake_gpus(rank: Rank) -> dict[str, Any]:
     return {**result, "calls": gathered(rank, calls)}
 
 
-def test_stages_on_gpus_are_behind_sleeps_that_are_alike() -> None:
+def test_stages_on_gpus_are_behind_sleeps_that_are_alike():
     result = run_ranks(measure_on_fake_gpus, 2)
     calls, *others = result["calls"]
     assert others == [calls]
@@ -231,13 +214,9 @@ def test_stages_on_gpus_are_behind_sleeps_that_are_alike() -> None:
 def measure_big(rank: Rank) -> list[float]:
     """Rank 0 has all the work."""
     tables = (Table("big", 50_000, 128, 20.0), Table("tiny", 10, 4, 1.0))
-    topology = Topology(rank.world_size, 10**9, compute_device="cpu")
     plan = ShardingPlan(2, (Shard.whole(tables[0], 0), Shard.whole(tables[1], 1)))
     model = dlrm(tables, 3, dense_layers=[8, 8], over_layers=[8, 1], device=rank.device)
-    OptimizerConfig(
-        embedding="sgd", embedding_learning_rate=0.1, dense="sgd", dense_learning_rate=0.1
-    ).fuse_into(model)
-    sharded = shard_model(model, plan, tables, topology, seed=0)
+    sharded, _ = shard(rank, model, plan, optimizers("sgd"), tables)
     size = 512
     ids = KeyedJaggedTensor(
         keys=["big", "tiny"],
@@ -248,7 +227,7 @@ def measure_big(rank: Rank) -> list[float]:
     return [cost.fwd_compute_ms + cost.bwd_compute_ms for cost in measured.cost.per_rank]
 
 
-def test_sees_who_works() -> None:
+def test_sees_who_works():
     """10,000 times the work on one rank shows, whatever else the machine does."""
     busy_ms, idle_ms = run_ranks(measure_big, 2)
     assert busy_ms > 3 * idle_ms

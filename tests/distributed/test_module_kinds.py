@@ -1,7 +1,7 @@
 """`ShardedPlanner` on modules of every kind: trained on two ranks as they train on one."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,33 +10,24 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import LazyAwaitable
-from torchrec.modules.embedding_configs import (
-    DataType,
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    PoolingType,
-)
+from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded import ShardedPlanner, ShardingPlan
+from dlrm_sharded import ShardedPlanner
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.baselines.halving import HalvingSharder
 from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
+from tests.distributed.torchrec_modules import LaidOut, managed_collisions, table_configs
 from tests.preloaded.ranks import gathered, run_ranks
 
 CPU = torch.device("cpu")
@@ -45,27 +36,18 @@ BATCH_SIZE = 6
 LEARNING_RATE = 0.05
 
 
-class RowSharder:
+def rows_but_of_the_first(table: Table, i: int, world_size: int) -> list[Shard]:
     """Splits by rows what it may, except the first table."""
-
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        world_size = task.topology.world_size
-        blocks = RowBlocks(range(world_size))
-        shards = [
-            shard
-            for i, table in enumerate(task.tables)
-            for shard in (
-                blocks.shards(table) if i and "rows" in table.layouts else [Shard.whole(table, 0)]
-            )
-        ]
-        return ShardingPlan(world_size, tuple(shards))
+    if i and "rows" in table.layouts:
+        return RowBlocks(range(world_size)).shards(table)
+    return [Shard.whole(table, 0)]
 
 
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
     "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
     "torchrec_dp": lambda: TorchRecSharder(full=True, replicate=True, min_partition=4),
-    "rows": RowSharder,
+    "rows": lambda: LaidOut(rows_but_of_the_first),
 }
 """One for whole tables, two that split and replicate where they may, and one for row blocks."""
 
@@ -88,30 +70,14 @@ class FirstOutput(nn.Module):
 
 
 def bags(
-    data_type: DataType = DataType.FP32, *, weighted: bool = False, means: bool = False
+    data_type: DataType = DataType.FP32, *, weighted: bool = False, means: Sequence[int] = ()
 ) -> EmbeddingBagCollection:
-    """Bags, of which every second one may pool by the mean."""
-    configs = [
-        EmbeddingBagConfig(
-            name=f"t{i}",
-            num_embeddings=rows,
-            embedding_dim=8 * (1 + i % 2),
-            feature_names=[f"f{i}"],
-            data_type=data_type,
-            pooling=PoolingType.MEAN if means and i % 2 else PoolingType.SUM,
-        )
-        for i, rows in enumerate(ROWS)
-    ]
+    configs = table_configs(ROWS, [8, 16], means=means, data_type=data_type)
     return EmbeddingBagCollection(tables=configs, device=CPU, is_weighted=weighted)
 
 
 def sequence_configs() -> list[EmbeddingConfig]:
-    return [
-        EmbeddingConfig(
-            name=f"t{i}", num_embeddings=rows, embedding_dim=16, feature_names=[f"f{i}"]
-        )
-        for i, rows in enumerate(ROWS)
-    ]
+    return table_configs(ROWS, [16], kind=EmbeddingConfig)
 
 
 def processed() -> FeatureProcessedEmbeddingBagCollection:
@@ -122,25 +88,14 @@ def processed() -> FeatureProcessedEmbeddingBagCollection:
 
 def managed() -> ManagedCollisionEmbeddingCollection:
     configs = sequence_configs()
-    modules = {
-        config.name: MCHManagedCollisionModule(
-            zch_size=config.num_embeddings,
-            device=CPU,
-            eviction_policy=DistanceLFU_EvictionPolicy(),
-            eviction_interval=1000,
-            input_hash_size=4000,
-        )
-        for config in configs
-    }
     return ManagedCollisionEmbeddingCollection(
-        EmbeddingCollection(tables=configs, device=CPU),
-        ManagedCollisionCollection(modules, configs),
+        EmbeddingCollection(tables=configs, device=CPU), managed_collisions(configs, interval=1000)
     )
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "bags": bags,
-    "means": lambda: bags(means=True),
+    "means": lambda: bags(means=[1, 3]),
     "half_bags": lambda: bags(DataType.FP16),
     "processed": processed,
     "sequences": lambda: EmbeddingCollection(tables=sequence_configs(), device=CPU),
@@ -247,7 +202,7 @@ def results() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SHARDERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_trains_as_alone(kind: str, name: str) -> None:
+def test_trains_as_alone(kind, name):
     """Every table changes; managed collisions remap ids by rank, so they end elsewhere."""
     result = results()[f"{kind}-{name}"]
     assert "data_parallel" not in result["types"]

@@ -1,48 +1,43 @@
 """Learning rates and clipping reach the parts of a sharded model that they are for."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from dlrm_sharded.model.optimizers import OptimizerConfig, Schedule
-from dlrm_sharded.model.sharded_model import shard_model
-from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.model.optimizers import Schedule
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
-    TABLES,
-    global_batches,
     local_shards,
     make_model,
     make_plan,
-    share,
+    optimizers,
+    shard,
+    shares,
 )
 from tests.preloaded.ranks import run_ranks
 
 
 def train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[str, Any]]:
     """How far tables, replicas and dense layers moved in each of three steps."""
-    config = OptimizerConfig(
-        embedding="sgd",
+    config = replace(
+        optimizers("sgd"),
         embedding_learning_rate=0.5,
-        dense="sgd",
         dense_learning_rate=0.5,
         clip_norm=clip_norm,
         schedule=schedule,
     )
     model = make_model()
-    config.fuse_into(model)
-    topology = Topology(rank.world_size, 10**9, compute_device="cpu")
     plan = make_plan("replicas_and_others", rank.world_size)
-    sharded = shard_model(model, plan, TABLES, topology, seed=7)
-    optimizer = config.build(sharded)
+    sharded, optimizer = shard(rank, model, plan, config)
     lr_scheduler = LambdaLR(optimizer, schedule.factor)
     moves = []
-    for batch in global_batches(rank.world_size):
+    for batch in shares(rank):
         tables, replicas = weights(sharded)
         dense = [p.detach().clone() for p in model.dense_arch.parameters()]
         optimizer.zero_grad()
-        sharded(share(batch, rank.rank))[0].backward()
+        sharded(batch)[0].backward()
         optimizer.step()
         lr_scheduler.step()
         moves.append(
@@ -72,7 +67,7 @@ def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> float:
 PARTS = ("tables", "replicas", "dense")
 
 
-def test_schedule_moves_all_parts() -> None:
+def test_schedule_moves_all_parts():
     """Half the rate, the whole rate, none at all."""
     schedule = Schedule(warmup_steps=2, decay_start_step=2, decay_steps=1)
     assert [schedule.factor(step) for step in (0, 1, 3)] == [0.5, 1.0, 0.0]
@@ -89,7 +84,7 @@ def test_schedule_moves_all_parts() -> None:
         assert stopping[1][part] == stopping[2][part] == 0
 
 
-def test_clipping_holds_the_dense_part() -> None:
+def test_clipping_holds_the_dense_part():
     clipped = run_ranks(train, 2, 1e-4, Schedule())
     for move in clipped:
         assert move["dense"] <= 0.5 * 1e-4 * 1.01

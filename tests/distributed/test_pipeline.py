@@ -1,5 +1,6 @@
 """The overlapping pipeline takes hold of the sharded collection inside our model."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -7,25 +8,22 @@ import torch
 
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import make_pipeline
-from tests.distributed.small_model import global_batches, make_sharded, share
+from tests.distributed.small_model import make_sharded, shares
 from tests.preloaded.ranks import run_ranks
 
 
 def train(rank: Rank, name: str) -> dict[str, Any]:
     sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
     pipeline = make_pipeline(name, sharded, optimizer, rank.device)
-    batches = iter([share(batch, rank.rank) for batch in global_batches(rank.world_size)])
-    losses = []
-    while True:
-        try:
+    batches, losses = iter(shares(rank)), []
+    with contextlib.suppress(StopIteration):
+        while True:
             losses.append(pipeline.progress(batches)[0])
-        except StopIteration:
-            break
     pipelined = getattr(pipeline, "_pipelined_modules", [])
     return {"losses": torch.stack(losses), "num_pipelined": len(pipelined)}
 
 
-def test_pipelines_the_lookup() -> None:
+def test_pipelines_the_lookup():
     overlapped = run_ranks(train, 2, "sparse_dist")
     plain = run_ranks(train, 2, "base")
     assert overlapped["num_pipelined"] == 1
@@ -33,5 +31,5 @@ def test_pipelines_the_lookup() -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "base"])
-def test_plain_on_a_cpu(name: str) -> None:
+def test_plain_on_a_cpu(name):
     assert run_ranks(train, 1, name)["num_pipelined"] == 0

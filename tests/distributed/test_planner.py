@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import Topology as TorchRecTopology
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.test_utils.test_model import ModelInput
@@ -27,24 +28,18 @@ from dlrm_sharded.model.torchrec_adapter import from_torchrec, to_torchrec
 from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
+from tests.distributed.torchrec_modules import LaidOut, table_configs
 from tests.preloaded.ranks import gathered, run_ranks
 
 META = torch.device("meta")
 
 
-def bags(prefix: str, count: int) -> list[EmbeddingBagConfig]:
-    return [
-        EmbeddingBagConfig(
-            name=f"{prefix}{i}",
-            num_embeddings=20 + 10 * i,
-            embedding_dim=8 * (1 + i % 2),
-            feature_names=[f"feature_{prefix}{i}"],
-        )
-        for i in range(count)
-    ]
+def bags(name: str, count: int) -> list[EmbeddingBagConfig]:
+    rows = range(20, 20 + 10 * count, 10)
+    return table_configs(rows, [8, 16], name=name, feature=f"feature_{name}{{}}")
 
 
 def train_foreign_model(rank: Rank) -> dict[str, Any]:
@@ -57,13 +52,8 @@ def train_foreign_model(rank: Rank) -> dict[str, Any]:
         model, get_default_sharders(), torch.distributed.GroupMember.WORLD
     )
     sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
-    _, local_inputs = ModelInput.generate(
-        batch_size=4,
-        world_size=rank.world_size,
-        num_float_features=10,
-        tables=tables,
-        weighted_tables=weighted,
-    )
+    sizes = {"batch_size": 4, "world_size": rank.world_size, "num_float_features": 10}
+    _, local_inputs = ModelInput.generate(**sizes, tables=tables, weighted_tables=weighted)
     loss, prediction = sharded(local_inputs[rank.rank])
     loss.backward()
     ranks = {
@@ -81,7 +71,7 @@ def train_foreign_model(rank: Rank) -> dict[str, Any]:
     }
 
 
-def test_trains_torchrec_test_model() -> None:
+def test_trains_torchrec_test_model():
     result = run_ranks(train_foreign_model, 2)
     assert result["agree"]
     assert len(result["ranks"]) == 6
@@ -90,21 +80,11 @@ def test_trains_torchrec_test_model() -> None:
     assert result["gradient"] > 0
 
 
-class ReplicatingSharder:
-    """Replicates every second table and places the others in turn."""
-
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        world_size = task.topology.world_size
-        shards = [
-            shard
-            for i, table in enumerate(task.tables)
-            for shard in (
-                Replicas(world_size).shards(table)
-                if i % 2
-                else [Shard.whole(table, i // 2 % world_size)]
-            )
-        ]
-        return ShardingPlan(world_size, tuple(shards))
+def every_second_replicated(table: Table, i: int, world_size: int) -> list[Shard]:
+    """Replicas, and the other tables in turn."""
+    if i % 2:
+        return Replicas(world_size).shards(table)
+    return [Shard.whole(table, i // 2 % world_size)]
 
 
 def train_replicas_of_torchrec(rank: Rank) -> dict[str, Any]:
@@ -112,13 +92,11 @@ def train_replicas_of_torchrec(rank: Rank) -> dict[str, Any]:
     torch.manual_seed(0)
     model = small_dlrm()
     collection = model.sparse_arch.embedding_bag_collection
-    plan = ShardedPlanner(ReplicatingSharder(), replicas=True).collective_plan(model)
+    plan = ShardedPlanner(LaidOut(every_second_replicated), replicas=True).collective_plan(model)
     (module_plan,) = plan.plan.values()
-    sharded_weights = [
-        collection.embedding_bags[name].weight
-        for name, parameter in module_plan.items()
-        if parameter.sharding_type != "data_parallel"
-    ]
+    types = {name: parameter.sharding_type for name, parameter in module_plan.items()}
+    bags = collection.embedding_bags
+    sharded_weights = [bags[name].weight for name in types if types[name] != "data_parallel"]
     apply_optimizer_in_backward(torch.optim.SGD, sharded_weights, {"lr": 0.5})
     sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
     dense = KeyedOptimizerWrapper(
@@ -142,7 +120,7 @@ def train_replicas_of_torchrec(rank: Rank) -> dict[str, Any]:
     return {
         "moved": [float((after[name] - before[name]).abs().max()) for name in before],
         "alike": [torch.equal(mine[name], after[name]) for mine in by_rank for name in before],
-        "sharding_types": [p.sharding_type for p in next(iter(plan.plan.values())).values()],
+        "sharding_types": list(types.values()),
     }
 
 
@@ -154,7 +132,7 @@ def _replicas(sharded: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def test_replicas_of_a_torchrec_model() -> None:
+def test_replicas_of_a_torchrec_model():
     result = run_ranks(train_replicas_of_torchrec, 2)
     assert result["sharding_types"].count("data_parallel") == 2
     assert len(result["moved"]) == 2
@@ -166,12 +144,10 @@ def plan_without_torchrun(rank: Rank) -> list[list[int]]:
     """The process group alone says how many ranks there are."""
     for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         del os.environ[key]
-    plan = ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm())
-    module = plan.plan["sparse_arch.embedding_bag_collection"]
-    return [parameter.ranks for parameter in module.values()]
+    return ranks_of_tables()
 
 
-def test_takes_the_ranks_from_the_process_group() -> None:
+def test_takes_the_ranks_from_the_process_group():
     assert {rank for (rank,) in run_ranks(plan_without_torchrun, 2)} == {0, 1}
 
 
@@ -180,12 +156,10 @@ def plan_with_memory(rank: Rank, memory_bytes: list[int]) -> list[list[int]]:
     sharded_planner.detect_topology = functools.partial(
         detect_topology, memory_gib=memory_bytes[rank.rank] / GIB
     )
-    plan = ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm())
-    module = plan.plan["sparse_arch.embedding_bag_collection"]
-    return [parameter.ranks for parameter in module.values()]
+    return ranks_of_tables()
 
 
-def test_plans_with_the_memory_of_all_ranks() -> None:
+def test_plans_with_the_memory_of_all_ranks():
     """A table of 50 rows x 16 columns needs 3,200 B: four of them on rank 0, one on rank 1."""
     ranks = run_ranks(plan_with_memory, 2, [4 * 3200, 3200])
     assert sorted(rank for (rank,) in ranks) == [0, 0, 0, 0, 1]
@@ -200,7 +174,7 @@ def refuse_on_the_last_rank(rank: Rank) -> list[Any]:
             detect_topology, memory_gib=1.0, reserved_gib=2.0 if rank.rank == 2 else 0.0
         )
         try:
-            ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm(), pg=group)
+            ranks_of_tables(pg=group)
         except ConfigError as error:
             source = error.__cause__
             assert isinstance(source, RankError)
@@ -208,7 +182,7 @@ def refuse_on_the_last_rank(rank: Rank) -> list[Any]:
     return gathered(rank, outcome)
 
 
-def test_what_one_rank_refuses_no_rank_waits_for() -> None:
+def test_what_one_rank_refuses_no_rank_waits_for():
     outside, first, second = run_ranks(refuse_on_the_last_rank, 3)
     assert outside is None
     assert first[:2] == second[:2]
@@ -230,7 +204,7 @@ def fail_on_rank_zero(rank: Rank) -> list[str]:
     return ["no error"]
 
 
-def test_failure_reaches_every_rank() -> None:
+def test_failure_reaches_every_rank():
     messages = run_ranks(fail_on_rank_zero, 2)
     assert len(messages) == 2
     assert messages[0] == messages[1]
@@ -238,26 +212,21 @@ def test_failure_reaches_every_rank() -> None:
 
 
 def small_dlrm() -> DLRM:
-    return DLRM(
-        embedding_bag_collection=EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=f"t{i}", num_embeddings=50, embedding_dim=16, feature_names=[f"f{i}"]
-                )
-                for i in range(5)
-            ],
-            device=META,
-        ),
-        dense_in_features=3,
-        dense_arch_layer_sizes=[8, 16],
-        over_arch_layer_sizes=[8, 1],
-    )
+    tables = EmbeddingBagCollection(tables=table_configs([50] * 5, [16]), device=META)
+    return DLRM(tables, 3, dense_arch_layer_sizes=[8, 16], over_arch_layer_sizes=[8, 1])
+
+
+def ranks_of_tables(**options: Any) -> list[list[int]]:
+    """The ranks of each table of that model in a collective plan."""
+    plan = ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm(), **options)
+    (module,) = plan.plan.values()
+    return [parameter.ranks for parameter in module.values()]
 
 
 TOPOLOGY = Topology(4, 10**6, local_world_size=2, compute_device="cpu")
 
 
-def test_pooling_factors_reach_the_sharder() -> None:
+def test_pooling_factors_reach_the_sharder():
     """`lookup` separates the two busy tables only if it is told that they are busy."""
     planner = ShardedPlanner(
         GreedySharder("lookup"),
@@ -270,26 +239,18 @@ def test_pooling_factors_reach_the_sharder() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")
-def test_same_form_as_torchrec() -> None:
+def test_same_form_as_torchrec():
     """Paths, tables and shards are where TorchRec's planner puts them."""
-    ours = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(
-        small_dlrm(), get_default_sharders()
-    )
-    theirs = EmbeddingShardingPlanner(debug=False, topology=_torchrec_topology()).plan(
-        small_dlrm(), get_default_sharders()
-    )
+    sharders = get_default_sharders()
+    ours = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(small_dlrm(), sharders)
+    topology = TorchRecTopology(world_size=4, compute_device="cpu", local_world_size=2)
+    theirs = EmbeddingShardingPlanner(topology, debug=False).plan(small_dlrm(), sharders)
     assert ours.plan.keys() == theirs.plan.keys()
     for path, module in ours.plan.items():
         assert module.keys() == theirs.plan[path].keys()
 
 
-def _torchrec_topology() -> Any:
-    from torchrec.distributed.planner import Topology as TorchRecTopology
-
-    return TorchRecTopology(world_size=4, compute_device="cpu", local_world_size=2)
-
-
-def test_tables_of_one_name_in_two_modules() -> None:
+def test_tables_of_one_name_in_two_modules():
     model = torch.nn.ModuleDict({"left": small_dlrm(), "right": small_dlrm()})
     plan = ShardedPlanner(GreedySharder("size"), topology=TOPOLOGY).plan(
         model, get_default_sharders()
@@ -298,13 +259,13 @@ def test_tables_of_one_name_in_two_modules() -> None:
     assert all(set(module) == {f"t{i}" for i in range(5)} for module in plan.plan.values())
 
 
-def test_pooling_factor_of_no_table() -> None:
+def test_pooling_factor_of_no_table():
     planner = ShardedPlanner(RandomSharder(), topology=TOPOLOGY, pooling_factors={"tabel": 2.0})
     with pytest.raises(ConfigError, match="tabel"):
         planner.plan(small_dlrm(), get_default_sharders())
 
 
-def test_model_without_tables() -> None:
+def test_model_without_tables():
     with pytest.raises(ConfigError, match="no embedding module"):
         ShardedPlanner(RandomSharder(), topology=TOPOLOGY).plan(torch.nn.Linear(2, 2), [])
 
@@ -329,13 +290,13 @@ TABLES = (Table("a", 40, 16, 1.0), Table("b", 30, 8, 1.0))
     ],
     ids=["whole", "columns", "rows", "replicas"],
 )
-def test_there_and_back(shards: tuple[Shard, ...]) -> None:
+def test_there_and_back(shards):
     plan = ShardingPlan(4, shards)
     module_plan = to_torchrec(plan, TABLES, TOPOLOGY)
     assert sorted(from_torchrec(module_plan, TABLES, 4)) == sorted(shards)
 
 
-def test_a_table_without_shards_is_refused() -> None:
+def test_a_table_without_shards_is_refused():
     module_plan = to_torchrec(ShardingPlan(4, (Shard.whole(TABLES[0], 0),)), TABLES[:1], TOPOLOGY)
     module_plan["a"].sharding_spec = None
     with pytest.raises(InvalidPlanError, match="'a' is column_wise without shards"):

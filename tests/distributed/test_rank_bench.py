@@ -51,7 +51,7 @@ def measured_with(rank: Rank) -> dict[str, Any]:
     }
 
 
-def test_lookups_of_a_rank() -> None:
+def test_lookups_of_a_rank():
     """A block of rows has its own; each shard is as large as it is, with the ids that reach it."""
     seen = run_ranks(measured_with, 1)
     assert seen["num_lookups"] == [2, 1]
@@ -64,7 +64,7 @@ def test_lookups_of_a_rank() -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3, 4])
-def test_blocks_share_the_ids(num_blocks: int) -> None:
+def test_blocks_share_the_ids(num_blocks):
     (ids,) = draw_ids(TABLES, batch_size=BATCH_SIZE, num_batches=1, seed=1).batches
     blocks = row_blocks(40, num_blocks)
     parts = [ids["b"].in_rows(*block) for block in blocks]
@@ -83,7 +83,7 @@ def test_blocks_share_the_ids(num_blocks: int) -> None:
         assert part.values.max() < stop - start
 
 
-def test_ids_are_drawn_with_the_given_skew() -> None:
+def test_ids_are_drawn_with_the_given_skew():
     table = Table("a", 10_000, 4, 5.0)
     num_unique = [
         len(np.unique(ids.batches[0]["a"].values))

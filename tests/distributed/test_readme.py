@@ -2,7 +2,6 @@
 
 import re
 import textwrap
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,22 +13,17 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from dlrm_sharded.model.torchrec_adapter import bag_configs
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
+from tests.preloaded import ROOT
 from tests.preloaded.ranks import run_ranks
 
-README = Path(__file__).resolve().parents[2] / "README.md"
 EXAMPLE = re.compile(r"^    from dlrm_sharded import .*?\n\n(?=\S)", re.M | re.S)
-META = torch.device("meta")
 
 
 def run_example(rank: Rank) -> list[str]:
     """Return the names of the sharded tables."""
-    (example,) = re.findall(
-        r"^    from dlrm_sharded import .*?\n\n(?=\S)", README.read_text(), re.M | re.S
-    )
-    tables = [Table("table", 100, 16, 20.0)]
-    model = nn.Sequential(
-        EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
-    )
+    (example,) = EXAMPLE.findall((ROOT / "README.md").read_text())
+    tables = bag_configs([Table("table", 100, 16, 20.0)])
+    model = nn.Sequential(EmbeddingBagCollection(tables=tables, device=torch.device("meta")))
     names = {
         "dist": dist,
         "model": model,
@@ -42,5 +36,5 @@ def run_example(rank: Rank) -> list[str]:
     return sorted(module_plan)
 
 
-def test_planner_of_the_readme() -> None:
+def test_planner_of_the_readme():
     assert run_ranks(run_example, 2) == ["table"]

@@ -15,7 +15,7 @@ from dlrm_sharded.tracing.clocks import between, compare_clocks
 from dlrm_sharded.tracing.recorded import break_down
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace, TracedSteps
 from dlrm_sharded.training.pipeline import make_pipeline
-from tests.distributed.small_model import LOCAL_BATCH_SIZE, global_batches, make_sharded, share
+from tests.distributed.small_model import LOCAL_BATCH_SIZE, make_sharded, shares
 from tests.preloaded.ranks import gathered, run_ranks
 
 NUM_STEPS = 4
@@ -25,7 +25,7 @@ AHEAD_NS = 5_000_000_000
 def trace_steps(rank: Rank, kind: str, pipeline: str, compile_mode: str | None) -> dict[str, Any]:
     sharded, optimizer = make_sharded(rank, kind, "sgd", compile_mode=compile_mode)
     steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
-    batches = itertools.cycle([share(b, rank.rank) for b in global_batches(rank.world_size)])
+    batches = itertools.cycle(shares(rank))
     num_hooks = _num_hooks(sharded)
     traces: list[Trace] = []
     tracer = StepTracer(
@@ -82,7 +82,7 @@ def _num_hooks(model: torch.nn.Module) -> int:
         ("columns_uneven", "sparse_dist", 3),
     ],
 )
-def test_parts_sum_to_the_step(kind: str, pipeline: str, world_size: int) -> None:
+def test_parts_sum_to_the_step(kind, pipeline, world_size):
     found = run_ranks(trace_steps, world_size, kind, pipeline, None)
     assert found["first_step"] == 4
     means = [sum(steps_ms) / NUM_STEPS for steps_ms in found["steps_ms"]]
@@ -108,7 +108,7 @@ def test_parts_sum_to_the_step(kind: str, pipeline: str, world_size: int) -> Non
 def end_within(rank: Rank) -> dict[str, Any]:
     sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
     steps = make_pipeline("base", sharded, optimizer, rank.device)
-    batches = itertools.cycle([share(b, rank.rank) for b in global_batches(rank.world_size)])
+    batches = itertools.cycle(shares(rank))
     num_hooks = _num_hooks(sharded)
     with StepTracer(
         sharded,
@@ -123,11 +123,11 @@ def end_within(rank: Rank) -> dict[str, Any]:
     return {"left": _num_hooks(sharded) - num_hooks}
 
 
-def test_a_training_that_ends_within_its_traced_steps_has_no_trace() -> None:
+def test_a_training_that_ends_within_its_traced_steps_has_no_trace():
     assert run_ranks(end_within, 2)["left"] == 0
 
 
-def test_compiled_layers_are_not_compiled_again() -> None:
+def test_compiled_layers_are_not_compiled_again():
     found = run_ranks(trace_steps, 2, "columns_uneven", "base", "default")
     assert found["means_ms"]["dense_forward"] > 0
 
@@ -149,7 +149,7 @@ def compare(rank: Rank) -> dict[str, Any]:
     }
 
 
-def test_clocks_of_hosts_are_compared() -> None:
+def test_clocks_of_hosts_are_compared():
     found = run_ranks(compare, 3)
     assert found["same"] == [(0, 0)] * 3
     for rank, (ahead_ns, uncertainty_ns) in enumerate(found["other"]):

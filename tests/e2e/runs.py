@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ def keep_probe() -> None:
     A busy one keeps none, and then each start has prices of its own.
     """
     found = detect.local_hardware(torch.device("cpu"))
-    assert found.probe is not None
     probe = dataclasses.replace(found.probe, load=1.0)
     detect._kept(dataclasses.replace(found, probe=probe))
 
@@ -46,21 +44,27 @@ def train(
     ranks: int = 2,
     python_path: Path | None = None,
     launcher: str = "torchrun",
-) -> subprocess.CompletedProcess[str]:
+    exit_code: int = 0,
+) -> preloaded.Ended:
     env = environment() | ({"PYTHONPATH": str(python_path)} if python_path else {})
     run = [*command(ranks, launcher), f"hydra.run.dir={folder}", *overrides]
-    return preloaded.run(*run, env=env)
+    return preloaded.run(*run, env=env, exit_code=exit_code)
 
 
-def train_alone(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def train_alone(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
     """Without torchrun."""
     arguments = ["-m", "dlrm_sharded.train", f"hydra.run.dir={folder}", *overrides]
-    return preloaded.run(*arguments, env=environment())
+    return preloaded.run(*arguments, env=environment(), exit_code=exit_code)
+
+
+def script(name: str, folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
+    """Run one of scripts/ in a folder."""
+    path = str(ROOT / "scripts" / f"{name}.py")
+    return preloaded.run(path, *overrides, cwd=folder, exit_code=exit_code)
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return fields
+    return json.loads((folder / "result.json").read_text())
 
 
 def events_of(folder: Path) -> EventAccumulator:
@@ -74,8 +78,3 @@ def kinds_of_files(folder: Path) -> set[str]:
     """First words of their names, but for the claims of owners, which every start leaves."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {p.name.split(".")[0] for p in files if not p.name.startswith(".owner-")}
-
-
-def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(c) for t in tasks for c in (t / "children").read_text().split()]

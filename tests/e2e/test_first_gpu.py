@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.runs.owner import claim
 from tests import preloaded
-from tests.e2e.runs import ROOT, children_of, environment
+from tests.e2e.runs import ROOT, environment
+from tests.processes import children_of, is_running, wait_until
 
 SCRIPT = ROOT / "scripts" / "first_gpu.py"
 STEPS = "environment,kernels,train,mlperf,collect,fit,ranks,measured"
@@ -35,29 +35,19 @@ def finish(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def wait_for(condition: Any) -> None:
-    while not condition():
-        time.sleep(0.05)
-
-
 def kill(process: subprocess.Popen[str], cases: Path, num_cases: int) -> int:
     """Kill a rehearsal after some cases of a step; return how many it has finished."""
-    wait_for(lambda: num_finished(cases) >= num_cases)
+    wait_until(lambda: num_finished(cases) >= num_cases, "it has cases")
     [step] = children_of(process.pid)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not is_running(step))
+    wait_until(lambda: not is_running(step), "the step has ended")
     return num_finished(cases)
 
 
 def num_finished(cases: Path) -> int:
     """The number of whole lines of cases."""
     return cases.read_text().count('"failures": []}\n') if cases.exists() else 0
-
-
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +64,11 @@ def figures_of(out: Path, step: str) -> dict[str, Any]:
     assert 0 < written["seconds"] <= written["limit_s"]
     assert written["versions"]["torchrec"]
     assert (out / f"{step}.log").exists()
-    figures: dict[str, Any] = written["figures"]
-    return figures
+    return written["figures"]
 
 
 @pytest.mark.soak
-def test_a_killed_rehearsal_continues(tmp_path: Path) -> None:
+def test_a_killed_rehearsal_continues(tmp_path):
     """No case that had finished before a kill is run again, as `Cases` promises for any step."""
     rehearsal = start(tmp_path, KILLED)
     finished_before = {}
@@ -94,7 +83,7 @@ def test_a_killed_rehearsal_continues(tmp_path: Path) -> None:
         assert (tmp_path / f"{step}.log").read_text().count(": finished earlier\n") == before
 
 
-def test_what_succeeded_is_not_run_again(out: Path) -> None:
+def test_what_succeeded_is_not_run_again(out):
     names = STEPS.split(",")
     before = [(out / f"{name}.json").stat().st_mtime_ns for name in names]
     output = finish(start(out, STEPS))
@@ -104,13 +93,12 @@ def test_what_succeeded_is_not_run_again(out: Path) -> None:
     assert {name: step["status"] for name, step in summary.items()} == dict.fromkeys(names, "ok")
 
 
-def test_another_kind_of_run_needs_another_folder(out: Path) -> None:
-    done = preloaded.run(str(SCRIPT), str(out), "--steps", "fit", env=environment())
-    assert done.returncode == 2
+def test_another_kind_of_run_needs_another_folder(out):
+    done = preloaded.run(str(SCRIPT), str(out), "--steps", "fit", env=environment(), exit_code=2)
     assert "has steps with other settings" in done.stderr
 
 
-def test_two_at_once_need_two_folders(tmp_path: Path) -> None:
+def test_two_at_once_need_two_folders(tmp_path):
     """They would measure each other."""
     owner = claim(tmp_path)
     process = start(tmp_path, "environment")
@@ -121,21 +109,20 @@ def test_two_at_once_need_two_folders(tmp_path: Path) -> None:
     finish(start(tmp_path, "environment"))
 
 
-def test_without_a_gpu_only_rehearsals_run(tmp_path: Path) -> None:
+def test_without_a_gpu_only_rehearsals_run(tmp_path):
     command = [str(SCRIPT), str(tmp_path / "real"), "--steps", "kernels"]
-    done = preloaded.run(*command, env=environment())
-    assert done.returncode == 1
+    preloaded.run(*command, env=environment(), exit_code=1)
     assert "finds no GPU" in json.loads((tmp_path / "real/kernels.json").read_text())["failures"][0]
 
 
-def test_environment(out: Path) -> None:
+def test_environment(out):
     figures = figures_of(out, "environment")
     assert figures["machine"]["packages"]["torch"]
     assert figures["gb_per_s"]["device"] > 0
     assert figures["matmul_tflop_per_s"]["fp32"] > 0
 
 
-def test_kernels(out: Path) -> None:
+def test_kernels(out):
     figures = figures_of(out, "kernels")
     assert figures["adam"] == "not fused on a CPU"
     for optimizer in ("sgd", "rowwise_adagrad"):
@@ -146,7 +133,7 @@ def test_kernels(out: Path) -> None:
         assert found["changed_by_zeros"] == []
 
 
-def test_train(out: Path) -> None:
+def test_train(out):
     figures = figures_of(out, "train")
     runs = [figures[name] for name in ("adagrad, base", "adagrad, sparse_dist")]
     assert [run["exit_code"] for run in runs] == [0, 0]
@@ -156,7 +143,7 @@ def test_train(out: Path) -> None:
     assert figures["adagrad, difference of the pipelines' losses"] < 1e-4
 
 
-def test_mlperf(out: Path) -> None:
+def test_mlperf(out):
     figures = figures_of(out, "mlperf")
     for case in ("64 bf16 sparse_dist", "32 bf16 base"):
         profiled = figures[case]["profiled"]
@@ -167,7 +154,7 @@ def test_mlperf(out: Path) -> None:
     assert figures["64 fp32 sparse_dist"]["loss"] > 0
 
 
-def test_collected_costs_make_a_model(out: Path) -> None:
+def test_collected_costs_make_a_model(out):
     collection = figures_of(out, "collect")["collection"]
     costs = read_costs(out / "costs.parquet")
     assert collection["measurements"] == len(costs.samples) >= 125
@@ -179,7 +166,7 @@ def test_collected_costs_make_a_model(out: Path) -> None:
     assert fit["held_out_errors"]["forward computation"]["mape"] > 0
 
 
-def test_ranks(out: Path) -> None:
+def test_ranks(out):
     figures = figures_of(out, "ranks")
     for sharder in ("neuroshard", "torchrec"):
         by_rank = figures["mlperf"][sharder]["by_rank_ms"]
@@ -191,7 +178,7 @@ def test_ranks(out: Path) -> None:
     assert figures["launches"]["batch 64"]["without_sleep_ms"]["bwd_compute"] > 0
 
 
-def test_measured(out: Path) -> None:
+def test_measured(out):
     """Under the model that `fit` made, not under the package's."""
     figures = figures_of(out, "measured")
     assert figures["tasks"] == 2

@@ -79,22 +79,13 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
             shutil.copy(source, copy)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     run([*pip, "--wheel-dir", "wheels", "./sources"], folder)
-    sdist = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "-t",
-        "sdist",
-        "-d",
-        str(folder / "sdists"),
-    ]
-    run(sdist, folder / "sources")
+    sdist = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d"]
+    run([*sdist, str(folder / "sdists")], folder / "sources")
     (wheel,) = (folder / "wheels").glob("*.whl")
     return Installation(wheel, folder)
 
 
-def test_license(installation: Installation) -> None:
+def test_license(installation):
     """The wheel and the sdist have the licence, and the notices of the data they contain."""
     [licenses] = installation.packages.glob("dlrm_sharded-*.dist-info/licenses")
     [sdist] = (installation.folder.parent / "sdists").glob("*.tar.gz")
@@ -110,19 +101,19 @@ def test_license(installation: Installation) -> None:
         assert f"dlrm_sharded/hardware/gpus/{data.name}" in (ROOT / "NOTICE").read_text()
 
 
-def test_is_not_the_checkout(installation: Installation) -> None:
+def test_is_not_the_checkout(installation):
     code = "import dlrm_sharded, dlrm_torchx; print(dlrm_sharded.__file__, dlrm_torchx.__file__)"
     found = installation.run("python", "-c", code)
     assert found.count(str(installation.packages)) == 2
 
 
-def test_plans(installation: Installation) -> None:
+def test_plans(installation):
     write_json(installation.folder / "task.json", small_tasks()["w3-mixed"].to_json())
     installation.run("dlrm-plan", "task=task.json", "sharder=size_lookup", "out=plan.json")
     assert json.loads((installation.folder / "plan.json").read_text())["predicted"]["max_ms"] > 0
 
 
-def test_plans_for_a_gpu_from_public_figures(installation: Installation) -> None:
+def test_plans_for_a_gpu_from_public_figures(installation):
     """The figures are files of the package."""
     task = small_tasks()["w3-mixed"].to_json()
     task["topology"]["compute_device"] = "cuda"
@@ -131,12 +122,12 @@ def test_plans_for_a_gpu_from_public_figures(installation: Installation) -> None
     assert "prior, within about 50 %" in installation.run("dlrm-plan", *overrides)
 
 
-def test_trains_alone(installation: Installation) -> None:
+def test_trains_alone(installation):
     installation.run("dlrm-train", *SMALL_RUN, "sharder=dim", "hydra.run.dir=runs/alone")
     assert result_of(installation.folder / "runs/alone")["world_size"] == 1
 
 
-def test_trains_under_torchrun(installation: Installation) -> None:
+def test_trains_under_torchrun(installation):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     overrides = [*SMALL_RUN, "sharder=dim", "hydra.run.dir=runs/torchrun"]
     installation.run("python", *torchrun, "-m", "dlrm_sharded.train", *overrides)
@@ -145,7 +136,7 @@ def test_trains_under_torchrun(installation: Installation) -> None:
     assert result["commit"] is None
 
 
-def test_trains_under_torchx(installation: Installation) -> None:
+def test_trains_under_torchx(installation):
     """The component has a name of its own, and TorchX's components keep theirs."""
     torchx = ["-m", "torchx.cli.main"]
     overrides = [*SMALL_RUN, "sharder=dim", "hydra.run.dir=runs/torchx"]
@@ -156,7 +147,7 @@ def test_trains_under_torchx(installation: Installation) -> None:
     assert {"dlrm.train", "dist.ddp"} <= {*known}
 
 
-def test_sweeps_and_reports(installation: Installation) -> None:
+def test_sweeps_and_reports(installation):
     overrides = [*SMALL_RUN, "sharder=random,dim", "hydra.launcher.j=1x1", "hydra.sweep.dir=sweep"]
     assert "#1 sharder=dim: succeeded" in installation.run("dlrm-train", "-m", *overrides)
     installation.run("dlrm-report", "sweep", "out=a comparison")
@@ -164,7 +155,7 @@ def test_sweeps_and_reports(installation: Installation) -> None:
     assert (installation.folder / "a comparison/summary.csv").read_text().count("\n") == 3
 
 
-def test_calibrates(installation: Installation) -> None:
+def test_calibrates(installation):
     """Both steps run; too few plans end the second one, which then fits made-up costs."""
     output = installation.run("dlrm-calibrate", *COLLECTION, "fit.num_steps=20", exit_code=2)
     assert "a fit needs 10;" in output
@@ -173,7 +164,7 @@ def test_calibrates(installation: Installation) -> None:
     assert list((installation.folder / "calibration").glob("learned-*"))
 
 
-def test_trains_a_policy(installation: Installation) -> None:
+def test_trains_a_policy(installation):
     installation.run(
         "dlrm-train-policy",
         *("policy=dreamshard", "costs=predicted", "num_validation_tasks=1", "out=policies"),

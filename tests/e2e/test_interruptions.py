@@ -1,13 +1,11 @@
 """Runs that are killed at random moments go on, and end as if they had not been interrupted."""
 
-from pathlib import Path
-
 from tests.soak import interruptions
 
 NUM_INTERRUPTIONS = 3
 
 
-def test_interrupted_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
+def test_interrupted_runs_end_like_an_undisturbed_one(tmp_path):
     runs = interruptions.interrupt_runs(tmp_path, NUM_INTERRUPTIONS, per_run=3, seed=1)
     assert runs.faults == []
     assert len(runs.interruptions) == NUM_INTERRUPTIONS

@@ -28,20 +28,17 @@ def absurd(tmp_path: Path) -> Path:
     return write_artifact(tmp_path / "artifacts", "learned-absurd", arrays, found.meta)
 
 
-def test_each_run_corrects_the_next(tmp_path: Path, absurd: Path) -> None:
+def test_each_run_corrects_the_next(tmp_path, absurd):
     overrides = [*SMALL_RUN, f"cost_model.artifact={absurd}", f"journal={tmp_path / 'journal'}"]
     errors = []
     for number in range(2):
         folder = tmp_path / f"run{number}"
         done = train(folder, *overrides)
-        assert done.returncode == 0, done.stderr
         prices = json.loads((folder / "plan.json").read_text())["prices"]
         assert prices["num_runs"] == number, done.stderr
         result = result_of(folder)
         assert ("corrected by 1 run" in str(result["prices"])) == (number == 1)
         predicted, measured = result["predicted_ms"], result["embedding_cost_ms"]
-        assert isinstance(predicted, float)
-        assert isinstance(measured, float)
         errors.append(abs(np.log(predicted / measured)))
     assert errors[1] < errors[0] / 2
     (journal,) = (tmp_path / "journal").glob("*.jsonl")

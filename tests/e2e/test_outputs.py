@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.testing import small_tasks
 from tests import preloaded
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+from tests.e2e.runs import script
 
 DATA = (
     *("data=synthetic", "data.max_rows=1000", "batch_size=64", "topology.world_size=2"),
@@ -19,17 +16,15 @@ DATA = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_json(tmp_path / "task.json", small_tasks()["w3-mixed"].to_json())
-    os.mkfifo(tmp_path / "pipe")
-    return tmp_path
+def folder(task_json: Path) -> Path:
+    os.mkfifo(task_json.with_name("pipe"))
+    return task_json.parent
 
 
 @pytest.mark.parametrize("source", [("task=task.json",), DATA], ids=["task", "data"])
-def test_a_plan_on_standard_output_is_json(folder: Path, source: tuple[str, ...]) -> None:
+def test_a_plan_on_standard_output_is_json(folder, source):
     before = sorted(folder.iterdir())
-    done = preloaded.run(str(SCRIPTS / "plan.py"), *source, "sharder=dim", "out=-", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = script("plan", folder, *source, "sharder=dim", "out=-")
     assert json.loads(done.stdout)["sharder"] == "dim"
     assert "shards of" in done.stderr
     assert ("the task is not written" in done.stderr) == (source == DATA)
@@ -58,14 +53,10 @@ def test_a_plan_on_standard_output_is_json(folder: Path, source: tuple[str, ...]
     ],
     ids=lambda value: "-".join(value[:1] + value[-1:]) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_written_is_refused(
-    folder: Path, command: tuple[str, ...], message: str
-) -> None:
+def test_what_cannot_be_written_is_refused(folder, command, message):
     before = {path: path.lstat().st_ino for path in folder.iterdir()}
-    script, *arguments = command
-    done = preloaded.run("-m", f"dlrm_sharded.commands.{script}", *arguments, cwd=folder)
-    assert done.returncode == 2, done.stderr
+    module = f"dlrm_sharded.commands.{command[0]}"
+    done = preloaded.run("-m", module, *command[1:], cwd=folder, exit_code=2)
     [error] = (line for line in done.stderr.splitlines() if "error: " in line)
     assert message in error
-    assert "Traceback" not in done.stderr
     assert {path: path.lstat().st_ino for path in folder.iterdir()} == before

@@ -1,11 +1,9 @@
 """Runs go on under other plans and numbers of ranks."""
 
-from pathlib import Path
-
 from tests.soak import resharding
 
 
-def test_random_plans(tmp_path: Path) -> None:
+def test_random_plans(tmp_path):
     changes = resharding.reshard(tmp_path, num_plans=1, seed=8, world_sizes=(2, 3))
     assert len(changes) == 4 * len(resharding.OPTIMIZERS)
     assert [change for change in changes if change.faults] == []
@@ -13,5 +11,5 @@ def test_random_plans(tmp_path: Path) -> None:
     assert "12 changes" in resharding.table(changes)
 
 
-def test_a_run_under_one_plan_after_another(tmp_path: Path) -> None:
+def test_a_run_under_one_plan_after_another(tmp_path):
     assert resharding.whole_run_faults(tmp_path, [(1, "dim"), (2, "neuroshard")]) == []

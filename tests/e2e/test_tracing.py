@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,8 @@ def _lines(stderr: str) -> list[str]:
     return re.findall(r"trace of steps 5 to 8: (.*)", stderr)
 
 
-def test_a_trace_of_all_ranks(tmp_path: Path) -> None:
+def test_a_trace_of_all_ranks(tmp_path):
     done = train(tmp_path, *TRACED)
-    assert done.returncode == 0, done.stderr
     assert _lines(done.stderr)[0].startswith("a traced step takes ")
     events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -53,9 +51,8 @@ def test_a_trace_of_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["SlowReader", "SlowLookups"])
-def test_a_slow_rank_is_named(tmp_path: Path, what: str) -> None:
+def test_a_slow_rank_is_named(tmp_path, what):
     done = train(tmp_path, *TRACED, f"data._target_=tests.e2e.planted.{what}", *SLOW)
-    assert done.returncode == 0, done.stderr
     [line] = [li for li in _lines(done.stderr) if f"wait for rank {SLOW_RANK} for" in li]
     if what == "SlowReader":
         assert "reads its batches" in line
@@ -67,19 +64,17 @@ def test_a_slow_rank_is_named(tmp_path: Path, what: str) -> None:
         assert set(named.split(", ")) <= of_rank
 
 
-def test_a_slow_layer_of_one_rank_is_named(tmp_path: Path) -> None:
+def test_a_slow_layer_of_one_rank_is_named(tmp_path):
     model = ("model._target_=tests.e2e.planted.slow_on_one_rank", "+model.sleep_s=0.4")
     done = train(tmp_path, *TRACED, *model)
-    assert done.returncode == 0, done.stderr
     [line] = [li for li in _lines(done.stderr) if f"wait for rank {SLOW_RANK} for" in li]
     assert "the dense forward takes it" in line
     assert any("Python in over_arch.0" in line for line in _lines(done.stderr))
 
 
-def test_a_slow_link_is_named(tmp_path: Path) -> None:
+def test_a_slow_link_is_named(tmp_path):
     link = ("data._target_=tests.e2e.planted.SlowLink", f"+data.is_fast_for={NUM_MEASURED}")
     done = train(tmp_path, *TRACED, *link, *SLOW)
-    assert done.returncode == 0, done.stderr
     slow = [line for line in _lines(done.stderr) if "is slow: " in line]
     named = {line.partition(" is slow")[0] for line in slow}
     assert named == {
@@ -89,49 +84,42 @@ def test_a_slow_link_is_named(tmp_path: Path) -> None:
     }
 
 
-def test_a_wasteful_operator_is_named(tmp_path: Path) -> None:
+def test_a_wasteful_operator_is_named(tmp_path):
     model = ("model._target_=tests.e2e.planted.wasteful", "+model.size=1500")
     done = train(tmp_path, *TRACED, *model)
-    assert done.returncode == 0, done.stderr
     [line] = [li for li in _lines(done.stderr) if "the dense forward is costly" in li]
     assert "most of it is aten::mm in over_arch.0 " in line
 
 
-def test_evaluations_and_checkpoints_among_the_traced_steps(tmp_path: Path) -> None:
+def test_evaluations_and_checkpoints_among_the_traced_steps(tmp_path):
     done = train(
         tmp_path,
         *(*TRACED[:-3], "trainer.eval_every_steps=6", "trainer.checkpoint.every_steps=7"),
         "trainer.pipeline=sparse_dist",
     )
-    assert done.returncode == 0, done.stderr
     assert _lines(done.stderr)
     # a run that goes on traces again
     more = train(tmp_path, *TRACED[:-3], "trainer.num_steps=20", "resume=auto")
-    assert more.returncode == 0, more.stderr
     assert "trace of steps 16 to 19: a traced step takes" in more.stderr
     events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     assert {e["name"] for e in events} >= {"step 16", "step 19"}
 
 
 @pytest.mark.parametrize(("num_steps", "num_traced"), [(6, 2), (4, 0)])
-def test_a_short_run_has_a_short_trace(tmp_path: Path, num_steps: int, num_traced: int) -> None:
+def test_a_short_run_has_a_short_trace(tmp_path, num_steps, num_traced):
     done = train(tmp_path, *TRACED, f"trainer.num_steps={num_steps}", ranks=1)
-    assert done.returncode == 0, done.stderr
     assert f"trainer.trace: {num_traced} of 4 steps are traced" in done.stderr
     assert (tmp_path / "trace.json.gz").exists() == bool(num_traced)
 
 
-def test_a_trace_that_cannot_be_written_is_lost(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_lost(tmp_path):
     (tmp_path / "trace.json.gz").mkdir()
     done = train(tmp_path, *TRACED, ranks=1)
-    assert done.returncode == 0, done.stderr
     assert "the trace is lost" in done.stderr
     assert not list(tmp_path.glob("*.part"))
 
 
 @pytest.mark.parametrize("value", ["trainer.trace=yes_please", "trainer.trace_steps=0"])
-def test_wrong_values(tmp_path: Path, value: str) -> None:
-    done = train_alone(tmp_path, *TRACED, value)
-    assert done.returncode == 2, done.stderr
+def test_wrong_values(tmp_path, value):
+    done = train_alone(tmp_path, *TRACED, value, exit_code=2)
     assert value.partition("=")[0] in done.stderr
-    assert "Traceback" not in done.stderr

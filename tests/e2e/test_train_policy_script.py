@@ -14,9 +14,12 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, HEADER
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.rl.policy import METHODS, load_policy
 from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.sharders.heuristics import WEIGHTS
@@ -38,9 +41,9 @@ TAGS = {
 }
 
 
-def train_policy(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def train_policy(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
     folder.mkdir(exist_ok=True)
-    return preloaded.run(*COMMAND, *overrides, cwd=folder, env=environment())
+    return preloaded.run(*COMMAND, *overrides, cwd=folder, env=environment(), exit_code=exit_code)
 
 
 def artefact_of(folder: Path) -> Path:
@@ -52,8 +55,7 @@ def artefact_of(folder: Path) -> Path:
 
 def header(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="numpy") as file:
-        fields: dict[str, Any] = json.loads(file.metadata()[HEADER])
-    return fields
+        return json.loads(file.metadata()[HEADER])
 
 
 def curves_of(folder: Path) -> dict[str, list[int]]:
@@ -65,11 +67,10 @@ def curves_of(folder: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
+def test_writes_a_policy(kind, tmp_path):
     quick = [*SMALL, *QUICK[kind], "costs=predicted", "seed=3"]
     done = train_policy(tmp_path, f"policy={kind}", *quick)
-    assert done.returncode == 0, done.stdout + done.stderr
-    shown = done.stdout + done.stderr
+    shown = done.output
     assert "3/3" in shown
     assert "best heuristic" in shown
     assert shown.count("extrapolates") <= 1  # not once for every plan
@@ -90,39 +91,32 @@ def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
     pool = training_tasks(part="unseen", num_tables=9, world_size=3)
     task = pool.task(pool.draw(np.random.default_rng(0)))
     ranks = policy.place(task, num_samples=2, seed=0)
-    assert ranks is not None
     assert {*ranks} <= {0, 1, 2}
     curves = curves_of(tmp_path)
     assert curves.keys() == TAGS
     assert all(steps == [1, 2, 3] for steps in curves.values())
 
 
-def test_retunes_the_packaged_policy(tmp_path: Path) -> None:
+def test_retunes_the_packaged_policy(tmp_path):
     quick = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "init_from=packaged"]
     done = train_policy(tmp_path, "policy=dreamshard", *quick)
-    assert done.returncode == 0, done.stdout + done.stderr
     written = header(artefact_of(tmp_path))
     assert written["training"]["init_from"] == "packaged"
     before, after = written["initial_ms"], written["scores_ms"]["dreamshard"]
-    shown = " ".join((done.stdout + done.stderr).split())
+    shown = " ".join(done.output.split())
     assert f"its plans cost {after:.2f} ms, before the training {before:.2f} ms, those" in shown
 
 
-def test_goes_on_after_a_kill(tmp_path: Path) -> None:
+def test_goes_on_after_a_kill(tmp_path):
     overrides = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "schedule.num_rounds=40"]
     keep_probe()
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = train_policy(whole, *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
+    train_policy(whole, *overrides)
 
     killed.mkdir()
+    command = [*COMMAND, *overrides]
     started = preloaded.start(
-        *COMMAND,
-        *overrides,
-        cwd=killed,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        own_process=True,
+        *command, cwd=killed, env=environment(), stdout=subprocess.DEVNULL, own_process=True
     )
     while not list(killed.glob("made/*.partial")):
         assert started.poll() is None, "it ended before its first round"
@@ -131,12 +125,10 @@ def test_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert started.wait() == -signal.SIGKILL
     assert not list(killed.glob(f"made/*{ARTIFACT_SUFFIX}"))
 
-    other = train_policy(killed, *overrides, "seed=1")
-    assert other.returncode == 2, other.stdout + other.stderr
-    assert "checkpoint of a training with other settings" in other.stdout + other.stderr
+    other = train_policy(killed, *overrides, "seed=1", exit_code=2)
+    assert "checkpoint of a training with other settings" in other.output
 
-    again = train_policy(killed, *overrides)
-    assert again.returncode == 0, again.stdout + again.stderr
+    train_policy(killed, *overrides)
     first, second = artefact_of(whole), artefact_of(killed)
     # Headers say how long a training took, so only the weights are equal to the last byte.
     assert save(load_file(first)) == save(load_file(second))
@@ -145,21 +137,11 @@ def test_goes_on_after_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_measures_plans(kind: str, tmp_path: Path) -> None:
+def test_measures_plans(kind, tmp_path):
     """On this machine, of small tables."""
-    tables = [
-        {
-            "name": f"t{i}",
-            "num_embeddings": 500 * (i + 1),
-            "embedding_dim": 8,
-            "pooling_factor": 2.0,
-        }
-        for i in range(4)
-    ]
-    topology = {"world_size": 2, "memory_bytes": 10**6}
-    task = {"tables": tables, "topology": topology, "batch_size": 256}
-    (tmp_path / "task.json").write_text(json.dumps(task))
-    done = train_policy(
+    tables = tuple(Table(f"t{i}", 500 * (i + 1), 8, 2.0) for i in range(4))
+    write_json(tmp_path / "task.json", ShardingTask(tables, Topology(2, 10**6), 256).to_json())
+    train_policy(
         tmp_path,
         f"policy={kind}",
         *SMALL,
@@ -169,7 +151,6 @@ def test_measures_plans(kind: str, tmp_path: Path) -> None:
         *("schedule.num_rounds=1", "schedule.plans_per_round=1"),
         *("measure.iterations=2", "measure.warmup=1", "measure.time_budget_s=0.1"),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     written = header(artefact_of(tmp_path))
     assert written["training"]["costs"] == "measured"
     assert written["num_measured_plans"] == 1
@@ -192,9 +173,8 @@ def test_measures_plans(kind: str, tmp_path: Path) -> None:
         (["schedule.num_rounds=0"], "schedule.num_rounds is 0, must be an integer >= 1"),
     ],
 )
-def test_wrong_values_are_one_message(overrides: list[str], message: str, tmp_path: Path) -> None:
-    done = train_policy(tmp_path, *SMALL, "costs=predicted", *overrides)
-    assert done.returncode == 2, done.stdout + done.stderr
-    *_, line = (done.stdout + done.stderr).strip().splitlines()
+def test_wrong_values_are_one_message(overrides, message, tmp_path):
+    done = train_policy(tmp_path, *SMALL, "costs=predicted", *overrides, exit_code=2)
+    *_, line = (done.output).strip().splitlines()
     assert message in line
     assert list(tmp_path.iterdir()) == []

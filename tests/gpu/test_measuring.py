@@ -52,7 +52,7 @@ def collect_in_groups(rank: Rank) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("device", ["cpu", ON_GPUS])
-def test_collects_in_groups_of_the_ranks(device: str) -> None:
+def test_collects_in_groups_of_the_ranks(device):
     rows = run_on(device, collect_in_groups)
     if device == "cpu":
         assert [row["world_size"] for row in rows] == [1, 2, 2, NUM_CPU_RANKS, NUM_CPU_RANKS]
@@ -69,7 +69,7 @@ def test_collects_in_groups_of_the_ranks(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", [ON_GPUS])
-def test_measuring_leaves_weights_and_states(device: str) -> None:
+def test_measuring_leaves_weights_and_states(device):
     """As it does on CPUs in `tests/distributed`."""
     result = run_on(device, measure_plan)
     assert result["num_states"] > 4
@@ -143,7 +143,7 @@ def once_ms(work: Callable[[], Any], *, on_gpu: bool, times: int = 20) -> float:
 
 
 @pytest.mark.parametrize("device", ["cpu", ON_GPUS])
-def test_measures_what_a_row_of_lookups_takes(device: str) -> None:
+def test_measures_what_a_row_of_lookups_takes(device):
     """Kernels of a millisecond, so that the reference has no launches in it either."""
     found = run_on(device, measure_beside_a_reference, num_ranks=1)
     for measured_ms, reference_ms in zip(found["measured_ms"], found["reference_ms"], strict=True):

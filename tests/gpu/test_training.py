@@ -1,7 +1,6 @@
 """Training on the device that it is for: NCCL, kernels on CUDA, the overlapping pipeline."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +24,8 @@ from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
     PLANS,
     TABLES,
-    global_batches,
     make_sharded,
-    share,
+    shares,
     train_and_evaluate,
 )
 from tests.distributed.test_sharded_equals_unsharded import (
@@ -90,9 +88,7 @@ def sharded_results(device: str, num_ranks: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("device", "num_ranks", "embedding", "kind"), CASES)
-def test_trains_like_one_cpu_in_fp64(
-    device: str, num_ranks: int, embedding: str, kind: str
-) -> None:
+def test_trains_like_one_cpu_in_fp64(device, num_ranks, embedding, kind):
     results = sharded_results(device, num_ranks)
     assert "error" not in results, results["error"]
     sharded = results[f"{kind}-{embedding}"]
@@ -100,7 +96,7 @@ def test_trains_like_one_cpu_in_fp64(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(4))])
-def test_rows_over_one_of_two_hosts(device: str) -> None:
+def test_rows_over_one_of_two_hosts(device):
     optimizers = EMBEDDING_OPTIMIZERS[device]
     cases = [("host_rows", embedding) for embedding in optimizers]
     results = run_on(device, train_sharded, cases, num_ranks=4, local_world_size=2)
@@ -115,15 +111,15 @@ def losses_of(rank: Rank, variants: dict[str, dict[str, Any]]) -> dict[str, list
     for options in variants.values():
         precision = ExchangePrecision.parse(options.get("exchange_precision", "fp32"))
         options["exchange_precision"] = precision
-    shares = [share(batch, rank.rank) for batch in global_batches(rank.world_size)]
+    mine = shares(rank)
     return {
-        name: train_and_evaluate(rank, "rows_and_columns", shares, **options)
+        name: train_and_evaluate(rank, "rows_and_columns", mine, **options)
         for name, options in variants.items()
     }
 
 
 @pytest.mark.parametrize("device", ["cpu", ON_GPUS])
-def test_options_that_leave_the_losses(device: str) -> None:
+def test_options_that_leave_the_losses(device):
     """The pipelines, with an evaluation after a step, and short numbers between ranks."""
     short = {"cpu": "fp16", "cuda": "bf16"}[device]
     variants = {
@@ -138,7 +134,7 @@ def test_options_that_leave_the_losses(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", [ON_GPUS])
-def test_compiled_layers_give_the_same_losses(device: str) -> None:
+def test_compiled_layers_give_the_same_losses(device):
     variants = {
         str(mode): {"pipeline": "sparse_dist", "compile_mode": mode} for mode in (None, "default")
     }
@@ -176,7 +172,7 @@ def contexts_of_all_ranks(rank: Rank) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(2))])
-def test_ranks_take_memory_on_their_own_gpu_only(device: str) -> None:
+def test_ranks_take_memory_on_their_own_gpu_only(device):
     """A context takes half a GiB, and GPU 0 would have one of every rank."""
     contexts = run_on(device, contexts_of_all_ranks)
     if device == "cuda":
@@ -194,7 +190,7 @@ def test_ranks_take_memory_on_their_own_gpu_only(device: str) -> None:
         pytest.param(len(gpus()), id="all", marks=needs_gpus(2)),
     ],
 )
-def test_training_command(num_ranks: int | None, optimizer: str, tmp_path: Path) -> None:
+def test_training_command(num_ranks, optimizer, tmp_path):
     """As a user starts it: on one GPU with and without torchrun, and on all of them."""
     program = ["-m", "dlrm_sharded.train"] if num_ranks is None else command(num_ranks)
     overrides = [
@@ -246,7 +242,7 @@ def look_up(rank: Rank, widths: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("device", ["cpu", ON_GPUS])
-def test_widest_shard_of_the_kernels(device: str) -> None:
+def test_widest_shard_of_the_kernels(device):
     narrow, wide = run_on(device, look_up, [WIDEST, WIDEST + 4], num_ranks=1)
     assert narrow == ""
     assert (wide != "") == (device == "cuda")

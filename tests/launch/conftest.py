@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,25 +113,18 @@ def sweep_command(application: Path, tmp_path: Path) -> Callable[..., list[str]]
 @pytest.fixture
 def run_sweep(
     sweep_command: Callable[..., list[str]], tmp_path: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+) -> Callable[..., preloaded.Ended]:
+    def run(*overrides: str, exit_code: int = 0) -> preloaded.Ended:
         env = os.environ | {"HYDRA_FULL_ERROR": "1"}
-        return preloaded.run(*sweep_command(*overrides), cwd=tmp_path, env=env)
+        command = sweep_command(*overrides)
+        return preloaded.run(*command, cwd=tmp_path, env=env, exit_code=exit_code)
 
     return run
 
 
 def jobs_of(sweep_dir: Path) -> list[dict[str, Any]]:
-    jobs: list[dict[str, Any]] = json.loads((sweep_dir / "sweep.json").read_text())["jobs"]
-    return jobs
+    return json.loads((sweep_dir / "sweep.json").read_text())["jobs"]
 
 
 def states_of(sweep_dir: Path) -> list[str]:
     return [job["state"] for job in jobs_of(sweep_dir)]
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 600) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)

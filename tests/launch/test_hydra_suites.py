@@ -42,7 +42,7 @@ def shapes(always: str, *more: str, first: object = "torchx") -> list[Any]:
     ]
 
 
-def test_is_discovered() -> None:
+def test_is_discovered():
     assert TorchXLauncher.__name__ in {
         found.__name__ for found in Plugins.instance().discover(Launcher)
     }

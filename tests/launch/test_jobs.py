@@ -92,14 +92,7 @@ def poll(job: SweepJob, status: AppStatus | None, *, at_s: float) -> None:
         (None, True, (), "running", None),
     ],
 )
-def test_end_of_a_job(
-    status: AppStatus | None,
-    returned: bool,
-    failures: tuple[str, ...],
-    state: str,
-    reason: str | None,
-    tmp_path: Path,
-) -> None:
+def test_end_of_a_job(status, returned, failures, state, reason, tmp_path):
     job = after(status, tmp_path, returned=returned, failures=failures)
     assert job.state == state
     assert job.reason is None if reason is None else reason in str(job.reason)
@@ -114,9 +107,7 @@ def test_end_of_a_job(
         (False, (), "failed", FORGOTTEN),
     ],
 )
-def test_a_job_that_the_scheduler_forgets(
-    returned: bool, failures: tuple[str, ...], state: str, reason: str | None, tmp_path: Path
-) -> None:
+def test_a_job_that_the_scheduler_forgets(returned, failures, state, reason, tmp_path):
     job = after(None, tmp_path, returned=returned, failures=failures)
     poll(job, RUNNING, at_s=PATIENCE_S)
     for at_s in (PATIENCE_S + 1, 2 * PATIENCE_S):
@@ -128,7 +119,7 @@ def test_a_job_that_the_scheduler_forgets(
     assert job.reason == reason
 
 
-def test_what_cannot_be_read_fails_its_job_only(tmp_path: Path) -> None:
+def test_what_cannot_be_read_fails_its_job_only(tmp_path):
     (tmp_path / "return_1.pickle").write_bytes(b"cut")
     job = after(AppStatus(AppState.SUCCEEDED), tmp_path)
     assert job.state == "failed"
@@ -146,7 +137,7 @@ def test_what_cannot_be_read_fails_its_job_only(tmp_path: Path) -> None:
         ("A_WORD_OF_TOMORROW", AppState.FAILED),
     ],
 )
-def test_slurms_words(word: str, state: AppState) -> None:
+def test_slurms_words(word, state):
     assert _app_state(word) is state
 
 
@@ -163,7 +154,7 @@ def failed_after(restarts: int) -> AppStatus:
     return AppStatus(AppState.FAILED, num_restarts=restarts)
 
 
-def test_a_failed_job_with_retries_left_may_be_queued_late(tmp_path: Path) -> None:
+def test_a_failed_job_with_retries_left_may_be_queued_late(tmp_path):
     """However often the scheduler is asked meanwhile."""
     job = submitted(tmp_path, "slurm", retries=1)
     for tenth in range(10 * int(PATIENCE_S)):
@@ -176,7 +167,7 @@ def test_a_failed_job_with_retries_left_may_be_queued_late(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("restarts", [0, -1], ids=["one_left", "not_told"])
-def test_a_failed_job_that_is_not_queued_again_has_failed(restarts: int, tmp_path: Path) -> None:
+def test_a_failed_job_that_is_not_queued_again_has_failed(restarts, tmp_path):
     job = submitted(tmp_path, "slurm", retries=1)
     poll(job, failed_after(restarts), at_s=5.0)
     assert job.state == "running"
@@ -190,9 +181,7 @@ def test_a_failed_job_that_is_not_queued_again_has_failed(restarts: int, tmp_pat
     [("slurm", 0, 0), ("slurm", 2, 2), ("slurm", 2, 3), ("local_cwd", 2, 0)],
     ids=["none_wanted", "used_up", "preempted_too", "local"],
 )
-def test_a_failure_without_retries_left_is_the_end(
-    scheduler: str, retries: int, restarts: int, tmp_path: Path
-) -> None:
+def test_a_failure_without_retries_left_is_the_end(scheduler, retries, restarts, tmp_path):
     job = submitted(tmp_path, scheduler, retries=retries)
     poll(job, failed_after(restarts), at_s=5.0)
     assert job.state == "failed"
@@ -209,24 +198,17 @@ def test_a_failure_without_retries_left_is_the_end(
     ],
     ids=["queued_again", "at_the_last_time", "in_between", "forgotten"],
 )
-def test_how_often_slurm_has_started_a_job_again(
-    queue: str,
-    accounting: str,
-    state: AppState,
-    restarts: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_how_often_slurm_has_started_a_job_again(queue, accounting, state, restarts, monkeypatch):
     def run(command: list[str], **options: object) -> SimpleNamespace:
         said = {"squeue": queue, "sacct": accounting}[command[0]]
         return SimpleNamespace(returncode=0, stdout=said, stderr="")
 
     monkeypatch.setattr("dlrm_torchx.slurm_scheduler.subprocess.run", run)
     described = TolerantSlurmScheduler("session").describe("1")
-    assert described is not None
     assert (described.state, described.num_restarts) == (state, restarts)
 
 
-def test_what_ranks_said_in_earlier_attempts_is_forgotten(tmp_path: Path) -> None:
+def test_what_ranks_said_in_earlier_attempts_is_forgotten(tmp_path):
     """Also by ranks that may end before their others start."""
     for rank in (0, 1):
         JobMailbox(tmp_path, attempt="1").send_failure(rank, "the first time")
@@ -237,6 +219,4 @@ def test_what_ranks_said_in_earlier_attempts_is_forgotten(tmp_path: Path) -> Non
     assert not JobMailbox(tmp_path).has_return()
     second.send_failure(1, "the second time")
     second.remove_earlier_attempts()
-    failure = JobMailbox(tmp_path).receive_first_failure()
-    assert failure is not None
-    assert failure.reason == "the second time"
+    assert JobMailbox(tmp_path).receive_first_failure() == "the second time"

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.options import SweepOptions
-from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
+from dlrm_torchx.signals import STOPPING_SIGNALS, delayed_signals, raise_on_signals
 from tests import preloaded
-from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
+from tests.launch.conftest import LISTENING, jobs_of, states_of
+from tests.processes import wait_until
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., preloaded.Ended]
 
 
 def processes_naming(text: str) -> list[str]:
@@ -34,9 +36,10 @@ def processes_naming(text: str) -> list[str]:
     return found
 
 
-def test_a_failing_job_does_not_end_the_sweep(run_sweep: Run, tmp_path: Path) -> None:
-    done = run_sweep("+do=raise_on_1,exit,die_on_1,succeed", "hydra.launcher.max_parallel=2")
-    assert done.returncode == 1
+def test_a_failing_job_does_not_end_the_sweep(run_sweep, tmp_path):
+    done = run_sweep(
+        "+do=raise_on_1,exit,die_on_1,succeed", "hydra.launcher.max_parallel=2", exit_code=1
+    )
     jobs = jobs_of(tmp_path / "sweep")
     assert [job["state"] for job in jobs] == ["failed", "failed", "failed", "succeeded"]
     reasons = [job["reason"] for job in jobs]
@@ -54,25 +57,22 @@ def test_a_failing_job_does_not_end_the_sweep(run_sweep: Run, tmp_path: Path) ->
     assert "no luck on rank 1" in (tmp_path / "sweep" / jobs[0]["log"]).read_text()
 
 
-def test_one_rank_that_fails_is_enough(run_sweep: Run, tmp_path: Path) -> None:
+def test_one_rank_that_fails_is_enough(run_sweep, tmp_path):
     """Also after rank 0 has returned, and its return alone would look like success."""
-    done = run_sweep("+do=raise_on_1_after_0")
-    assert done.returncode == 1
-    assert [job["reason"] for job in jobs_of(tmp_path / "sweep")] == [
-        "ValueError: no luck on rank 1"
-    ]
+    run_sweep("+do=raise_on_1_after_0", exit_code=1)
+    [job] = jobs_of(tmp_path / "sweep")
+    assert job["reason"] == "ValueError: no luck on rank 1"
 
 
-def test_environment_and_objective(run_sweep: Run, tmp_path: Path) -> None:
+def test_environment_and_objective(run_sweep, tmp_path):
     done = run_sweep("+do=read_environment", "hydra.launcher.env={NUMBER: 42.5}")
-    assert done.returncode == 0, done.stderr
     assert states_of(tmp_path / "sweep") == ["succeeded"]
     assert "#0 0: succeeded" in done.stdout
     assert ": 42.5" in done.stdout
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_max_parallel(most: int, sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_max_parallel(most, sweep_command, tmp_path):
     """Two jobs that wait for each other end only if both run."""
     command = sweep_command("+do=meet_a,meet_b", f"hydra.launcher.max_parallel={most}")
     process = preloaded.start(*command, cwd=tmp_path)
@@ -89,9 +89,7 @@ def test_max_parallel(most: int, sweep_command: Callable[..., list[str]], tmp_pa
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, None), (signal.SIGTERM, 143)], ids=["ctrl_c", "kill"]
 )
-def test_stopping_ends_the_apps(
-    number: int, code: int | None, sweep_command: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_stopping_ends_the_apps(number, code, sweep_command, tmp_path):
     command = sweep_command("+do=hang,succeed")
     process = preloaded.start(*command, cwd=tmp_path, before=LISTENING, own_process=True)
     wait_until(lambda: all((tmp_path / f"hangs_{i}").exists() for i in (0, 1)), "both ranks hang")
@@ -108,21 +106,16 @@ def test_stopping_ends_the_apps(
     assert reasons == ["the sweep was stopped", "the sweep was stopped before"]
 
 
-def test_an_app_that_nobody_knows() -> None:
-    done = preloaded.run(TORCHX, "log", "local_cwd://torchx/mistyped")
-    assert done.returncode == 1
+def test_an_app_that_nobody_knows():
+    done = preloaded.run(TORCHX, "log", "local_cwd://torchx/mistyped", exit_code=1)
     assert "mistyped is unknown" in done.stderr
 
 
 def torchx(*arguments: str) -> str:
-    done = preloaded.run(TORCHX, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return preloaded.run(TORCHX, *arguments, exit_code=0).stdout
 
 
-def test_a_job_that_another_command_cancels(
-    sweep_command: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_job_that_another_command_cancels(sweep_command, tmp_path):
     process = preloaded.start(
         *sweep_command("+do=hang,succeed"), cwd=tmp_path, stderr=subprocess.PIPE
     )
@@ -140,21 +133,20 @@ def test_a_job_that_another_command_cancels(
     assert "State: CANCELLED" in torchx("status", handle)
 
 
-def test_torchrun_starts_the_ranks_again(run_sweep: Run, tmp_path: Path) -> None:
-    done = run_sweep("+do=succeed_at_second", "hydra.launcher.max_restarts=1")
-    assert done.returncode == 0, done.stderr
+def test_torchrun_starts_the_ranks_again(run_sweep, tmp_path):
+    run_sweep("+do=succeed_at_second", "hydra.launcher.max_restarts=1")
     assert states_of(tmp_path / "sweep") == ["succeeded"]
     assert {path.name for path in tmp_path.glob("first_*")} == {"first_0", "first_1"}
 
 
-def test_reasons_are_those_of_the_last_attempt(run_sweep: Run, tmp_path: Path) -> None:
-    run_sweep("+do=raise_then_die", "hydra.launcher.max_restarts=1")
+def test_reasons_are_those_of_the_last_attempt(run_sweep, tmp_path):
+    run_sweep("+do=raise_then_die", "hydra.launcher.max_restarts=1", exit_code=1)
     (job,) = jobs_of(tmp_path / "sweep")
     assert job["state"] == "failed"
     assert job["reason"] == "a rank ended without a message: killed, or out of memory?"
 
 
-def test_nohup(sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_nohup(sweep_command, tmp_path):
     """A signal that was ignored before stays ignored."""
     process = preloaded.start(*sweep_command("+do=meet_a"), cwd=tmp_path, before=("nohup",))
     wait_until(lambda: (tmp_path / "meet_a").exists(), "the job runs")
@@ -165,60 +157,52 @@ def test_nohup(sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
     assert states_of(tmp_path / "sweep") == ["succeeded"]
 
 
-def test_a_sweep_has_one_driver(run_sweep: Run, tmp_path: Path) -> None:
+def test_a_sweep_has_one_driver(run_sweep, tmp_path):
     after = "hydra.launcher.after=json.loads"
-    assert run_sweep("+do=succeed", after).returncode == 0
+    run_sweep("+do=succeed", after)
     before = (tmp_path / "sweep" / "multirun.yaml").read_text()
     driver = claim(tmp_path / "sweep", key="hydra.sweep.dir")
     try:
-        done = run_sweep("+do=raise", after)
+        done = run_sweep("+do=raise", after, exit_code=1)
     finally:
         driver.release()
-    assert done.returncode == 1
     assert f"in progress: process {os.getpid()} on " in done.stderr
     assert "give another hydra.sweep.dir" in done.stderr
     assert (tmp_path / "sweep" / "multirun.yaml").read_text() == before
 
 
-def test_a_job_of_a_sweep_owns_its_folder(run_sweep: Run, tmp_path: Path) -> None:
+def test_a_job_of_a_sweep_owns_its_folder(run_sweep, tmp_path):
     """Hydra writes its files only to a folder that is the job's."""
     own = "+hydra.callbacks.own._target_=dlrm_sharded.commands.own_folder.OwnRunFolder"
     other = claim(tmp_path / "sweep" / "0")
     try:
-        done = run_sweep("+do=succeed", own)
+        done = run_sweep("+do=succeed", own, exit_code=1)
     finally:
         other.release()
-    assert done.returncode == 1
     assert f"in progress: process {os.getpid()} on " in done.stderr
     assert not (tmp_path / "sweep" / "0" / ".hydra").exists()
 
 
-def test_a_folder_with_a_sweep_is_left_alone(run_sweep: Run, tmp_path: Path) -> None:
+def test_a_folder_with_a_sweep_is_left_alone(run_sweep, tmp_path):
     after = "hydra.launcher.after=json.loads"
-    assert run_sweep("+do=succeed", after).returncode == 0
+    run_sweep("+do=succeed", after)
     kept = [tmp_path / "sweep" / name for name in ("sweep.json", "multirun.yaml")]
     before = [path.read_text() for path in kept]
-    done = run_sweep("+do=raise", after)
-    assert done.returncode == 1
+    done = run_sweep("+do=raise", after, exit_code=1)
     assert "holds a sweep already, with its comparison; give another" in done.stderr
     assert "its #0 is '+do=succeed" in done.stderr
     assert [path.read_text() for path in kept] == before
 
 
-def test_a_stopped_sweep_is_taken_up(run_sweep: Run, tmp_path: Path) -> None:
+def test_a_stopped_sweep_is_taken_up(run_sweep, tmp_path):
     """What has succeeded is not run again; the others go on, and are told so."""
-    overrides = [
-        "+do=count,succeed_when_resumed",
-        "+resume=null",
-        "hydra.launcher.after=json.loads",
-    ]
-    first = run_sweep(*overrides)
-    assert first.returncode == 1
+    jobs = "+do=count,succeed_when_resumed"
+    overrides = [jobs, "+resume=null", "hydra.launcher.after=json.loads"]
+    run_sweep(*overrides, exit_code=1)
     assert states_of(tmp_path / "sweep") == ["succeeded", "failed"]
     before = jobs_of(tmp_path / "sweep")[0]
 
     second = run_sweep(*overrides)
-    assert second.returncode == 0, second.stderr
     assert "1 have succeeded, 0 still run, 1 start again" in second.stdout
     assert "#1 +do=succeed_when_resumed: succeeded" in second.stdout
     assert re.search(r"#1 .* succeeded after .*: 1\n", second.stdout), "it was told to resume"
@@ -226,60 +210,53 @@ def test_a_stopped_sweep_is_taken_up(run_sweep: Run, tmp_path: Path) -> None:
     assert jobs_of(tmp_path / "sweep")[0] == before
 
     third = run_sweep(*overrides)
-    assert third.returncode == 0, third.stderr
     assert "2 have succeeded, 0 still run, 0 start again" in third.stdout
     assert [(tmp_path / f"starts_{rank}").read_text() for rank in (0, 1)] == ["x", "x"]
 
 
-def test_a_sweep_whose_driver_was_killed(
-    sweep_command: Callable[..., list[str]], run_sweep: Run, tmp_path: Path
-) -> None:
+def test_a_sweep_whose_driver_was_killed(sweep_command, run_sweep, tmp_path):
     """Its job runs on; the sweep is taken up when the job has ended."""
     overrides = ["+do=meet_a,succeed", "hydra.launcher.after=json.loads"]
     driver = preloaded.start(*sweep_command(*overrides), cwd=tmp_path, own_process=True)
     wait_until(lambda: (tmp_path / "meet_a").exists(), "the first job runs")
     with driver:
         driver.kill()
-    refused = run_sweep(*overrides)
-    assert refused.returncode == 1
+    refused = run_sweep(*overrides, exit_code=1)
     app = jobs_of(tmp_path / "sweep")[0]["app"]
     assert "#0 +do=meet_a of the stopped sweep still runs; wait for its end" in refused.stderr
     assert f"torchx cancel {app}" in refused.stderr
     torchx("cancel", app)
     (tmp_path / "meet_b").touch()
     done = run_sweep(*overrides)
-    assert done.returncode == 0, done.stderr
     assert "0 have succeeded, 0 still run, 1 start again" in done.stdout
     assert states_of(tmp_path / "sweep") == ["succeeded", "succeeded"]
 
 
-def test_jobs_have_folders_of_their_own(run_sweep: Run, tmp_path: Path) -> None:
-    done = run_sweep("+do=succeed,raise", "hydra.sweep.subdir=same")
-    assert done.returncode == 1
+def test_jobs_have_folders_of_their_own(run_sweep, tmp_path):
+    done = run_sweep("+do=succeed,raise", "hydra.sweep.subdir=same", exit_code=1)
     assert "#0 +do=succeed and #1 +do=raise have the same folder" in done.stderr
     assert not (tmp_path / "sweep" / "sweep.json").exists()
 
 
-def test_folders_with_spaces(application: Path, tmp_path: Path) -> None:
+def test_folders_with_spaces(application, tmp_path):
     sweep_dir = tmp_path / "a sweep's $folder"
-    done = preloaded.run(
+    preloaded.run(
         *(str(application), "-m", "hydra/launcher=torchx", "+do=succeed"),
         *(f"+folder={tmp_path}", f'hydra.sweep.dir="{sweep_dir}"'),
         cwd=tmp_path,
+        exit_code=0,
     )
-    assert done.returncode == 0, done.stderr
     assert states_of(sweep_dir) == ["succeeded"]
     assert (sweep_dir / "0" / "job.log").exists()
 
 
-def test_a_failing_comparison_takes_nothing_away(run_sweep: Run, tmp_path: Path) -> None:
+def test_a_failing_comparison_takes_nothing_away(run_sweep, tmp_path):
     done = run_sweep("+do=succeed", "hydra.launcher.after=json.loads")
-    assert done.returncode == 0, done.stderr
     assert "json.loads failed" in done.stdout
     assert states_of(tmp_path / "sweep") == ["succeeded"]
 
 
-def test_every_job_meets_at_a_port_of_its_own() -> None:
+def test_every_job_meets_at_a_port_of_its_own():
     fields = inspect.signature(SweepOptions).parameters
     options = SweepOptions(
         **{name: None for name in fields if not name.startswith("_")}
@@ -290,7 +267,7 @@ def test_every_job_meets_at_a_port_of_its_own() -> None:
     assert len({app.roles[0].port_map["c10d"] for app in apps}) == 300
 
 
-def test_signals_wait_and_end_as_they_were() -> None:
+def test_signals_wait_and_end_as_they_were():
     reached = []
 
     def kill_oneself() -> None:
@@ -303,7 +280,7 @@ def test_signals_wait_and_end_as_they_were() -> None:
 
     outer = signal.signal(signal.SIGTERM, own)
     try:
-        with kept_signals() as before:
+        with kept_signals(STOPPING_SIGNALS) as before:
             raise_on_signals(before)
             with pytest.raises(SystemExit) as ended:
                 kill_oneself()
@@ -339,11 +316,9 @@ def test_signals_wait_and_end_as_they_were() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_refused_before_submission(override: str, said: list[str], tmp_path: Path) -> None:
+def test_refused_before_submission(override, said, tmp_path):
     command = ("-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}", "seed=0,1")
-    done = preloaded.run(*command, override)
-    assert done.returncode == 2, done.stderr
+    done = preloaded.run(*command, override, exit_code=2)
     for word in said:
         assert word in done.stderr
-    assert "Traceback" not in done.stderr
     assert not (tmp_path / "sweep.json").exists()

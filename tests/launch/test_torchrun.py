@@ -12,7 +12,8 @@ import pytest
 
 from tests import preloaded
 from tests.e2e.runs import LAUNCHERS, environment
-from tests.launch.conftest import LISTENING, wait_until
+from tests.launch.conftest import LISTENING
+from tests.processes import is_running, wait_until
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -49,9 +50,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
             job.communicate()
 
 
-def ended(job: "subprocess.Popen[str]") -> list[str]:
+def ended(job: "subprocess.Popen[str]", exit_code: int) -> list[str]:
     """The lines of a job that ends by itself."""
     output, _ = job.communicate()
+    assert job.returncode == exit_code, output
     return [line for line in output.splitlines() if line.strip()]
 
 
@@ -60,18 +62,9 @@ def ranks_of(folder: Path) -> list[int]:
     return [int((folder / f"pid_{rank}").read_text()) for rank in (0, 1)]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("what", ["raise_agreed", "raise_alone"])
-def test_an_error_that_the_user_can_fix(what: str, start: Start) -> None:
-    job = start(what, "--max-restarts", "2")
-    lines = ended(job)
-    assert job.returncode == 2
+def test_an_error_that_the_user_can_fix(what, start):
+    lines = ended(start(what, "--max-restarts", "2"), 2)
     assert lines[-1].endswith("rank 1: rank one has no data")
     output = "\n".join(lines)
     assert "Traceback" not in output
@@ -80,94 +73,75 @@ def test_an_error_that_the_user_can_fix(what: str, start: Start) -> None:
         assert len(lines) == 1
 
 
-def test_an_error_of_the_environment_is_said_once(start: Start) -> None:
+def test_an_error_of_the_environment_is_said_once(start):
     """It ends with 1, as a bug does, but has no traceback."""
-    job = start("raise_unsaved")
-    lines = ended(job)
-    assert job.returncode == 1
-    assert lines == ["error: the last checkpoint could not be written: the disk is full"]
+    [line] = ended(start("raise_unsaved"), 1)
+    assert line == "error: the last checkpoint could not be written: the disk is full"
 
 
-def test_a_wrong_command_line_is_not_tried_again(start: Start) -> None:
+def test_a_wrong_command_line_is_not_tried_again(start):
     """A program that ends with 2 before it could write a message for the launcher."""
-    job = start("misuse", "--max-restarts", "2")
-    lines = ended(job)
-    assert job.returncode == 2
+    lines = ended(start("misuse", "--max-restarts", "2"), 2)
     assert sorted(lines) == [f"rank {r} cannot read its command line" for r in (0, 1)]
 
 
-def test_a_bug(start: Start) -> None:
-    job = start("fail")
-    lines = ended(job)
-    assert job.returncode == 1
+def test_a_bug(start):
+    lines = ended(start("fail"), 1)
     assert lines[-1] == ("error: rank 1 failed with ValueError: a bug (its traceback is above)")
     assert "\n".join(lines).count("Traceback") == 1
     assert "ChildFailedError" not in "\n".join(lines)
 
 
-def test_torchruns_summary_has_the_message(start: Start) -> None:
+def test_torchruns_summary_has_the_message(start):
     """Plain torchrun ends with 1 and its own summary."""
-    job = start("raise_agreed", launcher="torchrun")
-    lines = ended(job)
-    assert job.returncode == 1
+    lines = ended(start("raise_agreed", launcher="torchrun"), 1)
     summary = lines[max(i for i, line in enumerate(lines) if line.startswith("Root Cause")) :]
     assert any(re.search(r"traceback : rank one has no data", line) for line in summary)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_restarts(launcher: str, start: Start, tmp_path: Path) -> None:
+def test_restarts(launcher, start, tmp_path):
     """Gloo finds the ranks of its own attempt."""
-    job = start("die_twice", "--max-restarts", "2", launcher=launcher)
-    lines = ended(job)
-    assert job.returncode == 0, lines
+    lines = ended(start("die_twice", "--max-restarts", "2", launcher=launcher), 0)
     assert len(list(tmp_path.glob("attempt_*"))) == 6
     if launcher == "torchrun":
         return
     restarts = [line for line in lines if "start again" in line]
-    assert [line.partition(";")[0] for line in restarts] == [
-        "local rank 1 was killed by SIGKILL"
-    ] * 2
+    reasons = [line.partition(";")[0] for line in restarts]
+    assert reasons == ["local rank 1 was killed by SIGKILL"] * 2
     assert "restart 2" in restarts[1]
 
 
-def test_restarts_on_two_hosts(start: Start, tmp_path: Path) -> None:
+def test_restarts_on_two_hosts(start, tmp_path):
     """Two agents, whose own counts of restarts differ; each serves the ranks of both."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
     options += ["--rdzv-id", "a_job", "--rdzv-endpoint", endpoint, "--max-restarts", "2"]
-    jobs = [start("die_twice", *options) for _ in range(2)]
-    lines = [ended(job) for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], lines
+    for job in [start("die_twice", *options) for _ in range(2)]:
+        ended(job, 0)
     assert len(list(tmp_path.glob("attempt_*"))) == 6
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_a_port_that_is_taken(backend: str, start: Start) -> None:
+def test_a_port_that_is_taken(backend, start):
     """By a program that accepts connections and says nothing; torch waits for it for ever."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
         options = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint]
-        job = start("ready", *options)
-        lines = ended(job)
-    assert job.returncode == 2
-    (line,) = lines
+        (line,) = ended(start("ready", *options), 2)
     assert line.startswith(f"error: {endpoint} is taken by another program")
 
 
 @pytest.mark.parametrize("threads", ["0", "abc"])
-def test_threads_that_openmp_would_ignore(threads: str, start: Start) -> None:
-    job = start("misuse", env={"OMP_NUM_THREADS": threads})
-    line = ended(job)[-1]  # after OpenMP's own
-    assert job.returncode == 2
+def test_threads_that_openmp_would_ignore(threads, start):
+    line = ended(start("misuse", env={"OMP_NUM_THREADS": threads}), 2)[-1]  # after OpenMP's own
     assert line.startswith(f"error: OMP_NUM_THREADS is '{threads}', must be an integer >= 1")
 
 
-def test_a_killed_rank(start: Start) -> None:
-    job = start("die")
-    lines = ended(job)
-    assert job.returncode == 1
+def test_a_killed_rank(start):
+    lines = ended(start("die"), 1)
     assert lines[-1].startswith("error: rank 1 was killed by SIGKILL")
     if len(lines) > 1:  # the launcher may end the other rank before it has said this
         (lost,) = lines[:-1]
@@ -175,27 +149,24 @@ def test_a_killed_rank(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=str)
-def test_ranks_answer_a_signal_with_a_checkpoint(
-    number: signal.Signals, start: Start, tmp_path: Path
-) -> None:
+def test_ranks_answer_a_signal_with_a_checkpoint(number, start, tmp_path):
     job = start("checkpoint")
     ranks = ranks_of(tmp_path)
     job.send_signal(number)
     job.send_signal(number)
     (tmp_path / "go").touch()
-    lines = ended(job)
-    assert job.returncode == 128 + number
+    lines = ended(job, 128 + number)
     said = f"{number.name}: the ranks are ended; those that train write a checkpoint first"
     assert lines == ([] if number == signal.SIGINT else [said])
     assert [(tmp_path / f"checkpoint_{r}").read_text() for r in (0, 1)] == [str(int(number))] * 2
-    assert not any(map(is_alive, ranks))
+    assert not any(map(is_running, ranks))
 
 
-def test_a_killed_launcher_leaves_no_ranks(start: Start, tmp_path: Path) -> None:
+def test_a_killed_launcher_leaves_no_ranks(start, tmp_path):
     job = start("ready", own_process=True)
     ranks = ranks_of(tmp_path)
     job.kill()
-    wait_until(lambda: not any(map(is_alive, ranks)), "no rank is left")
+    wait_until(lambda: not any(map(is_running, ranks)), "no rank is left")
 
 
 def listening(pids: list[int]) -> set[str]:
@@ -216,13 +187,12 @@ def listening(pids: list[int]) -> set[str]:
     return found
 
 
-def test_nothing_listens_to_the_network(start: Start, tmp_path: Path) -> None:
+def test_nothing_listens_to_the_network(start, tmp_path):
     job = start("ready", own_process=True)
     addresses = listening([job.pid, *ranks_of(tmp_path)])
     assert addresses == {"0100007F"}, "127.0.0.1, in the byte order of this machine"
     (tmp_path / "go").touch()
-    lines = ended(job)
-    assert job.returncode == 0, lines
+    ended(job, 0)
 
 
 @pytest.mark.parametrize(
@@ -235,11 +205,11 @@ def test_nothing_listens_to_the_network(start: Start, tmp_path: Path) -> None:
     ],
     ids=["1_sleeps", "0_sleeps", "1_is_stopped", "1_sleeps_and_0_has_a_queue"],
 )
-def test_a_hung_rank_is_named(what: str, hung: int, launcher: str, said: str, start: Start) -> None:
+def test_a_hung_rank_is_named(what, hung, launcher, said, start):
     env = {"HUNG_RANK": str(hung), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
-    job = start(what, launcher=launcher, timeout_s=20, env=env, own_process=what == "stop")
-    lines = ended(job)
-    assert job.returncode == 1
+    lines = ended(
+        start(what, launcher=launcher, timeout_s=20, env=env, own_process=what == "stop"), 1
+    )
     message = next(line for line in lines if "did not come to" in line)
     assert said in message
     assert "timeout_s is 20" in message
@@ -248,12 +218,11 @@ def test_a_hung_rank_is_named(what: str, hung: int, launcher: str, said: str, st
         assert lines == [message]
 
 
-def test_a_hung_rank_that_serves_the_store(start: Start) -> None:
+def test_a_hung_rank_that_serves_the_store(start):
     """So it is under torchrun with a store that restarts do not share."""
     env = {"HUNG_RANK": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     job = start("stop", launcher="torchrun", timeout_s=20, env=env, own_process=True)
-    output = "\n".join(ended(job))
-    assert job.returncode == 1
+    output = "\n".join(ended(job, 1))
     assert (
         "waited in all_gather_object in stop in vain, and rank 0, which serves the job's store, "
         "does not answer: it hangs" in output

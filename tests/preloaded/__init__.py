@@ -30,14 +30,28 @@ SHARED = "DLRM_SHARDED_TESTS_PYTHON"
 """Variable with the folder of the server that all workers use; the process above them sets it."""
 
 
+class Ended(subprocess.CompletedProcess[str]):
+    """A process that has ended, and all that it wrote."""
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
 def run(
-    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout: float = 600
-) -> subprocess.CompletedProcess[str]:
+    *arguments: str,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+    exit_code: int | None = None,
+) -> Ended:
     """Run `python ARGUMENTS`, and the ranks that torchrun starts for it, as forks.
 
     Args:
         env: None for that of the tests.
         timeout: seconds after which it hangs, on a machine of any speed.
+        exit_code: how it has to end, or the test fails; after a 2, an error of the user, also if
+            there is a traceback. None for any end.
     """
     with start(*arguments, cwd=cwd, env=env, stderr=subprocess.PIPE) as process:
         try:
@@ -45,7 +59,10 @@ def run(
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+    ended = Ended(arguments, process.returncode, stdout, stderr)
+    assert exit_code in (None, ended.returncode), ended.output
+    assert exit_code != 2 or "Traceback" not in ended.stderr, ended.stderr
+    return ended
 
 
 def start(

@@ -23,7 +23,6 @@ def mount_namespace(hosts: Path) -> Iterator[Path]:
         stderr=subprocess.PIPE,
         text=True,
     ) as holder:
-        assert holder.stdout is not None
         if not holder.stdout.readline():
             raise RuntimeError(f"no mount namespace: {holder.communicate()[1]}")
         handle = os.open(f"/proc/{holder.pid}/ns/mnt", os.O_RDONLY)

@@ -25,7 +25,7 @@ test -n "$SLURM_RESTART_COUNT" || sleep 300
 """
 
 
-def test_a_heterogeneous_job_runs_on_both_nodes(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_heterogeneous_job_runs_on_both_nodes(slurm, tmp_path):
     (tmp_path / "job.sh").write_text(HETEROGENEOUS_JOB)
     job = slurm.submit("--output=out", "--error=err", "job.sh", cwd=tmp_path)
     assert slurm.wait_for(job, "COMPLETED", "FAILED", components=2) == ["COMPLETED"] * 2
@@ -33,7 +33,7 @@ def test_a_heterogeneous_job_runs_on_both_nodes(slurm: Cluster, tmp_path: Path) 
     assert slurm.nodes[0] in (tmp_path / "err").read_text()
 
 
-def test_accounting_tells_how_jobs_end(slurm: Cluster, tmp_path: Path) -> None:
+def test_accounting_tells_how_jobs_end(slurm, tmp_path):
     good, bad, long = (
         slurm.submit(f"--wrap={command}", cwd=tmp_path)
         for command in ("true", "exit 3", "sleep 300")
@@ -45,7 +45,7 @@ def test_accounting_tells_how_jobs_end(slurm: Cluster, tmp_path: Path) -> None:
     assert slurm.wait_for(long, "CANCELLED") == ["CANCELLED by 0"]
 
 
-def test_a_preempted_job_starts_again(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_preempted_job_starts_again(slurm, tmp_path):
     (tmp_path / "job.sh").write_text(REQUEUED_JOB)
     job = slurm.submit("--output=out", "job.sh", cwd=tmp_path)
     slurm.wait_for(job, "RUNNING")
@@ -60,7 +60,7 @@ def test_a_preempted_job_starts_again(slurm: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("needs_slurm")
-def test_no_process_file_or_mount_outlives_it(tmp_path: Path) -> None:
+def test_no_process_file_or_mount_outlives_it(tmp_path):
     with slurm_cluster(tmp_path / "own", nodes=1) as own:
         settings = (own.folder / "slurm.conf").read_text()
         outside = {Path(path) for path in re.findall(r"/tmp/slurm-\w+", settings)}
@@ -76,7 +76,7 @@ def test_no_process_file_or_mount_outlives_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("needs_slurm")
-def test_a_command_left_behind_is_reported_and_killed(tmp_path: Path) -> None:
+def test_a_command_left_behind_is_reported_and_killed(tmp_path):
     with (
         pytest.raises(RuntimeError, match=r"outlived its cluster.*sleep 300"),
         slurm_cluster(tmp_path / "own", nodes=1) as own,
@@ -87,7 +87,7 @@ def test_a_command_left_behind_is_reported_and_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("needs_slurm")
-def test_a_failed_start_shows_the_logs(tmp_path: Path) -> None:
+def test_a_failed_start_shows_the_logs(tmp_path):
     (tmp_path / "state").write_text("a file where slurmctld wants a folder")
     with (
         pytest.raises(RuntimeError, match=r"slurmctld has ended.*\n(?s:.*)fatal: .*/state"),

@@ -4,33 +4,28 @@ import csv
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of, train
-from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
+from tests.launch.conftest import LISTENING, jobs_of, states_of
+from tests.preloaded import ROOT
+from tests.processes import wait_until
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm
 
-ROOT = Path(__file__).resolve().parents[2]
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 COMPONENT = f"{ROOT / 'launch' / 'component.py'}:train"
 TWO_NODES = ["-j", "2x1", "--gpu", "0", "--cpu", "1"]
+TRAIN = ("-m", "dlrm_sharded.train")
 SLURM = ["hydra.launcher.scheduler=slurm", "hydra.launcher.poll_s=0.2"]
 NODES = ["hydra.launcher.j=2x1", "hydra.launcher.gpu=0", "hydra.launcher.cpu=1"]
 SHORTER = ["trainer.num_steps=150", "trainer.checkpoint.every_steps=20"]
 LONG = ["trainer.num_steps=100000", "data.max_rows=500", "batch_size=256"]
-
-
-def submit(slurm: Cluster, cwd: Path, *overrides: str) -> str:
-    """The handle of a job on both nodes."""
-    done = slurm.run([TORCHX, "run", "-s", "slurm", COMPONENT, *TWO_NODES, *overrides], cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    (handle,) = (line for line in done.stdout.splitlines() if line.startswith("slurm://"))
-    return handle
 
 
 def torchx(slurm: Cluster, cwd: Path, *arguments: str) -> str:
@@ -39,11 +34,21 @@ def torchx(slurm: Cluster, cwd: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def sweep(sweep_dir: Path, *overrides: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}"),
-        *(*SLURM, *NODES, *overrides),
-    ]
+def submit(slurm: Cluster, cwd: Path, *overrides: str) -> str:
+    """The handle of a job on both nodes."""
+    said = torchx(slurm, cwd, "run", "-s", "slurm", COMPONENT, *TWO_NODES, *overrides)
+    (handle,) = (line for line in said.splitlines() if line.startswith("slurm://"))
+    return handle
+
+
+def sweep(sweep_dir: Path, *overrides: str, program: Sequence[str] = TRAIN) -> list[str]:
+    arguments = ["-m", f"hydra.sweep.dir={sweep_dir}", *SLURM, *NODES, *overrides]
+    return [sys.executable, *program, *arguments]
+
+
+def application_sweep(application: Path, folder: Path, *overrides: str) -> list[str]:
+    launcher = ("hydra/launcher=torchx", f"+folder={folder}")
+    return sweep(folder / "sweep", *launcher, *overrides, program=[str(application)])
 
 
 def state(slurm: Cluster, cwd: Path, handle: str) -> str:
@@ -51,11 +56,10 @@ def state(slurm: Cluster, cwd: Path, handle: str) -> str:
     return text.partition("State: ")[2].split()[0]
 
 
-def test_run_status_log(slurm: Cluster, tmp_path: Path) -> None:
+def test_run_status_log(slurm, tmp_path):
     handle = submit(slurm, tmp_path, *SMALL_RUN, "sharder=dim", "hydra.run.dir=run")
     wait_until(lambda: state(slurm, tmp_path, handle) == "SUCCEEDED", "the job has ended")
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["world_size"] == 2
+    assert result_of(tmp_path / "run")["world_size"] == 2
     task = json.loads((tmp_path / "run" / "task.json").read_text())
     assert task["topology"]["local_world_size"] == 1  # a rank on each of two hosts
     log = torchx(slurm, tmp_path, "log", handle)
@@ -65,7 +69,7 @@ def test_run_status_log(slurm: Cluster, tmp_path: Path) -> None:
     assert list((tmp_path / "runs" / "slurm").glob("slurm-*-train-1.err"))
 
 
-def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
+def test_cancel(slurm, tmp_path):
     handle = submit(slurm, tmp_path, *LONG, "hydra.run.dir=run")
     wait_until(lambda: (tmp_path / "run" / "plan.json").exists(), "the job trains")
     assert state(slurm, tmp_path, handle) == "RUNNING"
@@ -89,7 +93,7 @@ def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
     assert f"slurm://torchx/{second_node}" not in listed
 
 
-def test_what_slurm_refuses_is_one_message(slurm: Cluster, tmp_path: Path) -> None:
+def test_what_slurm_refuses_is_one_message(slurm, tmp_path):
     """GPUs, which the cluster does not have; a job with more cores than its nodes would wait."""
     options = ["-j", "1x2", "--cpu", "4"]
     done = slurm.run([TORCHX, "run", "-s", "slurm", COMPONENT, *options], cwd=tmp_path)
@@ -99,7 +103,7 @@ def test_what_slurm_refuses_is_one_message(slurm: Cluster, tmp_path: Path) -> No
     assert "Traceback" not in done.stderr
 
 
-def test_sweep(slurm: Cluster, tmp_path: Path) -> None:
+def test_sweep(slurm, tmp_path):
     sweep_dir = tmp_path / "sweep"
     command = sweep(sweep_dir, *SMALL_RUN, "sharder=random,dim")
     done = slurm.run(command, cwd=tmp_path)
@@ -108,7 +112,7 @@ def test_sweep(slurm: Cluster, tmp_path: Path) -> None:
     assert [job["state"] for job in jobs] == ["succeeded", "succeeded"]
     assert len({job["app"] for job in jobs}) == 2
     for job in jobs:
-        result = json.loads((sweep_dir / job["folder"] / "result.json").read_text())
+        result = result_of(sweep_dir / job["folder"])
         assert result["sharder"] == job["choices"]["sharder"]
         assert result["world_size"] == 2
         assert "embedding cost" in (sweep_dir / job["log"]).read_text()
@@ -116,7 +120,7 @@ def test_sweep(slurm: Cluster, tmp_path: Path) -> None:
         assert [row["succeeded"] for row in csv.DictReader(file)] == ["1", "1"]
 
 
-def test_sweep_says_what_was_cancelled(slurm: Cluster, tmp_path: Path) -> None:
+def test_sweep_says_what_was_cancelled(slurm, tmp_path):
     sweep_dir = tmp_path / "sweep"
     process = slurm.popen(sweep(sweep_dir, *LONG, "sharder=random"), cwd=tmp_path)
     wait_until(lambda: (sweep_dir / "random_0" / "plan.json").exists(), "the job trains")
@@ -128,7 +132,7 @@ def test_sweep_says_what_was_cancelled(slurm: Cluster, tmp_path: Path) -> None:
     assert "random_0: cancelled" in (sweep_dir / "summary.md").read_text()
 
 
-def test_stopping_a_sweep_cancels_its_jobs(slurm: Cluster, tmp_path: Path) -> None:
+def test_stopping_a_sweep_cancels_its_jobs(slurm, tmp_path):
     sweep_dir = tmp_path / "sweep"
     command = [*LISTENING, *sweep(sweep_dir, *LONG, "sharder=random,dim")]
     process = slurm.popen(command, cwd=tmp_path)
@@ -143,27 +147,19 @@ def test_stopping_a_sweep_cancels_its_jobs(slurm: Cluster, tmp_path: Path) -> No
         slurm.wait_for(job["app"].rpartition("/")[2], "CANCELLED", components=2)
 
 
-def test_environment_arrives_whole(slurm: Cluster, tmp_path: Path, application: Path) -> None:
+def test_environment_arrives_whole(slurm, tmp_path, application):
     """Commas end a value of srun's --export, and TorchX looks for ${...} in it."""
     value = "eth0,eth1 $HOME $$ a=b"
-    command = [
-        *(sys.executable, str(application), "-m", "hydra/launcher=torchx", f"+folder={tmp_path}"),
-        *(f"hydra.sweep.dir={tmp_path / 'sweep'}", "+do=write_environment", *SLURM, *NODES),
-        f"hydra.launcher.env={{VALUE: '{value}'}}",
-    ]
-    done = slurm.run(command, cwd=tmp_path)
+    overrides = ["+do=write_environment", f"hydra.launcher.env={{VALUE: '{value}'}}"]
+    done = slurm.run(application_sweep(application, tmp_path, *overrides), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(tmp_path / f"value_{rank}").read_text() for rank in (0, 1)] == [value] * 2
 
 
-def test_slurm_starts_a_failed_job_again(slurm: Cluster, tmp_path: Path, application: Path) -> None:
+def test_slurm_starts_a_failed_job_again(slurm, tmp_path, application):
     sweep_dir = tmp_path / "sweep"
-    command = [
-        *(sys.executable, str(application), "-m", "hydra/launcher=torchx", f"+folder={tmp_path}"),
-        *(f"hydra.sweep.dir={sweep_dir}", "+do=succeed_at_second", *SLURM, *NODES),
-        "hydra.launcher.max_retries=1",
-    ]
-    process = slurm.popen(command, cwd=tmp_path)
+    overrides = ["+do=succeed_at_second", "hydra.launcher.max_retries=1"]
+    process = slurm.popen(application_sweep(application, tmp_path, *overrides), cwd=tmp_path)
     wait_until(lambda: len(list(tmp_path.glob("first_*"))) == 2, "the ranks have failed once")
     job_id = jobs_of(sweep_dir)[0]["app"].rpartition("/")[2]
     slurm.start_now(job_id)
@@ -173,7 +169,7 @@ def test_slurm_starts_a_failed_job_again(slurm: Cluster, tmp_path: Path, applica
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["low", "low_cancel"])
-def test_preempted(again: bool, slurm: Cluster, tmp_path: Path) -> None:
+def test_preempted(again, slurm, tmp_path):
     """A job that Slurm runs again goes on, and ends as if undisturbed; one that it ends says so."""
     sweep_dir = tmp_path / "sweep"
     partition = "low" if again else "low_cancel"

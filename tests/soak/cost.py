@@ -21,6 +21,7 @@ from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
 from dlrm_sharded.checkpoint.model_state import model_state
 from dlrm_sharded.checkpoint.restore import load_model
 from dlrm_sharded.checkpoint.saver import Saver
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank, process_group
@@ -70,9 +71,8 @@ def run(options: argparse.Namespace) -> int:
         start(__file__, options.ranks, str(folder), str(options.gb), str(options.rounds))
         found = [Cost(**fields) for fields in json.loads((folder / "costs.json").read_text())]
     print(f"{options.ranks} ranks, {disk}")
-    print("| figure | median | least | most |\n|---|---|---|---|")
     size = found[0].size_gb
-    for title, values in (
+    figures = (
         ("write as many bytes, s/GB", [cost.disk_s / size for cost in found]),
         ("save, s/GB", [cost.save_s / size for cost in found]),
         ("check of the parts, s/GB", [cost.check_s / size for cost in found]),
@@ -82,10 +82,10 @@ def run(options: argparse.Namespace) -> int:
         ("time in the background, s", [cost.background_s for cost in found]),
         ("step, ms", [1e3 * cost.step_s for cost in found]),
         ("step beside a save, ms", [1e3 * cost.slowed_step_s for cost in found]),
-    ):
-        print(
-            f"| {title} | {statistics.median(values):.3f} | {min(values):.3f} | {max(values):.3f} |"
-        )
+    )
+    columns = (Column(title, ".3f") for title in ("median", "least", "most"))
+    rows = [(title, statistics.median(ms), min(ms), max(ms)) for title, ms in figures]
+    print(TextTable(["figure", *columns], rows).markdown())
     print(f"the checkpoint has {size:.2f} GB")
     return 0
 

@@ -20,6 +20,7 @@ from typing import Any
 from dlrm_sharded.checkpoint.folder import SET_ASIDE, checkpoints
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, _checksum, check_parts, read_manifest
 from dlrm_sharded.files.errors import CheckpointError, UserError
+from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.job.start import Start, find_start
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.soak.folders import folder_of
@@ -216,10 +217,12 @@ def run(options: argparse.Namespace) -> int:
         faults = [fault for each in found for fault in each.faults]
         for damage in WHOLE_RUNS:
             faults += [f"{damage}, with torchrun: {x}" for x in whole_run_faults(whole, damage)]
-    print("| damage | warning or error |\n|---|---|")
-    for each in found:
-        reason = each.warning.partition(" is damaged: ")[2] or each.warning
-        print(f"| {each.damage} | {reason.replace(str(folder), '')} |")
+    reasons = [each.warning.partition(" is damaged: ")[2] or each.warning for each in found]
+    rows = [
+        (each.damage, reason.replace(str(folder), ""))
+        for each, reason in zip(found, reasons, strict=True)
+    ]
+    print(TextTable(["damage", "warning or error"], rows).markdown())
     good = sum(not each.faults for each in found)
     print(f"\n{good} of {len(found)} kinds of damage were recognized and passed over")
     print(f"{options.flips - missed} of {options.flips} flipped bits were recognized")

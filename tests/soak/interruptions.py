@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlrm_sharded.files.text_table import Column, TextTable
 from tests.soak.folders import folder_of
 from tests.soak.outcomes import checkpoint_faults, event_faults
 from tests.soak.training_run import SMALL, HangingError, TrainingRun, kill, until
@@ -163,10 +164,8 @@ def end_faults(trained: TrainingRun, reference: TrainingRun) -> list[str]:
 
 def table(runs: Runs) -> str:
     """Return a Markdown table by kind and moment, and all faults."""
-    lines = [
-        "| interrupted | at | number | resumed | most steps lost | s to the next start, median |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = ["interrupted", "at", "number", "resumed", "most steps lost"]
+    rows = []
     for kind, moment in itertools.product(KINDS, sorted(set(MOMENTS))):
         found = [x for x in runs.interruptions if (x.kind, x.moment) == (kind, moment)]
         if not found:
@@ -174,12 +173,14 @@ def table(runs: Runs) -> str:
         good = sum(not x.faults for x in found)
         lost = [x.lost_steps for x in found if x.lost_steps is not None]
         took = [x.resume_s for x in found if x.resume_s is not None]
-        lines.append(
-            f"| {kind} | {moment} | {len(found)} | {good} | {max(lost) if lost else '-'} | "
-            f"{f'{statistics.median(took):.1f}' if took else '-'} |"
-        )
+        median_s = statistics.median(took) if took else None
+        rows.append((kind, moment, len(found), good, max(lost, default=None), median_s))
     equal = sum(not faults for faults in runs.run_faults.values())
-    lines += ["", f"{equal} of {len(runs.run_faults)} runs ended like the undisturbed one"]
+    lines = [
+        TextTable([*columns, Column("s to the next start, median", ".1f")], rows).markdown(),
+        "",
+        f"{equal} of {len(runs.run_faults)} runs ended like the undisturbed one",
+    ]
     return "\n".join([*lines, *(f"fault: {fault}" for fault in runs.faults)])
 
 

@@ -28,6 +28,7 @@ from dlrm_sharded.checkpoint.model_state import (
 )
 from dlrm_sharded.checkpoint.restore import load_model, load_whole
 from dlrm_sharded.checkpoint.saver import Saver
+from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.soak.folders import folder_of
@@ -132,16 +133,18 @@ def reshard(
 
 def table(changes: list[Change]) -> str:
     """Return a Markdown table by optimizer and numbers of ranks."""
-    lines = ["| optimizer | ranks | changes | converted pieces | equal |", "|---|---|---|---|---|"]
+    columns = ("optimizer", "ranks", "changes", "converted pieces", "equal")
+    rows = []
     by_case: dict[tuple[str, int, int], list[Change]] = {}
     for change in changes:
         by_case.setdefault((change.optimizer, change.was, change.now), []).append(change)
     for (optimizer, was, now), found in sorted(by_case.items()):
         good = sum(not change.faults for change in found)
         converted = sum(change.converted for change in found)
-        lines.append(f"| {optimizer} | {was} to {now} | {len(found)} | {converted} | {good} |")
+        rows.append((optimizer, f"{was} to {now}", len(found), converted, good))
     faults = [f"fault: {change}" for change in changes if change.faults]
-    return "\n".join([*lines, "", f"{len(changes)} changes", *faults])
+    table = TextTable(columns, rows).markdown()
+    return "\n".join([table, "", f"{len(changes)} changes", *faults])
 
 
 def _new_run(folder: Path, *, num_ranks: int, sharder: str) -> TrainingRun:

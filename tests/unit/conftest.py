@@ -1,12 +1,56 @@
+import subprocess
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
-from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays
+from dlrm_sharded.hardware.artifact import SHIPPED
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
 FIT = FitConfig(num_steps=400)
+OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+
+
+@pytest.fixture
+def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher has started this process."""
+    for key in RANK_VARIABLES:
+        monkeypatch.delenv(key, raising=False)
+
+
+@pytest.fixture(scope="module")
+def rank() -> Iterator[Rank]:
+    """The only rank of a job, which lasts for the tests of a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        for key in RANK_VARIABLES:
+            patch.delenv(key, raising=False)
+        with process_group() as me:
+            yield me
+
+
+RunCommand = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
+    """Calls the `main` of a command with the words of a command line, in this process."""
+
+    def run(main: Callable[[], int], *words: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr("sys.argv", ["command", *map(str, words)])
+        try:
+            code = main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(words, code, printed.out, printed.err)
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +80,11 @@ def model(fitted: Fitted) -> LearnedCostModel:
 def unseen() -> tuple[Sample, ...]:
     """Other plans on the same hardware."""
     return measured_plans(150, 60, seed=1)
+
+
+@pytest.fixture(scope="session", params=["cpu", "cuda"])
+def of_device(request: pytest.FixtureRequest) -> LearnedCostModel:
+    """The packaged model of a CPU, and the prior of a GPU with stated figures."""
+    if request.param == "cuda":
+        return prior_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
+    return learned_cost_model(RunContext("cpu"), OF_A_CPU)

@@ -46,15 +46,18 @@ def test_only_translators_know_torchrecs_plans() -> None:
     assert {str(path.relative_to(package)) for path in users} == TRANSLATORS
 
 
+def printed(code: str, *arguments: str, cwd: Path = ROOT) -> str:
+    """What a Python prints that runs the code."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
 def test_values_need_no_other_library() -> None:
     """What `import dlrm_sharded` loads is of this package and of Python, and perhaps NumPy."""
     code = (
         "import sys; before = {*sys.modules}; import dlrm_sharded; print(*{*sys.modules} - before)"
     )
-    python = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = {name.split(".")[0] for name in python.stdout.split()}
+    loaded = {name.split(".")[0] for name in printed(code).split()}
     assert loaded - sys.stdlib_module_names - {"numpy"} == {"dlrm_sharded"}
 
 
@@ -79,11 +82,7 @@ def test_values_need_no_other_library() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_loads_light(module: str, heavy: list[str]) -> None:
-    code = f"import sys, {module}; print(*sys.modules)"
-    python = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = python.stdout.split()
+    loaded = printed(f"import sys, {module}; print(*sys.modules)").split()
     assert module in loaded
     assert not set(heavy) & set(loaded)
 
@@ -97,15 +96,8 @@ def test_planning_loads_no_torch(tmp_path: Path, sharder: str) -> None:
         "atexit.register(lambda: print(*sys.modules)); plan()"
     )
     overrides = ["task=task.json", f"sharder={sharder}", "explain=true", "out=plan.json"]
-    python = subprocess.run(
-        [sys.executable, "-c", code, *overrides],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    loaded = printed(code, *overrides, cwd=tmp_path).split()
     assert (tmp_path / "plan.json").exists()
-    loaded = python.stdout.split()
     assert "dlrm_sharded.explain.diagnosis" in loaded
     assert not {"torch", "torchrec", "fbgemm_gpu", "polars", "matplotlib"} & {*loaded}
 
@@ -118,10 +110,7 @@ def test_help_loads_light(command: str) -> None:
         "atexit.register(lambda: print(*sys.modules)); "
         f"sys.argv = ['{command}', '--help']; sys.exit(console.{command}())"
     )
-    python = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    *said, loaded = python.stdout.splitlines()
+    *said, loaded = printed(code).splitlines()
     assert said
     assert not {"torch", "polars", "scipy", "matplotlib"} & {*loaded.split()}
 
@@ -132,9 +121,6 @@ def test_listing_hydras_plugins_loads_light() -> None:
         "import sys; from hydra.core.plugins import Plugins; from hydra.plugins.launcher import "
         "Launcher; print(Plugins.instance().discover(Launcher)); print(*sys.modules)"
     )
-    python = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    launchers, loaded = python.stdout.splitlines()
+    launchers, loaded = printed(code).splitlines()
     assert "TorchXLauncher" in launchers
     assert not {"torch", "torchx", "dlrm_torchx", "polars"} & set(loaded.split())

@@ -124,6 +124,13 @@ def gpu_specs() -> dict[str, GpuSpec]:
     }
 
 
+def gpu_names() -> list[str]:
+    """Return the names of all GPUs that users write: without a variant (h200), and with it."""
+    short = (key.partition("_")[0] for key in gpu_specs())
+    usual = (name for name in short if find_gpu_spec(MOST_COMMON.get(name, name)))
+    return [*dict.fromkeys(name for name in usual if name not in gpu_specs()), *gpu_specs()]
+
+
 def find_gpu_spec(name: str) -> GpuSpec | None:
     """Return the GPU with a key or a name of CUDA; None if there is none.
 
@@ -145,7 +152,7 @@ def named_gpu_spec(name: str, *, key: str) -> GpuSpec:
     spec = find_gpu_spec(MOST_COMMON.get(name.lower(), name)) if isinstance(name, str) else None
     if spec is None:
         raise ConfigError(
-            f"{key} is {name!r}; known are {', '.join([*MOST_COMMON, *gpu_specs()])}; "
+            f"{key} is {name!r}; known are {', '.join(gpu_names())}; "
             "state the figures of another GPU in cost_model.gpu"
         )
     return spec

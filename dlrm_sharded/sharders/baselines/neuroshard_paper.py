@@ -22,8 +22,8 @@ Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, 
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
@@ -34,9 +34,10 @@ from numpy.typing import NDArray
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
-from dlrm_sharded.cost.features import Floats, column_volume
 from dlrm_sharded.cost.shapes import PiecePricer
+from dlrm_sharded.cost.workload import Floats, column_volume
 from dlrm_sharded.files.errors import InfeasibleTaskError, check_count
+from dlrm_sharded.plans.layouts import ColumnShards
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
@@ -265,26 +266,25 @@ def _widths(table: Table) -> Iterator[int]:
 
 def _merged(task: ShardingTask, shapes: _Shapes, placed: _Placement) -> tuple[Shard, ...]:
     """Merge the shards of a table on the same rank, and lay all of them side by side."""
-    cols: list[dict[int, int]] = [{} for _ in task.tables]
+    cols: list[Counter[int]] = [Counter() for _ in task.tables]
     for shape, rank in zip(placed.shapes.tolist(), placed.ranks.tolist(), strict=True):
-        cols_by_rank = cols[shapes.table[shape]]
-        cols_by_rank[rank] = cols_by_rank.get(rank, 0) + int(shapes.num_cols[shape])
-    shards = []
+        cols[shapes.table[shape]][rank] += int(shapes.num_cols[shape])
+    shards: list[Shard] = []
     for table, cols_by_rank in zip(task.tables, cols, strict=True):
-        start = 0
-        for rank, num_cols in sorted(cols_by_rank.items()):
-            width = _widest_part(num_cols, task.topology.max_shard_columns)
-            for begin in range(start, start + num_cols, width):
-                columns = (begin, begin + width)
-                shards.append(dataclasses.replace(Shard.whole(table, rank), cols=columns))
-            start += num_cols
+        widths = [
+            (rank, width)
+            for rank, num_cols in sorted(cols_by_rank.items())
+            for width in _equal_parts(num_cols, task.topology.max_shard_columns)
+        ]
+        shards += ColumnShards.shards(table, widths)
     return tuple(shards)
 
 
-def _widest_part(num_cols: int, max_cols: int) -> int:
-    """Return the width of the fewest equal parts of these columns that are not too wide."""
+def _equal_parts(num_cols: int, max_cols: int) -> list[int]:
+    """Return the widths of the fewest equal parts of these columns that are not too wide."""
     widths = range(min(num_cols, max_cols), 0, -COLUMN_MULTIPLE)
-    return next(width for width in widths if num_cols % width == 0)
+    width = next(width for width in widths if num_cols % width == 0)
+    return [width] * (num_cols // width)
 
 
 def _none_found(task: ShardingTask, num_nodes: int, max_splits: int) -> InfeasibleTaskError:

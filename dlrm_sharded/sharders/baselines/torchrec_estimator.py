@@ -22,7 +22,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.features import Floats, Workload, column_volume, workload_of_rows
+from dlrm_sharded.cost.workload import Floats, Workload, column_volume, workload_of_rows
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 from dlrm_sharded.plans.tables import Table

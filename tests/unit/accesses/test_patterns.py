@@ -34,12 +34,13 @@ def test_expectations_are_what_draws_show(name: str, num_rows: int) -> None:
     ranks = torch.from_numpy(drawn(PATTERNS[name], num_rows))
     distribution = PATTERNS[name].distribution(num_rows, NUM_DRAWS)
     assert 0 <= int(ranks.min()) <= int(ranks.max()) < num_rows
+    tolerance = 0.01 if name == "zipf" else 0.02
     num_unique = ranks.unique().numel()
-    assert distribution.expected_num_unique(NUM_DRAWS) == pytest.approx(num_unique, rel=0.02)
+    assert distribution.expected_num_unique(NUM_DRAWS) == pytest.approx(num_unique, rel=tolerance)
     expected = distribution.expected_reuse_histogram(NUM_DRAWS)
     assert sum(expected) == pytest.approx(1.0)
-    if num_rows not in (7, 3_000):  # few rows are in a bin, and near its edge
-        assert expected == pytest.approx(reuse_histogram(ranks), abs=0.02)
+    if name == "zipf" or num_rows not in (7, 3_000):  # few rows are in a bin, and near its edge
+        assert expected == pytest.approx(reuse_histogram(ranks), abs=tolerance)
 
 
 def test_hot_rows_have_their_share() -> None:

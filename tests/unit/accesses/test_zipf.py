@@ -4,11 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from dlrm_sharded.accesses.profiles import with_expected_profile
-from dlrm_sharded.accesses.zipf import Zipf, cached_zipf, scatter_ranks
-from dlrm_sharded.datasets.base import reuse_histogram
+from dlrm_sharded.accesses.zipf import Zipf, scatter_ranks
 from dlrm_sharded.datasets.counter_random import (
     counters,
     normals,
@@ -17,7 +15,7 @@ from dlrm_sharded.datasets.counter_random import (
     uniform_pairs,
     uniforms,
 )
-from dlrm_sharded.plans.tables import Table
+from tests.unit.made_up import tables_of
 
 NUM_DRAWS = 400_000
 
@@ -64,19 +62,8 @@ def test_popular_ids_lie_all_over_the_table() -> None:
     assert per_eighth.min() >= 4
 
 
-@pytest.mark.parametrize("num_ids", [5, 3_000, 200_000])
-def test_expectations_are_what_draws_show(num_ids: int) -> None:
-    zipf = cached_zipf(num_ids, 0.9)
-    ranks = torch.from_numpy(draw(num_ids, 0.9))
-    assert zipf.expected_num_unique(NUM_DRAWS) == pytest.approx(ranks.unique().numel(), rel=0.01)
-    expected = zipf.expected_reuse_histogram(NUM_DRAWS)
-    assert sum(expected) == pytest.approx(1.0)
-    assert expected == pytest.approx(reuse_histogram(ranks), abs=0.01)
-
-
 def test_no_draws_use_nothing() -> None:
-    assert sum(cached_zipf(10, 0.9).expected_reuse_histogram(0)) == 0.0
-    (table,) = with_expected_profile([Table("t", 10, 4, 0.0)], batch_size=8, exponent=0.9)
+    (table,) = with_expected_profile(tables_of((10, 4, 0.0)), batch_size=8, exponent=0.9)
     assert table.reuse_histogram == (0.0,) * 17
 
 

@@ -24,15 +24,8 @@ def sample(
         ranks_per_host=len(times_ms),
         batch_size=1024,
         shards=tuple(
-            MeasuredShard(
-                rank=rank,
-                num_rows=1000 + number + i,
-                num_cols=4 * (i + 1),
-                pooling_factor=0.1 * (i + 1),
-                reuse_histogram=HISTOGRAM,
-                row_wise=i == 2,
-            )
-            for i, rank in enumerate(ranks)
+            MeasuredShard(rank, 1000 + number + i, 4 * i, 0.1 * i, HISTOGRAM, row_wise=i == 3)
+            for i, rank in enumerate(ranks, start=1)
         ),
         cost=PlanCost(
             tuple(StageCost(*map(float, rank[1:])) for rank in times_ms),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pytest
@@ -22,30 +22,32 @@ ELSEWHERE = {
 }
 
 
-def on_other_hardware(samples: Sequence[Sample], factors: Mapping[str, float]) -> list[Sample]:
+def on_other_hardware(
+    samples: Iterable[Sample], factors: Mapping[str, float] | float
+) -> list[Sample]:
+    """The samples at so many times the time, of each stage or of all."""
+    if isinstance(factors, float):
+        factors = dict.fromkeys(ELSEWHERE, factors)
     return [dataclasses.replace(sample, cost=times(sample.cost, factors)) for sample in samples]
 
 
 def times(cost: PlanCost, factors: Mapping[str, float]) -> PlanCost:
-    assert cost.input_dist_ms is not None
-    return PlanCost.from_stages(
-        {
-            stage: [factors[stage] * rank.stage_ms(stage) for rank in cost.per_rank]
-            for stage in STAGES
-        },
-        input_dist_ms=[factors["input_dist"] * ms for ms in cost.input_dist_ms],
-    )
+    stages = {
+        stage: [factors[stage] * rank.stage_ms(stage) for rank in cost.per_rank] for stage in STAGES
+    }
+    input_dist_ms = [factors["input_dist"] * ms for ms in cost.input_dist_ms]
+    return PlanCost.from_stages(stages, input_dist_ms=input_dist_ms)
 
 
-@pytest.fixture(scope="module")
-def plans() -> list[Sample]:
-    return list(measured_plans(40, 0, seed=3))
+def critical_path_ms(model: LearnedCostModel, sample: Sample) -> float:
+    return model.predict_trial(workload_of_sample(sample)).critical_path_ms
 
 
-def test_one_plan_tells_how_fast_the_hardware_is(
-    model: LearnedCostModel, plans: list[Sample]
-) -> None:
-    elsewhere = on_other_hardware(plans, ELSEWHERE)
+PLANS = measured_plans(40, 0, seed=3)
+
+
+def test_one_plan_tells_how_fast_the_hardware_is(model: LearnedCostModel) -> None:
+    elsewhere = on_other_hardware(PLANS, ELSEWHERE)
     assert error_of(model, elsewhere) > 2.0
     adapted = adapt(model, elsewhere[:1])
     assert adapted.error_after < 0.2 < adapted.error_before
@@ -55,8 +57,8 @@ def test_one_plan_tells_how_fast_the_hardware_is(
     assert twice.expected_error < 0.1 < twice.stated_error < 0.3, "two may agree by chance"
 
 
-def test_more_plans_tell_more(model: LearnedCostModel, plans: list[Sample]) -> None:
-    elsewhere = on_other_hardware(plans, ELSEWHERE)
+def test_more_plans_tell_more(model: LearnedCostModel) -> None:
+    elsewhere = on_other_hardware(PLANS, ELSEWHERE)
     many = adapt(model, elsewhere[:20])
     of_one = [error_of(adapt(model, [plan]).model, elsewhere[20:]) for plan in elsewhere[:5]]
     assert error_of(many.model, elsewhere[20:]) < np.mean(of_one)
@@ -64,12 +66,10 @@ def test_more_plans_tell_more(model: LearnedCostModel, plans: list[Sample]) -> N
     assert many.expected_error == pytest.approx(error_of(many.model, elsewhere[20:]), abs=0.1)
 
 
-def test_a_stage_that_behaves_otherwise_is_found(
-    model: LearnedCostModel, plans: list[Sample]
-) -> None:
+def test_a_stage_that_behaves_otherwise_is_found(model: LearnedCostModel) -> None:
     """Hardware on which only backward computation is slower."""
     slow_backward = dict.fromkeys(ELSEWHERE, 1.0) | {"bwd_compute": 5.0}
-    factors = fit_factors(model, on_other_hardware(plans, slow_backward))
+    factors = fit_factors(model, on_other_hardware(PLANS, slow_backward))
     forward, backward = factors.compute
     adapted = factors.applied(model)
     before, after = (of.compute.launch_ms(np.ones(1))[0] for of in (model, adapted))
@@ -78,12 +78,10 @@ def test_a_stage_that_behaves_otherwise_is_found(
     assert (after / before)[1] > 2.0
 
 
-def test_an_absurd_time_does_not_decide(model: LearnedCostModel, plans: list[Sample]) -> None:
-    sound = on_other_hardware(plans[:10], ELSEWHERE)
-    absurd = on_other_hardware(plans[10:11], dict.fromkeys(ELSEWHERE, 1e6))
-    adapted = adapt(model, [*sound, *absurd])
-    others = on_other_hardware(plans[11:], ELSEWHERE)
-    assert error_of(adapted.model, others) < 0.5
+def test_an_absurd_time_does_not_decide(model: LearnedCostModel) -> None:
+    sound = on_other_hardware(PLANS[:10], ELSEWHERE)
+    adapted = adapt(model, [*sound, *on_other_hardware(PLANS[10:11], 1e6)])
+    assert error_of(adapted.model, on_other_hardware(PLANS[11:], ELSEWHERE)) < 0.5
 
 
 def edited(
@@ -130,30 +128,25 @@ def test_one_absurd_plan_changes_nothing(
     assert without.outliers == ()
     for key in ("error_before", "error_after", "expected_error", "stated_error"):
         assert getattr(adapted, key) == pytest.approx(getattr(without, key))
-    workload = workload_of_sample(sound[0])
-    assert adapted.model.predict_trial(workload).critical_path_ms == pytest.approx(
-        without.model.predict_trial(workload).critical_path_ms
-    )
+    expected_ms = critical_path_ms(without.model, sound[0])
+    assert critical_path_ms(adapted.model, sound[0]) == pytest.approx(expected_ms)
 
 
 @pytest.mark.parametrize("factor", [0.25, 4.0])
 def test_a_plan_on_many_ranks_does_not_outvote_the_others(
-    model: LearnedCostModel, plans: list[Sample], factor: float
+    model: LearnedCostModel, factor: float
 ) -> None:
-    sound = plans[:12]
+    sound = PLANS[:12]
     before = adapt(model, sound).model
-    [disturbed] = on_other_hardware(plans[12:13], dict.fromkeys(ELSEWHERE, factor))
+    [disturbed] = on_other_hardware(PLANS[12:13], factor)
     adapted = adapt(model, [*sound[:6], on_more_hosts(disturbed, 32), *sound[6:]]).model
-    for plan in plans[20:30]:
-        workload = workload_of_sample(plan)
-        assert adapted.predict_trial(workload).critical_path_ms == pytest.approx(
-            before.predict_trial(workload).critical_path_ms, rel=0.1
-        )
+    for plan in PLANS[20:30]:
+        expected_ms = critical_path_ms(before, plan)
+        assert critical_path_ms(adapted, plan) == pytest.approx(expected_ms, rel=0.1)
 
 
 def on_more_hosts(sample: Sample, times_as_many: int) -> Sample:
     """Repeat the shards of a sample on other ranks, at the same times."""
-    assert sample.cost.input_dist_ms is not None
     return dataclasses.replace(
         sample,
         world_size=times_as_many * sample.world_size,
@@ -181,40 +174,37 @@ def honest(model: LearnedCostModel) -> Callable[[int], Adapted]:
 
 @pytest.mark.parametrize(("num_slow", "num_left_out"), [(2, 2), (3, 0)])
 def test_plans_that_agree_are_a_change_of_the_hardware(
-    model: LearnedCostModel, plans: list[Sample], num_slow: int, num_left_out: int
+    model: LearnedCostModel, num_slow: int, num_left_out: int
 ) -> None:
     """After which all stages take 20 times as long."""
-    slow = on_other_hardware(plans[10 : 10 + num_slow], dict.fromkeys(ELSEWHERE, 20.0))
-    assert len(adapt(model, [*plans[:10], *slow]).outliers) == num_left_out
+    slow = on_other_hardware(PLANS[10 : 10 + num_slow], 20.0)
+    assert len(adapt(model, [*PLANS[:10], *slow]).outliers) == num_left_out
 
 
-def test_two_plans_contradict_each_other(model: LearnedCostModel, plans: list[Sample]) -> None:
-    slow = on_other_hardware(plans[:1], dict.fromkeys(ELSEWHERE, 1000.0))
-    assert adapt(model, [plans[1], *slow]).outliers == ()
+def test_two_plans_contradict_each_other(model: LearnedCostModel) -> None:
+    slow = on_other_hardware(PLANS[:1], 1000.0)
+    assert adapt(model, [PLANS[1], *slow]).outliers == ()
 
 
 @pytest.mark.parametrize("num_plans", [3, 12])
-def test_a_disturbed_plan_is_no_outlier(
-    model: LearnedCostModel, plans: list[Sample], num_plans: int
-) -> None:
+def test_a_disturbed_plan_is_no_outlier(model: LearnedCostModel, num_plans: int) -> None:
     """Other work on the machine may make it several times slower."""
-    [disturbed] = on_other_hardware(plans[:1], dict.fromkeys(ELSEWHERE, 3.0))
-    assert adapt(model, [*plans[1:num_plans], disturbed]).outliers == ()
+    disturbed = on_other_hardware(PLANS[:1], 3.0)
+    assert adapt(model, [*PLANS[1:num_plans], *disturbed]).outliers == ()
 
 
-def test_the_right_model_stays(model: LearnedCostModel, plans: list[Sample]) -> None:
-    adapted = adapt(model, plans[:10])
-    assert error_of(adapted.model, plans[10:]) < error_of(model, plans[10:]) + 0.03
+def test_the_right_model_stays(model: LearnedCostModel) -> None:
+    adapted = adapt(model, PLANS[:10])
+    assert error_of(adapted.model, PLANS[10:]) < error_of(model, PLANS[10:]) + 0.03
 
 
 def test_exchanges_are_adapted_too(model: LearnedCostModel) -> None:
-    exchanging = list(measured_plans(0, 30, seed=4))
-    factors = fit_factors(model, on_other_hardware(exchanging, ELSEWHERE))
-    adapted = factors.applied(model)
+    exchanging = on_other_hardware(measured_plans(0, 30, seed=4), ELSEWHERE)
+    adapted = fit_factors(model, exchanging).applied(model)
     for kind in STAGES[1:3]:
         errors = [
             adapted.predict_trial(workload_of_sample(plan)).stage_max_ms(kind)
             / plan.cost.stage_max_ms(kind)
-            for plan in on_other_hardware(exchanging, ELSEWHERE)
+            for plan in exchanging
         ]
         assert np.median(errors) == pytest.approx(1.0, abs=0.1)

@@ -11,38 +11,31 @@ from dlrm_sharded.calibration.evaluate import (
     TimePairs,
     averaged,
     compare,
-    compare_attempts,
     errors_table,
     repeatability_text,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS
+from tests.unit.calibration.cases import sample
+from tests.unit.made_up import USED_ONCE
 
 Times = tuple[float, float, float, float]
-ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
+Pairs = dict[str, tuple[list[float], list[float]]]
 
 
 def cost_of(times: Sequence[Times], *, ids_ms: float) -> PlanCost:
     return PlanCost(tuple(StageCost(*rank) for rank in times), (ids_ms,) * len(times))
 
 
-def sample(kind: str, *times: Times, shards: tuple[int, ...], by_rows: int = 0) -> Sample:
+def measured(kind: str, *times: Times, shards: tuple[int, ...], by_rows: int = 0) -> Sample:
     """With so many shards on each rank, and so many more of row-wise tables on all of them."""
-    return Sample(
-        kind=kind,
-        number=0,
-        attempt=0,
-        world_size=len(times),
-        ranks_per_host=len(times),
-        batch_size=64,
-        shards=tuple(
-            MeasuredShard(rank, 100, 16, 1.0, ONCE, row_wise=i >= count)
-            for rank, count in enumerate(shards)
-            for i in range(count + by_rows)
-        ),
-        cost=cost_of(times, ids_ms=2.0),
+    on_ranks = tuple(
+        MeasuredShard(rank, 100, 16, 1.0, USED_ONCE, row_wise=i >= count)
+        for rank, count in enumerate(shards)
+        for i in range(count + by_rows)
     )
+    made = sample(kind=kind, times_ms=tuple((2.0, *rank) for rank in times))
+    return dataclasses.replace(made, batch_size=64, shards=on_ranks)
 
 
 def always(*times: Times) -> Predictor:
@@ -51,11 +44,13 @@ def always(*times: Times) -> Predictor:
     return lambda workload: cost_of(times[: workload.world_size], ids_ms=3.0)
 
 
+def pairs_of(found: dict[str, TimePairs]) -> Pairs:
+    return {name: (of.predicted, of.measured) for name, of in found.items()}
+
+
 def test_compares_ranks_and_slowest_ranks() -> None:
-    samples = [sample("computation", (1, 2, 3, 4), (2, 1, 1, 6), shards=(1, 3))]
-    found = compare(always((2, 2, 3, 4), (1, 4, 1, 6)), samples)
-    pairs = {name: (of.predicted, of.measured) for name, of in found.items()}
-    assert pairs == {
+    samples = [measured("computation", (1, 2, 3, 4), (2, 1, 1, 6), shards=(1, 3))]
+    assert pairs_of(compare(always((2, 2, 3, 4), (1, 4, 1, 6)), samples)) == {
         "computation, 1 shard": ([6], [5]),
         "computation, 2 to 8 shards": ([7], [8]),
         "computation, groups": ([7], [8]),
@@ -71,20 +66,17 @@ def test_compares_ranks_and_slowest_ranks() -> None:
 
 def test_ranks_whose_accesses_are_mostly_not_zipf() -> None:
     """By ids: the second rank has most of its ids from the one shard with uniform accesses."""
-    measured = sample("computation", (1, 2, 3, 4), (2, 1, 1, 6), shards=(1, 3))
-    zipf, *others = measured.shards
+    plain = measured("computation", (1, 2, 3, 4), (2, 1, 1, 6), shards=(1, 3))
+    zipf, *others = plain.shards
     others[0] = dataclasses.replace(others[0], accesses="uniform", pooling_factor=2.5)
-    mixed = dataclasses.replace(measured, shards=(zipf, *others))
+    mixed = dataclasses.replace(plain, shards=(zipf, *others))
     predict = always((2, 2, 3, 4), (1, 4, 1, 6))
-
-    pairs = compare(predict, [mixed])["computation, not Zipf"]
-
-    assert (pairs.predicted, pairs.measured) == ([7], [8])
-    assert "computation, not Zipf" not in compare(predict, [measured])
+    assert pairs_of(compare(predict, [mixed]))["computation, not Zipf"] == ([7], [8])
+    assert "computation, not Zipf" not in compare(predict, [plain])
 
 
 def test_a_model_may_leave_out_input_redistribution() -> None:
-    samples = [sample("communication", *[(1.0, 2.0, 3.0, 4.0)] * 2, shards=(1, 1))]
+    samples = [measured("communication", *[(1.0, 2.0, 3.0, 4.0)] * 2, shards=(1, 1))]
     cost = PlanCost(samples[0].cost.per_rank)
     assert list(compare(lambda workload: cost, samples)) == [
         "backward communication, 2 ranks",
@@ -93,24 +85,9 @@ def test_a_model_may_leave_out_input_redistribution() -> None:
 
 
 def attempt(number: int, *times: Times, ids_ms: float = 2.0, of: int = 0) -> Sample:
-    measured = sample("computation", *times, shards=(1,) * len(times))
-    return dataclasses.replace(
-        measured, number=of, attempt=number, cost=cost_of(times, ids_ms=ids_ms)
-    )
-
-
-def test_second_measurements_against_first_ones() -> None:
-    samples = [
-        attempt(0, (1, 1, 1, 1), (2, 1, 1, 1)),
-        attempt(0, (9, 9, 9, 9), (9, 9, 9, 9), of=1),
-        attempt(1, (1, 2, 1, 1), (3, 1, 1, 1), ids_ms=4.0),
-    ]
-    found = compare_attempts(samples)
-    pairs = {name: (of.predicted, of.measured) for name, of in found.items()}
-    assert pairs["computation, 1 shard"] == ([2, 4], [2, 3])
-    assert pairs["forward communication, 2 ranks"] == ([2], [1])
-    assert pairs["input distribution, 2 ranks"] == ([4], [2])
-    assert compare_attempts(samples[:2]) == {}
+    made = measured("computation", *times, shards=(1,) * len(times))
+    cost = cost_of(times, ids_ms=ids_ms)
+    return dataclasses.replace(made, number=of, attempt=number, cost=cost)
 
 
 def test_averages_are_medians_time_by_time() -> None:
@@ -127,7 +104,7 @@ def test_averages_are_medians_time_by_time() -> None:
 
 
 def test_tiny_tables_say_nothing_of_computation() -> None:
-    samples = [sample("communication", *[(1.0, 2.0, 3.0, 4.0)] * 4, shards=(1, 1, 1, 1))]
+    samples = [measured("communication", *[(1.0, 2.0, 3.0, 4.0)] * 4, shards=(1, 1, 1, 1))]
     assert list(compare(always(*[(1, 1, 1, 1)] * 4), samples)) == [
         "backward communication, 4 ranks",
         "forward communication, 4 ranks",
@@ -140,25 +117,27 @@ def test_tiny_tables_say_nothing_of_computation() -> None:
     [(1, "1 shard"), (2, "2 to 8 shards"), (9, "9 to 40 shards"), (41, "more than 40 shards")],
 )
 def test_counts_shards(count: int, name: str) -> None:
-    found = compare(always((1, 0, 0, 1)), [sample("computation", (1, 0, 0, 2), shards=(count,))])
+    samples = [measured("computation", (1, 0, 0, 2), shards=(count,))]
+    found = compare(always((1, 0, 0, 1)), samples)
     assert f"computation, {name}" in found
     assert ("computation, groups" in found) == (count > 1)
     assert not [other for other in found if "communication" in other or "input" in other]
 
 
 def test_ranks_without_shards_are_not_compared() -> None:
-    samples = [sample("computation", (1, 2, 3, 4), (0, 1, 1, 0), shards=(2, 0))]
+    samples = [measured("computation", (1, 2, 3, 4), (0, 1, 1, 0), shards=(2, 0))]
     found = compare(always((1, 1, 1, 1), (5, 1, 1, 5)), samples)
     assert found["computation, groups"].predicted == [2]
     assert found["forward computation"].measured == [1]
 
 
 def test_row_wise_shards_have_a_line_of_their_own() -> None:
+    ones = [(1, 1, 1, 1)] * 2
     samples = [
-        sample("computation", (1, 1, 1, 1), (1, 1, 1, 1), shards=(1, 0), by_rows=1),
-        sample("computation", (1, 1, 1, 1), (1, 1, 1, 1), shards=(1, 1)),
+        measured("computation", *ones, shards=(1, 0), by_rows=1),
+        measured("computation", *ones, shards=(1, 1)),
     ]
-    found = compare(always(*[(1, 1, 1, 1)] * 2), samples)
+    found = compare(always(*ones), samples)
     assert len(found["computation, with row-wise shards"].measured) == 2
     assert len(found["forward computation"].measured) == 4
 
@@ -166,13 +145,8 @@ def test_row_wise_shards_have_a_line_of_their_own() -> None:
 def test_summary_by_hand() -> None:
     pairs = TimePairs(predicted=[1.1, 1.0, 4.0, 8.0], measured=[1.0, 2.0, 4.0, 10.0])
     np.testing.assert_allclose(pairs.relative_errors, [0.1, -0.5, 0.0, -0.2])
-    assert pairs.summary() == {
-        "num": 4,
-        "mape": 20.0,
-        "median": 15.0,
-        "p90": 41.0,
-        "spearman": 0.8,
-    }
+    summary = {"num": 4, "mape": 20.0, "median": 15.0, "p90": 41.0, "spearman": 0.8}
+    assert pairs.summary() == summary
 
 
 @pytest.mark.parametrize(

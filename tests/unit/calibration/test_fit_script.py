@@ -1,12 +1,12 @@
 """dlrm-fit-cost-model: an artefact, or one message and an exit code."""
 
 import dataclasses
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dlrm_sharded import DataError, RunContext
 from dlrm_sharded.calibration.adapt import error_of
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, fit_learned
 from dlrm_sharded.calibration.costs_file import read_costs, write_costs
@@ -14,19 +14,19 @@ from dlrm_sharded.calibration.from_prior import adapted
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.cost.learned import KIND, learned_cost_model, shipped_prior
 from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
-from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import read_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
-from dlrm_sharded.hardware.context import RunContext
 from tests import preloaded
 from tests.unit.cost.hardware import MANIFEST, measured_plans
+from tests.unit.made_up import assert_same_arrays
 
 FIT = ("-m", "dlrm_sharded.commands.fit_cost_model")
 QUICK = FitConfig(num_steps=20)
 
 
-def fit(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return preloaded.run(*FIT, *overrides, cwd=folder)
+def fit(folder: Path, *overrides: str) -> tuple[int, str]:
+    done = preloaded.run(*FIT, *overrides, cwd=folder)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +37,24 @@ def collected() -> tuple[Sample, ...]:
 def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.parquet", collected, MANIFEST)
     steps = f"fit.num_steps={QUICK.num_steps}"
-    done = fit(tmp_path, "costs=costs.parquet", "out=fitted", "fit.from_prior=false", steps)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "costs.json",
-        "costs.parquet",
-        "fitted",
-    ]
+    code, said = fit(tmp_path, "costs=costs.parquet", "out=fitted", "fit.from_prior=false", steps)
+    assert code == 0, said
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["costs.json", "costs.parquet", "fitted"]
     path = tmp_path / "fitted" / "learned-made_up.safetensors"
-    assert str(path.relative_to(tmp_path)) in done.stdout + done.stderr
-    assert "| computation, groups |" in done.stdout + done.stderr
+    assert str(path.relative_to(tmp_path)) in said
+    assert "| computation, groups |" in said
 
     loaded = learned_cost_model(RunContext(), str(path))
     expected = fit_cost_model(read_costs(tmp_path / "costs.parquet"), QUICK)
-    arrays = to_arrays(loaded.compute, loaded.communication)
-    assert arrays.keys() == expected.arrays.keys()
-    for key, array in expected.arrays.items():
-        np.testing.assert_array_equal(arrays[key], array)
+    assert_same_arrays(to_arrays(loaded.compute, loaded.communication), expected.arrays)
     written = read_artifact(path, kind=cost_model_kind(KIND), features=learned_features).meta
     assert written["held_out_errors"] == expected.meta["held_out_errors"]
     assert written["optimizer"] == MANIFEST["optimizer"]
 
 
 @pytest.mark.parametrize(
-    ("num_computation", "num_communication", "message"),
+    ("computation", "communication", "message"),
     [
         (99, 55, "99 plans of computation, a fit needs 100"),
         (110, 49, "49 plans of communication, a fit needs 50"),
@@ -68,12 +62,9 @@ def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> No
     ids=["computation", "communication"],
 )
 def test_too_few_plans(
-    collected: tuple[Sample, ...],
-    num_computation: int,
-    num_communication: int,
-    message: str,
+    collected: tuple[Sample, ...], computation: int, communication: int, message: str
 ) -> None:
-    few = collected[:num_computation] + collected[110 : 110 + num_communication]
+    few = collected[:computation] + collected[110 : 110 + communication]
     with pytest.raises(DataError, match=message):
         fit_cost_model(CollectedCosts(few, MANIFEST), QUICK)
 
@@ -95,9 +86,8 @@ def test_a_time_of_nothing(collected: tuple[Sample, ...], stage: str) -> None:
 
 def test_says_what_is_wrong(collected: tuple[Sample, ...], tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.parquet", collected[:30], MANIFEST)
-    done = fit(tmp_path, "costs=costs.parquet", "out=fitted", "fit.from_prior=false")
-    assert done.returncode == 2, done.stdout + done.stderr
-    output = done.stdout + done.stderr
+    code, output = fit(tmp_path, "costs=costs.parquet", "out=fitted", "fit.from_prior=false")
+    assert code == 2, output
     assert "30 plans of computation, a fit needs 100" in output
     assert "collect for longer (collect.time_budget_s)" in output
     assert "Traceback" not in output
@@ -106,8 +96,8 @@ def test_says_what_is_wrong(collected: tuple[Sample, ...], tmp_path: Path) -> No
 
 def test_few_plans_move_the_packaged_model(collected: tuple[Sample, ...], tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.parquet", collected[:30] + collected[110:125], MANIFEST)
-    done = fit(tmp_path, "costs=costs.parquet", "out=fitted")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = fit(tmp_path, "costs=costs.parquet", "out=fitted")
+    assert code == 0, said
     path = tmp_path / "fitted" / "learned-made_up.safetensors"
     moved = learned_cost_model(RunContext(), str(path))
     packaged = shipped_prior(RunContext())

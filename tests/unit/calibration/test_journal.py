@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlrm_sharded.calibration.costs_file import manifest_path, write_costs
 from dlrm_sharded.calibration.journal import Journal
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.files.errors import ConfigError, DataError
 from tests.unit.calibration.cases import sample
 
@@ -29,6 +31,14 @@ def lines(out: Path) -> Path:
         journal.append(measured)
     journal.close()
     return journal.folder / "samples.jsonl"
+
+
+def read(out: Path, **changes: Any) -> list[Sample]:
+    """What a collection finds that is begun with these settings."""
+    journal = Journal(out, SETTINGS | changes)
+    found = journal.samples()
+    journal.close()
+    return found
 
 
 def test_goes_on_where_it_was(out: Path, lines: Path) -> None:
@@ -55,9 +65,7 @@ def test_a_torn_last_line_is_passed_over_wherever_it_is_torn(out: Path, lines: P
 
 def test_a_single_torn_line_is_nothing(out: Path, lines: Path) -> None:
     lines.write_bytes(lines.read_bytes()[:50])
-    journal = Journal(out, SETTINGS)
-    assert journal.samples() == []
-    journal.close()
+    assert read(out) == []
 
 
 def test_other_settings_are_refused(out: Path, lines: Path) -> None:
@@ -74,7 +82,7 @@ def test_other_settings_are_refused(out: Path, lines: Path) -> None:
 
 def test_what_has_measured_nothing_binds_nobody(out: Path) -> None:
     """As after a first plan for which there was no memory."""
-    Journal(out, SETTINGS).close()
+    assert read(out) == []
     journal = Journal(out, {**SETTINGS, "hardware": "cpu: other"})
     journal.append(SAMPLES[0])
     journal.close()
@@ -84,68 +92,54 @@ def test_what_has_measured_nothing_binds_nobody(out: Path) -> None:
 
 def test_a_refused_collection_may_still_be_finished(out: Path, lines: Path) -> None:
     with pytest.raises(DataError):
-        Journal(out, {**SETTINGS, "hardware": "cpu: other"})
-    journal = Journal(out, SETTINGS)
-    assert journal.samples() == SAMPLES
-    journal.close()
+        read(out, hardware="cpu: other")
+    assert read(out) == SAMPLES
+
+
+def assert_refused(out: Path, message: str = "exists already") -> None:
+    with pytest.raises(ConfigError, match=message):
+        Journal(out, SETTINGS)
 
 
 def test_what_is_there_is_not_overwritten(out: Path) -> None:
+    """Neither the data, with its manifest or alone, nor the manifest of other data."""
     out.parent.mkdir()
     write_costs(out, SAMPLES, {})
     before = out.read_bytes()
-    with pytest.raises(ConfigError, match="exists already"):
-        Journal(out, SETTINGS)
+    assert_refused(out)
     manifest_path(out).unlink()
-    with pytest.raises(ConfigError, match="exists already"):
-        Journal(out, SETTINGS)
+    assert_refused(out)
     assert out.read_bytes() == before
     assert not out.with_name("costs.parquet.partial").exists()
-
-
-def test_the_manifest_of_other_data_is_not_overwritten(out: Path) -> None:
-    out.parent.mkdir()
+    out.unlink()
     manifest_path(out).write_text("{}")
-    with pytest.raises(ConfigError, match="exists already"):
-        Journal(out, SETTINGS)
-
-
-def test_data_may_not_be_named_as_the_manifest(out: Path) -> None:
-    with pytest.raises(ConfigError, match=r"costs\.json, where the manifest goes; .*\.parquet"):
-        Journal(out.with_suffix(".json"), SETTINGS)
+    assert_refused(out)
+    assert_refused(out.with_suffix(".json"), r"costs\.json, where the manifest goes; .*\.parquet")
 
 
 def test_a_kill_between_data_and_manifest_loses_nothing(out: Path, lines: Path) -> None:
     write_costs(out, SAMPLES, {})
     manifest_path(out).unlink()
-    journal = Journal(out, SETTINGS)
-    assert journal.samples() == SAMPLES
-    journal.close()
+    assert read(out) == SAMPLES
 
 
 def test_samples_without_settings_are_of_nobody(out: Path, lines: Path) -> None:
     """As a kill leaves them while the folder is removed."""
     (lines.parent / "settings.json").unlink()
-    journal = Journal(out, {**SETTINGS, "hardware": "cpu: other"})
-    assert journal.samples() == []
-    journal.close()
+    assert read(out, hardware="cpu: other") == []
 
 
 def test_damaged_settings_are_an_error(out: Path, lines: Path) -> None:
     (lines.parent / "settings.json").write_text('{"hardw')
-    with pytest.raises(ConfigError, match="is not JSON"):
-        Journal(out, SETTINGS)
+    assert_refused(out, "is not JSON")
 
 
 def test_two_processes_do_not_collect_into_one(out: Path, lines: Path) -> None:
     first = Journal(out, SETTINGS)
-    with pytest.raises(ConfigError, match="another process collects into"):
-        Journal(out, SETTINGS)
+    assert_refused(out, "another process collects into")
     first.append(dataclasses.replace(SAMPLES[0], number=9))
     first.close()
-    second = Journal(out, SETTINGS)
-    assert len(second.samples()) == 4
-    second.close()
+    assert len(read(out)) == 4
 
 
 DAMAGED_LINES = {
@@ -165,9 +159,7 @@ def test_a_damaged_line_is_named_and_measured_again(
     """As a power cut leaves it, before lines that a resumed collection wrote."""
     whole = lines.read_bytes().splitlines(keepends=True)
     lines.write_bytes(b"".join([whole[0], line + b"\n", *whole[1:]]))
-    journal = Journal(out, SETTINGS)
-    assert journal.samples() == SAMPLES
-    journal.close()
+    assert read(out) == SAMPLES
     [said] = caplog.messages
     assert f"1 of 4 lines of the journal of samples {lines} cannot be used" in said
     assert ": line 2 (" in said

@@ -5,21 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded import ConfigError, RunContext
 from dlrm_sharded.calibration.adapt import error_of
 from dlrm_sharded.calibration.picture import conditions_of, corrected, cost_picture, run_journal
+from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.standing import Standing
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.calibration.test_adapt import ELSEWHERE, on_other_hardware
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.hardware.made_up import CPU
+from tests.unit.made_up import in_turns, tables_of, task_of
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 2)
 
@@ -29,31 +27,33 @@ def prior(model: LearnedCostModel) -> LearnedCostModel:
     return dataclasses.replace(model, standing=Standing("prior", "made up", ("other",), error=0.5))
 
 
-@pytest.fixture(scope="module")
-def runs() -> list[Sample]:
-    return on_other_hardware(measured_plans(12, 0, seed=5), ELSEWHERE)
+RUNS = on_other_hardware(measured_plans(12, 0, seed=5), ELSEWHERE)
+
+
+def noted(folder: Path, *runs: Sample) -> RunJournal:
+    journal, conditions = run_journal(HERE, str(folder)), conditions_of(HERE)
+    for run in runs:
+        assert journal.append(conditions, run)
+    return journal
 
 
 def test_without_runs_it_is_the_prior(prior: LearnedCostModel) -> None:
     assert corrected(prior, []) is prior
 
 
-def test_says_how_many_runs_corrected_it(prior: LearnedCostModel, runs: list[Sample]) -> None:
-    after_one, after_all = corrected(prior, runs[:1]), corrected(prior, runs)
-    assert after_one.standing is not None
-    assert after_one.standing.short_text.startswith("prior, corrected by 1 run, within about")
-    assert after_all.standing is not None
-    assert after_all.standing.short_text.startswith("prior, corrected by 12 runs, within about")
-    assert (after_all.standing.error or 1.0) < 0.2
+@pytest.mark.parametrize(("num", "words"), [(1, "1 run"), (12, "12 runs")])
+def test_says_how_many_runs_corrected_it(prior: LearnedCostModel, num: int, words: str) -> None:
+    standing = corrected(prior, RUNS[:num]).standing
+    assert standing.short_text.startswith(f"prior, corrected by {words}, within about")
+    assert num == 1 or standing.error < 0.2
 
 
 def test_is_never_worse_than_the_prior_on_the_runs(
     prior: LearnedCostModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Runs that contradict each other: the same plan was five times faster, and slower."""
-    [plan] = measured_plans(1, 0, seed=6)
-    fast = on_other_hardware([plan], dict.fromkeys(ELSEWHERE, 0.2))
-    slow = on_other_hardware([plan], dict.fromkeys(ELSEWHERE, 5.0))
+    plan = measured_plans(1, 0, seed=6)
+    fast, slow = on_other_hardware(plan, 0.2), on_other_hardware(plan, 5.0)
     with caplog.at_level("INFO"):
         assert corrected(prior, [*fast, *slow] * 3) is prior
     assert "earlier runs (6) on this hardware do not correct the cost model" in caplog.text
@@ -62,13 +62,9 @@ def test_is_never_worse_than_the_prior_on_the_runs(
 def test_noise_does_not_correct_a_calibrated_model(prior: LearnedCostModel) -> None:
     """Whose stated error may be larger than what the runs of the journal differ by."""
     calibrated = dataclasses.replace(prior, standing=Standing("calibrated", "made up", error=0.5))
-    plans = measured_plans(4, 0, seed=7)
-    noise = (1.1, 0.9, 1.1, 0.9)
-    runs = [
-        run
-        for plan, factor in zip(plans, noise, strict=True)
-        for run in on_other_hardware([plan], dict.fromkeys(ELSEWHERE, factor))
-    ]
+    runs = []
+    for plan, factor in zip(measured_plans(4, 0, seed=7), (1.1, 0.9, 1.1, 0.9), strict=True):
+        runs += on_other_hardware([plan], factor)
     assert corrected(calibrated, runs) is calibrated
     assert corrected(prior, runs) is not prior
 
@@ -77,7 +73,6 @@ def test_a_journal_is_of_one_hardware(tmp_path: Path) -> None:
     journal = run_journal(HERE, str(tmp_path))
     other = dataclasses.replace(CPU, instruction_sets=("avx2",))
     elsewhere = dataclasses.replace(HERE, hardware=Hardware("cpu: x", Fingerprint(other)))
-    assert journal is not None
     assert journal != run_journal(elsewhere, str(tmp_path))
     assert journal == run_journal(HERE, str(tmp_path))
 
@@ -94,34 +89,24 @@ def test_says_what_is_no_folder(journal: object) -> None:
         run_journal(HERE, journal)  # type: ignore[arg-type]
 
 
-def test_the_next_prediction_is_corrected(tmp_path: Path, runs: list[Sample]) -> None:
+def test_the_next_prediction_is_corrected(tmp_path: Path) -> None:
     before = cost_picture(HERE, journal=str(tmp_path))
-    journal, conditions = run_journal(HERE, str(tmp_path)), conditions_of(HERE)
-    assert journal is not None
-    assert conditions is not None
-    for run in on_other_hardware(runs, dict.fromkeys(ELSEWHERE, 40.0)):
-        journal.append(conditions, run)
+    noted(tmp_path, *on_other_hardware(RUNS, 40.0))
     after = cost_picture(HERE, journal=str(tmp_path))
-    assert after.standing is not None
-    assert after.standing.num_runs == len(runs)
+    assert after.standing.num_runs == len(RUNS)
     assert after.compute.forward.launch_ms > before.compute.forward.launch_ms
     other_optimizer = dataclasses.replace(HERE, optimizer="adam")
     standing = cost_picture(other_optimizer, journal=str(tmp_path)).standing
-    assert standing is not None
     assert standing.num_runs == 0, "runs with another optimizer"
 
 
 def test_a_run_that_others_contradict_is_named(
-    tmp_path: Path, runs: list[Sample], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal, conditions = run_journal(HERE, str(tmp_path)), conditions_of(HERE)
-    assert journal is not None
-    assert conditions is not None
-    for run in runs[:6]:
-        journal.append(conditions, run)
+    journal = noted(tmp_path, *RUNS[:6])
     before = cost_picture(HERE, journal=str(tmp_path))
     whole = journal.path.read_text().splitlines(keepends=True)
-    journal.append(conditions, *on_other_hardware(runs[6:7], dict.fromkeys(ELSEWHERE, 1e3)))
+    noted(tmp_path, *on_other_hardware(RUNS[6:7], 1e3))
     absurd = journal.path.read_text().splitlines(keepends=True)[-1]
     journal.path.write_text("".join([*whole[:2], absurd, *whole[2:]]))
     caplog.clear()
@@ -130,20 +115,18 @@ def test_a_run_that_others_contradict_is_named(
     [said] = [text for text in caplog.messages if "contradict" in text]
     assert f"1 of 7 runs in the journal {journal.path} is left out" in said
     assert "line 3 (" in said
+    corrected(before, [*RUNS[:6], *on_other_hardware(RUNS[6:7], 1e3)])
+    assert "contradict: run 7 (" in caplog.text
 
 
-def test_runs_correct_the_prior_of_a_gpu(runs: list[Sample]) -> None:
+def test_runs_correct_the_prior_of_a_gpu() -> None:
     """Its exchanges are curves, which are scaled like everything else."""
     gpu = learned_cost_model(RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3")))
     exchanging = on_other_hardware(measured_plans(0, 12, seed=7), ELSEWHERE)
-    after = corrected(gpu, [*runs, *exchanging])
-    assert after.standing is not None
-    assert after.standing.num_runs == len(runs) + len(exchanging)
-    assert error_of(after, runs) < 1.0 < error_of(gpu, runs)
+    after = corrected(gpu, [*RUNS, *exchanging])
+    assert after.standing.num_runs == len(RUNS) + len(exchanging)
+    assert error_of(after, RUNS) < 1.0 < error_of(gpu, RUNS)
     assert error_of(after, exchanging) < 0.5 < error_of(gpu, exchanging)
-    task = ShardingTask(
-        (Table("t", 1000, 64, 1.0), Table("u", 1000, 64, 1.0)), Topology(2, 2**30), 4096
-    )
-    plan = whole_tables(task, (0, 1))
-    slower, prior = after.predict(plan, task), gpu.predict(plan, task)
+    task = task_of(tables_of(*[(1000, 64, 1.0)] * 2), batch_size=4096, device="cuda")
+    slower, prior = (model.predict(in_turns(task), task) for model in (after, gpu))
     assert slower.stage_max_ms("fwd_comm") > 2 * prior.stage_max_ms("fwd_comm")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import operator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -30,22 +32,24 @@ LIMITS = RankLimits(table_bytes=2 * 10**9, ids_per_step=600_000)
 NUM_DRAWS = 120
 
 
+DRAWS = (draw_computation, draw_communication)
+
+
 @functools.cache
+def drawn(
+    draw: Callable[..., list[DrawnTable]], world_size: int, limits: RankLimits = LIMITS
+) -> list[list[DrawnTable]]:
+    rngs = map(np.random.default_rng, range(NUM_DRAWS))
+    keys = {"world_size": world_size, "batch_size": BATCH_SIZE, "limits": limits}
+    return [draw(rng, **keys) for rng in rngs]
+
+
 def computation(world_size: int, limits: RankLimits = LIMITS) -> list[list[DrawnTable]]:
-    rngs = map(np.random.default_rng, range(NUM_DRAWS))
-    return [
-        draw_computation(rng, world_size=world_size, batch_size=BATCH_SIZE, limits=limits)
-        for rng in rngs
-    ]
+    return drawn(draw_computation, world_size, limits)
 
 
-@functools.cache
 def communication(world_size: int) -> list[list[DrawnTable]]:
-    rngs = map(np.random.default_rng, range(NUM_DRAWS))
-    return [
-        draw_communication(rng, world_size=world_size, batch_size=BATCH_SIZE, limits=LIMITS)
-        for rng in rngs
-    ]
+    return drawn(draw_communication, world_size)
 
 
 def shards_by_rank(tables: list[DrawnTable], world_size: int) -> list[list[tuple[int, DrawnTable]]]:
@@ -55,13 +59,11 @@ def shards_by_rank(tables: list[DrawnTable], world_size: int) -> list[list[tuple
         if table.rank is not None:
             shards[table.rank].append((table.num_rows, table))
             continue
-        if table.replicated:
-            for on_rank in shards:
-                on_rank.append((table.num_rows, table))
-            continue
-        blocks = row_blocks(table.num_rows, world_size)
-        assert len(blocks) == world_size, "a rank has no block, which TorchRec does not train"
-        for on_rank, (start, stop) in zip(shards, blocks, strict=True):
+        rows = [(0, table.num_rows)] * world_size
+        if not table.replicated:
+            rows = row_blocks(table.num_rows, world_size)
+        assert len(rows) == world_size, "a rank has no block, which TorchRec does not train"
+        for on_rank, (start, stop) in zip(shards, rows, strict=True):
             on_rank.append((stop - start, table))
     return shards
 
@@ -92,30 +94,19 @@ def test_pooled_vectors_keep_within_a_limit(world_size: int) -> None:
     max_cols = 1000
     limits = dataclasses.replace(LIMITS, pooled_bytes=4.0 * BATCH_SIZE * max_cols)
     is_narrower = False
-    for draw in (draw_computation, draw_communication):
-        for seed in range(40):
-            free, tables = (
-                draw(
-                    np.random.default_rng(seed),
-                    world_size=world_size,
-                    batch_size=BATCH_SIZE,
-                    limits=limits_,
-                )
-                for limits_ in (LIMITS, limits)
-            )
+    for draw in DRAWS:
+        pairs = zip(drawn(draw, world_size), drawn(draw, world_size, limits), strict=True)
+        for free, tables in pairs:
             assert len(tables) == len(free)
             assert all(table.num_cols % COLUMN_MULTIPLE == 0 for table in tables)
-            narrowest = [t.num_cols for t in tables if t.num_cols == COLUMN_MULTIPLE]
-            for shards, unlimited in zip(
-                shards_by_rank(tables, world_size), shards_by_rank(free, world_size), strict=True
-            ):
-                num_cols = sum(table.num_cols for _, table in shards)
-                assert num_cols <= max_cols + sum(narrowest)
-                is_narrower |= num_cols < sum(table.num_cols for _, table in unlimited)
-            if max(sum(t.num_cols for _, t in on) for on in shards_by_rank(free, world_size)) <= (
-                max_cols
-            ):
-                assert tables == free
+            num_narrowest = sum(table.num_cols == COLUMN_MULTIPLE for table in tables)
+            limited, unlimited = (
+                [sum(table.num_cols for _, table in on) for on in shards_by_rank(of, world_size)]
+                for of in (tables, free)
+            )
+            assert max(limited) <= max_cols + COLUMN_MULTIPLE * num_narrowest
+            is_narrower |= any(map(operator.lt, limited, unlimited))
+            assert max(unlimited) > max_cols or tables == free
     assert is_narrower
 
 
@@ -187,24 +178,15 @@ def test_communication_has_no_work_to_speak_of() -> None:
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_the_seed_says_all(world_size: int) -> None:
-    assert computation.__wrapped__(world_size) == computation(world_size)
-    assert communication.__wrapped__(world_size) == communication(world_size)
-    draws = [tuple(tables) for tables in computation(world_size)]
-    assert len(set(draws)) == NUM_DRAWS
+    for draw in DRAWS:
+        assert drawn.__wrapped__(draw, world_size) == drawn(draw, world_size)
+    assert len({tuple(tables) for tables in computation(world_size)}) == NUM_DRAWS
 
 
 def test_plans_differ_in_their_widest_table() -> None:
     """All lookups of a GPU depend on the widest one; wide plans have narrow tables, too."""
-    limits = dataclasses.replace(LIMITS, widest_cols=(32, 1024))
-    widest = [
-        max(
-            table.num_cols
-            for table in draw_computation(
-                np.random.default_rng(seed), world_size=2, batch_size=1024, limits=limits
-            )
-        )
-        for seed in range(60)
-    ]
+    plans = computation(2, dataclasses.replace(LIMITS, widest_cols=(32, 1024)))
+    widest = [max(table.num_cols for table in tables) for tables in plans[:60]]
     assert max(widest) > 512
     assert min(widest) <= 32
     assert sum(64 < width <= 512 for width in widest) > 10

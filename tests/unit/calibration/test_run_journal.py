@@ -6,25 +6,24 @@ from typing import Any
 
 import pytest
 
+from dlrm_sharded import PlanCost, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.calibration.samples import TIMES, Sample, workload_of_sample
-from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.cost.features import profile_of, work_of
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from tests.unit.made_up import column_shards, task_of, with_topology
 
 SGD = Conditions("sgd", 2)
 TIME_KEYS = [f"{name}_ms" for name in TIMES]
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 32, 5.0), Table("c", 10, 8, 1.0))
-TASK = with_profiles(ShardingTask(TABLES, Topology(2, memory_bytes=2**30), 64))
+TASK = with_profiles(task_of(TABLES, memory_bytes=2**30, batch_size=64))
 PLAN = ShardingPlan(
     2,
     (
-        Shard("a", 0, (0, 1000), (0, 4)),
-        Shard("a", 1, (0, 1000), (4, 16)),
+        *column_shards(TABLES[0], (0, 4), (1, 12)),
         *RowBlocks(range(2)).shards(TABLES[1]),
         Shard.whole(TABLES[2], 1),
     ),
@@ -39,28 +38,23 @@ def journal(tmp_path: Path) -> RunJournal:
 
 @pytest.fixture
 def run() -> Sample:
-    run = measured_run(PLAN, TASK, COST)
-    assert run is not None
-    return run
+    return measured_run(PLAN, TASK, COST)
 
 
-def test_a_run_is_the_plan_that_it_measured() -> None:
-    run = measured_run(PLAN, TASK, COST)
-    assert run is not None
+def test_a_run_is_the_plan_that_it_measured(run: Sample) -> None:
     ours, planned = workload_of_sample(run), workload_of_plan(PLAN, TASK)
-    for field in ("rank", "group_size", "num_rows", "num_cols", "num_ids"):
-        assert getattr(ours, field) == pytest.approx(getattr(planned, field))
-    assert ours.reuse_histogram == pytest.approx(planned.reuse_histogram, abs=1e-6)
+    for field in dataclasses.fields(Workload):
+        found, expected = getattr(ours, field.name), getattr(planned, field.name)
+        assert found == pytest.approx(expected, abs=1e-6), field.name
+    assert work_of(ours) == pytest.approx(work_of(planned), rel=1e-5)
+    assert profile_of(ours) == pytest.approx(profile_of(planned), abs=1e-5)
     assert run.cost == COST
 
 
 def test_row_blocks_within_a_host_are_not_noted() -> None:
-    hosts = dataclasses.replace(TASK, topology=Topology(4, memory_bytes=2**30, local_world_size=2))
-    shards = (
-        Shard.whole(TABLES[0], 0),
-        *RowBlocks(range(2)).shards(TABLES[1]),
-        Shard.whole(TABLES[2], 3),
-    )
+    hosts = with_topology(TASK, world_size=4, local_world_size=2)
+    blocks = RowBlocks(range(2)).shards(TABLES[1])
+    shards = (Shard.whole(TABLES[0], 0), *blocks, Shard.whole(TABLES[2], 3))
     cost = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * 4, (0.5,) * 4)
     assert measured_run(ShardingPlan(4, shards), hosts, cost) is None
 
@@ -69,14 +63,12 @@ def test_replicas_are_noted() -> None:
     shards = (*Replicas(2).shards(TABLES[0]), Shard.whole(TABLES[1], 0), Shard.whole(TABLES[2], 1))
     plan = ShardingPlan(2, shards)
     run = measured_run(plan, TASK, COST)
-    assert run is not None
     assert run.has_replicas
     noted, planned = workload_of_sample(run), workload_of_plan(plan, TASK)
     assert noted.is_replica.tolist() == planned.is_replica.tolist() == [True, True, False, False]
     assert noted.num_ids == pytest.approx(planned.num_ids)
-    assert noted.exchange(for_ids=False).replica_bytes == 4 * TABLES[0].num_embeddings * (
-        TABLES[0].embedding_dim
-    )
+    of_table = TABLES[0].num_embeddings * TABLES[0].embedding_dim
+    assert noted.exchange(for_ids=False).replica_bytes == 4 * of_table
 
 
 def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal, run: Sample) -> None:
@@ -164,7 +156,6 @@ def test_what_would_be_refused_is_not_written(
 ) -> None:
     nan = PlanCost((StageCost(1.0, math.nan, 3.0, 4.0), COST.per_rank[1]), COST.input_dist_ms)
     run = measured_run(PLAN, TASK, nan)
-    assert run is not None
     assert not journal.append(SGD, run)
     assert not journal.path.exists()
     [said] = caplog.messages
@@ -174,24 +165,13 @@ def test_what_would_be_refused_is_not_written(
 
 def test_what_real_runs_may_write_is_read(journal: RunJournal) -> None:
     """A rank without shards, one rank without exchanges, tables without profiles or ids."""
-    one = dataclasses.replace(
-        TASK, topology=Topology(1, memory_bytes=2**30), tables=(TABLES[0],)
-    )  # without a profile
-    on_one = measured_run(
-        ShardingPlan(1, (Shard.whole(TABLES[0], 0),)),
-        one,
-        PlanCost((StageCost(1.0, 0.0, 0.0, 1.0),), (0.0,)),
-    )
-    idle = PlanCost((StageCost(1.0, 2.0, 2.0, 1.0), StageCost(0.0, 2.0, 2.0, 0.0)), (0.1, 0.1))
-    tables = (dataclasses.replace(TASK.tables[0], pooling_factor=0.0),)
-    on_first = measured_run(
-        ShardingPlan(2, (Shard.whole(TABLES[0], 0),)),
-        dataclasses.replace(TASK, tables=tables),
-        idle,
-    )
-    assert on_one is not None
-    assert on_first is not None
-    assert journal.append(Conditions("sgd", 1), on_one)
-    assert journal.append(SGD, on_first)
-    assert journal.read(Conditions("sgd", 1)) == {1: on_one}
-    assert journal.read(SGD) == {2: on_first}
+    unused = dataclasses.replace(TASK.tables[0], pooling_factor=0.0)
+    idle = [(1.0, 2.0, 2.0, 1.0), (0.0, 2.0, 2.0, 0.0)]
+    for task, conditions, stages, line in (
+        (task_of(TABLES[:1], 1), Conditions("sgd", 1), [(1.0, 0.0, 0.0, 1.0)], 1),
+        (task_of([unused]), SGD, idle, 2),
+    ):
+        cost = PlanCost(tuple(StageCost(*rank) for rank in stages), (0.1,) * len(stages))
+        run = measured_run(whole_tables(task, [0]), task, cost)
+        assert journal.append(conditions, run)
+        assert journal.read(conditions) == {line: run}

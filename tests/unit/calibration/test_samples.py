@@ -16,6 +16,7 @@ from dlrm_sharded.calibration.samples import Sample, repeatability
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from tests.unit.calibration.cases import sample
+from tests.unit.damage import change_a_byte, cut_off
 
 SAMPLES = [
     sample(0),
@@ -71,20 +72,6 @@ def test_a_row_survives_json() -> None:
         assert Sample.from_row(json.loads(json.dumps(measured.to_row()))) == measured
 
 
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def change_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def edit_manifest(**changes: Any) -> Callable[[Path], None]:
     def edit(path: Path) -> None:
         manifest = manifest_path(path)
@@ -127,15 +114,15 @@ def with_time(part: int, time_ms: float) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no_file": (remove, "No such file"),
+    "no_file": (lambda path: path.unlink(), "No such file"),
     "no_manifest": (lambda path: manifest_path(path).unlink(), r"costs\.json: No such file"),
-    "truncated": (truncate, "truncated, or changed"),
+    "truncated": (cut_off, "truncated, or changed"),
     "empty": (lambda path: path.write_bytes(b""), r"\(0 B\)"),
     "changed_byte": (change_a_byte, "truncated, or changed"),
     "no_checksum": (edit_manifest(sha256=None), "is not the file that costs.json describes"),
     "manifest_of_other_format": (edit_manifest(format=0), "not a manifest of format 1"),
     "manifest_is_a_list": (lambda p: manifest_path(p).write_text("[]"), "not a manifest"),
-    "manifest_is_cut_off": (lambda p: truncate(manifest_path(p)), "costs.json is not JSON"),
+    "manifest_is_cut_off": (lambda p: cut_off(manifest_path(p)), "costs.json is not JSON"),
     "no_parquet": (put(b"number,kind\n1,computation\n"), "is not a Parquet file"),
     "nothing": (put(b""), "is not a Parquet file"),
     "other_columns": (edit_frame(lambda f: f.drop("attempt")), "has the columns kind, number, w"),
@@ -163,14 +150,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "negative_time": (with_time(4, -0.5), "sample 7 .*: bwd_compute on rank 1 in ms is -0.5"),
     "infinite_time": (with_time(0, math.inf), "sample 7 .*: input_dist on rank 1 in ms is inf"),
-    "rank_too_high": (
-        with_samples(sample(7, ranks=(0, 2))),
-        "the rank of a shard is 2, expected 0 to 1",
-    ),
-    "rank_too_low": (
-        with_samples(sample(7, ranks=(0, -1))),
-        "the rank of a shard is -1, expected 0",
-    ),
+    "rank_too_high": (with_samples(sample(7, ranks=(0, 2))), "of a shard is 2, expected 0 to 1"),
+    "rank_too_low": (with_samples(sample(7, ranks=(0, -1))), "rank of a shard is -1, expected 0"),
     "times_of_fewer_ranks": (
         with_samples(dataclasses.replace(sample(7), world_size=3, ranks_per_host=3)),
         "sample 7 .*: times of 2 ranks, expected 3",
@@ -198,7 +179,7 @@ def test_says_what_is_wrong_and_what_to_do(
     with pytest.raises(DataError, match=what) as error:
         read_costs(costs)
     assert str(costs) in str(error.value) or str(manifest_path(costs)) in str(error.value)
-    assert "make calibrate" in str(error.value)
+    assert "dlrm-calibrate" in str(error.value)
 
 
 def test_without_its_manifest_new_data_is_not_read(costs: Path) -> None:

@@ -127,14 +127,7 @@ def test_a_stage_is_launched_behind_a_sleep(gpu: Gpu) -> None:
 def test_a_stage_that_waits_for_the_device_is_not(gpu: Gpu) -> None:
     clock = clock_of(gpu)
     clock.timed("input_dist", gpu.stage(launch_ms=0.25, device_ms=0.5), waits=True)
-    assert gpu.calls == [
-        ("barrier", "group"),
-        "synchronize",
-        "event",
-        "work",
-        "event",
-        "wait",
-    ]
+    assert gpu.calls == [("barrier", "group"), "synchronize", "event", "work", "event", "wait"]
     once = clock.finish_iteration()
     assert once.times_ms == pytest.approx({"input_dist": 0.75})
     assert once.launch_ms == once.is_exposed == {}

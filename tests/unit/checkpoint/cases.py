@@ -1,17 +1,20 @@
-"""Made-up checkpoints, written by one rank."""
+"""Made-up checkpoints, and what ranks write of any state."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dlrm_sharded.checkpoint.folder import checkpoint_path
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import RunState
-from dlrm_sharded.checkpoint.saver import Saver
+from dlrm_sharded.checkpoint.model_state import ModelState
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training.checkpoints import Checkpoints
 
+PART = "rank-00000-00000.safetensors"
 TABLE = torch.arange(60, dtype=torch.float32).reshape(10, 6)
 STATE = {
     "tables.t.weight": LogicalTensor(
@@ -40,13 +43,38 @@ def run_state(step: int = 5, **changes: Any) -> RunState:
     return RunState(**fields | changes)
 
 
-def write(run_dir: Path, rank: Rank, *, step: int = 5, keep: int = 2) -> Path:
-    saver = Saver(run_dir, keep=keep, background=False, rank=rank)
-    saver.save(STATE, run_state(step))
+def write(
+    run_dir: Path,
+    rank: Rank,
+    *steps: int,
+    keep: int = 2,
+    background: bool = False,
+    state: Mapping[str, LogicalTensor] = STATE,
+    **fields: Any,
+) -> Path:
+    """Let the ranks write checkpoints, as a run does; return the last one."""
+    saver = Saver(run_dir, keep=keep, background=background, rank=rank)
+    for step in steps or (5,):
+        saver.save(state, run_state(step, **fields))
     saver.close()
     assert saver.failure is None
     return checkpoint_path(run_dir, step)
 
 
-def filled(shape: tuple[int, ...]) -> Tensor:
-    return torch.full(shape, float("nan"))
+def checkpoints_of_run(
+    run_dir: Path,
+    rank: Rank,
+    state: Mapping[str, LogicalTensor],
+    *,
+    in_background: bool,
+    **config: Any,
+) -> Checkpoints:
+    """What a trainer of a model with this state saves."""
+    settings = CheckpointConfig(**config)
+    return Checkpoints(
+        Saver(run_dir, keep=settings.keep, background=in_background, rank=rank),
+        settings,
+        ModelState(state, {}, {}, {}, {}),
+        describe=lambda progress: run_state(progress.step),
+        rank=rank,
+    )

@@ -1,11 +1,13 @@
 """A checkpoint that cannot be written is a failure of the saving, not of the training."""
 
 import errno
+import itertools
 import logging
 import math
+import threading
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,36 +15,29 @@ import torch
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.folder import checkpoints
 from dlrm_sharded.checkpoint.logical import LogicalTensor
-from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
+from dlrm_sharded.checkpoint.manifest import RunState, check_parts, read_manifest
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.files.errors import DivergenceError, LostFolderError
-from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, TABLE, run_state, write
 
 
+def save(saver: Saver, state: Mapping[str, LogicalTensor], said: RunState) -> None:
+    saver.save(state, said)
+    saver.finish()
+
+
 @pytest.mark.parametrize("background", [False, True])
-def test_full_disk(
-    background: bool,
-    tmp_path: Path,
-    rank: Rank,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_full_disk(background, tmp_path, rank, monkeypatch, caplog):
     """The last good checkpoint stays, nothing half-written does, and the next one is tried."""
-    write(tmp_path, rank, step=1)
-
-    def full(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "part")
-
+    write(tmp_path, rank, 1)
     saver = Saver(tmp_path, keep=1, background=background, rank=rank)
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(storage, "write_durably", full)
-        saver.save(STATE, run_state(2))
-        saver.finish()
-    assert saver.failure is not None
-    assert "No space left on device" in saver.failure
+    full = OSError(errno.ENOSPC, "No space left on device", "part")
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write_durably", Mock(side_effect=full))
+        save(saver, STATE, run_state(2))
+    assert "No space left on device" in str(saver.failure)
     assert "no checkpoint could be written" in caplog.text
     (good,) = (tmp_path / "checkpoints").iterdir()
     check_parts(read_manifest(good))
@@ -62,26 +57,19 @@ def test_full_disk(
         ("dense.mask", [math.nan, -math.inf]),
     ],
 )
-def test_what_is_not_finite_is_never_written(
-    name: str, bad: Any, background: bool, tmp_path: Path, rank: Rank
-) -> None:
-    write(tmp_path, rank, step=1)
+def test_what_is_not_finite_is_never_written(name, bad, background, tmp_path, rank):
+    write(tmp_path, rank, 1)
     state = {**STATE, name: LogicalTensor.whole(torch.tensor(bad))}
     saver = Saver(tmp_path, keep=1, background=background, rank=rank)
-
-    def save() -> None:
-        saver.save(state, run_state(2, buffers=("dense.mask",)))
-        saver.finish()
-
     with pytest.raises(DivergenceError, match=rf"1 of [12] values of {name} are not finite after"):
-        save()
+        save(saver, state, run_state(2, buffers=("dense.mask",)))
     with pytest.raises(DivergenceError):  # it stays so
         saver.save(STATE, run_state(3))
     (good,) = (tmp_path / "checkpoints").iterdir()
     check_finite(read_manifest(good))
 
 
-def test_what_may_be_infinite_or_large(tmp_path: Path, rank: Rank) -> None:
+def test_what_may_be_infinite_or_large(tmp_path, rank):
     """Sums of these values overflow, buffers may hold masks, and integers have no NaN."""
     state = {
         "tables.t.weight": LogicalTensor.whole(torch.full((9,), 3e38)),
@@ -99,47 +87,45 @@ def test_what_may_be_infinite_or_large(tmp_path: Path, rank: Rank) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("num_checks", [0, 1])
-def test_nothing_is_written_to_a_folder_that_was_lost(
-    num_checks: int, background: bool, tmp_path: Path, rank: Rank
-) -> None:
+def test_nothing_is_written_to_a_folder_that_was_lost(num_checks, background, tmp_path, rank):
     """Also if it is lost while a checkpoint is being written."""
-    write(tmp_path, rank, step=1)
-    checks = iter([None] * num_checks)
-
-    def check_owner() -> None:
-        if next(checks, "lost"):
-            raise LostFolderError("another job has it")
-
-    saver = Saver(tmp_path, keep=1, background=background, rank=rank, check_owner=check_owner)
-
-    def save() -> None:
-        saver.save(STATE, run_state(2))
-        saver.finish()
-
+    write(tmp_path, rank, 1)
+    lost = itertools.repeat(LostFolderError("another job has it"))
+    check = Mock(side_effect=itertools.chain([None] * num_checks, lost))
+    saver = Saver(tmp_path, keep=1, background=background, rank=rank, check_owner=check)
     with pytest.raises(LostFolderError):
-        save()
+        save(saver, STATE, run_state(2))
     assert [path.name for path in checkpoints(tmp_path)] == ["step-0000000001"]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1 + num_checks
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path, rank: Rank) -> None:
+def test_folder_that_cannot_be_made(tmp_path, rank):
+    """A poll reports it once it is known, and does not wait for it."""
     (tmp_path / "checkpoints").write_text("in the way")
-    saver = Saver(tmp_path, keep=1, background=True, rank=rank)
+    may_write = threading.Event()
+    saver = Saver(
+        tmp_path, keep=1, background=True, rank=rank, check_owner=lambda: may_write.wait(1)
+    )
     saver.save(STATE, run_state())
+    saver.poll()
+    assert saver.failure is None
+    may_write.set()
+    deadline = time.monotonic() + 60
+    while saver.failure is None and time.monotonic() < deadline:
+        saver.poll()
+    assert "checkpoints" in str(saver.failure)
     saver.close()
-    assert saver.failure is not None
-    assert "checkpoints" in saver.failure
 
 
-def test_removed_folder_is_made_again(tmp_path: Path, rank: Rank) -> None:
+def test_removed_folder_is_made_again(tmp_path, rank):
     run_dir = tmp_path / "run"
-    write(run_dir, rank, step=1)
+    write(run_dir, rank, 1)
     run_dir.rename(tmp_path / "away")
-    write(run_dir, rank, step=2)
+    write(run_dir, rank, 2)
     assert [path.name for path in checkpoints(run_dir)] == ["step-0000000002"]
 
 
-def test_background_writes_what_was_there(tmp_path: Path, rank: Rank) -> None:
+def test_background_writes_what_was_there(tmp_path, rank):
     """The training goes on with the tensors while they are written."""
     saver = Saver(tmp_path, keep=1, background=True, rank=rank)
     saver.save(STATE, run_state())
@@ -154,16 +140,13 @@ def test_background_writes_what_was_there(tmp_path: Path, rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_log_says_how_long_it_took(
-    background: bool, tmp_path: Path, rank: Rank, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_says_how_long_it_took(background, tmp_path, rank, caplog):
     started = time.perf_counter()
     saver = Saver(tmp_path, keep=1, background=background, rank=rank)
     with caplog.at_level(logging.INFO):
         saver.save(STATE, run_state(1))
         saver.close()
     (record,) = (record for record in caplog.records if "written in" in record.msg)
-    assert isinstance(record.args, tuple)
     step, written_s, waited_s, _ = record.args
     assert step == 1
     assert 0 < waited_s <= written_s <= time.perf_counter() - started

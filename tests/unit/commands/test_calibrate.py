@@ -28,26 +28,21 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     return started
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> int:
-    monkeypatch.setattr("sys.argv", ["dlrm-calibrate", *overrides])
-    return calibrate.main()
-
-
-def test_offers_policies(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "minutes=1", "collect.optimizer=adam", "policies=false") == 0
+def test_offers_policies(commands, run_command):
+    words = ("minutes=1", "collect.optimizer=adam", "policies=false")
+    done = run_command(calibrate.main, *words)
+    assert done.returncode == 0
     assert [command for command, _ in commands] == ["collect_costs", "fit_cost_model"]
     assert "collect.optimizer=adam" in commands[0][1]
     assert not any(override.startswith("policies") for _, each in commands for override in each)
     assert (
         "dlrm-train-policy policy=dreamshard init_from=packaged costs=predicted "
         "schedule.num_rounds=3 optimizer=adam; with policies=true"
-    ) in capsys.readouterr().out
+    ) in done.stdout
 
 
-def test_retunes_both_policies(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, "policies=true", "fit.num_steps=3") == 0
+def test_retunes_both_policies(commands, run_command):
+    assert run_command(calibrate.main, "policies=true", "fit.num_steps=3").returncode == 0
     assert [command for command, _ in commands[:2]] == ["collect_costs", "fit_cost_model"]
     overrides = ["init_from=packaged", "costs=predicted", "schedule.num_rounds=3"]
     assert commands[2:] == [
@@ -57,26 +52,26 @@ def test_retunes_both_policies(commands: Commands, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("rank", "num_commands"), [("0", 4), ("1", 1)])
-def test_all_ranks_measure_and_the_first_does_the_rest(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch, rank: str, num_commands: int
-) -> None:
+def test_all_ranks_measure_and_one_does_the_rest(
+    commands, run_command, monkeypatch, rank, num_commands
+):
     monkeypatch.setenv("RANK", rank)
-    assert run(monkeypatch, "policies=true") == 0
+    assert run_command(calibrate.main, "policies=true").returncode == 0
     assert len(commands) == num_commands
     assert commands[0][0] == "collect_costs"
 
 
-def test_no_policies_after_an_error(monkeypatch: pytest.MonkeyPatch, commands: Commands) -> None:
+def test_no_policies_after_an_error(monkeypatch, commands, run_command):
     def fail(command: str, overrides: Sequence[str]) -> int:
         commands.append((command, [*overrides]))
         return 2 if command == "fit_cost_model" else 0
 
     monkeypatch.setattr(calibrate, "_run", fail)
-    assert run(monkeypatch, "policies=true") == 2
+    assert run_command(calibrate.main, "policies=true").returncode == 2
     assert [command for command, _ in commands] == ["collect_costs", "fit_cost_model"]
 
 
-def test_its_commands_die_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_commands_die_with_it(monkeypatch):
     """They would otherwise go on measuring; test_hydra_app has their side of it."""
     environments: list[dict[str, str]] = []
 
@@ -89,10 +84,7 @@ def test_its_commands_die_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environments[0][LAUNCHER_VARIABLE] == str(os.getpid())
 
 
-def test_a_wrong_value(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        run(monkeypatch, "policies=dreamshard")
-    assert "policies is 'dreamshard', must be true or false" in capsys.readouterr().err
+def test_a_wrong_value(commands, run_command):
+    done = run_command(calibrate.main, "policies=dreamshard")
+    assert "policies is 'dreamshard', must be true or false" in done.stderr
     assert commands == []

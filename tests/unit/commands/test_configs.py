@@ -2,17 +2,14 @@
 
 import inspect
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.commands.hydra_app import CONF_DIR
@@ -31,6 +28,7 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.training.trainer import TrainerConfig
+from tests.unit.commands.conftest import composed_config
 from tests.unit.hardware.made_up import HARDWARE
 
 OPTIONS = sorted(
@@ -46,11 +44,6 @@ PROFILED_TABLE = Table(
 RANDOM = "sharder._target_=dlrm_sharded.sharders.heuristics.RandomSharder"
 
 
-def composed(*overrides: str, config: str = "train", **options: bool) -> DictConfig:
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        return compose(config, list(overrides), **options)
-
-
 def names(group: str) -> list[str]:
     found = [option.split("=")[1] for option in OPTIONS if option.startswith(f"{group}=")]
     assert found
@@ -58,28 +51,26 @@ def names(group: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def one_rank_in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(key, raising=False)
+def in_an_empty_folder(no_torchrun: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_composes(option: str) -> None:
+def test_composes(option):
     group = option.split("=")[0]
-    in_defaults = group in composed() or group == "experiment"
-    cfg = composed(option if in_defaults else f"+{option}")
+    in_defaults = group in composed_config("train") or group == "experiment"
+    cfg = composed_config("train", option if in_defaults else f"+{option}")
     resolved = OmegaConf.to_container(cfg, resolve=True)
     assert resolved["batch_size"] > 0
 
 
-def test_promised_options_are_there() -> None:
+def test_promised_options_are_there():
     promised = ["data=t510", "model=dcnv2", "optimizer=adam", "topology=h100_80gb"]
     assert set(promised) <= set(OPTIONS)
 
 
 @pytest.mark.parametrize("name", names("data"))
-def test_data_builds(name: str, tmp_path: Path) -> None:
+def test_data_builds(name, tmp_path):
     """Without reading logs or holding tables: neither would fit a machine that only plans."""
     overrides = [f"data={name}", f"batch_size={BATCH_SIZE}"]
     if name == "dlrm_datasets":
@@ -87,13 +78,11 @@ def test_data_builds(name: str, tmp_path: Path) -> None:
         ids, offsets = torch.zeros(2 * BATCH_SIZE).long(), torch.arange(2 * BATCH_SIZE + 1)
         torch.save((ids, offsets, lengths), tmp_path / "data.pt")
         overrides.append(f"data.path={tmp_path / 'data.pt'}")
-    cfg = composed(*overrides)
+    cfg = composed_config("train", *overrides)
     tracemalloc.start()
-    try:
-        dataset = build_dataset(cfg)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    dataset = build_dataset(cfg)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     assert dataset.batch_size == BATCH_SIZE
     assert dataset.num_dense == 13
     assert peak_bytes < 64 * 2**20
@@ -103,21 +92,24 @@ def test_data_builds(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", names("data"))
-def test_the_batch_size_is_no_key_of_the_data(name: str) -> None:
+def test_the_batch_size_is_no_key_of_the_data(name):
     """So that the data cannot have another batch size than the plan and the throughput."""
-    assert "batch_size" not in composed(f"data={name}").data
+    assert "batch_size" not in composed_config("train", f"data={name}").data
     with pytest.raises(ConfigCompositionException):
-        composed(f"data={name}", "data.batch_size=16")
+        composed_config("train", f"data={name}", "data.batch_size=16")
 
 
 @pytest.mark.parametrize("override", ["+data.batch_size=${batch_size}", "+data.batch_size=96"])
-def test_yamls_may_state_the_batch_size(override: str) -> None:
-    assert build_dataset(composed(f"batch_size={BATCH_SIZE}", override)).batch_size == BATCH_SIZE
+def test_yamls_may_state_the_batch_size(override):
+    assert (
+        build_dataset(composed_config("train", f"batch_size={BATCH_SIZE}", override)).batch_size
+        == BATCH_SIZE
+    )
 
 
 @pytest.mark.parametrize("batch_size", [16, 8192, "large"])
-def test_a_second_batch_size_is_refused(batch_size: int | str) -> None:
-    cfg = composed(f"batch_size={BATCH_SIZE}", f"+data.batch_size={batch_size}")
+def test_a_second_batch_size_is_refused(batch_size):
+    cfg = composed_config("train", f"batch_size={BATCH_SIZE}", f"+data.batch_size={batch_size}")
     with pytest.raises(ConfigError, match=rf"^data\.batch_size is {batch_size}, but .* is 96"):
         build_dataset(cfg)
 
@@ -129,8 +121,10 @@ class FixedBatches(SyntheticDataset):
         super().__init__(batch_size=batch_size // 2, **options)
 
 
-def test_a_dataset_with_a_batch_size_of_its_own_is_refused() -> None:
-    cfg = composed(f"batch_size={BATCH_SIZE}", f"data._target_={__name__}.FixedBatches")
+def test_a_dataset_with_a_batch_size_of_its_own_is_refused():
+    cfg = composed_config(
+        "train", f"batch_size={BATCH_SIZE}", f"data._target_={__name__}.FixedBatches"
+    )
     with pytest.raises(ConfigError, match=r"the batch_size of FixedBatches is 48, but .* is 96"):
         build_dataset(cfg)
     cfg = OmegaConf.create({"batch_size": 96, "data": {"_target_": "collections.Counter"}})
@@ -138,13 +132,13 @@ def test_a_dataset_with_a_batch_size_of_its_own_is_refused() -> None:
         build_dataset(cfg)
 
 
-def test_a_yaml_may_list_objects() -> None:
+def test_a_yaml_may_list_objects():
     """And Python's own lists and dicts reach the constructors, however deep they stand."""
     listed = [
         {"_target_": "dlrm_sharded.plans.tables.Table", **table.to_json()}
         for table in (*TABLES, PROFILED_TABLE)
     ]
-    cfg = composed(f"batch_size={BATCH_SIZE}")
+    cfg = composed_config("train", f"batch_size={BATCH_SIZE}")
     cfg.data.tables = listed
     built = build_dataset(cfg)
     assert [table.name for table in built.tables] == ["a", "b", "c", "profiled"]
@@ -153,8 +147,10 @@ def test_a_yaml_may_list_objects() -> None:
 
 
 @pytest.mark.parametrize("name", names("model"))
-def test_model_builds(name: str) -> None:
-    model = instantiate(composed(f"model={name}").model)(TABLES, 13, device=torch.device("cpu"))
+def test_model_builds(name):
+    model = instantiate(composed_config("train", f"model={name}").model)(
+        TABLES, 13, device=torch.device("cpu")
+    )
     assert isinstance(model, Dlrm)
     collection = model.sparse_arch.embedding_bag_collection
     assert [bag.embedding_dim for bag in collection.embedding_bag_configs()] == [4, 8, 16]
@@ -166,56 +162,50 @@ def test_model_builds(name: str) -> None:
     "override",
     ["model.over_layers=nan", "model.dense_layers=null", "model.over_layers=[]", "model.bf16=abc"],
 )
-def test_values_of_a_wrong_type_for_the_model(override: str) -> None:
-    make = instantiate(composed(override).model)
+def test_values_of_a_wrong_type_for_the_model(override):
+    make = instantiate(composed_config("train", override).model)
     with pytest.raises(ConfigError, match=override.split("=")[0]):
         make(TABLES, 13, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("artifact", ["5", "true", "[a]", "''"])
-def test_artifacts_that_are_no_paths(artifact: str) -> None:
-    with pytest.raises(ConfigError, match=r"the artifact of the cost model is .* must be a path"):
-        build_planner(composed(f"cost_model.artifact={artifact}"), RUN)
-
-
 @pytest.mark.parametrize("path", ["5", "[a]", "{a:1}"])
 @pytest.mark.parametrize("override", ["sharder=plan_file +sharder.path", "sharder.warm_start"])
-def test_plans_that_are_no_paths(path: str, override: str) -> None:
+def test_plans_that_are_no_paths(path, override):
     key = f"{override}={path}".replace("+", "++")
-    cfg = composed(*key.split(" ", 1))
+    cfg = composed_config("train", *key.split(" ", 1))
     with pytest.raises((ConfigError, InstantiationException), match="must be a path"):
         build_planner(cfg, RUN).plan(ShardingTask(TABLES, Topology(1, 10**6), 64))
 
 
-@pytest.mark.parametrize("name", names("optimizer"))
-def test_optimizer_builds(name: str) -> None:
-    optimizer = instantiate(composed(f"optimizer={name}").optimizer)
-    assert isinstance(optimizer, OptimizerConfig)
-    assert optimizer.schedule.factor(1000) == 1.0
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.startswith(("optimizer", "trainer"))])
+def test_optimizers_and_trainers_build(option):
+    built = instantiate(composed_config("train", option)[option.partition("=")[0]])
+    if option.startswith("trainer"):
+        assert isinstance(built, TrainerConfig)
+    else:
+        assert isinstance(built, OptimizerConfig)
+        assert built.schedule.factor(1000) == 1.0
 
 
 @pytest.mark.parametrize("name", names("topology"))
-def test_topology_builds(name: str) -> None:
-    cfg = composed(f"topology={name}").topology
+def test_topology_builds(name):
+    cfg = composed_config("train", f"topology={name}").topology
     topology = instantiate(cfg)
     assert isinstance(topology, Topology)
     assert topology.world_size == 1
     if cfg.memory_gib is not None:
         assert topology.memory_bytes == cfg.memory_gib * GIB
         assert topology.intra_host_bytes_per_s > topology.inter_host_bytes_per_s > 1e9
-        reserved = instantiate(composed(f"topology={name}", "topology.reserved_gib=4.5").topology)
+        reserved = instantiate(
+            composed_config("train", f"topology={name}", "topology.reserved_gib=4.5").topology
+        )
         assert topology.memory_bytes - reserved.memory_bytes == 4.5 * GIB
-
-
-@pytest.mark.parametrize("name", names("trainer"))
-def test_trainer_builds(name: str) -> None:
-    assert isinstance(instantiate(composed(f"trainer={name}").trainer), TrainerConfig)
 
 
 @pytest.mark.parametrize("config", ["train", "plan"])
 @pytest.mark.parametrize("name", names("sharder"))
-def test_sharder_builds(name: str, config: str) -> None:
-    cfg = composed(f"sharder={name}", config=config)
+def test_sharder_builds(name, config):
+    cfg = composed_config(config, f"sharder={name}")
     for key in OmegaConf.missing_keys(cfg.sharder):
         OmegaConf.update(cfg, key, "plan.json")
     planner = build_planner(cfg, RunContext())
@@ -224,8 +214,8 @@ def test_sharder_builds(name: str, config: str) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])
 @pytest.mark.parametrize("sharder", ["random", "size_lookup", "torchrec"])
-def test_the_demo_for_gpus_fits_gpus_of_24_gib(sharder: str, world_size: int) -> None:
-    cfg = composed("experiment=gpu_demo", f"sharder={sharder}", "cost_model=none")
+def test_the_demo_for_gpus_fits_gpus_of_24_gib(sharder, world_size):
+    cfg = composed_config("train", "experiment=gpu_demo", f"sharder={sharder}", "cost_model=none")
     tables = with_expected_profile(
         instantiate(cfg.data.tables), batch_size=cfg.batch_size, exponent=cfg.data.alpha
     )
@@ -248,76 +238,77 @@ class Contextual:
 
 
 RUN = RunContext(device="cpu", hardware=HARDWARE, optimizer="sgd")
-CONTEXTUAL = {
-    "_target_": f"{Contextual.__module__}.Contextual",
-    "_partial_": True,
-    "weight": "dim",
-    "seed": 5,
-}
+TARGET = {"_target_": f"{Contextual.__module__}.Contextual", "_partial_": True}
+CONTEXTUAL = TARGET | {"weight": "dim", "seed": 5}
 
 
-def test_a_partial_sharder_is_given_its_context() -> None:
+def test_a_partial_sharder_is_given_its_context():
     sharder = build_planner(OmegaConf.create({"sharder": CONTEXTUAL}), RUN).sharder
     assert sharder.context == SharderContext(RUN, None)
     assert (sharder.name, sharder.seed) == ("dim", 5)
-
-
-def test_a_partial_sharder_is_given_the_runs_cost_model() -> None:
-    cfg = OmegaConf.create({"sharder": CONTEXTUAL, "cost_model": composed().cost_model})
-    planner = build_planner(cfg, RUN)
+    cost_model = composed_config("train").cost_model
+    planner = build_planner(
+        OmegaConf.create({"sharder": CONTEXTUAL, "cost_model": cost_model}), RUN
+    )
     assert isinstance(planner.cost_model, LearnedCostModel)
-    assert planner.sharder.context.run == RUN
-    assert planner.sharder.context.cost_model is planner.cost_model
+    assert planner.sharder.context == SharderContext(RUN, planner.cost_model)
 
 
-def test_a_complete_sharder_is_given_nothing() -> None:
-    planner = build_planner(composed("sharder=dim", "cost_model=none"), RUN)
+def test_a_complete_sharder_is_given_nothing():
+    planner = build_planner(composed_config("train", "sharder=dim", "cost_model=none"), RUN)
     assert isinstance(planner.sharder, GreedySharder)
     assert (planner.cost_model, planner.diagnose) == (None, None)
 
 
-def test_a_wrong_key_of_a_partial_sharder() -> None:
-    with pytest.raises(ConfigError, match=r"^sharder: .*unexpected keyword argument 'beam'"):
-        build_planner(composed("sharder=neuroshard_paper", "+sharder.beam=3"), RUN)
-
-
-def test_a_wrong_key_of_a_cost_model() -> None:
-    with pytest.raises(ConfigError, match=r"^cost_model: .*unexpected keyword argument 'file'"):
-        build_planner(composed("+cost_model.file=x.json"), RUN)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sharder=neuroshard_paper", "+sharder.beam=3"], "sharder: .*argument 'beam'"),
+        (["+cost_model.file=x.json"], "cost_model: .*argument 'file'"),
+        *(
+            ([f"cost_model.artifact={path}"], "the artifact of the cost model is .* must be a path")
+            for path in ("5", "true", "[a]", "''")
+        ),
+    ],
+    ids=str,
+)
+def test_what_no_planner_can_be_built_of(overrides, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        build_planner(composed_config("train", *overrides), RUN)
 
 
 @pytest.mark.parametrize(
     ("key", "method"), [("sharder", "shard"), ("cost_model", "predict")], ids=str
 )
-def test_a_class_that_is_something_else(key: str, method: str) -> None:
+def test_a_class_that_is_something_else(key, method):
     cfg = OmegaConf.create({"sharder": CONTEXTUAL, key: {"_target_": "collections.Counter"}})
     with pytest.raises(ConfigError, match=rf"^{key}\._target_ makes .*no method `{method}`"):
         build_planner(cfg, RUN)
 
 
 @pytest.mark.parametrize("name", sorted({*names("cost_model")} - {"none"}))
-def test_cost_model_waits_for_the_hardware(name: str) -> None:
+def test_cost_model_waits_for_the_hardware(name):
     """Which the run alone knows; a file may be named, and is not by default."""
-    cfg = composed(f"cost_model={name}").cost_model
+    cfg = composed_config("train", f"cost_model={name}").cost_model
     assert cfg.artifact is None
     parameters = inspect.signature(instantiate(cfg)).parameters.values()
     missing = {p.name for p in parameters if p.default is inspect.Parameter.empty}
     assert missing == {"context"}
 
 
-def test_runs_can_do_without_a_cost_model() -> None:
-    assert composed().cost_model._target_.endswith("cost_picture")
+def test_runs_can_do_without_a_cost_model():
+    assert composed_config("train").cost_model._target_.endswith("cost_picture")
     for override in ("cost_model=none", "~cost_model"):
-        assert composed(override).get("cost_model") is None
+        assert composed_config("train", override).get("cost_model") is None
 
 
-def test_a_plan_is_of_a_task_or_of_data() -> None:
-    cfg = composed(config="plan")
+def test_a_plan_is_of_a_task_or_of_data():
+    cfg = composed_config("plan")
     assert OmegaConf.missing_keys(cfg) == set()
     assert cfg.task is None
     assert "data" not in cfg
-    assert composed("task=task.json", config="plan").task == "task.json"
-    of_data = composed("data=rm1", "topology=h100_80gb", "topology.world_size=16", config="plan")
+    assert composed_config("plan", "task=task.json").task == "task.json"
+    of_data = composed_config("plan", "data=rm1", "topology=h100_80gb", "topology.world_size=16")
     assert asked_task(of_data, "plan").task.topology.intra_host_bytes_per_s == 450e9
 
 
@@ -330,23 +321,10 @@ def test_a_plan_is_of_a_task_or_of_data() -> None:
         ("topology.compute_device=tpu", "topology.compute_device"),
     ],
 )
-def test_what_a_plan_of_data_needs(override: str, message: str) -> None:
-    cfg = composed("data=rm1", "topology.memory_gib=1", override, config="plan")
+def test_what_a_plan_of_data_needs(override, message):
+    cfg = composed_config("plan", "data=rm1", "topology.memory_gib=1", override)
     with pytest.raises(ConfigError, match=message):
         asked_task(cfg, "plan")
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DictConfig]:
-    """The config as a run sees it that was started with these overrides."""
-
-    def start(*overrides: str) -> DictConfig:
-        cfg = composed(*overrides, return_hydra_config=True)
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-        HydraConfig.instance().set_config(cfg)
-        return cfg
-
-    return start
 
 
 @pytest.mark.parametrize(
@@ -362,14 +340,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DictConfig]:
     ],
     ids=["as_is", "key_only", "class_only", "class_and_key", "added", "nested", "not_a_sharders"],
 )
-def test_drops_keys_of_a_replaced_class(
-    started: Callable[..., DictConfig], overrides: list[str], kept: set[str]
-) -> None:
-    assert set(drop_keys_of_replaced_class(started(*overrides).sharder)) == kept
+def test_drops_keys_of_a_replaced_class(composed, overrides, kept):
+    assert set(drop_keys_of_replaced_class(composed("train", *overrides).sharder)) == kept
 
 
-def test_kept_keys_can_refer_to_the_run(started: Callable[..., DictConfig]) -> None:
-    cfg = started("sharder=dim", "seed=7", RANDOM, "sharder.seed=${seed}")
+def test_kept_keys_can_refer_to_the_run(composed):
+    cfg = composed("train", "sharder=dim", "seed=7", RANDOM, "sharder.seed=${seed}")
     node = drop_keys_of_replaced_class(cfg.sharder)
     assert node.seed == 7
     assert callable(instantiate(node).shard)

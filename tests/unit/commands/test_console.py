@@ -11,8 +11,8 @@ import pytest
 
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.testing import small_tasks
+from tests.preloaded import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = """
 import sys
 from dlrm_sharded.commands import console
@@ -46,13 +46,13 @@ def write_task(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("sharder", ["neuroshard", "size_lookup", "hugectr"])
-def test_plans_without_torch(sharder: str, tmp_path: Path) -> None:
+def test_plans_without_torch(sharder, tmp_path):
     done = run(tmp_path, "plan", write_task(tmp_path), f"sharder={sharder}", "out=plan.json")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.json").exists()
 
 
-def test_makes_tasks_without_torch(tmp_path: Path) -> None:
+def test_makes_tasks_without_torch(tmp_path):
     done = run(tmp_path, "make_tasks", "models", "num=1", "out=tasks")
     assert done.returncode == 0, done.stderr
 
@@ -70,7 +70,7 @@ def test_makes_tasks_without_torch(tmp_path: Path) -> None:
     ],
     ids="-".join,
 )
-def test_says_what_to_install(arguments: list[str], tmp_path: Path) -> None:
+def test_says_what_to_install(arguments, tmp_path):
     if arguments[0] == "plan":
         arguments = [*arguments, write_task(tmp_path)]
     done = run(tmp_path, *arguments)
@@ -82,7 +82,7 @@ def test_says_what_to_install(arguments: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_every_command_is_a_module() -> None:
+def test_every_command_is_a_module():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     for command, target in scripts.items():
         module, name = target.split(":")

@@ -1,17 +1,11 @@
 """Overrides that cannot have an effect are refused with the reason, in all commands that plan."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 from dlrm_sharded.commands.advise_config import question_of, stated_task
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.simulate import _settings
 from dlrm_sharded.commands.simulated_cluster import build_cluster
 from dlrm_sharded.commands.task import asked_task, check_effects, check_question
@@ -21,26 +15,16 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
 from dlrm_sharded.ranks.distributed import Rank
+from tests.unit.commands.conftest import Compose
 
 FILE = "task=task.json"
 DATA = "data=synthetic"
 TASK = ShardingTask((Table("a", 1000, 16, 1.0),), Topology(2, 10**9, compute_device="cpu"), 64)
 
 
-@pytest.fixture
-def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., DictConfig]:
-    """Composes configs as a command does, in a folder with a task."""
-
-    def make(config: str, *overrides: str) -> DictConfig:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-            cfg = compose(config, list(overrides), return_hydra_config=True)
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-        HydraConfig.instance().set_config(cfg)
-        return cfg
-
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_task(composed: Compose) -> None:
     write_json("task.json", TASK.to_json())
-    return make
 
 
 @pytest.mark.parametrize(
@@ -51,12 +35,13 @@ def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., D
             for config in ("plan", "simulate")
             for override in (
                 *("topology.world_size=-5", "topology.memory_gib=abc", "topology.reserved_gib=55"),
+                *("topology.compute_device=cpu", "topology.memory_fraction=1"),
                 *(
-                    "topology.compute_device=cpu",
                     "topology=h100_80gb",
-                    "topology.memory_fraction=1",
+                    "batch_size=-3",
+                    "curve_batches=foo",
+                    "optimizer.clip_norm=1",
                 ),
-                *("batch_size=-3", "curve_batches=foo", "optimizer.clip_norm=1"),
             )
         ),
         *(("plan", FILE, override) for override in ("task_out=/x/y", "optimizer.dense=sgd")),
@@ -87,9 +72,7 @@ def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., D
     ],
     ids=str,
 )
-def test_an_override_without_an_effect(
-    composed: Callable[..., DictConfig], config: str, source: str, override: str
-) -> None:
+def test_an_override_without_an_effect(composed, config, source, override):
     cfg = composed(config, source, *override.split())
     unused = override.split()[-1]
     with pytest.raises(ConfigError, match=rf"^{unused} has no effect: .{{20}}") as raised:
@@ -113,19 +96,17 @@ def test_an_override_without_an_effect(
     ],
     ids=str,
 )
-def test_an_override_with_an_effect(
-    composed: Callable[..., DictConfig], config: str, overrides: list[str]
-) -> None:
+def test_an_override_with_an_effect(composed, config, overrides):
     check_question(composed(config, *overrides), "plan from")
 
 
 @pytest.mark.parametrize("override", ["sharder=[random,dim]", "optimizer=[sgd,adam]"])
-def test_one_option_of_a_group_is_used(composed: Callable[..., DictConfig], override: str) -> None:
+def test_one_option_of_a_group_is_used(composed, override):
     with pytest.raises(ConfigError, match="is a list, and one"):
         asked_task(composed("plan", FILE, override), "plan from")
 
 
-def test_a_batch_that_ranks_cannot_share(composed: Callable[..., DictConfig]) -> None:
+def test_a_batch_that_ranks_cannot_share(composed):
     write_json("task.json", ShardingTask(TASK.tables, TASK.topology, 7).to_json())
     with pytest.raises(ConfigError, match=r"^batch_size in task.json is 7; it is global and must"):
         asked_task(composed("plan", FILE), "plan from")
@@ -142,23 +123,19 @@ def test_a_batch_that_ranks_cannot_share(composed: Callable[..., DictConfig]) ->
         ("least_gain=0.1", "least_gain=0.1 has no effect: ranks= has one number"),
     ],
 )
-def test_advice_is_refused_before_its_first_case(
-    composed: Callable[..., DictConfig], override: str, message: str
-) -> None:
+def test_advice_is_refused_before_its_first_case(composed, override, message):
     cfg = composed("advise", FILE, "ranks=1", *override.split())
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         question_of(cfg, stated_task(cfg))
 
 
 @pytest.mark.parametrize("key", ["explain", "dry_run", "check_memory"])
-def test_a_flag_of_a_run_is_true_or_false(composed: Callable[..., DictConfig], key: str) -> None:
+def test_a_flag_of_a_run_is_true_or_false(composed, key):
     with pytest.raises(ConfigError, match=f"^{key} is 'maybe', must be true or false"):
         job_settings(composed("train", DATA, f"{key}=maybe"), Rank(0, 1, 0, 1, torch.device("cpu")))
 
 
-def test_the_dense_part_of_the_files_optimizer_is_simulated(
-    composed: Callable[..., DictConfig],
-) -> None:
+def test_the_dense_part_of_the_files_optimizer_is_simulated(composed):
     """The config has Adagrad, unless told otherwise."""
     write_json("task.json", with_optimizer(TASK, "sgd").to_json())
     cfg = composed("simulate", FILE, "out=out")

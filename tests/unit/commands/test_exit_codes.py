@@ -12,9 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,7 +25,6 @@ from dlrm_sharded.commands.exit_codes import (
     EXIT_USER_ERROR,
     exit_codes,
 )
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
     ConfigError,
@@ -36,9 +34,9 @@ from dlrm_sharded.files.errors import (
     InvalidPlanError,
     LostFolderError,
     UnsavedError,
-    UserError,
 )
 from dlrm_sharded.ranks.distributed import _sendable, reported_by_rank_zero
+from tests.unit.commands.conftest import composed_config
 
 NO_PLAN = "table 't' needs 8 B, the freest rank has 4 B"
 
@@ -51,10 +49,15 @@ def instantiated(cause: Exception) -> Exception:
 
 
 @pytest.fixture(autouse=True)
-def rank_0_before_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+def rank_0_before_hydra(no_torchrun: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
-        monkeypatch.delenv(key, raising=False)
+
+
+def said(error: Exception) -> str:
+    """The message of an error that the user can fix."""
+    message = readable_message(error)
+    assert message is not None
+    return message
 
 
 @pytest.mark.parametrize(
@@ -62,78 +65,48 @@ def rank_0_before_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     [ConfigError, DataError, DivergenceError, InfeasibleTaskError, InvalidPlanError],
     ids=lambda kind: kind.__name__,
 )
-def test_our_errors_are_their_message(kind: type[UserError]) -> None:
+def test_our_errors_are_their_message(kind):
     assert readable_message(kind(NO_PLAN)) == NO_PLAN
-    wrapped = InstantiationException("Error in call to target")
-    wrapped.__cause__ = kind(NO_PLAN)
-    assert readable_message(wrapped) == NO_PLAN
+    assert readable_message(instantiated(kind(NO_PLAN))) == NO_PLAN
 
 
-def test_a_constructors_arguments() -> None:
-    """A wrong key in a yaml or on the command line."""
-    node = OmegaConf.create({"_target_": "dlrm_sharded.sharders.heuristics.RandomSharder"})
-    node.sede = 1
-    with pytest.raises(InstantiationException) as raised:
-        instantiate(node)
-    message = readable_message(raised.value)
-    assert message is not None
-    assert "RandomSharder" in message
-    assert "unexpected keyword argument 'sede'" in message
+SHARDERS = "dlrm_sharded.sharders.heuristics"
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "argument": (
+        lambda: instantiate({"_target_": f"{SHARDERS}.RandomSharder", "sede": 1}),
+        r"RandomSharder(?s:.*) unexpected keyword argument 'sede'",
+    ),
+    "class": (lambda: instantiate({"_target_": f"{SHARDERS}.Nobody"}), "Nobody"),
+    "option": (
+        lambda: composed_config("train", "sharder=nobody"),
+        r"\Athere is no sharder 'nobody'; known: autoshard, autoshard_portfolio, dim, .*\Z",
+    ),
+    "key": (lambda: composed_config("train", "trainer.num_stepz=3"), "num_stepz"),
+    "missing": (lambda: OmegaConf.create({"task": "???"}).task, "task"),
+}
 
 
-def test_an_unknown_class() -> None:
-    with pytest.raises(InstantiationException) as raised:
-        instantiate({"_target_": "dlrm_sharded.sharders.heuristics.Nobody"})
-    message = readable_message(raised.value)
-    assert message is not None
-    assert "Nobody" in message
+@pytest.mark.parametrize(("make", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_in_a_config_are_named(make, message):
+    with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
+        make()
+    assert re.search(message, said(raised.value))
 
 
-def test_a_bug_in_a_constructor_is_not_the_users() -> None:
-    failure = InstantiationException("Error in call to target")
-    failure.__cause__ = RuntimeError("bug")
-    assert readable_message(failure) is None
-
-
-@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyError("bug"), AssertionError("bug")])
-def test_bugs_have_no_message(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(RuntimeError("bug"), KeyError("bug"), AssertionError("bug")),
+        instantiated(RuntimeError("bug")),
+        ConnectionResetError(errno.ECONNRESET, "reset"),
+    ],
+    ids=repr,
+)
+def test_bugs_have_no_message(error):
     assert readable_message(error) is None
 
 
-def test_a_wrong_option_lists_the_right_ones() -> None:
-    with (
-        pytest.raises(MissingConfigException) as raised,
-        initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)),
-    ):
-        compose("train", ["sharder=nobody"])
-    message = readable_message(raised.value)
-    assert message is not None
-    assert message.startswith(
-        "there is no sharder 'nobody'; known: autoshard, autoshard_portfolio, dim, "
-    )
-    assert "\n" not in message
-
-
-def test_a_wrong_key_is_named() -> None:
-    with (
-        pytest.raises(HydraException) as raised,
-        initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)),
-    ):
-        compose("train", ["trainer.num_stepz=3"])
-    message = readable_message(raised.value)
-    assert message is not None
-    assert "num_stepz" in message
-
-
-def test_a_missing_value_is_named() -> None:
-    with pytest.raises(OmegaConfBaseException) as raised:
-        _ = OmegaConf.create({"task": "???"}).task
-    message = readable_message(raised.value)
-    assert message is not None
-    assert "task" in message
-
-
-def test_users_errors_exit_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_errors_exit_with_2_and_one_line(capsys):
     with pytest.raises(SystemExit) as ended, exit_codes():
         raise InfeasibleTaskError(NO_PLAN)
     assert ended.value.code == EXIT_USER_ERROR == 2
@@ -143,7 +116,7 @@ def test_users_errors_exit_with_2_and_one_line(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("kind", [LostFolderError, UnsavedError], ids=lambda kind: kind.__name__)
-def test_what_happens_to_a_run_is_no_error_of_its_user(kind: type[UserError]) -> None:
+def test_what_happens_to_a_run_is_no_error_of_its_user(kind):
     """A launcher may start it again, which it does not after a 2."""
     with pytest.raises(SystemExit) as ended, exit_codes():
         raise kind("another job has taken the folder over")
@@ -151,14 +124,14 @@ def test_what_happens_to_a_run_is_no_error_of_its_user(kind: type[UserError]) ->
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bug"), SystemExit(3)])
-def test_other_errors_pass(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_errors_pass(error, capsys):
     with pytest.raises(type(error)) as raised, exit_codes():
         raise error
     assert raised.value is error
     assert capsys.readouterr().err == ""
 
 
-def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted(capsys):
     with pytest.raises(SystemExit) as ended, exit_codes():
         raise KeyboardInterrupt
     assert ended.value.code == EXIT_INTERRUPTED == 130
@@ -166,7 +139,7 @@ def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=str)
-def test_stopped_by_a_signal(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_by_a_signal(number, capsys):
     """Outside of a training; a second signal does not interrupt the end."""
     unwound = []
 
@@ -188,25 +161,18 @@ def test_stopped_by_a_signal(number: signal.Signals, capsys: pytest.CaptureFixtu
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def test_ranks_are_ended_by_their_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_ended_by_their_launcher(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with exit_codes():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments"),
-    [
-        ("commands.plan", ["--help"]),
-        ("commands.calibrate", ["--help"]),
-        ("ranks.torchrun", ["--help"]),
-    ],
-)
-def test_nobody_reads_the_output(module: str, arguments: list[str]) -> None:
+@pytest.mark.parametrize("module", ["commands.plan", "commands.calibrate", "ranks.torchrun"])
+def test_nobody_reads_the_output(module):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", f"dlrm_sharded.{module}", *arguments],
+        [sys.executable, "-m", f"dlrm_sharded.{module}", "--help"],
         stdout=writer,
         stderr=subprocess.PIPE,
         check=False,
@@ -215,7 +181,7 @@ def test_nobody_reads_the_output(module: str, arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) in ((141, b""), (0, b""))  # argparse hides the error
 
 
-def test_characters_that_the_locale_lacks_are_escaped() -> None:
+def test_characters_that_the_locale_lacks_are_escaped():
     """Such as those of a table, which a command prints at the end of its work."""
     code = "from dlrm_sharded.commands.exit_codes import exit_codes\n"
     code += "with exit_codes(): print('\u00e9')"
@@ -234,12 +200,7 @@ def test_characters_that_the_locale_lacks_are_escaped() -> None:
     [(False, f"error on rank 1: {NO_PLAN}\n"), (True, "")],
     ids=["its_own", "of_all_ranks"],
 )
-def test_other_ranks_report_only_their_own(
-    everywhere: bool,
-    printed: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_other_ranks_report_only_their_own(everywhere, printed, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     error = ConfigError(NO_PLAN)
     with pytest.raises(SystemExit) as ended, exit_codes():
@@ -250,15 +211,11 @@ def test_other_ranks_report_only_their_own(
 
 @pytest.fixture
 def within_hydra() -> None:
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        cfg = compose("train", return_hydra_config=True)
-    HydraConfig.instance().set_config(cfg)
+    HydraConfig.instance().set_config(composed_config("train", return_hydra_config=True))
 
 
 @pytest.mark.usefixtures("within_hydra")
-def test_a_started_run_logs_its_error(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_started_run_logs_its_error(caplog, capsys):
     """So that it is in the run's log file too, and on the terminal once."""
     with caplog.at_level(logging.ERROR), pytest.raises(SystemExit), exit_codes():
         raise ConfigError(NO_PLAN)
@@ -270,54 +227,36 @@ class OutOfMemoryError(RuntimeError):
     """What torch raises on GPUs; only its name is known where torch is not loaded."""
 
 
-def torch_out_of_memory() -> None:
-    torch.empty(2**50)
-
-
-def torch_overflow() -> None:
-    torch.empty(2**62, 2**62)
-
-
-def numpy_out_of_memory() -> None:
-    np.empty(2**58, np.uint8)
-
-
-def cuda_out_of_memory() -> None:
+def fail_on_a_gpu() -> None:
     raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
 @pytest.mark.parametrize(
     ("allocate", "figure"),
     [
-        (torch_out_of_memory, r"4,194,304.00 GiB cannot be allocated"),
-        (torch_overflow, r"Storage size|numel"),
-        (numpy_out_of_memory, r"Unable to allocate 256. PiB"),
-        (cuda_out_of_memory, r"Tried to allocate 20.00 GiB"),
+        (lambda: torch.empty(2**50), r"4,194,304.00 GiB cannot be allocated"),
+        (lambda: torch.empty(2**62, 2**62), r"Storage size|numel"),
+        (lambda: np.empty(2**58, np.uint8), r"Unable to allocate 256. PiB"),
+        (fail_on_a_gpu, r"Tried to allocate 20.00 GiB"),
     ],
 )
 @pytest.mark.parametrize(
     "through", [lambda e: e, _sendable, instantiated], ids=["here", "other_rank", "yaml"]
 )
-def test_allocations_that_fail(
-    allocate: Callable[[], None],
-    figure: str,
-    through: Callable[[Exception], Exception],
-) -> None:
+def test_allocations_that_fail(allocate, figure, through):
     """Here, on another rank, and in a constructor that a yaml names."""
     with pytest.raises((RuntimeError, MemoryError)) as raised:
         allocate()
-    message = readable_message(through(raised.value))
-    assert message is not None
+    message = said(through(raised.value))
     assert re.search(rf"^there is not enough memory: .*({figure}).* Lower batch_size", message)
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
-def test_writes_that_fail_without_a_name(fault: int) -> None:
+def test_writes_that_fail_without_a_name(fault):
     message = readable_message(OSError(fault, os.strerror(fault)))
     assert message == (
         f"{os.strerror(fault)}: a file cannot be written; free space, or write to another disk"
     )
-    assert readable_message(ConnectionResetError(errno.ECONNRESET, "reset")) is None
 
 
 @pytest.mark.parametrize(
@@ -325,24 +264,22 @@ def test_writes_that_fail_without_a_name(fault: int) -> None:
     ["x" * 10_000, "two words " * 1000, [*range(10_000)], {"a": "y" * 10_000}],
     ids=["word", "words", "list", "object"],
 )
-def test_long_values_are_shortened(value: object) -> None:
+def test_long_values_are_shortened(value):
     """And what to do, at the end of the message, stays."""
-    message = readable_message(ConfigError(f"the key is {value!r}, must be short; shorten it"))
-    assert message is not None
+    message = said(ConfigError(f"the key is {value!r}, must be short; shorten it"))
     assert message.startswith("the key is ")
     assert message.endswith(", must be short; shorten it")
     assert " characters)" in message
     assert len(message) < 300
 
 
-def test_long_messages_are_shortened() -> None:
-    message = readable_message(ConfigError("many words " * 10_000 + "the end"))
-    assert message is not None
+def test_long_messages_are_shortened():
+    message = said(ConfigError("many words " * 10_000 + "the end"))
     assert message.endswith("the end")
     assert len(message) < 4100
 
 
-def test_a_value_error_of_the_command_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_error_of_the_command_is_a_traceback(monkeypatch):
     """Before the command is called it is Hydra's, and a message."""
     monkeypatch.setattr(exit_codes_module, "_runs_command", False)
     with pytest.raises(exit_codes_module.ReportedExit), exit_codes(all_ranks_alike=True):

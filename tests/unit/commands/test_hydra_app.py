@@ -26,7 +26,7 @@ QUIET = ["hydra.run.dir=.", "hydra.output_subdir=null"]
     ],
     ids=" ".join,
 )
-def test_overrides_of_quiet_ranks_come_last(arguments: list[str]) -> None:
+def test_overrides_of_quiet_ranks_come_last(arguments):
     """Wherever the user's flags stand; Hydra lets the last of equal overrides win."""
     parse = get_args_parser().parse_args
     assert _arguments(arguments, rank="0", quiet=QUIET) == arguments
@@ -36,9 +36,7 @@ def test_overrides_of_quiet_ranks_come_last(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--help", "--hydra-help", "--cfg=job", "--info", "--version"])
-def test_one_rank_prints_what_a_flag_asks_for(
-    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_rank_prints_what_a_flag_asks_for(flag, monkeypatch, capsys):
     for rank, printed in {"0": ["here"], "1": []}.items():
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", sys.stdout)  # restores it
@@ -58,7 +56,7 @@ def test_one_rank_prints_what_a_flag_asks_for(
         (["--experimental-rerun", "old.pickle"], None, "overrides.yaml"),
     ],
 )
-def test_arguments_that_cannot_be_used(arguments: list[str], rank: str | None, words: str) -> None:
+def test_arguments_that_cannot_be_used(arguments, rank, words):
     with pytest.raises(ConfigError, match=words):
         _arguments(arguments, rank=rank, quiet=())
 
@@ -73,12 +71,11 @@ time.sleep(600)
 """
 
 
-def test_a_command_dies_with_the_command_that_started_it() -> None:
+def test_a_command_dies_with_the_command_that_started_it():
     """However that ends; a calibration would otherwise go on measuring."""
     child = "run_hydra(lambda: (print('runs', flush=True), time.sleep(20), print('still runs')))"
     code = PARENT.replace("LAUNCHER", repr(LAUNCHER_VARIABLE))
     with subprocess.Popen([sys.executable, "-c", code, child], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline() == b"runs\n"
         parent.kill()
         assert parent.stdout.read() == b"", "the child has closed the pipe, too"

@@ -2,22 +2,20 @@
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.own_folder import OwnRunFolder
 from dlrm_sharded.ranks.attempt import started
 from dlrm_sharded.runs.owner import claim
+from tests.unit.commands.conftest import composed_config
 
 
-def test_a_name_with_parts_of_hydras_config(tmp_path: Path) -> None:
+def test_a_name_with_parts_of_hydras_config(tmp_path):
     """The default name has one: Hydra passes over errors of the callback."""
     OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)
     name = f"hydra.run.dir={tmp_path}/${{hydra:runtime.choices.sharder}}/${{started:%H%M%S%f}}"
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        config = compose("train", ["sharder=dim", name], return_hydra_config=True)
+    config = composed_config("train", "sharder=dim", name, return_hydra_config=True)
     OwnRunFolder().on_run_start(config)
     assert not HydraConfig.initialized()
     (claimed,) = (tmp_path / "dim").glob("*/.owner-1")

@@ -1,12 +1,7 @@
 """The optimizer of a task.json, of the command line, and of the runs that are advised."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
 from dlrm_sharded.commands.hydra_app import CONF_DIR
@@ -15,8 +10,8 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, with_optimizer
+from dlrm_sharded.simulation.workers import Refusal
 
-Compose = Callable[..., DictConfig]
 TASK = ShardingTask((Table("a", 1000, 16, 1.0),), Topology(2, 10**9), 64)
 FILES = {
     "bare": TASK,
@@ -27,21 +22,6 @@ FILES = {
     "odd": ShardingTask(TASK.tables, Topology(2, 10**9, bytes_per_element=8), 64),
 }
 ADAM, ADAGRAD, SGD, ODD = (12, 0), (4, 4), (4, 0), (8, 0)
-
-
-@pytest.fixture
-def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compose:
-    """Composes configs as a command does, in an empty folder."""
-
-    def make(config: str, *overrides: str) -> DictConfig:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-            cfg = compose(config, list(overrides), return_hydra_config=True)
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-        HydraConfig.instance().set_config(cfg)
-        return cfg
-
-    monkeypatch.chdir(tmp_path)
-    return make
 
 
 @pytest.mark.parametrize(
@@ -65,25 +45,19 @@ def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compose:
     ],
 )
 def test_the_run_that_is_priced_is_the_one_that_is_advised(
-    composed: Compose,
-    file: str,
-    overrides: str,
-    memory: tuple[int, int],
-    optimizer: str | None,
-    in_run: str | None,
-    note: str | None,
-) -> None:
+    composed, file, overrides, memory, optimizer, in_run, note
+):
     """None for `in_run` stands for what the command line has."""
     write_json("task.json", FILES[file].to_json())
-    question_text = ["task=task.json", "sharder=dim", "hardware=h100", "ranks=2"]
-    cfg = composed("advise", *question_text, *overrides.split())
+    asked = ["task=task.json", "sharder=dim", "hardware=h100", "ranks=2"]
+    cfg = composed("advise", *asked, *overrides.split())
     of_file = stated_task(cfg)
-    assert of_file is not None
     question, _ = question_of(cfg, of_file)
     [case] = question.cases
-    task = question.task(case)
+    task = case.task
+    assert isinstance(task, ShardingTask)
     assert (task.topology.bytes_per_element, task.topology.optimizer_bytes_per_row) == memory
-    assert task.optimizer == case.machine.optimizer == optimizer
+    assert task.optimizer == question.context_of(case, task).optimizer == optimizer
     advised = same_in_run(of_file)
     assert " ".join(advised) == (overrides if in_run is None else in_run)
     assert of_file.note is None if note is None else note in (of_file.note or "")
@@ -92,7 +66,7 @@ def test_the_run_that_is_priced_is_the_one_that_is_advised(
     assert optimizer is None or run.embedding == optimizer
 
 
-def test_adam_is_for_gpus_whatever_the_file_is_for(composed: Compose) -> None:
+def test_adam_is_for_gpus_whatever_the_file_is_for(composed):
     for bytes_per_element, override in ((12, []), (4, ["optimizer=adam"])):
         on_cpus = Topology(2, 10**9, bytes_per_element=bytes_per_element, compute_device="cpu")
         write_json("task.json", ShardingTask(TASK.tables, on_cpus, 64).to_json())
@@ -101,19 +75,20 @@ def test_adam_is_for_gpus_whatever_the_file_is_for(composed: Compose) -> None:
         question_text = ["task=task.json", "sharder=dim", "ranks=1", *override]
         cfg = composed("advise", *question_text, "hardware=[h100,cpu]")
         question, _ = question_of(cfg, stated_task(cfg))
-        on_gpu, on_cpu = question.cases
-        assert question.task(on_gpu).optimizer == "adam"
-        with pytest.raises(ConfigError, match=r"fuses on CUDA only"):
-            question.task(on_cpu)
+        on_gpu, on_cpu = (case.task for case in question.cases)
+        assert isinstance(on_gpu, ShardingTask)
+        assert on_gpu.optimizer == "adam"
+        assert isinstance(on_cpu, Refusal)
+        assert "fuses on CUDA only" in on_cpu.message
 
 
-def test_every_optimizer_of_tables_has_a_file() -> None:
+def test_every_optimizer_of_tables_has_a_file():
     folder = CONF_DIR / "optimizer"
     found = {OmegaConf.load(path).embedding: path.stem for path in folder.glob("*.yaml")}
     assert found == OPTIMIZER_FILES
 
 
-def test_a_task_of_data_names_its_optimizer(composed: Compose) -> None:
+def test_a_task_of_data_names_its_optimizer(composed):
     data = ["data=synthetic", "data.max_rows=100", "batch_size=64", "topology.memory_gib=1"]
     assert asked_task(composed("plan", *data, "optimizer=adam"), "plan").task.optimizer == "adam"
     on_cpus = composed("plan", *data, "optimizer=adam", "topology.compute_device=cpu")
@@ -130,14 +105,14 @@ def test_a_task_of_data_names_its_optimizer(composed: Compose) -> None:
     ],
     ids=["unused", "unknown", "both"],
 )
-def test_host_memory_is_used_where_it_is_asked_for(
-    composed: Compose, overrides: list[str], message: str | None
-) -> None:
+def test_host_memory_is_used_where_it_is_asked_for(composed, overrides, message):
     write_json("task.json", TASK.to_json())
     cfg = composed("advise", "task=task.json", "sharder=neuroshard", "ranks=2", *overrides)
     of_file = stated_task(cfg)
     if message is None:
-        assert question_of(cfg, of_file)[0].stated.host_memory_bytes == 9 * GIB
+        [case] = question_of(cfg, of_file)[0].cases
+        assert isinstance(case.task, ShardingTask)
+        assert case.task.topology.host_memory_bytes == 9 * GIB
         return
     with pytest.raises(ConfigError, match=message):
         question_of(cfg, of_file)

@@ -1,13 +1,12 @@
 """A training of a policy begins with new weights, or with those of an artefact."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.train_policy import initialize
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.hardware.artifact import artifact_name, write_artifact
@@ -15,64 +14,58 @@ from dlrm_sharded.hardware.artifact_kinds import RETUNE
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, packaged_net, to_arrays
 from dlrm_sharded.rl.training import build_method
+from tests.unit.commands.conftest import composed_config
 from tests.unit.rl.cases import SHORT, random_net
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
 
 
+def check_equal(expected: Any, found: Any) -> None:
+    arrays = to_arrays(found)
+    for key, array in to_arrays(expected).items():
+        np.testing.assert_array_equal(array, arrays[key])
+
+
 @each_kind
-def test_the_packaged_policy_is_not_the_one_made_here(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_packaged_policy_is_not_the_one_made_here(kind, tmp_path, monkeypatch):
     """Or else a second re-tuning would begin with the first one's weights."""
     monkeypatch.chdir(tmp_path)
     made_here = write(kind, Path("calibration"))
     method = build_method(SHORT[kind], seed=0)
     initialize(method, "packaged", RunContext())
-    arrays = to_arrays(method.net)
-    for key, array in to_arrays(packaged_net(kind, RunContext())).items():
-        np.testing.assert_array_equal(array, arrays[key])
+    check_equal(packaged_net(kind, RunContext()), method.net)
     initialize(method, str(made_here), RunContext())
-    for key, array in to_arrays(random_net(kind)).items():
-        np.testing.assert_array_equal(array, to_arrays(method.net)[key])
+    check_equal(random_net(kind), method.net)
 
 
 @each_kind
-def test_random_weights_are_kept(kind: str) -> None:
+def test_random_weights_are_kept(kind):
     method, same = (build_method(SHORT[kind], seed=0) for _ in range(2))
     initialize(method, None, RunContext())
-    for key, array in to_arrays(same.net).items():
-        np.testing.assert_array_equal(array, to_arrays(method.net)[key])
+    check_equal(same.net, method.net)
 
 
-def test_a_policy_of_another_method(tmp_path: Path) -> None:
+def test_a_policy_of_another_method(tmp_path):
     path = write("autoshard", tmp_path)
     with pytest.raises(DataError, match="is not a policy of the kind 'dreamshard'"):
         initialize(build_method(SHORT["dreamshard"], seed=0), str(path), RunContext())
 
 
 @pytest.mark.parametrize("init_from", [3, "", "missing.safetensors"])
-def test_no_policy(init_from: object) -> None:
+def test_no_policy(init_from):
     with pytest.raises((ConfigError, DataError), match=r"init_from is|cannot read the policy"):
         initialize(build_method(SHORT["dreamshard"], seed=0), init_from, RunContext())  # type: ignore[arg-type]
 
 
-def test_the_offered_overrides_compose() -> None:
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        cfg = compose("train_policy", ["policy=dreamshard", *RETUNE.split()])
+def test_the_offered_overrides_compose():
+    cfg = composed_config("train_policy", "policy=dreamshard", *RETUNE.split())
     assert (cfg.init_from, cfg.costs) == ("packaged", "predicted")
     assert instantiate(cfg.schedule).num_rounds == 3
 
 
 def write(kind: str, folder: Path) -> Path:
     """Write a policy with random weights."""
-    meta = {
-        "kind": kind,
-        "hardware": "cpu: x",
-        "device": "cpu",
-        "cores": 1,
-        "optimizer": "sgd",
-        "features": POLICY_FEATURES,
-    }
+    meta = {"kind": kind, "hardware": "cpu: x", "device": "cpu", "cores": 1, "optimizer": "sgd"}
+    meta["features"] = POLICY_FEATURES
     name = artifact_name(kind, "cpu: x")
     return write_artifact(folder, name, to_arrays(random_net(kind)), meta)

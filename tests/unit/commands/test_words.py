@@ -14,7 +14,7 @@ def read(monkeypatch: pytest.MonkeyPatch, *words: str, **options: object) -> dic
     return vars(read_words("usage", KEYS, names="runs", **options))  # type: ignore[arg-type]
 
 
-def test_words_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_and_keys(monkeypatch):
     found = read(monkeypatch, "runs/a=1", "out=x=y", "num=4", "share=null", "parts=[a,b]")
     expected = {"names": ["runs/a=1"], "out": "x=y", "num": 4, "share": 0.5, "parts": ["a", "b"]}
     assert found == expected
@@ -32,27 +32,24 @@ def test_words_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         (["num=1"], "name runs"),
     ],
 )
-def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
+def test_what_is_refused(monkeypatch, words, message):
     with pytest.raises(ConfigError) as raised:
         read(monkeypatch, *words)
     assert str(raised.value).startswith(message)
 
 
-def test_other_words_than_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_words_than_the_choices(monkeypatch):
     with pytest.raises(ConfigError, match=r"^'runs' has no effect here; known: a, b"):
         read(monkeypatch, "runs", choices=("a", "b"))
 
 
-def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(monkeypatch, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         read(monkeypatch, "--help")
     assert capsys.readouterr().out == "usage\n"
 
 
-def test_a_check_takes_no_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["dlrm-check-install", "fast"])
-    with pytest.raises(SystemExit, match=r"^2$"):
-        check_install.main()
-    assert "'fast' has no effect here; known: none" in capsys.readouterr().err
+def test_a_check_takes_no_words(run_command):
+    done = run_command(check_install.main, "fast")
+    assert done.returncode == 2
+    assert "'fast' has no effect here; known: none" in done.stderr

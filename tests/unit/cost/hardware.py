@@ -19,7 +19,7 @@ from dlrm_sharded.calibration.random_plans import (
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.plans.layouts import row_blocks
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 NOISE = 0.02
@@ -120,16 +120,9 @@ def measured_plans(
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([seed, number])
         batch_size = int(rng.choice(BATCH_SIZES))
-        if kind == "computation":
-            world_size = 2
-            drawn = draw_computation(
-                rng, world_size=world_size, batch_size=batch_size, limits=LIMITS
-            )
-        else:
-            world_size = 2 + 2 * (number % 2)
-            drawn = draw_communication(
-                rng, world_size=world_size, batch_size=batch_size, limits=LIMITS
-            )
+        world_size = 2 if kind == "computation" else 2 + 2 * (number % 2)
+        draw = draw_computation if kind == "computation" else draw_communication
+        drawn = draw(rng, world_size=world_size, batch_size=batch_size, limits=LIMITS)
         shards = [shard for table in drawn for shard in shards_of(table, world_size, batch_size)]
         samples.append(measure(kind, number, world_size, batch_size, shards, rng, noise))
     return tuple(samples)
@@ -183,10 +176,11 @@ def measure(
     pooled = np.array([4.0 * batch_size * shard.num_cols / world_size for shard in shards])
     ids = np.array([4.0 * batch_size * (shard.pooling_factor + 1) / world_size for shard in shards])
     forward = exchange_ms(shards, pooled, world_size)
-    times = np.column_stack([computing[:, 0], forward, 1.1 * forward, computing[:, 1]])
+    times = np.array([computing[:, 0], forward, 1.1 * forward, computing[:, 1]]).T
     times *= np.exp(noise * rng.standard_normal(times.shape))
     input_dist = exchange_ms(shards, ids, world_size)
     input_dist *= np.exp(noise * rng.standard_normal(world_size))
+    stages = dict(zip(STAGES, times.T.tolist(), strict=True))
     return Sample(
         kind=kind,
         number=number,
@@ -195,7 +189,5 @@ def measure(
         ranks_per_host=world_size,
         batch_size=batch_size,
         shards=tuple(shards),
-        cost=PlanCost(
-            tuple(StageCost(*rank) for rank in times.tolist()), tuple(input_dist.tolist())
-        ),
+        cost=PlanCost.from_stages(stages, input_dist_ms=input_dist.tolist()),
     )

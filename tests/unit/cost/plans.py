@@ -5,11 +5,11 @@ import math
 
 from hypothesis import strategies as st
 
-from dlrm_sharded.plans.layouts import Replicas, row_blocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded import Shard, ShardingPlan, ShardingTask, Topology
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.made_up import column_shards
 
 COMPUTING, EXCHANGING = (STAGES[0], STAGES[3]), STAGES[1:3]
 Planned = tuple[ShardingPlan, ShardingTask]
@@ -61,23 +61,15 @@ def shards_of(
     first, second = draw(st.tuples(*[st.integers(0, topology.world_size - 1)] * 2))
     if layout == "columns" and table.embedding_dim > 4 and first != second:
         edge = 4 * draw(st.integers(1, table.embedding_dim // 4 - 1))
-        whole = Shard.whole(table, first)
-        return [
-            dataclasses.replace(whole, cols=(0, edge)),
-            dataclasses.replace(whole, rank=second, cols=(edge, table.embedding_dim)),
-        ]
+        return column_shards(table, (first, edge), (second, table.embedding_dim - edge))
     if layout == "replicas":
-        return list(Replicas(topology.world_size).shards(table))
+        return Replicas(topology.world_size).shards(table)
     ranks = range(topology.world_size)
     if layout == "rows_of_host":
         start = first - first % topology.ranks_per_host
         ranks = range(start, start + topology.ranks_per_host)
-    blocks = row_blocks(table.num_embeddings, len(ranks))
-    if layout.startswith("rows") and len(blocks) == len(ranks):
-        return [
-            Shard(table.name, rank, block, (0, table.embedding_dim))
-            for rank, block in zip(ranks, blocks, strict=True)
-        ]
+    if layout.startswith("rows") and RowBlocks(ranks).is_possible(table):
+        return RowBlocks(ranks).shards(table)
     return [Shard.whole(table, first)]
 
 
@@ -96,12 +88,6 @@ def relabellings(draw: st.DrawFn, topology: Topology) -> list[int]:
         local_ranks = draw(st.permutations(range(per_host)))
         new_rank += [host * per_host + local_rank for local_rank in local_ranks]
     return new_rank
-
-
-def with_table(task: ShardingTask, table: Table) -> ShardingTask:
-    """The task with another table of the same name."""
-    changed = tuple(table if old.name == table.name else old for old in task.tables)
-    return dataclasses.replace(task, tables=changed)
 
 
 def times_ms(cost: PlanCost, stages: tuple[str, ...] = STAGES) -> list[list[float]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
+from dlrm_sharded.cost.workload import Workload, workload_of_rows
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
@@ -41,6 +41,12 @@ class PublicLookup:
         sums = workload.by_rank(compute.vectors(workload))
         return float(compute.times_ms(sums, np.ones(1))[0, int(self.is_backward)])
 
+    def backward(self, name: str, measured_ms: float, optimizer: str) -> PublicLookup:
+        """Return the backward pass of this lookup."""
+        return dataclasses.replace(
+            self, name=name, measured_ms=measured_ms, is_backward=True, optimizer=optimizer
+        )
+
     def _workload(self) -> Workload:
         row = (0, 1, self.num_rows, self.embedding_dim, self.ids)
         # the reuse that a histogram says is that of its bins; two of them can have any mean
@@ -55,24 +61,13 @@ class PublicLookup:
         return workload_of_rows(1, 1, self.bags, [row] * self.num_tables, histograms)
 
 
-def _backward(forward: PublicLookup, name: str, measured_ms: float, optimizer: str) -> PublicLookup:
-    """Return the backward pass of a lookup."""
-    return dataclasses.replace(
-        forward, name=name, measured_ms=measured_ms, is_backward=True, optimizer=optimizer
+_BY_DIM = dict(
+    zip(
+        (2**i for i in range(2, 11)),
+        (0.121, 0.134, 0.161, 0.174, 0.310, 0.648, 1.451, 3.337, 7.019),
+        strict=True,
     )
-
-
-_BY_DIM = {
-    4: 0.121,
-    8: 0.134,
-    16: 0.161,
-    32: 0.174,
-    64: 0.310,
-    128: 0.648,
-    256: 1.451,
-    512: 3.337,
-    1024: 7.019,
-}
+)
 _UNPOOLED = PublicLookup("forward, unpooled", 0.345, 10, 1e6, 105e3, 35e3, 105_000, 128)
 _PRODUCTION_IDS = 20e6
 _PRODUCTION = PublicLookup(
@@ -95,12 +90,10 @@ PUBLIC_LOOKUPS = [
     ),
     # NVIDIA/recsys-examples, benchmark_results.json, H100
     _UNPOOLED,
-    _backward(_UNPOOLED, "backward, unpooled, SGD", 0.614, "sgd"),
-    _backward(_UNPOOLED, "backward, unpooled, Adam", 1.005, "adam"),
+    _UNPOOLED.backward("backward, unpooled, SGD", 0.614, "sgd"),
+    _UNPOOLED.backward("backward, unpooled, Adam", 1.005, "adam"),
     # torchrec issue 4757: 64.7 % of the peak, and 4.9 times as long; its shapes are assumed
     _PRODUCTION,
-    _backward(
-        _PRODUCTION, "backward, production", 4.9 * _PRODUCTION.measured_ms, "rowwise_adagrad"
-    ),
+    _PRODUCTION.backward("backward, production", 4.9 * _PRODUCTION.measured_ms, "rowwise_adagrad"),
 ]
 """Where a source does not state a figure, a usual one is assumed, as the comments say."""

@@ -4,20 +4,20 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import Shard, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import CommunicationModel
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.cost.plans import Planned, planned
+from tests.unit.made_up import column_shards, tables_of, task_of
 from tests.unit.search.made_up import (
     MODELS,
     all_plans,
@@ -45,17 +45,20 @@ def plans_of(shape: str, seed: int) -> tuple[ShardingTask, list[tuple[Shard, ...
     return task, list(all_plans(task))
 
 
-def least_ms(task: ShardingTask, plans: list[tuple[Shard, ...]], model: LearnedCostModel) -> float:
-    return min((predicted(shards, task, model).cost_ms for shards in plans), default=math.inf)
+def assert_below(
+    model: LearnedCostModel, task: ShardingTask, plans: Iterable[tuple[Shard, ...]]
+) -> None:
+    """Check that no plan costs less than the bound."""
+    bound_ms = lower_bound_ms(model.price(task))
+    costs = (predicted(shards, task, model).cost_ms for shards in plans)
+    assert bound_ms <= min(costs, default=math.inf) * (1 + ROUNDING)
 
 
 @pytest.mark.parametrize("shape", TINY)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_plan_of_a_tiny_task_is_cheaper(name: str, shape: str) -> None:
     for seed in range(3):
-        task, plans = plans_of(shape, seed)
-        model = model_of(name, seed)
-        assert lower_bound_ms(model.price(task)) <= least_ms(task, plans, model) * (1 + ROUNDING)
+        assert_below(model_of(name, seed), *plans_of(shape, seed))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -79,29 +82,23 @@ def test_no_random_plan_is_cheaper(name: str, hosts: tuple[int, int]) -> None:
         plans = [random_plan(rng, task) for _ in range(30)]
         # all on one rank: nothing is even
         plans.append(tuple(Shard.whole(table, 0) for table in task.tables))
-        bound_ms = lower_bound_ms(model.price(task))
-        assert 0 < bound_ms <= least_ms(task, plans, model) * (1 + ROUNDING)
+        assert_below(model, task, plans)
+        assert lower_bound_ms(model.price(task)) > 0
 
 
 @given(of=planned(), name=st.sampled_from(MODELS), seed=st.integers(0, 3))
 @settings(max_examples=100, deadline=None)
 def test_no_plan_is_cheaper(of: Planned, name: str, seed: int) -> None:
-    plan, task = of
-    cost_ms = predicted(plan.shards, task, model_of(name, seed)).cost_ms
-    assert lower_bound_ms(model_of(name, seed).price(task)) <= cost_ms * (1 + ROUNDING)
+    assert_below(model_of(name, seed), of[1], [of[0].shards])
 
 
 def test_pieces_of_one_table_on_one_rank() -> None:
     """Valid at equal widths, and no cheaper than one piece."""
     table = Table("t0", 5000, 16, 9.0)
-    task = with_profiles(ShardingTask((table,), Topology(2, 2**30, compute_device="cpu"), 1024))
-    shards = tuple(
-        Shard("t0", rank, (0, 5000), (4 * i, 4 * i + 4)) for i, rank in enumerate([0, 1, 0, 1])
-    )
+    task = with_profiles(task_of((table,)))
+    shards = column_shards(table, (0, 4), (1, 4), (0, 4), (1, 4))
     for name in MODELS:
-        assert lower_bound_ms(model_of(name).price(task)) <= predicted(
-            shards, task, model_of(name)
-        ).cost_ms * (1 + ROUNDING)
+        assert_below(model_of(name), task, [tuple(shards)])
 
 
 @pytest.mark.parametrize("fixed_ms", [0.0, 5.0, 50.0])
@@ -114,20 +111,15 @@ def test_a_reduction_on_one_host_is_paid_there_alone(fixed_ms: float) -> None:
         model_of("plain"), communication=CommunicationModel(0.01 * exchanges.exchange, reduce)
     )
     tables = (Table("a", 1000, 4, 0.01), Table("b", 1, 4, 200.0))
-    topology = Topology(4, 10_000, 2, compute_device="cpu")
-    task = with_profiles(ShardingTask(tables, topology, 2048))
-    assert lower_bound_ms(model.price(task)) <= least_ms(task, list(all_plans(task)), model)
+    task = with_profiles(task_of(tables, 4, 10_000, 2048, local_world_size=2))
+    assert_below(model, task, all_plans(task))
 
 
 def test_a_rank_may_wait_for_nothing() -> None:
     """The rank that has everything gets nothing from others, and so waits for none."""
-    topology = Topology(2, 2**30, compute_device="cpu")
-    task = with_profiles(ShardingTask((Table("a", 10, 4, 5.0),), topology, 2048))
+    task = with_profiles(task_of((Table("a", 10, 4, 5.0),), batch_size=2048))
     for seed in range(20):
-        model = model_of("receiving", seed)
-        assert lower_bound_ms(model.price(task)) <= least_ms(task, list(all_plans(task)), model) * (
-            1 + ROUNDING
-        )
+        assert_below(model_of("receiving", seed), task, all_plans(task))
 
 
 @given(of=planned(), name=st.sampled_from(MODELS), data=st.data())
@@ -158,21 +150,23 @@ def test_memory_never_costs(of: Planned, name: str, exponents: list[float]) -> N
         before = bound_ms
 
 
+@pytest.mark.parametrize(
+    ("shapes", "needed_bytes"),
+    [
+        ([(1000, 8, 3.0)], 250 * 8 * 4),
+        ([(3, 8, 3.0)], 3 * 4 * 4),  # too few rows for blocks on all ranks, enough for a host's
+        ([(100, 4, 1.0)] * 9, 100 * 4 * 4 * 9 // 4),  # fits no four ranks together
+    ],
+    ids=["one", "few_rows", "all"],
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_infinite_where_surely_none_fits(name: str) -> None:
-    model = model_of(name)
-    table = Table("t0", 1000, 8, 3.0)
-    task = with_profiles(ShardingTask((table,), Topology(4, 2**30, 2, compute_device="cpu"), 512))
-    assert lower_bound_ms(model.price(with_memory(task, 250 * 8 * 4))) < math.inf
-    assert lower_bound_ms(model.price(with_memory(task, 250 * 8 * 4 - 1))) == math.inf
-    few_rows = Table("t0", 3, 8, 3.0)  # too few for blocks on all ranks, enough for those of a host
-    task = with_profiles(dataclasses.replace(task, tables=(few_rows,)))
-    assert lower_bound_ms(model.price(with_memory(task, 3 * 4 * 4))) < math.inf
-    assert lower_bound_ms(model.price(with_memory(task, 3 * 4 * 4 - 1))) == math.inf
-    narrow = tuple(Table(f"t{i}", 100, 4, 1.0) for i in range(9))  # fits no four ranks together
-    task = with_profiles(dataclasses.replace(task, tables=narrow))
-    assert lower_bound_ms(model.price(with_memory(task, 100 * 4 * 4 * 9 // 4))) < math.inf
-    assert lower_bound_ms(model.price(with_memory(task, 100 * 4 * 4 * 9 // 4 - 1))) == math.inf
+def test_infinite_where_surely_none_fits(
+    name: str, shapes: list[tuple[int, int, float]], needed_bytes: int
+) -> None:
+    task = with_profiles(task_of(tables_of(*shapes), 4, batch_size=512, local_world_size=2))
+    priced = model_of(name).price
+    assert lower_bound_ms(priced(with_memory(task, needed_bytes))) < math.inf
+    assert lower_bound_ms(priced(with_memory(task, needed_bytes - 1))) == math.inf
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -180,10 +174,6 @@ def test_a_table_more_never_costs_less(name: str) -> None:
     rng = np.random.default_rng(3)
     for seed in range(5):
         task = roomy_task(rng, (2, 2), 6)
-        bounds = [
-            lower_bound_ms(
-                model_of(name, seed).price(dataclasses.replace(task, tables=task.tables[:num]))
-            )
-            for num in range(1, 7)
-        ]
+        fewer = (dataclasses.replace(task, tables=task.tables[:num]) for num in range(1, 7))
+        bounds = [lower_bound_ms(model_of(name, seed).price(some)) for some in fewer]
         assert all(b >= a * (1 - HALVINGS) for a, b in itertools.pairwise(bounds))

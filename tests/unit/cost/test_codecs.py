@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded import DataError, RunContext, Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.samples import CollectedCosts
@@ -25,20 +26,14 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
-from dlrm_sharded.cost.features import Exchange, Floats, Reduce
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, prior_cost_model
+from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.hardware.artifact import SHIPPED
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.made_up import task_of
 
 FP16, INT8 = ExchangePrecision("fp16", "fp16"), ExchangePrecision("int8", "int8")
 FP16_FORWARD = ExchangePrecision("fp16", "fp32")
-OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
 TABLES = (Table("a", 4000, 64, 8.0), Table("b", 900, 128, 2.0), Table("c", 9, 32, 1.0))
 PLAN = ShardingPlan(2, (Shard.whole(TABLES[0], 0), *(Shard.whole(t, 1) for t in TABLES[1:])))
 
@@ -107,24 +102,17 @@ def test_search_and_bound_see_the_same_prices(hosts: Hosts) -> None:
     """Prices of bytes follow from the model, and no least price exceeds one at even volumes."""
     model = of_bytes().with_precision(FP16, CODECS)
     prices = ExchangePrices.from_model(model, hosts)
-    even = model.all_to_all_ms("fwd_comm", np.full((1, 4), 1e6), np.ones((1, 4)), hosts)
-    even += model.all_to_all_ms("bwd_comm", np.full((1, 4), 1e6), np.ones((1, 4)), hosts)
-    assert prices.fixed_ms + 1e6 * prices.even_byte_ms == pytest.approx(float(even[0, 0]))
+    volume, shards = np.full((1, 4), 1e6), np.ones((1, 4))
+    both = [model.all_to_all_ms(kind, volume, shards, hosts) for kind in ("fwd_comm", "bwd_comm")]
+    even_ms = float(sum(both)[0, 0])
+    assert prices.fixed_ms + 1e6 * prices.even_byte_ms == pytest.approx(even_ms)
     assert prices.own_byte_ms >= 4 * (0.01 + 0.08) / 1e6 * (1 - 1e-6)
     least = LeastExchangePrices.from_model(model, hosts)
     assert least.own_byte_ms + 4 * least.any_byte_ms <= prices.even_byte_ms * (1 + 1e-9)
 
 
-def task(device: str, world_size: int = 2, batch_size: int = 4096) -> ShardingTask:
-    topology = Topology(world_size, 10**9, compute_device=device)
-    return with_profiles(ShardingTask(TABLES, topology, batch_size))
-
-
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def of_device(request: pytest.FixtureRequest) -> LearnedCostModel:
-    if request.param == "cuda":
-        return prior_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
-    return learned_cost_model(RunContext("cpu"), OF_A_CPU)
+def task(device: str, batch_size: int = 4096) -> ShardingTask:
+    return with_profiles(task_of(TABLES, batch_size=batch_size, device=device))
 
 
 def test_a_model_predicts_the_precision_of_a_plan(of_device: LearnedCostModel) -> None:

@@ -1,26 +1,20 @@
 """One model of exchanges for any number of ranks, on a made-up network of hosts."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from dlrm_sharded.calibration.fit import communication_rows, fit_communication, fit_nonnegative
-from dlrm_sharded.cost.communication import (
-    UNMEASURED,
-    CommunicationModel,
-    Hosts,
-    with_stated,
-)
-from dlrm_sharded.cost.features import Exchange, Reduce, Workload
+from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import Exchange, Reduce, Workload
 from dlrm_sharded.plans.layouts import REPLICA_GROUP
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.task import Topology
 from tests.unit.cost.hardware import NOISE, all_to_all_ms
 from tests.unit.cost.plans import EXCHANGING, times_ms
+from tests.unit.made_up import tables_of, task_of, with_topology
 
 RANKS_PER_HOST = 8
 FITTED_SIZES, SIZES = (4, 8, 16, 32), (4, 8, 16, 32, 128)
@@ -201,14 +195,11 @@ def test_stated_bandwidths_are_for_links_that_were_not_measured() -> None:
 
 def test_what_was_measured_does_not_change_with_what_is_stated(model: LearnedCostModel) -> None:
     """The fit knew no bandwidths, so those of a preset must not scale its times."""
-    tables = tuple(Table(f"t{i}", 1000, 128, 2.0) for i in range(4))
-    plan = ShardingPlan(4, tuple(Shard.whole(table, i) for i, table in enumerate(tables)))
-    silent = Topology(4, 10**9, 4)
-    stated = dataclasses.replace(silent, intra_host_bytes_per_s=450e9, inter_host_bytes_per_s=50e9)
-    expected, found = (
-        times_ms(model.predict(plan, ShardingTask(tables, topology, 4096)), EXCHANGING)
-        for topology in (silent, stated)
-    )
+    tables = tables_of(*[(1000, 128, 2.0)] * 4)
+    silent = task_of(tables, 4, batch_size=4096, local_world_size=4, device="cuda")
+    plan = whole_tables(silent, range(4))
+    stated = with_topology(silent, intra_host_bytes_per_s=450e9, inter_host_bytes_per_s=50e9)
+    expected, found = (times_ms(model.predict(plan, task), EXCHANGING) for task in (silent, stated))
     for stage, found_stage in zip(expected, found, strict=True):
         assert found_stage == pytest.approx(stage, rel=0.1)
 

@@ -7,11 +7,11 @@ import pytest
 
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves
-from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.made_up import task_of
 
 CURVES = ExchangeCurves(HostCollectives(gpu_specs()["h100_sxm"]))
 KINDS = ("fwd_comm", "bwd_comm", "input_dist")
@@ -96,8 +96,8 @@ def test_one_rank_exchanges_nothing() -> None:
 
 def test_volumes_of_a_task() -> None:
     tables = (Table("a", 100, 16, 3.0), Table("b", 100, 48, 1.0))
-    topology = Topology(4, 10**9, local_world_size=2, inter_host_bytes_per_s=5e9)
-    of = EvenVolumes.of_task(ShardingTask(tables, topology, batch_size=800))
+    task = task_of(tables, 4, batch_size=800, local_world_size=2, inter_host_bytes_per_s=5e9)
+    of = EvenVolumes.of_task(task)
     assert of.volume == pytest.approx(64 * 800 * 4 / 4 / 4)
     assert of.id_volume == pytest.approx(800 * (4 + 2) * 4 / 4 / 4)
     assert (of.intra_gb_per_s, of.inter_gb_per_s) == (None, 5.0)

@@ -1,34 +1,29 @@
-"""Tables without a measured profile cost the expectation over the skews that they may have."""
+"""Profiles that were not measured: of tables without one, and of the samples of one rank."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
+from dlrm_sharded import RunContext, Table, learned_cost_model
 from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
-from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.cost.local_profiles import local_histograms
+from dlrm_sharded.cost.workload import workload_of_plan
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
+from tests.unit.made_up import USED_ONCE, in_turns, tables_of, task_of
 
 COMPUTE = learned_cost_model(RunContext(device="cpu")).compute
-UNKNOWN = tuple(
-    Table(f"t{i}", rows, cols, pooling)
-    for i, (rows, cols, pooling) in enumerate(
-        [(100, 4, 0.5), (40_000, 16, 30.0), (3_000_000, 64, 8.0), (40_000_000, 128, 1.0)]
-    )
-)
-KNOWN = Table("known", 1000, 16, 2.0, (1.0, *(0.0,) * 16))
-TASK = ShardingTask((KNOWN, *UNKNOWN), Topology(1, 2**40, compute_device="cpu"), 8192)
+SHAPES = [(100, 4, 0.5), (40_000, 16, 30.0), (3_000_000, 64, 8.0), (40_000_000, 128, 1.0)]
+UNKNOWN = tables_of(*SHAPES)
+KNOWN = Table("known", 1000, 16, 2.0, USED_ONCE)
+TASK = task_of((KNOWN, *UNKNOWN), 1, 2**40, 8192)
 
 
 def whole_ms(tables: tuple[Table, ...], compute: ComputeModel) -> np.ndarray:
     task = dataclasses.replace(TASK, tables=tables)
-    plan = ShardingPlan(1, tuple(Shard.whole(table, 0) for table in tables))
+    plan = in_turns(task)
     return compute.stand_alone_ms(compute.vectors(workload_of_plan(plan, task)))
 
 
@@ -44,7 +39,6 @@ def test_a_table_costs_the_mean_over_the_skews() -> None:
     expected = np.array(list(SKEWS.values())) @ np.array(by_skew)
     assert whole_ms(tuple(assumed), COMPUTE) == pytest.approx(expected, rel=5e-3)
     for table in assumed:
-        assert table.reuse_histogram is not None
         assert sum(table.reuse_histogram) == pytest.approx(1.0)
 
 
@@ -63,3 +57,43 @@ def test_the_weights_are_a_distribution_from_uniform_accesses_on() -> None:
     assert sum(SKEWS.values()) == pytest.approx(1.0)
     assert list(SKEWS) == sorted(SKEWS)
     assert min(SKEWS) == 0.0
+
+
+ENDS = 2 ** np.arange(NUM_REUSE_BINS - 1)
+
+
+def histogram(uses: np.ndarray) -> np.ndarray:
+    """Return the reuse histogram [17] of ids with so many uses; those of 0 do not count."""
+    uses = uses[uses > 0]
+    counts = np.bincount(np.searchsorted(ENDS, uses), minlength=NUM_REUSE_BINS)
+    return counts / counts.sum()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_against_ids_dealt_out(world_size: int) -> None:
+    rng = np.random.default_rng(0)
+    # The middles of the bins, as use counts within one are not known.
+    uses = rng.choice(
+        [1, 2, 3, 6, 12, 96, 768], size=200_000, p=[0.4, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05]
+    )
+    dealt = rng.binomial(uses, 1.0 / world_size)
+
+    (local,) = local_histograms(histogram(uses)[None], world_size)
+
+    assert local == pytest.approx(histogram(dealt), abs=0.01)
+
+
+def test_one_rank_sees_everything() -> None:
+    histograms = np.eye(NUM_REUSE_BINS)
+    assert (local_histograms(histograms, 1) == histograms).all()
+
+
+def test_a_table_without_a_profile_stays_without() -> None:
+    assert not local_histograms(np.zeros((1, NUM_REUSE_BINS)), 4).any()
+
+
+def test_every_bin_is_dealt_out_completely() -> None:
+    local = local_histograms(np.eye(NUM_REUSE_BINS), 4)
+    assert local.sum(axis=1) == pytest.approx(np.ones(NUM_REUSE_BINS))
+    # Rows of the last bin are used 49,152 times, 12,288 of them by each rank.
+    assert local[-1].argmax() == np.searchsorted(ENDS, 12_288)

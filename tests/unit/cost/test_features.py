@@ -1,27 +1,19 @@
 """What cost models read of a plan: volumes and work, by hand and against exact counts."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 
+from dlrm_sharded import ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.calibration.samples import MeasuredShard, Sample, workload_of_sample
-from dlrm_sharded.cost.features import (
-    CPU_WORK,
-    EXTENT,
-    PROFILE,
-    Workload,
-    workload_of_plan,
-)
-from dlrm_sharded.plans.layouts import row_blocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, extent_of, profile_of, work_of
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
+from tests.unit.made_up import column_shards, tables_of, task_of
 
 BATCH_SIZE = 64
 ROUNDING = 1e-12
@@ -34,43 +26,25 @@ TABLES = with_expected_profile(
 A, B, C = TABLES
 
 
-def task_of(
+def small_task(
     tables: tuple[Table, ...] = TABLES, world_size: int = 2, ranks_per_host: int | None = None
 ) -> ShardingTask:
-    topology = Topology(world_size, 10**9, ranks_per_host, compute_device="cpu")
-    return ShardingTask(tables, topology, BATCH_SIZE)
-
-
-def blocks(table: Table, ranks: range) -> list[Shard]:
-    rows = row_blocks(table.num_embeddings, len(ranks))
-    return [
-        Shard(table.name, rank, block, (0, table.embedding_dim))
-        for rank, block in zip(ranks, rows, strict=True)
-    ]
-
-
-def columns(table: Table, *widths: tuple[int, int]) -> list[Shard]:
-    """Splits of a table, as (rank, width)."""
-    shards, start = [], 0
-    for rank, width in widths:
-        shards.append(Shard(table.name, rank, (0, table.num_embeddings), (start, start + width)))
-        start += width
-    return shards
+    return task_of(tables, world_size, batch_size=BATCH_SIZE, local_world_size=ranks_per_host)
 
 
 def workload(*shards: Shard, task: ShardingTask | None = None) -> Workload:
-    task = task or task_of()
+    task = task or small_task()
     plan = ShardingPlan(task.topology.world_size, shards)
     validate(plan, task)
     return workload_of_plan(plan, task)
 
 
 def work(of: Workload, term: str) -> list[float]:
-    return of.work()[:, CPU_WORK.terms.index(term)].tolist()
+    return work_of(of)[:, CPU_WORK.terms.index(term)].tolist()
 
 
 # a whole on rank 0, b on rank 1, c in blocks of 5 rows on both.
-MIXED = (Shard.whole(A, 0), *blocks(C, range(2)), Shard.whole(B, 1))
+MIXED = (Shard.whole(A, 0), *RowBlocks(range(2)).shards(C), Shard.whole(B, 1))
 
 
 def test_pooled_vectors_by_hand() -> None:
@@ -111,16 +85,17 @@ def test_work_by_hand() -> None:
 
 
 def test_a_rank_without_shards_has_nothing() -> None:
-    of = workload(*(Shard.whole(table, 2) for table in TABLES), task=task_of(world_size=4))
+    of = workload(*(Shard.whole(table, 2) for table in TABLES), task=small_task(world_size=4))
     assert of.num_lookups().tolist() == [0, 0, 1, 0]
-    assert of.by_rank(of.work()).shape == (4, len(CPU_WORK.terms))
-    assert not of.by_rank(of.work())[[0, 1, 3]].any()
+    assert of.by_rank(work_of(of)).shape == (4, len(CPU_WORK.terms))
+    assert not of.by_rank(work_of(of))[[0, 1, 3]].any()
     assert of.exchange(for_ids=False).volume.tolist() == [0, 0, 56 * 16 * 4, 0]
 
 
 def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
-    task = task_of(world_size=4, ranks_per_host=2)
-    shards = (Shard.whole(A, 0), *blocks(B, range(2, 4)), *blocks(C, range(4)))
+    task = small_task(world_size=4, ranks_per_host=2)
+    blocks = *RowBlocks(range(2, 4)).shards(B), *RowBlocks(range(4)).shards(C)
+    shards = (Shard.whole(A, 0), *blocks)
     of = workload(*shards, task=task)
     assert of.group_size.tolist() == [1, *[2] * 2, *[4] * 4]
     assert of.num_lookups().tolist() == [2, 1, 2, 2]
@@ -140,7 +115,7 @@ def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
 
 def test_column_splits_divide_columns_and_not_ids() -> None:
     whole = workload(Shard.whole(A, 0), Shard.whole(B, 1), Shard.whole(C, 1))
-    split = workload(*columns(A, (0, 20), (1, 12)), Shard.whole(B, 1), Shard.whole(C, 1))
+    split = workload(*column_shards(A, (0, 20), (1, 12)), Shard.whole(B, 1), Shard.whole(C, 1))
     np.testing.assert_allclose(split.num_ids[:2], whole.num_ids[0], ROUNDING)
     np.testing.assert_allclose(split.num_unique[:2], whole.num_unique[0], ROUNDING)
     for term in ("pooled_columns", "id_columns", "unique_columns"):
@@ -150,14 +125,14 @@ def test_column_splits_divide_columns_and_not_ids() -> None:
     assert work(split, "id_lines")[:2] == pytest.approx([lines, lines / 2], rel=ROUNDING)
     volume = split.exchange(for_ids=False).volume
     assert volume.sum() == whole.exchange(for_ids=False).volume.sum()  # of integers
-    for profile in split.profile()[:2]:
-        np.testing.assert_allclose(profile, whole.profile()[0], ROUNDING)
+    for profile in profile_of(split)[:2]:
+        np.testing.assert_allclose(profile, profile_of(whole)[0], ROUNDING)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_row_blocks_divide_rows_and_ids(world_size: int) -> None:
-    task = task_of((A,), world_size)
-    of = workload(*blocks(A, range(world_size)), task=task)
+    task = small_task((A,), world_size)
+    of = workload(*RowBlocks(range(world_size)).shards(A), task=task)
     assert of.num_rows.sum() == A.num_embeddings
     assert of.num_ids.sum() == pytest.approx(BATCH_SIZE * A.pooling_factor)
     assert of.num_ids / of.num_rows == pytest.approx([BATCH_SIZE * 3.0 / 1000] * world_size)
@@ -167,52 +142,17 @@ def test_row_blocks_divide_rows_and_ids(world_size: int) -> None:
     assert of.exchange(for_ids=False).volume.tolist() == [0] * world_size
 
 
-def test_plan_and_sample_agree() -> None:
-    """The same shards, once planned and once as they were measured."""
-    tables = {table.name: table for table in TABLES}
-    sample = Sample(
-        kind="computation",
-        number=0,
-        attempt=0,
-        world_size=2,
-        ranks_per_host=2,
-        batch_size=BATCH_SIZE,
-        shards=tuple(
-            MeasuredShard(
-                rank=shard.rank,
-                num_rows=shard.num_rows,
-                num_cols=shard.num_cols,
-                pooling_factor=tables[shard.table].pooling_factor
-                * (shard.num_rows / tables[shard.table].num_embeddings),
-                reuse_histogram=tables[shard.table].reuse_histogram or (),
-                row_wise=shard.table == "c",
-            )
-            for shard in MIXED
-        ),
-        cost=PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * 2, (1.0, 1.0)),
-    )
-    measured, planned = workload_of_sample(sample), workload(*MIXED)
-    for field in dataclasses.fields(Workload):
-        found, expected = getattr(measured, field.name), getattr(planned, field.name)
-        if expected is None:  # there are no tables in fp16
-            assert found is None
-            continue
-        np.testing.assert_allclose(found, expected, ROUNDING)
-    np.testing.assert_allclose(measured.work(), planned.work(), ROUNDING)
-    np.testing.assert_allclose(measured.profile(), planned.profile(), ROUNDING)
-
-
 @pytest.mark.parametrize("for_ids", [False, True], ids=["vectors", "ids"])
 def test_ranks_are_only_names(for_ids: bool) -> None:
     """Other numbers for the ranks permute what is theirs, and change nothing else."""
-    tables = tuple(Table(f"t{i}", 100 + i, 4 * (i + 1), 1.0 + i) for i in range(8))
-    task, order = task_of(tables, 4), [2, 0, 3, 1]
-    of = workload(*(Shard.whole(table, i % 4) for i, table in enumerate(tables)), task=task)
-    renamed = workload(
-        *(Shard.whole(table, order[i % 4]) for i, table in enumerate(tables)), task=task
+    tables = tables_of(*((100 + i, 4 * (i + 1), 1.0 + i) for i in range(8)))
+    task, order = small_task(tables, 4), [2, 0, 3, 1]
+    of, renamed = (
+        workload(*whole_tables(task, ranks).shards, task=task)
+        for ranks in ([i % 4 for i in range(8)], [order[i % 4] for i in range(8)])
     )
     np.testing.assert_allclose(
-        renamed.by_rank(renamed.work())[order], of.by_rank(of.work()), ROUNDING
+        renamed.by_rank(work_of(renamed))[order], of.by_rank(work_of(of)), ROUNDING
     )
     before, after = of.exchange(for_ids=for_ids), renamed.exchange(for_ids=for_ids)
     assert len(set(before.volume.tolist())) == 4
@@ -229,23 +169,23 @@ def test_unique_ids_are_what_draws_show(num_ids: int, num_rows: int, exponent: f
     bits = np.random.default_rng(0).integers(0, 2**64, size=num_ids, dtype=np.uint64)
     exact = len(np.unique(zipf.ranks(bits)))
     table = Table("t", num_rows, 8, num_ids / BATCH_SIZE, zipf.expected_reuse_histogram(num_ids))
-    of = workload(Shard.whole(table, 0), task=task_of((table,)))
+    of = workload(Shard.whole(table, 0), task=small_task((table,)))
     assert of.num_unique.tolist() == pytest.approx([exact], rel=0.15)
 
 
 def test_unique_ids_are_at_most_ids_and_rows() -> None:
     """Also of tables whose accesses were not measured."""
-    unknown = tuple(Table(f"t{i}", *shape) for i, shape in enumerate([(5, 4, 9.0), (900, 4, 0.25)]))
-    of = workload(*(Shard.whole(table, 0) for table in unknown), task=task_of(unknown))
+    unknown = tables_of((5, 4, 9.0), (900, 4, 0.25))
+    of = workload(*(Shard.whole(table, 0) for table in unknown), task=small_task(unknown))
     assert of.reuse_histogram.tolist() == [[0.0] * NUM_REUSE_BINS] * 2
     assert of.num_unique.tolist() == [5, 16]
 
 
 def test_a_table_that_is_never_used_has_finite_features() -> None:
     (table,) = with_expected_profile([Table("t", 1, 4, 0.0)], batch_size=BATCH_SIZE, exponent=0.9)
-    of = workload(Shard.whole(table, 0), task=task_of((table,)))
+    of = workload(Shard.whole(table, 0), task=small_task((table,)))
     assert of.num_unique.tolist() == [0]
-    assert np.isfinite(of.profile()).all()
+    assert np.isfinite(profile_of(of)).all()
     assert work(of, "ids") == [0]
     assert work(of, "shards") == [1]
 
@@ -261,8 +201,8 @@ def test_profile_by_hand() -> None:
         Table("often", 10, 8, 100.0, tuple(often)),
         Table("unknown", 100, 8, 1.0),
     )
-    of = workload(*(Shard.whole(table, 0) for table in tables), task=task_of(tables))
-    profile = dict(zip(PROFILE, of.profile().T.tolist(), strict=True))
+    of = workload(*(Shard.whole(table, 0) for table in tables), task=small_task(tables))
+    profile = dict(zip(PROFILE, profile_of(of).T.tolist(), strict=True))
     assert profile["log_rows"] == pytest.approx([3, 1, 2])
     assert profile["log_reuse"] == pytest.approx([math.log10(2), math.log10(192), 0])
     assert profile["accesses_reused_little"] == pytest.approx([0.75, 0, 0])
@@ -270,11 +210,13 @@ def test_profile_by_hand() -> None:
 
 
 def test_extent_is_named() -> None:
-    low_high = dict(zip(EXTENT, workload(*MIXED).extent().tolist(), strict=True))
-    assert low_high["rows of a shard"] == [5, 1000]
-    assert low_high["columns of a shard"] == [8, 32]
-    assert low_high["ids per sample of a shard"] == pytest.approx([0.5, 3.0])
-    assert low_high["shards on a rank"] == [2, 2]
-    assert low_high["ids per rank"] == pytest.approx([96.0, 256.0])
-    assert low_high["batch size"] == [64, 64]
-    assert low_high["ranks"] == [2, 2]
+    found = extent_of(workload(*MIXED)).tolist()
+    assert dict(zip(EXTENT, found, strict=True)) == {
+        "rows of a shard": [5, 1000],
+        "columns of a shard": [8, 32],
+        "ids per sample of a shard": pytest.approx([0.5, 3.0]),
+        "shards on a rank": [2, 2],
+        "ids per rank": pytest.approx([96.0, 256.0]),
+        "batch size": [64, 64],
+        "ranks": [2, 2],
+    }

@@ -7,39 +7,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm_sharded import ConfigError, RunContext, ShardingPlan
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.features import PROFILE, workload_of_rows
+from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR, UPDATE_LINES, gpu_compute
 from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
-from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.cost.workload import workload_of_rows
 from dlrm_sharded.hardware import artifact
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.plans.layouts import Replicas
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.cost.public_lookups import PUBLIC_LOOKUPS
+from tests.unit.made_up import USED_ONCE, in_turns, mlperf_task, tables_of, task_of, with_topology
 
 H100 = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"))
-USED_ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
-
-
-def on_gpus(task: ShardingTask) -> ShardingTask:
-    topology = dataclasses.replace(task.topology, compute_device="cuda")
-    return dataclasses.replace(task, topology=topology)
 
 
 def mlperf(world_size: int = 8) -> ShardingTask:
-    topology = Topology(world_size, 56 * GIB, local_world_size=8, optimizer_bytes_per_row=4)
-    return with_profiles(ShardingTask(mlperf_dcnv2(), topology, batch_size=55_296))
+    return with_profiles(mlperf_task(world_size))
 
 
 def lookup_ms(
@@ -54,7 +45,11 @@ def lookup_ms(
 
 @pytest.mark.parametrize(
     "task",
-    [on_gpus(task) for name, task in small_tasks().items() if name != "w2-odd_names"],
+    [
+        with_topology(task, compute_device="cuda")
+        for name, task in small_tasks().items()
+        if name != "w2-odd_names"
+    ],
     ids=[name for name in small_tasks() if name != "w2-odd_names"],
 )
 def test_search_and_bound_may_rely_on_it(task: ShardingTask) -> None:
@@ -62,9 +57,8 @@ def test_search_and_bound_may_rely_on_it(task: ShardingTask) -> None:
 
 
 def test_search_and_bound_may_rely_on_it_between_hosts() -> None:
-    task = on_gpus(small_tasks()["w8-equal"])
-    topology = dataclasses.replace(task.topology, local_world_size=4)
-    check_cost_model(learned_cost_model(H100), dataclasses.replace(task, topology=topology))
+    task = with_topology(small_tasks()["w8-equal"], compute_device="cuda", local_world_size=4)
+    check_cost_model(learned_cost_model(H100), task)
 
 
 def test_the_same_task_has_equal_prices_and_shares_its_bound() -> None:
@@ -90,7 +84,7 @@ def test_mlperfs_tables_take_milliseconds(caplog: pytest.LogCaptureFixture) -> N
     """NVIDIA's whole step, with dense layers, takes 4.02 ms on 8 H100."""
     task = mlperf()
     model = learned_cost_model(H100)
-    plan = whole_tables(task, [i % 8 for i in range(len(task.tables))])
+    plan = in_turns(task)
     cost = model.predict(plan, task)
     assert 1.0 < lower_bound_ms(model.price(task)) <= cost.cost_ms < 20.0
     assert min(rank.fwd_comm_ms for rank in cost.per_rank) > 0.1
@@ -100,12 +94,10 @@ def test_mlperfs_tables_take_milliseconds(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_topologys_bandwidths_replace_nominal_ones() -> None:
     task, model = mlperf(16), learned_cost_model(H100)
-    plan = whole_tables(task, [i % 16 for i in range(len(task.tables))])
+    plan = in_turns(task)
 
     def comm_ms(**bandwidths: float) -> float:
-        topology = dataclasses.replace(task.topology, **bandwidths)
-        cost = model.predict(plan, dataclasses.replace(task, topology=topology))
-        return cost.per_rank[0].fwd_comm_ms
+        return model.predict(plan, with_topology(task, **bandwidths)).per_rank[0].fwd_comm_ms
 
     assert comm_ms(inter_host_bytes_per_s=50e9) == comm_ms()
     assert comm_ms(inter_host_bytes_per_s=5e9) > 5 * comm_ms()
@@ -150,9 +142,7 @@ def test_only_rowwise_state_is_read_once_for_each_row(optimizer: str) -> None:
 def test_every_gpu_has_a_prior(key: str) -> None:
     spec = gpu_specs()[key]
     model = learned_cost_model(RunContext("cuda", Hardware(spec.device_name)))
-    assert model.standing is not None
     assert (model.standing.kind, model.standing.hardware) == ("prior", spec.device_name)
-    assert model.standing.error is not None
     assert model.standing.error == (0.5 if spec.link == "nvlink" else 0.7)
     forward, backward = lookup_ms(RunContext("cuda", Hardware(spec.device_name)), cols=128, ids=1e7)
     bandwidth = 1e7 * 512 / forward / 1e6
@@ -165,7 +155,6 @@ def test_an_unknown_gpu_has_a_generic_prior(
     name: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = learned_cost_model(RunContext("cuda", Hardware(name)))
-    assert model.standing is not None
     assert model.standing.error == 1.0
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -178,9 +167,16 @@ def test_figures_of_an_unknown_gpu() -> None:
     model = learned_cost_model(RunContext("cuda", Hardware("NVIDIA Z999")), gpu=figures)
     assert model.name == "GPU with stated figures"
     compute = gpu_compute(gpu_specs()["h100_sxm"], None)
-    np.testing.assert_allclose(
-        np.exp(model.compute.forward.biases[0][3]), 2 * np.exp(compute.forward.biases[0][3])
-    )
+    np.testing.assert_allclose(model.compute.widest_ms, 2 * compute.widest_ms)
+    ids, passes = (compute.device.terms.index(name) for name in ("ids", "id_sort_passes"))
+    for slow, fast in (
+        (model.compute.forward.biases[0][ids], compute.forward.biases[0][ids]),
+        (
+            model.compute.backward.biases[0][[ids, passes]],
+            compute.backward.biases[0][[ids, passes]],
+        ),
+    ):
+        np.testing.assert_allclose(np.exp(slow), 2 * np.exp(fast))
     with pytest.raises(ConfigError, match=r"cost_model\.gpu has the keys \['speed'\]"):
         learned_cost_model(RunContext("cuda"), gpu={"speed": 1})
 
@@ -217,12 +213,11 @@ def test_priors_meet_the_public_lookups_within_their_error() -> None:
 
 def test_replicas_have_a_price() -> None:
     """They save the exchange of their vectors and cost an all-reduce of their gradients."""
-    tables = tuple(Table(f"t{i}", 10 ** (2 + i % 5), 64, 4.0) for i in range(26))
-    task = with_profiles(ShardingTask(tables, Topology(4, 10**10), batch_size=4096))
-    model = prior_cost_model(H100)
+    tables = tables_of(*((10 ** (2 + i % 5), 64, 4.0) for i in range(26)))
+    task = with_profiles(task_of(tables, 4, 10**10, 4096, device="cuda"))
+    model, whole = prior_cost_model(H100), in_turns(task)
     replicated = [shard for table in tables[:12] for shard in Replicas(4).shards(table)]
-    whole = [Shard.whole(table, i % 4) for i, table in enumerate(tables)]
-    with_replica = model.predict(ShardingPlan(4, (*replicated, *whole[12:])), task)
-    without = model.predict(ShardingPlan(4, tuple(whole)), task)
+    mixed = ShardingPlan(4, (*replicated, *whole.shards[12:]))
+    with_replica, without = (model.predict(plan, task) for plan in (mixed, whole))
     assert with_replica.stage_max_ms("fwd_comm") < without.stage_max_ms("fwd_comm")
     assert with_replica.stage_max_ms("bwd_comm") > without.stage_max_ms("bwd_comm")

@@ -9,19 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import RunContext, Shard
 from dlrm_sharded.calibration.calibrate import Fitted, predictor
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.cost.communication import Hosts
-from dlrm_sharded.cost.features import Workload, workload_of_plan
-from dlrm_sharded.cost.learned import (
-    LearnedCostModel,
-    prior_cost_model,
-)
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB
 from tests.unit.cost.plans import (
     COMPUTING,
     EXCHANGING,
@@ -32,8 +28,8 @@ from tests.unit.cost.plans import (
     relabellings,
     tables,
     times_ms,
-    with_table,
 )
+from tests.unit.made_up import USED_ONCE, in_turns, task_of
 
 many = settings(max_examples=100, deadline=None)
 
@@ -84,10 +80,8 @@ def test_more_columns_never_cost_less(
         else shard
         for shard in plan.shards
     )
-    after = model.predict(
-        dataclasses.replace(plan, shards=wider),
-        with_table(task, dataclasses.replace(table, embedding_dim=width)),
-    )
+    with_wider = task.with_values(embedding_dim={table.name: width})
+    after = model.predict(dataclasses.replace(plan, shards=wider), with_wider)
     assert none_lower(after, model.predict(plan, task))
 
 
@@ -98,8 +92,8 @@ def test_more_ids_never_cost_less(
 ) -> None:
     plan, task = of
     table = data.draw(st.sampled_from(task.tables))
-    more = dataclasses.replace(table, pooling_factor=table.pooling_factor * factor)
-    assert none_lower(model.predict(plan, with_table(task, more)), model.predict(plan, task))
+    more = task.with_values(pooling_factor={table.name: table.pooling_factor * factor})
+    assert none_lower(model.predict(plan, more), model.predict(plan, task))
 
 
 def test_more_ids_never_cost_less_where_a_step_uses_every_row(model: LearnedCostModel) -> None:
@@ -163,15 +157,13 @@ def test_one_rank_has_nobody_to_talk_to(model: LearnedCostModel, of: Planned) ->
 
 def uniform(name: str = "t", **changes: Any) -> Table:
     """A table whose batches use every id once."""
-    once = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
-    return dataclasses.replace(Table(name, 10**9, 64, 10.0, once), **changes)
+    return dataclasses.replace(Table(name, 10**9, 64, 10.0, USED_ONCE), **changes)
 
 
 def cost_of(model: LearnedCostModel, *of: Table, world_size: int = 1) -> list[list[float]]:
     """[stages, ranks], of whole tables, one rank after the other."""
-    shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(of))
-    task = ShardingTask(of, Topology(world_size, 10**15), 4096)
-    return times_ms(model.predict(ShardingPlan(world_size, shards), task))
+    task = task_of(of, world_size, 10**15, 4096)
+    return times_ms(model.predict(in_turns(task), task))
 
 
 @pytest.mark.parametrize(
@@ -226,9 +218,8 @@ def test_says_what_it_extrapolates(
 
 
 def test_tables_without_a_profile(model: LearnedCostModel) -> None:
-    plan = ShardingPlan(2, (Shard.whole(uniform("a"), 0), Shard.whole(uniform("b"), 1)))
-    known = ShardingTask((uniform("a"), uniform("b")), Topology(2, 10**15), 4096)
-    unknown = with_table(known, uniform("b", reuse_histogram=None))
+    known = task_of((uniform("a"), uniform("b")), 2, 10**15, 4096)
+    plan, unknown = in_turns(known), known.with_values(reuse_histogram={"b": None})
     expected = model.predict(plan, known)
     cost = model.predict(plan, unknown)
     assert are_times(cost)
@@ -267,8 +258,8 @@ def test_scaled_times_are_times_the_factors(model: LearnedCostModel) -> None:
         compute=model.compute.scaled(forward=2.0, backward=5.0),
         communication=model.communication.scaled({**factors, "input_dist": 1.5}),
     )
-    task = ShardingTask((uniform("a"), uniform("b")), Topology(2, memory_bytes=2**40), 2048)
-    plan = ShardingPlan(2, tuple(Shard.whole(table, i) for i, table in enumerate(task.tables)))
+    task = task_of((uniform("a"), uniform("b")), 2, 2**40, 2048)
+    plan = in_turns(task)
     before, after = model.predict(plan, task), scaled.predict(plan, task)
     for stage, factor in factors.items():
         expected = factor * before.stage_max_ms(stage)
@@ -294,8 +285,8 @@ def test_the_all_reduce_of_the_dense_part_has_a_price() -> None:
     model = prior_cost_model(RunContext("cuda"))
 
     def all_reduce_ms(world_size: int, num_bytes: int) -> float:
-        topology = Topology(world_size, memory_bytes=GIB, local_world_size=min(8, world_size))
-        task = ShardingTask((Table("a", 100, 16, 2.0),), topology, 64 * world_size)
+        per_host = {"local_world_size": min(8, world_size), "device": "cuda"}
+        task = task_of([Table("a", 100, 16, 2.0)], world_size, GIB, 64 * world_size, **per_host)
         return model.price(task).all_reduce_ms(num_bytes)
 
     assert all_reduce_ms(1, 10**8) == 0.0

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm_sharded import DataError, RunContext
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model, predictor
 from dlrm_sharded.calibration.fit import LookupData, TrainablePriceNet, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.cost.learned_arrays import from_arrays, to_arrays
+from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.prior import OTHER_HARDWARE_ERROR
-from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.standing import Standing
 from tests.unit.hardware.made_up import HARDWARE, with_cpu, with_probe
+from tests.unit.made_up import assert_same_arrays
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0])
@@ -59,19 +59,13 @@ def test_what_is_trained_is_what_predicts(
     np.testing.assert_allclose(np.concatenate(predicted), expected.numpy(), rtol=1e-5)
 
 
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
-    for key, array in expected.items():
-        np.testing.assert_array_equal(found[key], array, err_msg=key)
-
-
 def test_an_artefact_is_the_model(
     model: LearnedCostModel, fitted: Fitted, unseen: tuple[Sample, ...], tmp_path: Path
 ) -> None:
     """Reading what was written gives what was fitted, to the last bit."""
     path = write_artifact(tmp_path, "calibrated-made_up", fitted.arrays, fitted.meta)
     loaded = learned_cost_model(RunContext(), str(path))
-    assert_same(to_arrays(loaded.compute, loaded.communication), fitted.arrays)
+    assert_same_arrays(to_arrays(loaded.compute, loaded.communication), fitted.arrays)
     assert (loaded.name, loaded.ranges) == (model.name, model.ranges)
     assert loaded.measured_links == model.measured_links
     for sample in unseen[:20] + unseen[-20:]:
@@ -88,18 +82,22 @@ def test_an_artefact_is_of_the_hardware_of_its_costs(costs: CollectedCosts) -> N
         fit_cost_model(damaged, FitConfig(num_steps=2))
 
 
+def known(fitted: Fitted, folder: Path, **meta: Any) -> str:
+    """The fitted model as one of hardware with a fingerprint and a probe."""
+    meta = fitted.meta | HARDWARE.to_meta() | meta
+    return str(write_artifact(folder, "learned-known", fitted.arrays, meta))
+
+
 @pytest.fixture
 def of_known_hardware(fitted: Fitted, tmp_path: Path) -> str:
-    """The fitted model as one of hardware with a fingerprint and a probe."""
-    meta = fitted.meta | HARDWARE.to_meta()
-    return str(write_artifact(tmp_path, "learned-known", fitted.arrays, meta))
+    return known(fitted, tmp_path)
 
 
 def test_the_models_own_hardware(of_known_hardware: str, fitted: Fitted) -> None:
     model = learned_cost_model(RunContext("cpu", HARDWARE), of_known_hardware)
     held_out = fitted.meta["held_out_errors"]["plan, critical path"]["mape"] / 100
     assert model.standing == Standing("calibrated", "cpu: x", error=held_out)
-    assert_same(to_arrays(model.compute, model.communication), fitted.arrays)
+    assert_same_arrays(to_arrays(model.compute, model.communication), fitted.arrays)
 
 
 def test_a_prior_is_scaled_by_the_probes(
@@ -107,7 +105,6 @@ def test_a_prior_is_scaled_by_the_probes(
 ) -> None:
     """Lookups at half the speed, and copies too, as nobody has measured exchanges here."""
     slow = with_probe(copy_gb_per_s=0.25, gather_gb_per_s=0.5, cached_gather_gb_per_s=0.5)
-    assert slow.probe is not None
     slow = dataclasses.replace(slow, probe=dataclasses.replace(slow.probe, exchange=None))
     prior = learned_cost_model(RunContext("cpu", slow), of_known_hardware)
     for sample in (unseen[0], unseen[-1]):
@@ -116,7 +113,6 @@ def test_a_prior_is_scaled_by_the_probes(
         for direction, factor in (("compute", 2), ("comm", 4)):
             for stage in (f"fwd_{direction}", f"bwd_{direction}"):
                 assert here.stage_max_ms(stage) == pytest.approx(factor * there.stage_max_ms(stage))
-    assert prior.standing is not None
     assert (prior.standing.kind, prior.standing.error) == ("prior", pytest.approx(3))
     assert "random gather 0.5 of there" in prior.standing.reasons
     stated = EXCHANGE_TERMS.index("max_busier_inter")
@@ -127,17 +123,15 @@ def test_a_prior_without_probes_says_no_error(fitted: Fitted, tmp_path: Path) ->
     path = str(write_artifact(tmp_path, "learned-older", fitted.arrays, fitted.meta))
     for hardware in (None, HARDWARE):
         older = learned_cost_model(RunContext("cpu", hardware), path)
-        assert older.standing is not None
         assert (older.standing.kind, older.standing.error) == ("prior", None)
         assert older.standing.reasons
-        assert_same(to_arrays(older.compute, older.communication), fitted.arrays)
+        assert_same_arrays(to_arrays(older.compute, older.communication), fitted.arrays)
 
 
 def test_another_cpu_of_the_same_speed(of_known_hardware: str) -> None:
     """Gathers alone do not tell how fast the kernels of another CPU are."""
     other = with_cpu(instruction_sets=("avx2", "fma"))
     model = learned_cost_model(RunContext("cpu", other), of_known_hardware)
-    assert model.standing is not None
     assert model.standing.reasons == ("no AVX-512 here",)
     assert model.standing.error == OTHER_HARDWARE_ERROR
 
@@ -145,8 +139,7 @@ def test_another_cpu_of_the_same_speed(of_known_hardware: str) -> None:
 def of_version(fitted: Fitted, tmp_path: Path, fbgemm: str | None) -> str:
     """The fitted model as one of known hardware under a version of FBGEMM."""
     versions = {} if fbgemm is None else {"fbgemm-gpu": "1.8.0+cpu", "fbgemm-gpu-cpu": fbgemm}
-    meta = fitted.meta | HARDWARE.to_meta() | {"versions": versions}
-    return str(write_artifact(tmp_path, "learned-versioned", fitted.arrays, meta))
+    return known(fitted, tmp_path, versions=versions)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +161,6 @@ def test_a_changed_kernel_scales_its_direction_and_is_said(
         model.compute.launch_ms(ones) * [1.0, factor]
     )
     standing = changed.standing
-    assert standing is not None
     assert standing.kind == "prior"
     assert standing.error == pytest.approx(abs(factor - 1), rel=0.1)
     [reason] = standing.reasons
@@ -190,13 +182,8 @@ def test_other_versions_and_optimizers_have_the_same_kernels(
 ) -> None:
     context = RunContext("cpu", HARDWARE, optimizer, fbgemm=here)
     same = learned_cost_model(context, of_version(fitted, tmp_path, there))
-    assert_same(to_arrays(same.compute, same.communication), fitted.arrays)
-    assert same.standing is not None
+    assert_same_arrays(to_arrays(same.compute, same.communication), fitted.arrays)
     assert same.standing.kind == "calibrated"
-
-
-def test_its_arrays_are_the_model(fitted: Fitted) -> None:
-    assert_same(to_arrays(*from_arrays(fitted.arrays, fitted.meta["device"])), fitted.arrays)
 
 
 def global_states() -> tuple[Any, ...]:
@@ -216,6 +203,6 @@ def test_the_seed_says_all(costs: CollectedCosts) -> None:
     torch.rand(5)
     np.random.default_rng().random(5)
     random.random()
-    assert_same(fit(3), first)
+    assert_same_arrays(fit(3), first)
     other = fit(4)
     assert not np.array_equal(other["forward.weight_0"], first["forward.weight_0"])

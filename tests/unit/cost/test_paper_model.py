@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm_sharded import ConfigError, RunContext, ShardingPlan, ShardingTask
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
-from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import (
     PaperCostModel,
@@ -19,14 +19,11 @@ from dlrm_sharded.cost.neuroshard_paper import (
     paper_cost_model,
     to_arrays,
 )
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.cost.hardware import reuse_histogram
 from tests.unit.cost.plans import EXCHANGING, relabelled, times_ms
+from tests.unit.made_up import assert_same_arrays, in_turns, tables_of, task_of
 
 NUM_STEPS = 60
 
@@ -42,13 +39,11 @@ def paper(costs: CollectedCosts) -> PaperCostModel:
 
 def planned(world_size: int) -> tuple[ShardingPlan, ShardingTask]:
     """As many tables as ranks, one on each, each wider than the one before."""
-    tables = tuple(
-        Table(f"t{i}", 10**5, 64 * (i + 1), 5.0, reuse_histogram(10**5, 0.9, 20480))
-        for i in range(world_size)
+    tables = tables_of(
+        *((10**5, 64 * (i + 1), 5.0, reuse_histogram(10**5, 0.9, 20480)) for i in range(world_size))
     )
-    shards = tuple(Shard.whole(table, i) for i, table in enumerate(tables))
-    task = ShardingTask(tables, Topology(world_size, 10**12), 4096)
-    return ShardingPlan(world_size, shards), task
+    task = task_of(tables, world_size, 10**12, 4096)
+    return in_turns(task), task
 
 
 def error_ms(model: PaperCostModel, samples: tuple[Sample, ...], name: str) -> float:
@@ -106,8 +101,7 @@ def test_the_seed_says_all(costs: CollectedCosts) -> None:
     first = fit(0)
     torch.rand(3)
     again, other = fit(0), fit(1)
-    for key, array in first.items():
-        np.testing.assert_array_equal(again[key], array)
+    assert_same_arrays(again, first)
     assert not np.array_equal(other["table.0.weight"], first["table.0.weight"])
 
 

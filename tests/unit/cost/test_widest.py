@@ -9,39 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import DataError, PlanCost, RunContext, learned_cost_model
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.fit import LookupData, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import (
-    DEVICE_WORK,
-    GROUP_COLUMNS,
-    Workload,
-    workload_of_plan,
-    workload_of_rows,
-)
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.cost.features import DEVICE_WORK, GROUP_COLUMNS, work_of
 from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
-from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan_cost import PlanCost
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.cost.plans import Planned, planned
+from tests.unit.made_up import USED_ONCE, assert_same_arrays
 from tests.unit.search.made_up import model_of
 
 GPU = DEVICE_WORK["cuda"]
 ID_MS = 0.02
 """Time of a thousand ids with a warp each on the made-up GPU."""
 
-EMPTY = (1.0, *(0.0,) * 16)
-
 
 def workload(*shards: tuple[int, float]) -> Workload:
     """Shards of so many columns and ids a step, all on one rank."""
     rows = [(0, 1, 1000, num_cols, num_ids) for num_cols, num_ids in shards]
-    return workload_of_rows(1, 1, 64, rows, [EMPTY] * len(shards))
+    return workload_of_rows(1, 1, 64, rows, [USED_ONCE] * len(shards))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +42,7 @@ def workload(*shards: tuple[int, float]) -> Workload:
 def test_thread_groups(num_cols: int, warps: float) -> None:
     """FBGEMM has groups of 8, 16 and 32 threads, and then of full warps; a thread has 4 columns."""
     of = workload((num_cols, 3000.0))
-    assert of.work(GPU)[0, GPU.terms.index("id_warps")] == 3 * warps
+    assert work_of(of, GPU)[0, GPU.terms.index("id_warps")] == 3 * warps
     [[first, following]] = widest_terms(width_vectors(of), width_vectors(of))
     assert (first, following) == (3 * min(warps, 1), 3 * max(warps - 1, 0))
 
@@ -136,7 +127,6 @@ def test_a_fit_finds_the_price_of_the_widest_shard() -> None:
     samples = [sample for sample in gpu_plans(0) if sample.kind == "computation"]
     with_widest = fit_compute(LookupData.from_samples(samples, GPU), seed=0, num_steps=400)
     without = fit_compute(LookupData.from_samples(samples), seed=0, num_steps=400)
-    assert with_widest.widest_ms is not None
     assert without.widest_ms is None
     assert error(with_widest) < 0.5 * error(without)
     np.testing.assert_allclose(with_widest.widest_ms, [[ID_MS] * 2, [2 * ID_MS] * 2], rtol=0.2)
@@ -153,10 +143,7 @@ def test_an_artefact_is_the_model(fitted: Fitted, tmp_path: Path) -> None:
     loaded = learned_cost_model(RunContext("cuda"), str(path))
     assert loaded.device == "cuda"
     assert loaded.compute.device is GPU
-    arrays = to_arrays(loaded.compute, loaded.communication)
-    assert arrays.keys() == fitted.arrays.keys()
-    for key, array in fitted.arrays.items():
-        np.testing.assert_array_equal(arrays[key], array)
+    assert_same_arrays(to_arrays(loaded.compute, loaded.communication), fitted.arrays)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

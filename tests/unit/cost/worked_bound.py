@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dlrm_sharded import ShardingTask, Table
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -10,10 +11,9 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
 )
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
-from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE
+from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, DeviceWork
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.made_up import USED_ONCE, task_of
 
 LAUNCH_MS, IDS_MS, ID_COLUMNS_MS = 0.05, 0.1, 0.2
 EXCHANGE_MS, BUSIER_MS_PER_MB, REDUCE_MS = 0.1, 10.0, 1.0
@@ -23,9 +23,8 @@ NOTHING = -60.0
 
 def worked_task() -> ShardingTask:
     """Two tables on two ranks; every id is used once in a batch."""
-    used_once = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
-    tables = (Table("a", 1000, 16, 10.0, used_once), Table("b", 1000, 8, 4.0, used_once))
-    return ShardingTask(tables, Topology(2, 2**30, compute_device="cpu"), batch_size=1000)
+    tables = (Table("a", 1000, 16, 10.0, USED_ONCE), Table("b", 1000, 8, 4.0, USED_ONCE))
+    return task_of(tables, memory_bytes=2**30, batch_size=1000)
 
 
 def worked_model() -> LearnedCostModel:
@@ -41,8 +40,8 @@ def worked_model() -> LearnedCostModel:
         profile_std=np.ones(num_profile),
         profile_low=np.zeros(num_profile),
         profile_high=np.ones(num_profile),
-        forward=_constant_prices({"ids": IDS_MS, "id_columns": ID_COLUMNS_MS}, LAUNCH_MS),
-        backward=_constant_prices({}, 0.0),
+        forward=constant_prices({"ids": IDS_MS, "id_columns": ID_COLUMNS_MS}, CPU_WORK, LAUNCH_MS),
+        backward=constant_prices({}, CPU_WORK),
     )
     return LearnedCostModel(
         compute,
@@ -54,15 +53,18 @@ def worked_model() -> LearnedCostModel:
     )
 
 
-def _constant_prices(prices: dict[str, float], launch_ms: float) -> PriceNet:
+def constant_prices(
+    prices: dict[str, float], work: DeviceWork, launch_ms: float = 0.0, next_launch_ms: float = 0.0
+) -> PriceNet:
     """Prices by work term, in ms per thousand; the net's weights are zero, so its biases remain."""
-    log_prices = [np.log(prices[term]) if term in prices else NOTHING for term in CPU_WORK.terms]
+    log_prices = [np.log(prices[term]) if term in prices else NOTHING for term in work.terms]
+    num_terms = len(work.terms)
     return PriceNet(
-        weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, len(CPU_WORK.terms)))),
+        weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, num_terms))),
         biases=(np.zeros(1), np.array(log_prices)),
-        cache_gain=np.zeros((len(CPU_WORK.terms), 1)),
+        cache_gain=np.zeros((num_terms, 1)),
         cache_mb=np.zeros(1),
         cache_slope=np.ones(1),
         launch_ms=launch_ms,
-        next_launch_ms=0.0,
+        next_launch_ms=next_launch_ms,
     )

@@ -1,5 +1,7 @@
 """check_dataset accepts a correct dataset and names what is wrong with others."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.testing import check_dataset
+
+NOISE = itertools.count()
 
 
 class Correct(SyntheticDataset):
@@ -53,44 +57,27 @@ class WholeBatchForAll(Correct):
         return super().batch(split, index, rank=0, world_size=1)
 
 
-class Changed(Correct):
-    """Changes the batches of the correct dataset."""
+def changed(change: Callable[[Batch], object]) -> type[Correct]:
+    """The correct dataset, whose batches are changed."""
 
-    def batch(self, *arguments: Any, **options: Any) -> Batch:
-        batch = super().batch(*arguments, **options)
-        self.change(batch)
-        return batch
+    class Changed(Correct):
+        def batch(self, *arguments: Any, **options: Any) -> Batch:
+            batch = super().batch(*arguments, **options)
+            change(batch)
+            return batch
 
-    def change(self, batch: Batch) -> None:
-        raise NotImplementedError
-
-
-class WithNoise(Changed):
-    def change(self, batch: Batch) -> None:
-        batch.dense_features += torch.rand(1, generator=torch.Generator().manual_seed(id(self)))
+    return Changed
 
 
-class FromGlobalState(Changed):
-    def change(self, batch: Batch) -> None:
-        torch.rand(1)
+def too_few_dense(batch: Batch) -> None:
+    batch.dense_features = batch.dense_features[:, 1:]
 
 
-class IntegerLabels(Changed):
-    def change(self, batch: Batch) -> None:
-        batch.labels = batch.labels.long()
+def integer_labels(batch: Batch) -> None:
+    batch.labels = batch.labels.long()
 
 
-class IdsOutOfRange(Changed):
-    def change(self, batch: Batch) -> None:
-        batch.sparse_features.values().add_(50)
-
-
-class TooFewDense(Changed):
-    def change(self, batch: Batch) -> None:
-        batch.dense_features = batch.dense_features[:, 1:]
-
-
-def test_a_correct_dataset() -> None:
+def test_a_correct_dataset():
     check_dataset(Correct, world_sizes=(1, 2, 3, 4, 5))
 
 
@@ -102,18 +89,18 @@ def test_a_correct_dataset() -> None:
         (WithoutTraining, "no batch for training"),
         (SameShareForAll, "shares of 2 ranks are not train batch"),
         (WholeBatchForAll, "dense features are"),
-        (WithNoise, "is not repeatable"),
-        (FromGlobalState, "used a global random state"),
-        (IntegerLabels, "int64"),
-        (TooFewDense, "dense features are"),
+        (changed(lambda batch: batch.dense_features.add_(next(NOISE))), "is not repeatable"),
+        (changed(lambda batch: torch.rand(1)), "used a global random state"),
+        (changed(integer_labels), "int64"),
+        (changed(too_few_dense), "dense features are"),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+    ids=str,
 )
-def test_faults(dataset: type[Correct], message: str) -> None:
+def test_faults(dataset, message):
     with pytest.raises(AssertionError, match=message):
         check_dataset(dataset)
 
 
-def test_ids_that_no_table_has() -> None:
+def test_ids_that_no_table_has():
     with pytest.raises(DataError, match="table 'a' has rows 0 to 49"):
-        check_dataset(IdsOutOfRange)
+        check_dataset(changed(lambda batch: batch.sparse_features.values().add_(50)))

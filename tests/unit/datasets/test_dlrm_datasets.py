@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from torch import Tensor
-from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.datasets.base import BatchStream, reuse_histogram
 from dlrm_sharded.datasets.dlrm_datasets import DlrmDatasets
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.testing import check_dataset
+from tests.unit.datasets.batches import ids_of, whole_batch
 
 NUM_TABLES, NUM_SAMPLES, BATCH_SIZE = 5, 250, 24
 
@@ -35,15 +33,6 @@ def bag(table: int, sample: int) -> list[int]:
     return indices[offsets[place] : offsets[place + 1]].tolist()
 
 
-def bags(batch: Batch) -> list[list[list[int]]]:
-    """Ids by table and sample."""
-    jagged = batch.sparse_features.to_dict()
-    return [
-        [ids.tolist() for ids in jagged[key].values().split(jagged[key].lengths().tolist())]
-        for key in batch.sparse_features.keys()  # noqa: SIM118
-    ]
-
-
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     torch.save(content(), tmp_path / "data.pt")
@@ -61,46 +50,43 @@ def dataset(path: Path, **changes: Any) -> DlrmDatasets:
     return DlrmDatasets(path, **{"batch_size": BATCH_SIZE, "embedding_dim": 8, **changes})
 
 
-def test_batches_are_the_samples_of_the_file_in_order(plain: Path) -> None:
+def test_batches_are_the_samples_of_the_file_in_order(plain):
     data = dataset(plain, val_share=0.2)
     assert (data.num_batches("train"), data.num_batches("val")) == (8, 2)
     for split, index, first in (("train", 0, 0), ("train", 7, 168), ("val", 1, 216)):
-        batch = data.batch(split, index, rank=0, world_size=1)  # type: ignore[arg-type]
+        batch = whole_batch(data, index, split)
         samples = range(first, first + BATCH_SIZE)
-        assert bags(batch) == [[bag(t, s) for s in samples] for t in range(NUM_TABLES)]
+        assert ids_of(batch) == [[bag(t, s) for s in samples] for t in range(NUM_TABLES)]
         assert batch.sparse_features.values().dtype == torch.int32
         assert batch.dense_features.shape == (BATCH_SIZE, 13)
         assert set(batch.labels.tolist()) == {0.0, 1.0}
 
 
-def test_is_a_dataset(plain: Path) -> None:
+def test_is_a_dataset(plain):
     check_dataset(lambda: dataset(plain, val_share=0.2), world_sizes=(1, 2, 3, 8))
 
 
-def test_gz_equals_plain(plain: Path, packed: Path) -> None:
+def test_gz_equals_plain(plain, packed):
     streams = [BatchStream(dataset(path), "train", shuffle_seed=1) for path in (plain, packed)]
     for left, right in zip(*streams, strict=True):
-        assert bags(left) == bags(right)
+        assert ids_of(left) == ids_of(right)
         assert torch.equal(left.labels, right.labels)
     assert dataset(plain).tables == dataset(packed).tables
 
 
-def test_formats_before_zip_files_are_read_too(tmp_path: Path, plain: Path) -> None:
+def test_formats_before_zip_files_are_read_too(tmp_path, plain):
     torch.save(content(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert dataset(tmp_path / "old.pt").tables == dataset(plain).tables
 
 
-def test_int32_files_give_the_same_batches(tmp_path: Path, plain: Path) -> None:
+def test_int32_files_give_the_same_batches(tmp_path, plain):
     torch.save([part.int() for part in content()], tmp_path / "int32.pt")
-    batches = [
-        dataset(path).batch("train", 0, rank=0, world_size=1)
-        for path in (plain, tmp_path / "int32.pt")
-    ]
-    assert bags(batches[0]) == bags(batches[1])
-    assert batches[1].sparse_features.values().dtype == torch.int32
+    batch = whole_batch(dataset(tmp_path / "int32.pt"))
+    assert ids_of(batch) == ids_of(whole_batch(dataset(plain)))
+    assert batch.sparse_features.values().dtype == torch.int32
 
 
-def test_tables_are_profiled_on_the_first_batch(plain: Path) -> None:
+def test_tables_are_profiled_on_the_first_batch(plain):
     data = dataset(plain, embedding_dim=[4, 8, 12, 16, 20])
     indices, offsets, lengths = content()
     assert [table.embedding_dim for table in data.tables] == [4, 8, 12, 16, 20]
@@ -112,37 +98,37 @@ def test_tables_are_profiled_on_the_first_batch(plain: Path) -> None:
         assert table.reuse_histogram == reuse_histogram(first)
 
 
-def test_some_tables_by_their_place_in_the_file(plain: Path) -> None:
+def test_some_tables_by_their_place_in_the_file(plain):
     data = dataset(plain, table_ids=[4, 1], num_embeddings=[60, 70])
-    batch = data.batch("train", 0, rank=0, world_size=1)
+    batch = whole_batch(data)
     assert batch.sparse_features.keys() == ["t004", "t001"]
-    assert bags(batch) == [[bag(t, s) for s in range(BATCH_SIZE)] for t in (4, 1)]
+    assert ids_of(batch) == [[bag(t, s) for s in range(BATCH_SIZE)] for t in (4, 1)]
     assert [table.num_embeddings for table in data.tables] == [60, 70]
     assert batch.sparse_features.offset_per_key()[-1] == batch.sparse_features.values().numel()
 
 
-def test_log_says_that_labels_are_planted(plain: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_says_that_labels_are_planted(plain, caplog):
     with caplog.at_level(logging.INFO):
         dataset(plain)
     assert "planted" in caplog.text
 
 
-def test_one_batch_is_for_training(plain: Path) -> None:
+def test_one_batch_is_for_training(plain):
     data = dataset(plain, batch_size=NUM_SAMPLES, val_share=0.5)
     assert (data.num_batches("train"), data.num_batches("val")) == (1, 0)
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pt.gz"])
+@pytest.mark.parametrize("form", ["plain", "packed"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_truncated_file(plain: Path, packed: Path, suffix: str, share: float) -> None:
-    whole = {".pt": plain, ".pt.gz": packed}[suffix].read_bytes()
-    path = plain.with_name("cut" + suffix)
+def test_truncated_file(request, form, share):
+    path = request.getfixturevalue(form)
+    whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(DataError, match="truncated"):
         dataset(path)
 
 
-def test_lfs_pointer_and_missing_file(tmp_path: Path) -> None:
+def test_lfs_pointer_and_missing_file(tmp_path):
     pointer = tmp_path / "data.pt.gz"
     pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(DataError, match="git-lfs pointer"):
@@ -163,7 +149,7 @@ def test_lfs_pointer_and_missing_file(tmp_path: Path) -> None:
     ],
     ids=["two", "dict", "flat_lengths", "short_offsets", "short_indices", "other_lengths"],
 )
-def test_malformed_content(tmp_path: Path, change: Any, message: str) -> None:
+def test_malformed_content(tmp_path, change, message):
     torch.save(change(*content()), tmp_path / "data.pt")
     with pytest.raises(DataError, match=message):
         dataset(tmp_path / "data.pt")
@@ -182,13 +168,6 @@ def test_malformed_content(tmp_path: Path, change: Any, message: str) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_bad_arguments_are_named(plain: Path, changes: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_named(plain, changes, message):
     with pytest.raises(ConfigError, match=message):
         dataset(plain, **changes)
-
-
-def test_yaml_builds_a_dataset(plain: Path) -> None:
-    yaml = Path(__file__).parents[3] / "conf" / "data" / "dlrm_datasets.yaml"
-    run = OmegaConf.create({"seed": 1, "data": OmegaConf.load(yaml)})
-    data = instantiate(run.data, path=str(plain), table_ids=[0, 2], batch_size=16)
-    assert data.batch("train", 0, rank=0, world_size=2).labels.shape == (8,)

@@ -17,6 +17,8 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.testing import check_dataset
+from tests.unit.datasets.batches import ids_of, whole_batch
+from tests.unit.datasets.test_stream import plain_histogram
 
 TABLES = (
     Table("many", 5_000, 8, 12.0),
@@ -33,15 +35,6 @@ def dataset(tables: tuple[Table, ...] = TABLES, **changes: Any) -> SyntheticData
     return SyntheticDataset(tables, **{**arguments, **changes})
 
 
-def per_table(batch: Batch) -> list[list[list[int]]]:
-    """Ids by table and sample."""
-    jagged = batch.sparse_features.to_dict()
-    return [
-        [ids.tolist() for ids in jagged[key].values().split(jagged[key].lengths().tolist())]
-        for key in batch.sparse_features.keys()  # noqa: SIM118
-    ]
-
-
 def assert_same(left: Batch, right: Batch) -> None:
     assert torch.equal(left.dense_features, right.dense_features)
     assert torch.equal(left.labels, right.labels)
@@ -50,9 +43,9 @@ def assert_same(left: Batch, right: Batch) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
-def test_mean_number_of_ids_is_the_pooling_factor(spread: float) -> None:
+def test_mean_number_of_ids_is_the_pooling_factor(spread):
     data = dataset(batch_size=20_000, pooling_spread=spread)
-    sparse = data.batch("train", 0, rank=0, world_size=1).sparse_features
+    sparse = whole_batch(data).sparse_features
     lengths = sparse.lengths().view(len(TABLES), -1).double()
     for table, row in zip(TABLES, lengths, strict=True):
         assert row.mean().item() == pytest.approx(table.pooling_factor, rel=0.03, abs=1e-9)
@@ -62,7 +55,7 @@ def test_mean_number_of_ids_is_the_pooling_factor(spread: float) -> None:
         assert lengths[0].unique().tolist() == [12.0]
 
 
-def test_shapes_types_and_metadata() -> None:
+def test_shapes_types_and_metadata():
     batch = dataset(num_dense=5).batch("train", 1, rank=1, world_size=2)
     sparse = batch.sparse_features
     assert batch.dense_features.shape == (24, 5)
@@ -77,9 +70,9 @@ def test_shapes_types_and_metadata() -> None:
     assert sparse.offset_per_key() == plain.offset_per_key()
 
 
-def test_ids_are_in_range_and_skewed() -> None:
+def test_ids_are_in_range_and_skewed():
     data = dataset(batch_size=5_000)
-    ids = per_table(data.batch("train", 0, rank=0, world_size=1))
+    ids = ids_of(whole_batch(data))
     for table, samples in zip(TABLES, ids, strict=True):
         assert all(0 <= i < table.num_embeddings for sample in samples for i in sample)
     popular = Counter(i for sample in ids[0] for i in sample).most_common(2)
@@ -91,28 +84,28 @@ def test_ids_are_in_range_and_skewed() -> None:
 
 @pytest.mark.parametrize("pregenerate", [False, True])
 @pytest.mark.parametrize("spread", [0.0, 0.7])
-def test_is_a_dataset(spread: float, pregenerate: bool) -> None:
+def test_is_a_dataset(spread, pregenerate):
     check_dataset(
         lambda: dataset(pooling_spread=spread, pregenerate=pregenerate), world_sizes=(1, 2, 3, 8)
     )
 
 
-def test_batch_size_does_not_change_the_samples() -> None:
+def test_batch_size_does_not_change_the_samples():
     small, large = dataset(batch_size=24, num_train_batches=12), dataset()
-    parts = [small.batch("train", i, rank=0, world_size=1) for i in (4, 5)]
-    whole = large.batch("train", 2, rank=0, world_size=1)
+    parts = [whole_batch(small, i) for i in (4, 5)]
+    whole = whole_batch(large, 2)
     assert torch.equal(whole.labels, torch.cat([part.labels for part in parts]))
-    ids = [per_table(part) for part in parts]
-    assert per_table(whole) == [ids[0][t] + ids[1][t] for t in range(len(TABLES))]
+    ids = [ids_of(part) for part in parts]
+    assert ids_of(whole) == [ids[0][t] + ids[1][t] for t in range(len(TABLES))]
 
 
-def test_passes_do_not_change_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = dataset().batch("train", 0, rank=0, world_size=1)
+def test_passes_do_not_change_the_ids(monkeypatch):
+    whole = whole_batch(dataset())
     monkeypatch.setattr(synthetic, "IDS_PER_PASS", 5)
-    assert_same(whole, dataset().batch("train", 0, rank=0, world_size=1))
+    assert_same(whole, whole_batch(dataset()))
 
 
-def test_a_resumed_stream_goes_on_as_the_uninterrupted_one() -> None:
+def test_a_resumed_stream_goes_on_as_the_uninterrupted_one():
     stream = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
     epoch_0, epoch_1 = list(stream), list(stream)
     assert len(epoch_0) == len(epoch_1) == 6
@@ -122,39 +115,33 @@ def test_a_resumed_stream_goes_on_as_the_uninterrupted_one() -> None:
         assert_same(expected, batch)
 
 
-def test_deterministic_and_leaves_global_generators_alone() -> None:
+def test_deterministic_and_leaves_global_generators_alone():
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    first = dataset().batch("train", 0, rank=0, world_size=1)
+    first = whole_batch(dataset())
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
-    assert_same(first, dataset().batch("train", 0, rank=0, world_size=1))
+    assert_same(first, whole_batch(dataset()))
     values = first.sparse_features.values()
     for other in (
-        dataset(seed=4).batch("train", 0, rank=0, world_size=1),
-        dataset().batch("train", 1, rank=0, world_size=1),
-        dataset().batch("val", 0, rank=0, world_size=1),
+        whole_batch(dataset(seed=4)),
+        whole_batch(dataset(), 1),
+        whole_batch(dataset(), split="val"),
     ):
         assert not torch.equal(values[:100], other.sparse_features.values()[:100])
 
 
-def test_profile_is_what_counting_gives() -> None:
+def test_profile_is_what_counting_gives():
     data = dataset(batch_size=2_000)
-    batch = data.batch("train", 0, rank=0, world_size=1)
-    for table, samples in zip(data.tables, per_table(batch), strict=True):
+    batch = whole_batch(data)
+    for table, samples in zip(data.tables, ids_of(batch), strict=True):
         ids = [i for sample in samples for i in sample]
-        uses = Counter(ids).values()
-        bins = [0] * 17
-        for use in uses:
-            bins[min(16, (use - 1).bit_length())] += 1
         assert table.pooling_factor == pytest.approx(len(ids) / 2_000)
-        assert table.reuse_histogram == pytest.approx([b / max(1, len(uses)) for b in bins])
+        assert table.reuse_histogram == pytest.approx(plain_histogram(ids))
     assert data.tables is data.tables
     assert [t.embedding_dim for t in data.tables] == [t.embedding_dim for t in TABLES]
 
 
-def test_profile_of_a_huge_batch_is_its_expectation(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_profile_of_a_huge_batch_is_its_expectation(monkeypatch, caplog):
     measured = dataset(batch_size=50_000).tables
     monkeypatch.setattr(synthetic, "MAX_PROFILED_IDS", 10_000)
     with caplog.at_level(logging.INFO):
@@ -165,22 +152,22 @@ def test_profile_of_a_huge_batch_is_its_expectation(
         assert ours.pooling_factor == pytest.approx(theirs.pooling_factor, abs=0.02)
 
 
-def test_max_rows_cuts_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_max_rows_cuts_and_says_so_once(caplog):
     tables = (Table("large", 2**22, 64, 1.0), Table("small", 100, 4, 1.0))
     data = dataset(tables, max_rows=2**20)
     assert [table.num_embeddings for table in data.tables] == [2**20, 100]
     assert len(caplog.records) == 1
     assert "cuts 1 of 2 tables: 0.25 GiB instead of 1.00 GiB" in caplog.text
-    ids = data.batch("train", 0, rank=0, world_size=1).sparse_features.values()
+    ids = whole_batch(data).sparse_features.values()
     assert ids.max() < 2**20
 
 
-def test_no_cut_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_cut_no_log(caplog):
     assert dataset(max_rows=100_000).tables[2].num_embeddings == 100_000
     assert not caplog.records
 
 
-def test_pregenerating_changes_when_and_not_what() -> None:
+def test_pregenerating_changes_when_and_not_what():
     pregenerated = dataset(pregenerate=True, cache_batches=3)
     pregenerated.batch("train", 5, rank=1, world_size=2)
     assert kept_batches(pregenerated, rank=1, world_size=2) == [0, 1, 2]
@@ -205,7 +192,7 @@ def kept_batches(data: SyntheticDataset, *, rank: int = 0, world_size: int = 1) 
     return [i for i in range(6) if first[i] is second[i]]
 
 
-def test_cache_keeps_the_first_batches_within_its_limits() -> None:
+def test_cache_keeps_the_first_batches_within_its_limits():
     assert kept_batches(dataset()) == list(range(6))
     assert kept_batches(dataset(cache_batches=2)) == [0, 1]
     assert kept_batches(dataset(cache_batches=0)) == kept_batches(dataset(cache_gib=0.0)) == []
@@ -224,14 +211,14 @@ def test_cache_keeps_the_first_batches_within_its_limits() -> None:
         ({"alpha": "abc"}, "data.alpha is 'abc'"),
     ],
 )
-def test_bad_arguments_are_named(changes: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         dataset(**changes)
 
 
-def test_no_batch_beyond_the_epoch() -> None:
+def test_no_batch_beyond_the_epoch():
     with pytest.raises(IndexError, match="val batch 2 of 2"):
-        dataset().batch("val", 2, rank=0, world_size=1)
+        whole_batch(dataset(), 2, "val")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +233,7 @@ def test_no_batch_beyond_the_epoch() -> None:
     ],
     ids=str,
 )
-def test_cached_bytes_are_those_of_the_batches_that_it_keeps(changes: dict[str, Any]) -> None:
+def test_cached_bytes_are_those_of_the_batches_that_it_keeps(changes):
     """Up to the number of ids, which is random."""
     data = dataset(**changes)
     num_val_batches = data.num_batches("val")
@@ -254,9 +241,8 @@ def test_cached_bytes_are_those_of_the_batches_that_it_keeps(changes: dict[str, 
     for split in ("train", "val"):
         for index in range(data.num_batches(split)):
             data.batch(split, index, rank=0, world_size=2)
-    kept = list(data._cache._batches.values())
     storages = {}
-    for batch in kept:
+    for batch in data._cache._batches.values():
         sparse = batch.sparse_features
         for tensor in (batch.dense_features, batch.labels, sparse.values(), sparse.lengths()):
             storages[tensor.data_ptr()] = tensor.nbytes

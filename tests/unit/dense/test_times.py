@@ -3,8 +3,8 @@
 import pytest
 import torch
 from torchrec.datasets.utils import Batch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.dense.pooled_vectors import batch_without_ids
 from dlrm_sharded.dense.times import MIN_ITERATIONS, measure_dense
 from dlrm_sharded.model.dlrm import dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
@@ -20,13 +20,7 @@ OPTIMIZER = OptimizerConfig(
 
 
 def batch(num_samples: int = 16) -> Batch:
-    return Batch(
-        dense_features=torch.randn(num_samples, 3),
-        sparse_features=KeyedJaggedTensor(
-            keys=[], values=torch.empty(0), lengths=torch.empty(0, dtype=torch.int32)
-        ),
-        labels=torch.zeros(num_samples),
-    )
+    return batch_without_ids(torch.randn(num_samples, 3), torch.zeros(num_samples))
 
 
 def model():

@@ -2,52 +2,38 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding
-from torchrec.modules.embedding_configs import (
-    BaseEmbeddingConfig,
-    DataType,
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    PoolingType,
-)
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
+from dlrm_sharded import ShardedPlanner, Topology
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.model.fused_optimizers import fuse
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.baselines.halving import HalvingSharder
 from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from tests.distributed.torchrec_modules import LaidOut, managed_collisions, table_configs
 
 META = torch.device("meta")
 ROWS = (60_000, 40, 30_000, 24, 20_000, 50)
@@ -61,22 +47,6 @@ SHARDERS: dict[str, Callable[[], Sharder]] = {
     "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
     "torchrec_dp": lambda: TorchRecSharder(full=True, replicate=True, min_partition=4),
 }
-
-
-class OwnSharder:
-    """Lays every table out as a function says, whatever the task allows."""
-
-    def __init__(self, shards: Callable[[Table, int, int], list[Shard]]) -> None:
-        self._shards = shards
-
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        world_size = task.topology.world_size
-        shards = [
-            shard
-            for i, table in enumerate(task.tables)
-            for shard in self._shards(table, i, world_size)
-        ]
-        return ShardingPlan(world_size, tuple(shards))
 
 
 def replicas(table: Table, i: int, world_size: int) -> list[Shard]:
@@ -112,59 +82,27 @@ def some_rows(table: Table, i: int, world_size: int) -> list[Shard]:
 
 
 def bags(
-    data_type: DataType = DataType.FP32, *, means: Sequence[int] = (), shared: bool = False
+    data_type: DataType = DataType.FP32, *, means: Sequence[int] = (), feature: str = "f{}"
 ) -> EmbeddingBagCollection:
-    """Bags of which some pool by the mean; all may look the same feature up."""
-    configs = [
-        EmbeddingBagConfig(
-            name=f"t{i}",
-            num_embeddings=rows,
-            embedding_dim=64,
-            feature_names=["f" if shared else f"f{i}"],
-            data_type=data_type,
-            pooling=PoolingType.MEAN if i in means else PoolingType.SUM,
-        )
-        for i, rows in enumerate(ROWS)
-    ]
+    configs = table_configs(ROWS, [64], means=means, feature=feature, data_type=data_type)
     return EmbeddingBagCollection(tables=configs, device=META)
 
 
 def sequences() -> EmbeddingCollection:
-    configs = [
-        EmbeddingConfig(
-            name=f"s{i}", num_embeddings=rows, embedding_dim=64, feature_names=[f"g{i}"]
-        )
-        for i, rows in enumerate(ROWS)
-    ]
+    configs = table_configs(ROWS, [64], kind=EmbeddingConfig, name="s", feature="g{}")
     return EmbeddingCollection(tables=configs, device=META)
 
 
-def collisions(config: BaseEmbeddingConfig) -> ManagedCollisionCollection:
-    rows = config.num_embeddings
-    module = MCHManagedCollisionModule(
-        zch_size=rows,
-        device=torch.device("cpu"),
-        eviction_policy=DistanceLFU_EvictionPolicy(),
-        eviction_interval=1,
-        input_hash_size=4000,
-    )
-    return ManagedCollisionCollection({"managed": module}, [config])
-
-
 def managed_bags(rows: int = 1000) -> ManagedCollisionEmbeddingBagCollection:
-    config = EmbeddingBagConfig(
-        name="managed", num_embeddings=rows, embedding_dim=64, feature_names=["m"]
-    )
-    bags = EmbeddingBagCollection(tables=[config], device=META)
-    return ManagedCollisionEmbeddingBagCollection(bags, collisions(config))
+    configs = table_configs([rows], [64], name="managed")
+    bags = EmbeddingBagCollection(tables=configs, device=META)
+    return ManagedCollisionEmbeddingBagCollection(bags, managed_collisions(configs, interval=1))
 
 
 def managed_sequences() -> ManagedCollisionEmbeddingCollection:
-    config = EmbeddingConfig(
-        name="managed", num_embeddings=1000, embedding_dim=64, feature_names=["m"]
-    )
-    sequences = EmbeddingCollection(tables=[config], device=META)
-    return ManagedCollisionEmbeddingCollection(sequences, collisions(config))
+    configs = table_configs([1000], [64], kind=EmbeddingConfig, name="managed")
+    sequences = EmbeddingCollection(tables=configs, device=META)
+    return ManagedCollisionEmbeddingCollection(sequences, managed_collisions(configs, interval=1))
 
 
 def plan(
@@ -179,20 +117,31 @@ def types(module_plan: Plan) -> set[str]:
 
 
 @pytest.mark.parametrize("name", SHARDERS)
-def test_no_table_is_replicated_unless_asked(name: str) -> None:
+def test_no_table_is_replicated_unless_asked(name):
     """`dim` has no replicas; the others have replicas of the small tables if they may."""
     asked = types(plan(bags(), SHARDERS[name](), replicas=True)[""])
     assert ("data_parallel" in asked) == (name != "dim")
     assert "data_parallel" not in types(plan(bags(), SHARDERS[name]())[""])
 
 
-def test_the_report_says_what_replicas_would_gain(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_report_says_what_replicas_would_gain(caplog):
     planner = ShardedPlanner(
         SHARDERS["neuroshard"](), topology=TOPOLOGY, batch_size=65_536, cost_model=MODEL
     )
     with caplog.at_level(logging.INFO):
         planner.plan(bags(), get_default_sharders())
     assert planner.report in caplog.messages
+    assert "another device" not in caplog.text
+    said = re.search(
+        r"^6 tables on 4 ranks, predicted critical path (.*) ms, cost (.*) ms, at most (.*) % "
+        r"above the best possible, (.*) ms; replicas",
+        str(planner.report),
+    )
+    assert said is not None
+    path_ms, cost_ms, gap, bound_ms = map(float, said.groups())
+    assert 0 < bound_ms <= cost_ms
+    assert path_ms <= cost_ms
+    assert gap == pytest.approx(100 * (cost_ms / bound_ms - 1), abs=1.0)
     assert "replicas of 3 tables would save" in str(planner.report)
     assert "ShardedPlanner(replicas=True)" in str(planner.report)
     planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY, replicas=True)
@@ -200,44 +149,62 @@ def test_the_report_says_what_replicas_would_gain(caplog: pytest.LogCaptureFixtu
     assert "0 of them replicated; without cost_model" in str(planner.report)
 
 
-def test_replicas_that_nobody_asked_for_are_refused() -> None:
+def test_one_table_on_one_rank_is_said_in_the_singular():
+    planner = ShardedPlanner(GreedySharder("dim"), topology=Topology(1, 10**9))
+    config = EmbeddingBagConfig(name="t", num_embeddings=60, embedding_dim=64, feature_names=["f"])
+    only = EmbeddingBagCollection(tables=[config], device=META)
+    planner.plan(only, get_default_sharders())
+    assert str(planner.report).startswith("1 table on 1 rank; ")
+
+
+@pytest.mark.parametrize("by", ["sharder", "report"])
+def test_prices_of_another_device_are_named(by, caplog):
+    """They are those of GPUs, and the ranks are CPUs."""
+    run = RunContext(device="cuda")
+    prices = learned_cost_model(run)
+    sharder = NeuroShardSharder(SharderContext(run, prices), patience=1)
+    planner = ShardedPlanner(
+        sharder if by == "sharder" else GreedySharder("dim"),
+        topology=TOPOLOGY,
+        cost_model=prices if by == "report" else None,
+    )
+    planner.plan(bags(), get_default_sharders())
+    [warning] = [r.getMessage() for r in caplog.records if "another device" in r.getMessage()]
+    assert "RunContext(device='cpu')" in warning
+    assert ("(see the caveat)" in str(planner.report)) == (by == "report")
+    assert "best possible" not in str(planner.report)
+
+
+def test_replicas_that_nobody_asked_for_are_refused():
     with pytest.raises(InvalidPlanError, match=r"'t0' of EmbeddingBagCollection .*data_parallel"):
-        plan(bags(), OwnSharder(replicas))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_replica_does_not_leave_a_fused_optimizer() -> None:
-    model = bags()
-    fuse("sgd", [model.embedding_bags["t3"].weight], 0.1)
-    with pytest.raises(ConfigError, match=r"'t3' of EmbeddingBagCollection has a fused optimizer"):
-        plan(model, GreedySharder("dim"), replicas=True)
+        plan(bags(), LaidOut(replicas))
 
 
 @pytest.mark.parametrize("make", [managed_bags, managed_sequences])
 @pytest.mark.parametrize("name", SHARDERS)
-def test_managed_collisions_lie_in_row_blocks(name: str, make: Callable[[], nn.Module]) -> None:
+def test_managed_collisions_lie_in_row_blocks(name, make):
     """Beside other tables, which get the memory that the row blocks leave."""
     planned = plan(nn.ModuleDict({"managed": make(), "bags": bags()}), SHARDERS[name]())
     assert types(planned["managed"]) == {"row_wise"}
-    assert planned["managed"]["managed"].ranks == [0, 1, 2, 3]
+    assert planned["managed"]["managed0"].ranks == [0, 1, 2, 3]
     assert len(planned["bags"]) == len(ROWS)
     alone = plan(make(), SHARDERS[name](), Topology(1, 10**9, compute_device="cpu"))
     assert types(alone[""]) == {"row_wise"}
 
 
-def test_row_blocks_take_their_memory_first() -> None:
+def test_row_blocks_take_their_memory_first():
     model = nn.ModuleDict({"managed": managed_bags(80_000), "bags": bags()})
     of_blocks = 20_000 * 64 * 4
     with pytest.raises(InfeasibleTaskError, match=f"take {of_blocks:,} B of rank 0"):
         plan(model, GreedySharder("dim"), Topology(4, of_blocks, compute_device="cpu"))
     with pytest.raises(InfeasibleTaskError, match=r"'t0' needs 15,360,000 B"):
         plan(model, GreedySharder("dim"), Topology(4, of_blocks + 15 * 10**6))
-    with pytest.raises(InfeasibleTaskError, match=r"'managed' of module 'm' .* has 3 rows"):
+    with pytest.raises(InfeasibleTaskError, match=r"'managed0' of module 'm' .* has 3 rows"):
         plan(nn.ModuleDict({"m": managed_bags(3)}), GreedySharder("dim"))
 
 
 @pytest.mark.parametrize("name", SHARDERS)
-def test_sequences_are_whole_or_in_row_blocks_on_all_ranks(name: str) -> None:
+def test_sequences_are_whole_or_in_row_blocks_on_all_ranks(name):
     """The memory is too small for whole tables alone, and there are two hosts."""
     tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
     if name == "dim":
@@ -259,16 +226,14 @@ def test_sequences_are_whole_or_in_row_blocks_on_all_ranks(name: str) -> None:
     ],
     ids=["unequal_to_others", "unequal", "host_rows"],
 )
-def test_what_sequences_do_not_train_is_refused(
-    shards: Callable[[Table, int, int], list[Shard]], message: str
-) -> None:
+def test_what_sequences_do_not_train_is_refused(shards, message):
     with pytest.raises(InvalidPlanError, match=message):
-        plan(sequences(), OwnSharder(shards))
-    plan(bags(), OwnSharder(shards))
+        plan(sequences(), LaidOut(shards))
+    plan(bags(), LaidOut(shards))
 
 
 @pytest.mark.parametrize("name", [name for name in SHARDERS if name != "dim"])
-def test_means_are_not_split_by_rows(name: str) -> None:
+def test_means_are_not_split_by_rows(name):
     """The memory is too small for whole tables alone."""
     tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
     module_plan = plan(bags(means=[0, 2]), SHARDERS[name](), tight)[""]
@@ -276,20 +241,20 @@ def test_means_are_not_split_by_rows(name: str) -> None:
         assert module_plan[table].sharding_type == "column_wise"
 
 
-def test_row_blocks_of_means_beside_others_are_refused() -> None:
+def test_row_blocks_of_means_beside_others_are_refused():
     message = "'t0' of EmbeddingBagCollection pools by the mean .* divide those of table 't1'"
     for means in ([0, 2], range(len(ROWS))):
         with pytest.raises(InvalidPlanError, match=message):
-            plan(bags(means=means), OwnSharder(some_rows))
-        assert types(plan(bags(means=means), OwnSharder(all_rows))[""]) == {"row_wise"}
-    plan(bags(means=[1]), OwnSharder(some_rows))
+            plan(bags(means=means), LaidOut(some_rows))
+        assert types(plan(bags(means=means), LaidOut(all_rows))[""]) == {"row_wise"}
+    plan(bags(means=[1]), LaidOut(some_rows))
     with pytest.raises(InvalidPlanError, match=r"would not, where feature 'f' is looked up"):
-        plan(bags(means=[0, 2], shared=True), OwnSharder(all_rows))
-    plan(bags(means=range(len(ROWS)), shared=True), OwnSharder(all_rows))
+        plan(bags(means=[0, 2], feature="f"), LaidOut(all_rows))
+    plan(bags(means=range(len(ROWS)), feature="f"), LaidOut(all_rows))
 
 
 @pytest.mark.parametrize("name", SHARDERS)
-def test_half_tables_count_as_such(name: str) -> None:
+def test_half_tables_count_as_such(name):
     """All tables fit one rank of two in fp16, and not in fp32."""
     size = sum(ROWS) * 64 * 2
     topology = Topology(2, size // 2 + 10**6, compute_device="cpu")
@@ -299,13 +264,13 @@ def test_half_tables_count_as_such(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHARDERS)
-def test_half_tables_have_no_replicas(name: str) -> None:
+def test_half_tables_have_no_replicas(name):
     """The lookup that trains replicas has fp32 only."""
     planned = plan(bags(DataType.FP16), SHARDERS[name](), replicas=True)
     assert "data_parallel" not in types(planned[""])
 
 
-def test_precisions_that_a_plan_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
+def test_precisions_that_a_plan_does_not_know(caplog):
     with pytest.raises(ConfigError, match=r"'t0' of EmbeddingBagCollection has weights in int8"):
         plan(bags(DataType.INT8), GreedySharder("dim"))
     context = SharderContext(cost_model=MODEL)
@@ -315,54 +280,8 @@ def test_precisions_that_a_plan_does_not_know(caplog: pytest.LogCaptureFixture) 
     assert "exchanges in fp16" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("fused_in", ["table", "sharder"])
-def test_the_state_of_a_fused_optimizer_is_memory(fused_in: str) -> None:
-    """Adam has 12 B for a weight: the tables fit two ranks without it."""
-    model, sharders = bags(), get_default_sharders()
-    if fused_in == "table":
-        fuse("adam", model.parameters(), 0.1)
-    else:
-        sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.ADAM})]
-    topology = Topology(2, sum(ROWS) * 64 * 4, compute_device="cpu")
-    planner = ShardedPlanner(GreedySharder("dim"), topology=topology)
-    planner.plan(bags(), get_default_sharders())
-    with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 12:,} B"):
-        planner.plan(model, sharders)
-
-
-def test_an_optimizer_of_another_type_is_refused() -> None:
-    sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": "adam"})]
-    with pytest.raises(ConfigError, match="Sharder names the optimizer 'adam'"):
-        ShardedPlanner(GreedySharder("dim")).plan(bags(), sharders)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_optimizer_of_a_fused_module_is_memory() -> None:
-    """Adagrad has 8 B for a weight."""
-    configs = [
-        EmbeddingBagConfig(
-            name=f"t{i}", num_embeddings=rows, embedding_dim=64, feature_names=[f"f{i}"]
-        )
-        for i, rows in enumerate(ROWS)
-    ]
-    model = FusedEmbeddingBagCollection(
-        configs, optimizer_type=torch.optim.Adagrad, optimizer_kwargs={"lr": 0.1}, device=META
-    )
-    with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 8:,} B"):
-        plan(model, GreedySharder("dim"), Topology(2, sum(ROWS) * 64 * 3, compute_device="cpu"))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_an_optimizer_that_cannot_be_fused() -> None:
-    model = bags()
-    apply_optimizer_in_backward(torch.optim.AdamW, model.parameters(), {"lr": 0.1})
-    with pytest.raises(ConfigError, match=r"'t0' has the fused optimizer AdamW"):
-        plan(model, GreedySharder("dim"))
-
-
 @pytest.mark.parametrize("shares", ["module", "weight"])
-def test_tables_that_two_places_share_are_refused(shares: str) -> None:
+def test_tables_that_two_places_share_are_refused(shares):
     """TorchRec would train them apart, and leave a module unsharded where it is found again."""
     one = other = bags()
     if shares == "weight":
@@ -373,7 +292,7 @@ def test_tables_that_two_places_share_are_refused(shares: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHARDERS)
-def test_a_bag_of_torch_has_no_column_shards(name: str) -> None:
+def test_a_bag_of_torch_has_no_column_shards(name):
     """TorchRec's lookup of an `nn.EmbeddingBag` fails with several of them."""
     model = nn.ModuleDict(
         {f"b{i}": nn.EmbeddingBag(rows, 64, mode="sum") for i, rows in enumerate(ROWS)}
@@ -389,14 +308,14 @@ class Interaction(nn.Module):
     """The dense part of a tower."""
 
 
-def test_towers_stay_on_one_host() -> None:
+def test_towers_stay_on_one_host():
     model = EmbeddingTower(bags(), Interaction())
     sharders = [EmbeddingTowerSharder()]
     one_host = Topology(2, 10**9, compute_device="cpu")
     for sharder, expected in (
         (GreedySharder("dim"), "table_column_wise"),
-        (OwnSharder(columns(32, 32)), "table_column_wise"),
-        (OwnSharder(host_rows), "table_row_wise"),
+        (LaidOut(columns(32, 32)), "table_column_wise"),
+        (LaidOut(host_rows), "table_row_wise"),
     ):
         planned = ShardedPlanner(sharder, topology=one_host).plan(model, sharders).plan[""]
         assert types(planned) == {expected}
@@ -404,7 +323,7 @@ def test_towers_stay_on_one_host() -> None:
         ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(model, sharders)
 
 
-def test_tables_that_should_not_train_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_tables_that_should_not_train_are_named(caplog):
     """TorchRec's fused lookups have no regard for it."""
     model = bags()
     frozen = next(iter(model.parameters()))

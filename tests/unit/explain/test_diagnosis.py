@@ -1,7 +1,6 @@
 """Why a plan costs what it does: held against the cost model's predictions of changed plans."""
 
 import dataclasses
-import itertools
 import logging
 import pickle
 from collections.abc import Iterator
@@ -11,31 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import PlanCost, PlanReport, StageCost, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.explain import diagnosis as module
-from dlrm_sharded.explain.diagnosis import (
-    BOUNDING_FRACTION,
-    MAX_RANKS,
-    MAX_SPLITS,
-    diagnose,
-)
+from dlrm_sharded.explain.diagnosis import BOUNDING_FRACTION, MAX_RANKS, MAX_SPLITS, diagnose
 from dlrm_sharded.explain.text import forecast, sections
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.plan_report import (
-    Alternative,
-    Diagnosis,
-    PlanReport,
-    RankCost,
-    ShardCost,
-    SplitGain,
-)
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
+from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask
 from tests.unit.cost.plans import Planned, planned
+from tests.unit.made_up import column_shards, tables_of, task_of, with_memory
 from tests.unit.search.made_up import MODELS, model_of
 
 
@@ -57,10 +43,7 @@ def limited(draw: st.DrawFn) -> Planned:
     memory = [int(max(used) * draw(roomy)) + 1] * len(used)
     if draw(st.booleans()):
         memory = [int(size * draw(roomy)) + 1 for size in used]
-    topology = dataclasses.replace(
-        task.topology, memory_bytes=min(memory), memory_bytes_by_rank=tuple(memory)
-    )
-    return plan, dataclasses.replace(task, topology=topology)
+    return plan, with_memory(task, *memory)
 
 
 def cost_of(plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> PlanCost:
@@ -146,7 +129,6 @@ def check_splits(
     assert all(gain.gain_ms is None for gain in found.splits[len(gains) :])
 
 
-HALVES = Topology(2, 10**9, compute_device="cpu")
 BUSY = Table("busy", 5000, 32, 30.0)
 IDLE = Table("idle", 1, 4, 0.5)
 MODEL = model_of("shipped")
@@ -158,29 +140,24 @@ def diagnosed(plan: ShardingPlan, task: ShardingTask) -> Diagnosis:
 
 
 def halves(table: Table) -> list[Shard]:
-    edges = (0, table.embedding_dim // 2, table.embedding_dim)
-    return [
-        Shard(table.name, rank, (0, table.num_embeddings), cols)
-        for rank, cols in enumerate(itertools.pairwise(edges))
-    ]
+    return column_shards(table, *((rank, table.embedding_dim // 2) for rank in (0, 1)))
 
 
 def test_a_split_that_does_not_pay_has_a_gain_below_zero() -> None:
     """A little table in two costs two shards, and the busy one beside it bounds the plan."""
     thin = Table("thin", 100, 8, 0.1)
-    task = ShardingTask((BUSY, thin), HALVES, 1024)
+    task = task_of((BUSY, thin))
     shards = [Shard.whole(BUSY, 0), *halves(thin)]
     (split,) = diagnosed(ShardingPlan(2, tuple(shards)), task).splits
     assert (split.table, split.num_shards, split.kind) == ("thin", 2, "column shards")
-    assert split.gain_ms is not None
     assert split.gain_ms < 0
 
 
 def test_the_costliest_of_many_splits() -> None:
     """Those with the most work, whatever their order in the task."""
-    tables = tuple(Table(f"t{i}", 1000, 8, 1.0 + i % 7 + i / 100) for i in range(MAX_SPLITS + 6))
+    tables = tables_of(*((1000, 8, 1.0 + i % 7 + i / 100) for i in range(MAX_SPLITS + 6)))
     plan = ShardingPlan(2, tuple(shard for table in tables for shard in halves(table)))
-    found = diagnosed(plan, ShardingTask(tables, HALVES, 512))
+    found = diagnosed(plan, task_of(tables, batch_size=512))
     assert found.num_split == MAX_SPLITS + 6
     idlest = sorted(tables, key=lambda table: table.pooling_factor)[:6]
     left = {table.name for table in tables} - {split.table for split in found.splits}
@@ -189,7 +166,6 @@ def test_the_costliest_of_many_splits() -> None:
 
 
 def changes_of(found: Diagnosis) -> dict[str, float | None]:
-    assert found.alternatives is not None
     return {other.change: other.cost_ms for other in found.alternatives}
 
 
@@ -207,21 +183,15 @@ def changes_of(found: Diagnosis) -> dict[str, float | None]:
 def test_alternatives_to_a_bad_plan(
     world_size: int, per_host: int | None, more: str, by_rank: bool
 ) -> None:
-    tables = tuple(Table(f"t{i}", 5000, 32, 10.0 + i) for i in range(8))
-    topology = Topology(
-        world_size,
-        10**8,
-        per_host,
-        compute_device="cpu",
-        inter_host_bytes_per_s=1e10,
-        memory_bytes_by_rank=(10**8,) * world_size if by_rank else None,
-    )
-    task = ShardingTask(tables, topology, 4096)
-    plan = ShardingPlan(world_size, tuple(Shard.whole(table, 0) for table in tables))
+    tables = tables_of(*((5000, 32, 10.0 + i) for i in range(8)))
+    ranks = {"local_world_size": per_host, "inter_host_bytes_per_s": 1e10}
+    if by_rank:
+        ranks["memory_bytes_by_rank"] = (10**8,) * world_size
+    task = task_of(tables, world_size, 10**8, 4096, **ranks)
+    plan = whole_tables(task, [0] * 8)
     found = diagnose(plan, MODEL.price(task), alternatives=True)
     costs = changes_of(found)
     assert list(costs) == ["another plan", more, "10 % more memory"]
-    assert costs[more] is not None
     if world_size == 1:
         assert costs["another plan"] is None
         return
@@ -231,28 +201,26 @@ def test_alternatives_to_a_bad_plan(
 
 
 def test_nothing_better_is_found_where_there_is_nothing() -> None:
-    task = ShardingTask((IDLE,), Topology(1, 10**6, compute_device="cpu"), 64)
-    found = diagnose(ShardingPlan(1, (Shard.whole(IDLE, 0),)), MODEL.price(task), alternatives=True)
+    task = task_of([IDLE], 1, 10**6, 64)
+    found = diagnose(whole_tables(task, [0]), MODEL.price(task), alternatives=True)
     assert set(changes_of(found).values()) == {None}
 
 
 def test_memory_that_a_plan_lacks() -> None:
     """Tables of one row and four columns cannot be split; a tenth more lets three share a rank."""
-    tables = tuple(Table(f"t{i}", 1, 4, 1000.0 if i == 0 else 300.0) for i in range(4))
-    task = ShardingTask(tables, Topology(2, 47, compute_device="cpu"), 4096)
-    shards = tuple(Shard.whole(table, i // 2) for i, table in enumerate(tables))
-    found = diagnose(ShardingPlan(2, shards), MODEL.price(task), alternatives=True)
+    tables = tables_of((1, 4, 1000.0), *[(1, 4, 300.0)] * 3)
+    task = task_of(tables, 2, 47, 4096)
+    found = diagnose(whole_tables(task, (0, 0, 1, 1)), MODEL.price(task), alternatives=True)
     costs = changes_of(found)
     assert costs["another plan"] is None
-    alone = tuple(Shard.whole(table, min(i, 1)) for i, table in enumerate(tables))
-    best = cost_of(ShardingPlan(2, alone), with_profiles(task), MODEL)
+    best = cost_of(whole_tables(task, (0, 1, 1, 1)), with_profiles(task), MODEL)
     assert costs["10 % more memory"] == pytest.approx(best.cost_ms)
 
 
 def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
     """One rank exchanges nothing."""
-    task = ShardingTask((BUSY, IDLE), Topology(1, 10**9, compute_device="cpu"), 1024)
-    plan = ShardingPlan(1, (Shard.whole(IDLE, 0), Shard.whole(BUSY, 0)))
+    task = task_of((IDLE, BUSY), 1)
+    plan = whole_tables(task, (0, 0))
     (rank,) = diagnosed(plan, task).bounding
     launch_ms = float(MODEL.compute.launch_ms(np.ones(1)).sum())
     assert [shard.shard.table for shard in rank.shards] == ["busy", "idle"]
@@ -263,7 +231,7 @@ def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
 def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no split is priced; what it costs to explain a plan has an end."""
     monkeypatch.setattr(module, "SEARCH_S", 0.0)
-    task = ShardingTask((BUSY,), HALVES, 1024)
+    task = task_of([BUSY])
     found = diagnose(ShardingPlan(2, tuple(halves(BUSY))), MODEL.price(task), alternatives=True)
     assert set(changes_of(found).values()) == {None}
     assert (found.splits, found.num_split) == ((), 1)
@@ -274,7 +242,7 @@ def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The prediction of the plan has said what the model assumes."""
-    task = ShardingTask((BUSY,), Topology(8, 10**9, 2, compute_device="cpu"), 65_536)
+    task = task_of([BUSY], 8, batch_size=65_536, local_world_size=2)
     with caplog.at_level(logging.DEBUG):
         diagnose(ShardingPlan(8, tuple(halves(BUSY))), MODEL.price(task), alternatives=True)
     assert caplog.messages == []
@@ -338,49 +306,37 @@ def assert_in_order(line: str, parts: list[str]) -> None:
 
 
 def test_nobody_asked_for_alternatives() -> None:
-    found = diagnosed(ShardingPlan(2, tuple(halves(BUSY))), ShardingTask((BUSY,), HALVES, 1024))
+    found = diagnosed(ShardingPlan(2, tuple(halves(BUSY))), task_of([BUSY]))
     assert found.alternatives is None
     unasked = sections(dataclasses.replace(SHOWN, alternatives=None))
     assert unasked == sections(SHOWN)[:2]
 
 
 def test_without_splits() -> None:
-    assert sections(dataclasses.replace(SHOWN, splits=(), num_split=0))[1].lines == (
-        "No table is split.",
-    )
+    (lines,) = {sections(dataclasses.replace(SHOWN, splits=(), num_split=0))[1].lines}
+    assert lines == ("No table is split.",)
 
 
 @pytest.mark.parametrize(
-    ("bound_ms", "text"),
+    ("bound_ms", "caveat", "text"),
     [
-        (None, "predicted 36.20 ms"),
-        (0.0, "predicted 36.20 ms"),
-        (36.2 / 1.0131, "predicted 36.20 ms, at most 1.3 % above the best possible"),
-        (36.2 * (1 + 1e-12), "predicted 36.20 ms, at most 0.0 % above the best possible"),
+        (None, None, "predicted 36.20 ms"),
+        (0.0, None, "predicted 36.20 ms"),
+        (36.2 / 1.0131, None, "predicted 36.20 ms, at most 1.3 % above the best possible"),
+        (36.2 * (1 + 1e-12), None, "predicted 36.20 ms, at most 0.0 % above the best possible"),
+        (30.0, "other device", "predicted 36.20 ms (see the caveat)"),
     ],
 )
-def test_forecast(bound_ms: float | None, text: str) -> None:
+def test_forecast(bound_ms: float | None, caveat: str | None, text: str) -> None:
+    """With a caveat, it names no optimum."""
     cost = PlanCost((StageCost(10.0, 10.2, 8.0, 8.0),))
-    assert forecast(PlanReport("test", 0.1, cost=cost, lower_bound_ms=bound_ms)) == text
-
-
-def test_a_forecast_with_a_caveat_names_no_optimum() -> None:
-    cost = PlanCost((StageCost(10.0, 10.2, 8.0, 8.0),))
-    report = PlanReport("test", 0.1, cost=cost, caveat="other device", lower_bound_ms=30.0)
-    assert forecast(report) == "predicted 36.20 ms (see the caveat)"
-
-
-def test_no_forecast() -> None:
+    report = PlanReport("test", 0.1, cost=cost, caveat=caveat, lower_bound_ms=bound_ms)
+    assert forecast(report) == text
     assert forecast(PlanReport("test", 0.1)) is None
 
 
 @pytest.mark.parametrize("by_rank", [None, (MAX_BYTES, 2**30)])
 def test_more_memory_than_a_topology_may_have(by_rank: tuple[int, ...] | None) -> None:
-    topology = Topology(2, MAX_BYTES, memory_bytes_by_rank=by_rank)
-    found = diagnose(
-        ShardingPlan(2, tuple(halves(BUSY))),
-        MODEL.price(ShardingTask((BUSY,), topology, 1024)),
-        alternatives=True,
-    )
-    assert found.alternatives is not None
-    assert len(found.alternatives) == 3
+    task = task_of([BUSY], memory_bytes=MAX_BYTES, memory_bytes_by_rank=by_rank)
+    plan = ShardingPlan(2, tuple(halves(BUSY)))
+    assert len(changes_of(diagnose(plan, MODEL.price(task), alternatives=True))) == 3

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from matplotlib.figure import Figure
 
+from dlrm_sharded import Shard, ShardingPlan, Table
 from dlrm_sharded.explain.figures import (
     MAX_RANK_TICKS,
     MAX_TABLES_SHOWN,
@@ -21,26 +22,16 @@ from dlrm_sharded.explain.text import (
     sections,
     shares_of_rank,
 )
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
-from dlrm_sharded.plans.plan_report import (
-    Alternative,
-    Diagnosis,
-    PlanReport,
-    RankCost,
-    ShardCost,
-    SplitGain,
-)
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan_report import PlanReport
+from tests.unit.explain.test_diagnosis import SHOWN
+from tests.unit.made_up import column_shards, in_turns, tables_of, task_of
 
 WIDE = Table("wide", 1000, 128, 1.0)
 BUSY = Table("busy", 2000, 16, 40.0)
 SPLIT = Table("split", 90, 32, 3.0)
 IDLE = Table("idle", 50, 4, 0.0)
-TASK = ShardingTask(
-    (WIDE, BUSY, SPLIT, IDLE), Topology(3, 10**7, optimizer_bytes_per_row=4), batch_size=96
-)
+TASK = task_of((WIDE, BUSY, SPLIT, IDLE), 3, 10**7, 96, optimizer_bytes_per_row=4)
 PLAN = ShardingPlan(
     3,
     (
@@ -55,13 +46,9 @@ PLAN = ShardingPlan(
 
 REPORT = PlanReport("test", solve_s=0.1)
 
-COST = PlanCost(
-    (StageCost(1.0, 0.5, 0.25, 1.25), StageCost(4.0, 2.0, 3.0, 5.0), StageCost(0, 0.5, 0.5, 0))
-)
-
-PREDICTED = PlanCost(
-    (StageCost(1.0, 0.5, 0.25, 1.25), StageCost(5.0, 1.0, 3.0, 4.0), StageCost(0, 1.5, 0.5, 0))
-)
+LOW, NONE = StageCost(1.0, 0.5, 0.25, 1.25), StageCost(0, 0, 0, 0)
+COST = PlanCost((LOW, StageCost(4.0, 2.0, 3.0, 5.0), StageCost(0, 0.5, 0.5, 0)))
+PREDICTED = PlanCost((LOW, StageCost(5.0, 1.0, 3.0, 4.0), StageCost(0, 1.5, 0.5, 0)))
 
 
 def by_table(rank: int, cost: PlanCost | None = COST) -> dict[str, ShardShare]:
@@ -112,7 +99,7 @@ def test_a_rank_without_lookups_still_sums_up() -> None:
     assert share.cost_ms == pytest.approx(COST.per_rank[0].total_ms)
 
 
-COMM_BOUND = PlanCost((StageCost(0, 0, 0, 0), StageCost(0.1, 9.0, 9.0, 0.1), StageCost(0, 0, 0, 0)))
+COMM_BOUND = PlanCost((NONE, StageCost(0.1, 9.0, 9.0, 0.1), NONE))
 
 
 @pytest.mark.parametrize(
@@ -152,13 +139,9 @@ def test_lists_ranks_and_shards() -> None:
         ["2", "0", "0.000", "0", "0", "1.00"],
     ]
     shards = section(text, "| rank | table")
-    assert [row[:2] for row in shards] == [
-        ["1", "busy"],
-        ["1", "wide"],
-        ["1", "split"],
-        ["1", "idle"],
-        ["0", "split"],
-    ]
+    places = [tuple(row[:2]) for row in shards]
+    on_rank_1 = [("1", name) for name in ("busy", "wide", "split", "idle")]
+    assert places == [*on_rank_1, ("0", "split")]
     assert shards[2][2:5] == ["60 to 90", "0 to 32", "3.0"]
 
 
@@ -170,7 +153,7 @@ def test_explains_without_a_cost() -> None:
 
 
 def test_explains_where_the_slowest_rank_is_empty() -> None:
-    cost = PlanCost((StageCost(0, 0, 0, 0), StageCost(0, 0, 0, 0), StageCost(0, 3.0, 0, 0)))
+    cost = PlanCost((NONE, NONE, StageCost(0, 3.0, 0, 0)))
     text = explain(PLAN, REPORT, TASK, cost)
     assert [row[-1] for row in section(text, "| rank | shards")] == ["0.00", "0.00", "3.00"]
 
@@ -192,20 +175,11 @@ def test_predicted_beside_measured() -> None:
 
 def test_what_the_cost_model_says_comes_before_the_ranks() -> None:
     """As lists below titles, after what was measured."""
-    diagnosis = Diagnosis(
-        world_size=3,
-        cost_ms=13.0,
-        bounding=(RankCost(1, 13.0, (ShardCost(PLAN.shards[1], BUSY, 7.0, 1.0),)),),
-        num_bounding=1,
-        splits=(SplitGain("split", 2, kind="row blocks", gain_ms=0.25),),
-        num_split=1,
-        alternatives=(Alternative("one more rank", 6.5),),
-    )
-    report = PlanReport("test", 0.1, cost=PREDICTED, lower_bound_ms=10.0, diagnosis=diagnosis)
+    report = PlanReport("test", 0.1, cost=PREDICTED, lower_bound_ms=10.0, diagnosis=SHOWN)
     lines = explain(PLAN, report, TASK, COST).splitlines()
     (start,) = [i for i, line in enumerate(lines) if str(forecast(report)) in line]
     expected = []
-    for section in sections(diagnosis):
+    for section in sections(SHOWN):
         expected += ["", f"**{section.title}**", "", *(f"- {line}" for line in section.lines)]
     end = start + 1 + len(expected)
     assert lines[start + 1 : end] == expected
@@ -227,18 +201,17 @@ def bars(figure: Figure) -> list[list[float]]:
     return [[bar.get_width() for bar in group] for group in figure.axes[0].containers]
 
 
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_cost_figure() -> None:
     figure = plot_cost_by_rank(COST)
     widths = bars(figure)
     assert widths == [[rank.stage_ms(stage) for rank in COST.per_rank] for stage in STAGES]
     ends = [bar.get_x() + bar.get_width() for bar in figure.axes[0].containers[-1]]
     assert ends == pytest.approx([rank.total_ms for rank in COST.per_rank])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "fwd compute",
-        "fwd comm",
-        "bwd comm",
-        "bwd compute",
-    ]
+    assert legend(figure) == ["fwd compute", "fwd comm", "bwd comm", "bwd compute"]
 
 
 def test_cost_figure_with_a_prediction() -> None:
@@ -254,7 +227,7 @@ def test_cost_figure_with_a_prediction() -> None:
         assert wide[0].get_y() + wide[0].get_height() < thin[0].get_y()
         assert thin[0].get_y() + thin[0].get_height() < wide[1].get_y()
     assert figure.axes[0].get_xlim()[1] >= longer.cost_ms
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(STAGE_LABELS)
+    assert legend(figure) == list(STAGE_LABELS)
     assert "predicted" in figure.axes[0].get_xlabel()
     assert "predicted" not in plot_cost_by_rank(COST).axes[0].get_xlabel()
 
@@ -280,25 +253,22 @@ def test_memory_figure() -> None:
 
 def test_memory_figure_orders_tables_by_all_their_shards() -> None:
     halved, whole = Table("halved", 100, 16, 1.0), Table("whole", 120, 8, 1.0)
-    task = ShardingTask((whole, halved), Topology(2, 10**6), batch_size=4)
-    halves = [Shard("halved", rank, (0, 100), (8 * rank, 8 * rank + 8)) for rank in range(2)]
+    task = task_of((whole, halved), batch_size=4)
+    halves = column_shards(halved, (0, 8), (1, 8))
     figure = plot_memory_by_rank(ShardingPlan(2, (Shard.whole(whole, 0), *halves)), task)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["halved", "whole"]
+    assert legend(figure) == ["halved", "whole"]
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 24])
 def test_figures_of_many_tables_and_ranks(world_size: int) -> None:
     """The largest tables have a colour each, all others one together."""
-    tables = tuple(Table(f"t{i}", 10 * (i + 1), 4, 1.0) for i in range(30))
-    task = ShardingTask(tables, Topology(world_size, 10**6), batch_size=24)
-    shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(tables))
-    plan = ShardingPlan(world_size, shards)
+    task = task_of(tables_of(*((10 * (i + 1), 4, 1.0) for i in range(30))), world_size)
+    plan = in_turns(task)
     figure = plot_memory_by_rank(plan, task)
     widths = bars(figure)
     assert len(widths) == MAX_TABLES_SHOWN + 1
     assert sum(map(sum, widths)) * 2**20 == pytest.approx(sum(plan.bytes_by_rank(task.topology)))
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels[0] == "t29"
-    assert labels[-1] == "22 others"
+    labels = legend(figure)
+    assert (labels[0], labels[-1]) == ("t29", "22 others")
     cost = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * world_size)
     assert [len(stage) for stage in bars(plot_cost_by_rank(cost))] == [world_size] * 4

@@ -4,37 +4,31 @@ import dataclasses
 
 import pytest
 
+from dlrm_sharded import Planner, ShardingTask
 from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.explain import profile_value
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.explain.text import profile_value_text
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_report import plan_json
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.planning import Planner
+from tests.unit.made_up import in_turns, tables_of, task_of
+from tests.unit.search.made_up import model_of
 
-MODEL = learned_cost_model(RunContext(device="cpu"))
-TABLES = tuple(Table(f"t{i}", 10 ** (3 + i % 4), 32, 3.0 * (1 + i)) for i in range(10))
-TASK = ShardingTask(TABLES, Topology(2, 2**34, compute_device="cpu"), 8192)
-PLAN = ShardingPlan(2, tuple(Shard.whole(table, i % 2) for i, table in enumerate(TABLES)))
+MODEL = model_of("shipped")
+TABLES = tables_of(*((10 ** (3 + i % 4), 32, 3.0 * (1 + i)) for i in range(10)))
+TASK = task_of(TABLES, 2, 2**34, 8192)
+PLAN = in_turns(TASK)
+
+
+def with_skew(exponent: float) -> ShardingTask:
+    tables = with_expected_profile(TABLES, batch_size=8192, exponent=exponent)
+    return dataclasses.replace(TASK, tables=tables)
 
 
 def test_the_range_has_the_cost_at_every_skew() -> None:
     value = value_profiles(PLAN, TASK, MODEL.price(TASK))
 
-    costs = [
-        MODEL.predict(
-            PLAN,
-            dataclasses.replace(
-                TASK, tables=with_expected_profile(TABLES, batch_size=8192, exponent=exponent)
-            ),
-        ).cost_ms
-        for exponent in SKEWS
-    ]
+    costs = [MODEL.predict(PLAN, with_skew(exponent)).cost_ms for exponent in SKEWS]
     assert value.num_assumed == 10
     assert value.least_ms == pytest.approx(min(costs), rel=2e-3)
     assert value.most_ms == pytest.approx(max(costs), rel=2e-3)
@@ -52,15 +46,11 @@ def test_large_tasks_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reports_have_it_where_profiles_are_assumed() -> None:
     planner = Planner(GreedySharder("size"), MODEL, value_profiles=value_profiles)
     plan, report = planner.plan(TASK)
-    assert report.profile_value is not None
     written = plan_json(plan, report)["profiles"]
     assert written["assumed"] == 10
     assert written["least_ms"] <= report.cost.cost_ms <= written["most_ms"]
-    assert "10 tables have no measured reuse_histogram" in profile_value_text(report.profile_value)
+    assert "accesses to 10 tables were not measured" in profile_value_text(report.profile_value)
 
-    known = dataclasses.replace(
-        TASK, tables=with_expected_profile(TABLES, batch_size=8192, exponent=0.9)
-    )
-    plan, report = planner.plan(known)
+    plan, report = planner.plan(with_skew(0.9))
     assert report.profile_value is None
     assert plan_json(plan, report)["profiles"] is None

@@ -1,7 +1,6 @@
 """JSON files are complete, or what they were before."""
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from dlrm_sharded.files.json_files import read_json_object, write_json
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_json_does_not_have_is_not_written(value: float, tmp_path: Path) -> None:
+def test_what_json_does_not_have_is_not_written(value, tmp_path):
     write_json(tmp_path / "a.json", {"a": 1.0})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "a.json", {"a": [value]})

@@ -32,7 +32,7 @@ class Whole:
     share: Finite = 0.0
 
 
-def test_a_form_is_read_with_its_defaults() -> None:
+def test_a_form_is_read_with_its_defaults():
     fields = {"parts": [{"name": "a", "factor": 2}], "by_name": {"b": {"name": "b"}}, "ms": 3}
     found = read_form(fields, Whole, name="x")
     assert found == Whole((Part("a", 0, 2),), {"b": Part("b")}, 3.0)
@@ -66,12 +66,12 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("raw", "message"), WRONG.values(), ids=WRONG)
-def test_another_form_is_refused_with_its_place(raw: Any, message: str) -> None:
+def test_another_form_is_refused_with_its_place(raw, message):
     with pytest.raises(DataError, match=re.escape(message)):
         read_form(raw, Whole, name="x.json")
 
 
-def test_the_caller_chooses_the_error_and_whether_there_may_be_more() -> None:
+def test_the_caller_chooses_the_error_and_whether_there_may_be_more():
     with pytest.raises(ConfigError, match="unknown field"):
         read_form({"parts": [], "a": 1}, Whole, name="x", error=ConfigError)
     assert read_form({"parts": [], "a": 1}, Whole, name="x", may_have_others=True) == Whole(())

@@ -42,9 +42,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_lines_are_passed_over(
-    file: LineFile, caplog: pytest.LogCaptureFixture, line: bytes
-) -> None:
+def test_damaged_lines_are_passed_over(file, caplog, line):
     assert file.latest(number, most=9) == {}
     assert file.note({"number": 3})
     with file.path.open("ab") as appended:
@@ -60,9 +58,7 @@ def test_damaged_lines_are_passed_over(
     assert file.path.read_bytes() == before, "nothing is deleted"
 
 
-def test_lines_of_a_later_version_are_not_called_damaged(
-    file: LineFile, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_of_a_later_version_are_not_called_damaged(file, caplog):
     file.note({"number": 3})
     file.path.write_bytes(b'{"format": 9}\n' + file.path.read_bytes())
     assert file.read(number) == {2: 3}
@@ -71,14 +67,14 @@ def test_lines_of_a_later_version_are_not_called_damaged(
     assert said.endswith("line 1")
 
 
-def test_lines_without_a_version(tmp_path: Path) -> None:
+def test_lines_without_a_version(tmp_path):
     file = LineFile(tmp_path / "lines", "run")
     file.append({"number": 1})
     assert json.loads(file.path.read_text()) == {"number": 1}
     assert file.read(number) == {1: 1}
 
 
-def test_a_line_that_was_cut_off_does_not_damage_the_next(file: LineFile) -> None:
+def test_a_line_that_was_cut_off_does_not_damage_the_next(file):
     file.note({"number": 1})
     whole = file.path.read_bytes()
     file.path.write_bytes(whole + whole[: len(whole) // 2])
@@ -86,9 +82,7 @@ def test_a_line_that_was_cut_off_does_not_damage_the_next(file: LineFile) -> Non
     assert file.read(number) == {1: 1, 3: 2}
 
 
-def test_a_long_file_loses_its_earlier_half(
-    file: LineFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_file_loses_its_earlier_half(file, monkeypatch):
     for i in range(4):
         file.note({"number": i})
     monkeypatch.setattr(line_file, "MAX_FILE_BYTES", 50)
@@ -96,9 +90,7 @@ def test_a_long_file_loses_its_earlier_half(
     assert list(file.read(number).values()) == [2, 3, 4]
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(
-    file: LineFile, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_costs_a_warning(file, caplog):
     file.path.parent.write_text("a file is in the way")
     assert not file.note({"number": 1})
     assert file.latest(number, most=9) == {}
@@ -106,7 +98,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     assert "the run is not noted in the journal" in said
 
 
-def test_a_pipe_is_not_waited_at(file: LineFile, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pipe_is_not_waited_at(file, caplog):
     file.path.parent.mkdir()
     os.mkfifo(file.path)
     assert file.latest(number, most=9) == {}
@@ -116,7 +108,7 @@ def test_a_pipe_is_not_waited_at(file: LineFile, caplog: pytest.LogCaptureFixtur
     assert "is not noted in the journal" in not_noted
 
 
-def test_a_lock_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_lock_is_refused_with_the_reason(tmp_path):
     lock = locked(tmp_path / "lock", refusal="somebody else works here")
     with pytest.raises(ConfigError, match="somebody else works here"):
         locked(tmp_path / "lock", refusal="somebody else works here")
@@ -125,7 +117,7 @@ def test_a_lock_is_refused_with_the_reason(tmp_path: Path) -> None:
         locked(tmp_path, refusal="never said")
 
 
-def test_what_other_settings_are() -> None:
+def test_what_other_settings_are():
     before = {"seed": 1, "sizes": [1, 2], "gone": 3}
     assert changed_settings(before, {"seed": 1, "sizes": (1, 2), "gone": 3}) == ""
     assert (

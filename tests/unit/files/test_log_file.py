@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +9,7 @@ import pytest
 from dlrm_sharded.files.log_file import LineFormatter, LogFile
 
 
-def test_a_file_that_cannot_be_opened_is_said_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_opened_is_said_once(tmp_path, capsys):
     """It is opened for its first line: by then it may be another user's, or its folder gone."""
     handler = LogFile(tmp_path / "gone" / "train.log", delay=True)
     logger = logging.Logger("of a run")
@@ -35,9 +32,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("message", "columns", "expected"), MESSAGES.values(), ids=MESSAGES)
-def test_breaks_long_messages_between_words(
-    message: str, columns: int, expected: str | None
-) -> None:
+def test_breaks_long_messages_between_words(message, columns, expected):
     record = logging.LogRecord("x", logging.INFO, "", 0, message, None, None)
     written = LineFormatter("[%(asctime)s] %(message)s", "now", columns).format(record)
     assert written.split() == ["[now]", *message.split()]
@@ -48,9 +43,7 @@ def test_breaks_long_messages_between_words(
 
 
 @pytest.mark.parametrize(("columns", "most"), [("80", 80), ("200", 120), (None, len(LONG))])
-def test_terminals_show_up_to_120_columns(
-    monkeypatch: pytest.MonkeyPatch, columns: str | None, most: int
-) -> None:
+def test_terminals_show_up_to_120_columns(monkeypatch, columns, most):
     """Programs that read the messages get them whole."""
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: columns is not None))
     monkeypatch.setenv("COLUMNS", columns or "80")
@@ -59,6 +52,6 @@ def test_terminals_show_up_to_120_columns(
     assert most - 20 < max(map(len, written.split("\n"))) <= most
 
 
-def test_errors_in_a_file_stay_whole() -> None:
+def test_errors_in_a_file_stay_whole():
     record = logging.LogRecord("x", logging.ERROR, "", 0, LONG, None, None)
     assert LineFormatter("%(message)s", "now", 120).format(record) == LONG

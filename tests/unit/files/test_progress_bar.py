@@ -15,9 +15,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("every_s", "num_lines"), [(60.0, 1), (0.0, 1000)], ids=["short", "long"])
-def test_writes_lines_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, every_s: float, num_lines: int
-) -> None:
+def test_writes_lines_without_a_terminal(monkeypatch, every_s, num_lines):
     """A task that ends at once has its last line alone."""
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
@@ -32,7 +30,7 @@ def test_writes_lines_without_a_terminal(
     assert max(map(len, lines)) <= 120
 
 
-def test_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_a_bar_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with ProgressBar(total=3, unit="step") as bar:
@@ -41,7 +39,7 @@ def test_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "3/3" in terminal.getvalue()
 
 
-def test_a_hidden_bar_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_bar_says_nothing(monkeypatch):
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
     with ProgressBar(total=3, disable=True) as bar:

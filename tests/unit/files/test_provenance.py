@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from dlrm_sharded.files.provenance import fbgemm_version, versions
@@ -15,18 +13,14 @@ from dlrm_sharded.files.provenance import fbgemm_version, versions
         ("1.9.0", "1.8.0", "1.9.0"),
     ],
 )
-def test_the_package_that_looks_up_rows(
-    gpu: str | None, cpu: str | None, expected: str | None
-) -> None:
+def test_the_package_that_looks_up_rows(gpu, cpu, expected):
     """The package for GPUs may be installed over the one for CPUs, or stand for it."""
     found = {"fbgemm-gpu": gpu, "fbgemm-gpu-cpu": cpu}
     assert fbgemm_version({name: of for name, of in found.items() if of}) == expected
 
 
 @pytest.mark.parametrize("metadata", [b"Name: torch\xff", b"Name: torch\n", b"Version:\n"])
-def test_versions_that_cannot_be_read_are_left_out(
-    metadata: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_that_cannot_be_read_are_left_out(metadata, tmp_path, monkeypatch):
     folder = tmp_path / "torch-2.13.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_bytes(metadata)

@@ -49,7 +49,7 @@ def kinds(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("link", ["link", "link_to_link", "dangling"])
-def test_the_file_that_a_link_points_to_is_replaced(folder: Path, link: str) -> None:
+def test_the_file_that_a_link_points_to_is_replaced(folder, link):
     before = kinds(folder)
     replace_file(link, b"new")
     assert Path(link).resolve().read_bytes() == b"new"
@@ -58,7 +58,7 @@ def test_the_file_that_a_link_points_to_is_replaced(folder: Path, link: str) -> 
     assert after.keys() == before.keys()
 
 
-def test_a_character_device_is_written_through() -> None:
+def test_a_character_device_is_written_through():
     reader, writer = pty.openpty()
     try:
         replace_file(os.ttyname(writer), b"new")
@@ -69,7 +69,7 @@ def test_a_character_device_is_written_through() -> None:
         os.close(writer)
 
 
-def test_a_pipe_is_written_through(folder: Path) -> None:
+def test_a_pipe_is_written_through(folder):
     """More than fits into a pipe at once, so that the writer has to wait for the reader."""
     before = kinds(folder)
     with tempfile.TemporaryFile() as output:
@@ -82,22 +82,22 @@ def test_a_pipe_is_written_through(folder: Path) -> None:
     assert kinds(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("pipe", "nobody reads this pipe"),
-        ("socket", "it is a socket"),
-        ("folder", "it is a folder"),
-        ("link_to_folder", "it is a folder"),
-        (".", "it is a folder"),
-        ("..", "it is a folder"),
-        ("/", "it is a folder"),
-        ("loop", "Too many levels of symbolic links"),
-        ("lost", "No such file or directory"),
-        ("file/new", "Not a directory"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(folder: Path, path: str, message: str) -> None:
+def rows(messages: dict[str, tuple[object, ...]]) -> list[tuple[object, str]]:
+    return [(path, message) for message, paths in messages.items() for path in paths]
+
+
+UNWRITABLE: dict[str, tuple[object, ...]] = {
+    "nobody reads this pipe": ("pipe",),
+    "it is a socket": ("socket",),
+    "it is a folder": ("folder", "link_to_folder", ".", "..", "/"),
+    "Too many levels of symbolic links": ("loop",),
+    "No such file or directory": ("lost",),
+    "Not a directory": ("file/new",),
+}
+
+
+@pytest.mark.parametrize(("path", "message"), rows(UNWRITABLE))
+def test_what_cannot_be_written_is_refused(folder, path, message):
     before = kinds(folder)
     with pytest.raises(ConfigError, match=f"^cannot write {path}: {message}"):
         write_json(path, {})
@@ -105,7 +105,7 @@ def test_what_cannot_be_written_is_refused(folder: Path, path: str, message: str
 
 
 @pytest.mark.parametrize("path", ["-", "out"])
-def test_standard_output_is_written_through(tmp_path: Path, path: str) -> None:
+def test_standard_output_is_written_through(tmp_path, path):
     """Also where it is a file that a shell's >> appends to.
 
     A link stands for /dev/stdout, which a mistake here would replace for the whole machine.
@@ -122,7 +122,7 @@ def test_standard_output_is_written_through(tmp_path: Path, path: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "out"]
 
 
-def test_a_closed_standard_output_is_no_other_file(tmp_path: Path) -> None:
+def test_a_closed_standard_output_is_no_other_file(tmp_path):
     """The file that is opened next has its number."""
     program = (
         "from dlrm_sharded.files.json_files import replace_file\n"
@@ -135,7 +135,7 @@ def test_a_closed_standard_output_is_no_other_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o664])
-def test_permissions_are_kept_and_new_files_honour_the_umask(tmp_path: Path, mode: int) -> None:
+def test_permissions_are_kept_and_new_files_honour_the_umask(tmp_path, mode):
     old, new = tmp_path / "old", tmp_path / "new"
     old.touch()
     old.chmod(mode)
@@ -151,7 +151,7 @@ def test_permissions_are_kept_and_new_files_honour_the_umask(tmp_path: Path, mod
     assert [stat.S_IMODE(path.stat().st_mode) for path in (old, new)] == [mode, 0o640]
 
 
-def test_an_error_keeps_the_old_content(folder: Path) -> None:
+def test_an_error_keeps_the_old_content(folder):
     before = kinds(folder)
     with pytest.raises(TypeError), replaced_file("link") as file:
         file.write(b"new" + "not bytes")  # type: ignore[operator]
@@ -160,33 +160,28 @@ def test_an_error_keeps_the_old_content(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["-", "file", "new", "folder/new", "dangling", "pipe"])
-def test_files_that_can_be_written_are_not_touched(folder: Path, path: str) -> None:
+def test_files_that_can_be_written_are_not_touched(folder, path):
     before = kinds(folder)
     check_file_to_write("out", path)
     assert kinds(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "must be a path"),
-        (5, "must be a path"),
-        (".", "it is a folder; name a file"),
-        ("new/", "it is a folder; name a file"),
-        ("socket", "it is a socket"),
-        ("loop", "Too many levels"),
-        ("missing/new", "there is no folder .*/missing; make it first"),
-        ("lost", "there is no folder .*/missing"),
-    ],
-)
-def test_files_that_cannot_be_written_are_known_before(
-    folder: Path, path: object, message: str
-) -> None:
+UNWRITABLE_LATER: dict[str, tuple[object, ...]] = {
+    "must be a path": ("", 5),
+    "it is a folder; name a file": (".", "new/"),
+    "it is a socket": ("socket",),
+    "Too many levels": ("loop",),
+    "there is no folder .*/missing": ("missing/new", "lost"),
+}
+
+
+@pytest.mark.parametrize(("path", "message"), rows(UNWRITABLE_LATER))
+def test_files_that_cannot_be_written_are_known_before(folder, path, message):
     with pytest.raises(ConfigError, match=f"^out is {path!r}.*{message}"):
         check_file_to_write("out", path)
 
 
-def test_two_files_cannot_go_into_one_stream(folder: Path) -> None:
+def test_two_files_cannot_go_into_one_stream(folder):
     for path in ("-", "pipe"):
         with pytest.raises(ConfigError, match="more than one file is written; name a file"):
             check_file_to_write("out", path, may_be_stream=False)
@@ -204,11 +199,11 @@ def test_two_files_cannot_go_into_one_stream(folder: Path) -> None:
         ("loop", "Too many levels"),
     ],
 )
-def test_folders_that_cannot_be_written(folder: Path, path: str, message: str) -> None:
+def test_folders_that_cannot_be_written(folder, path, message):
     with pytest.raises(ConfigError, match=f"^out is {path!r}.*{message}"):
         folder_to_write("out", path)
 
 
 @pytest.mark.parametrize("path", [".", "folder", "link_to_folder", "missing/new"])
-def test_folders_that_can_be_written(folder: Path, path: str) -> None:
+def test_folders_that_can_be_written(folder, path):
     assert folder_to_write("out", path) == Path(path)

@@ -48,7 +48,6 @@ ON_GPU = Hardware("GPU A", Fingerprint(CPU, GPU), PROBE)
 
 def with_cpu(hardware: Hardware = HARDWARE, **changes: Any) -> Hardware:
     """The hardware with other fields of the CPU."""
-    assert hardware.fingerprint is not None
     cpu = dataclasses.replace(hardware.fingerprint.cpu, **changes)
     return dataclasses.replace(
         hardware, fingerprint=dataclasses.replace(hardware.fingerprint, cpu=cpu)
@@ -62,8 +61,13 @@ def with_gpu(**changes: Any) -> Hardware:
     )
 
 
+def with_exchange(**changes: Any) -> Hardware:
+    """The hardware with other figures of its exchange probe."""
+    exchange = dataclasses.replace(EXCHANGE, **changes)
+    return dataclasses.replace(HARDWARE, probe=dataclasses.replace(PROBE, exchange=exchange))
+
+
 def with_probe(hardware: Hardware = HARDWARE, **factors: float) -> Hardware:
     """The hardware with figures of its probe multiplied by factors."""
-    assert hardware.probe is not None
     figures = {name: getattr(hardware.probe, name) * factor for name, factor in factors.items()}
     return dataclasses.replace(hardware, probe=dataclasses.replace(hardware.probe, **figures))

@@ -1,23 +1,20 @@
 """Artefacts whose checksum is right, but whose content cannot be used; and damaged ones."""
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded import DataError, RunContext, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.hardware.artifact import CALIBRATED, HEADER, SHIPPED, Arrays, write_artifact
-from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.artifact import CALIBRATED, SHIPPED, Arrays, write_artifact
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.rl.policy import load_policy
+from tests.unit.hardware.test_artifact import header
 
 Load = Callable[[RunContext, str | None], object]
 
@@ -41,15 +38,15 @@ def shipped(kind: str) -> Path:
     return path
 
 
-def header(path: Path) -> dict[str, Any]:
-    with safe_open(path, framework="numpy") as file:
-        fields: dict[str, Any] = json.loads(file.metadata()[HEADER])
+def meta_of(kind: str) -> dict[str, Any]:
+    """What the writer of a shipped artefact was given beside its arrays."""
+    fields = header(shipped(kind))
     return {key: value for key, value in fields.items() if key not in ("format", "sha256")}
 
 
 def rewritten(folder: Path, kind: str, arrays: Arrays, **changes: Any) -> Path:
     """The shipped artefact with other content, as its writer would have written it."""
-    return write_artifact(folder, f"{kind}-x", arrays, header(shipped(kind)) | changes)
+    return write_artifact(folder, f"{kind}-x", arrays, meta_of(kind) | changes)
 
 
 def filled(value: float) -> Callable[[Arrays], Arrays]:
@@ -118,7 +115,7 @@ def test_fields_of_a_wrong_type(key: str, value: object, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("bounds", [[1], [1, 2, 3], ["a", "b"], [2, 1], [0, float("nan")], None])
 def test_ranges_of_a_wrong_form(bounds: object, tmp_path: Path) -> None:
-    ranges = header(shipped("learned"))["ranges"] | {"ranks": bounds}
+    ranges = meta_of("learned")["ranges"] | {"ranks": bounds}
     path = rewritten(tmp_path, "learned", load_file(shipped("learned")), ranges=ranges)
     with pytest.raises(DataError, match="is no usable cost model"):
         learned_cost_model(CPU, str(path))

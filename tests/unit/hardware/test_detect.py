@@ -1,6 +1,7 @@
 """The hardware of this process, and the probe that is kept until the next boot."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,24 +76,25 @@ def test_a_damaged_cache_is_measured_anew(content: bytes, prober: Prober, tmp_pa
     assert prober.count == 2
 
 
-def test_a_cache_that_cannot_be_written(prober: Prober, tmp_path: Path) -> None:
+def no_folder(prober: Prober, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder would be")
-    assert local_hardware(CPU).probe == prober.probe
-    assert local_hardware(CPU).probe == prober.probe
-    assert prober.count == 2
 
 
-def test_without_a_boot_id_nothing_is_kept(prober: Prober, tmp_path: Path) -> None:
+def no_boot_id(prober: Prober, tmp_path: Path) -> None:
     (tmp_path / "boot_id").unlink()
-    local_hardware(CPU)
-    local_hardware(CPU)
-    assert prober.count == 2
 
 
-def test_a_probe_beside_much_other_work_is_not_kept(prober: Prober) -> None:
+def much_other_work(prober: Prober, tmp_path: Path) -> None:
     prober.probe = dataclasses.replace(PROBE, load=1e6)
-    local_hardware(CPU)
-    local_hardware(CPU)
+
+
+@pytest.mark.parametrize("change", [no_folder, no_boot_id, much_other_work])
+def test_what_is_not_kept(
+    change: Callable[[Prober, Path], None], prober: Prober, tmp_path: Path
+) -> None:
+    change(prober, tmp_path)
+    for _ in range(2):
+        assert local_hardware(CPU).probe == prober.probe
     assert prober.count == 2
 
 

@@ -71,14 +71,14 @@ def test_a_container_without_proc_and_sysfs(tmp_path: Path) -> None:
     assert cpu.cores >= 1
 
 
-@pytest.mark.parametrize(("limit", "cores"), [("100000 100000", 1), ("50000 100000", 1)])
-def test_the_quota_of_a_container(limit: str, cores: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", ["100000 100000", "50000 100000"])
+def test_the_quota_of_a_container(limit: str, tmp_path: Path) -> None:
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     unlimited = cpu_of(tmp_path).cores
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("max 100000\n")
     assert cpu_of(tmp_path).cores == unlimited
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{limit}\n")
-    assert cpu_of(tmp_path).cores == cores
+    assert cpu_of(tmp_path).cores == 1
 
 
 def test_switches_of_the_libraries_count(tmp_path: Path) -> None:
@@ -103,9 +103,7 @@ def test_the_id_is_short_and_stable() -> None:
 
 
 def test_a_gpus_id_depends_on_neither_its_cpu_nor_its_driver() -> None:
-    assert ON_GPU.fingerprint is not None
     for same in (with_cpu(ON_GPU, cores=64), with_gpu(driver="590.0", nccl="2.28.1")):
-        assert same.fingerprint is not None
         assert same.fingerprint.id == ON_GPU.fingerprint.id
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from dlrm_sharded.accesses.profiles import with_expected_profile
+from dlrm_sharded import Constraints, Planner, RunContext, SharderContext, ShardingPlan, validate
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import learned_cost_model
@@ -17,37 +18,28 @@ from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import cached_text
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.host_memory.cache_prices import CachePrices, cache_forecast
 from dlrm_sharded.host_memory.cached_search import cached_problem
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, without_memory_limit
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.build_problem import build_problem
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
-from dlrm_sharded.sharders.planning import Planner
+from tests.unit.made_up import tables_of, task_of
 
 RUN = RunContext("cuda", Hardware("NVIDIA A100-SXM4-40GB"))
 MODEL = learned_cost_model(RUN)
 MIB = 2**20
 
 
-def task_of(world_size: int = 2, *, memory_mib: int = 300, **topology: Any) -> ShardingTask:
+def large_task(world_size: int = 2, *, memory_mib: int = 300, **topology: Any) -> ShardingTask:
     """Six tables of 1.1 GiB together."""
-    tables = with_expected_profile(
-        [Table(f"t{i}", 400_000 * (1 + i % 3), 64, 2.0 + 3 * i) for i in range(6)],
-        batch_size=8192,
-        exponent=0.9,
-    )
-    topology = {"optimizer_bytes_per_row": 4, **topology}
-    return ShardingTask(tables, Topology(world_size, memory_mib * MIB, **topology), 8192)
+    shapes = [(400_000 * (1 + i % 3), 64, 2.0 + 3 * i) for i in range(6)]
+    topology = {"device": "cuda", "optimizer_bytes_per_row": 4, **topology}
+    task = task_of(tables_of(*shapes), world_size, memory_mib * MIB, 8192, **topology)
+    return with_profiles(task)
 
 
 def planned(task: ShardingTask, **arguments: Any) -> tuple[ShardingPlan, PlanReport]:
@@ -69,14 +61,11 @@ def planned(task: ShardingTask, **arguments: Any) -> tuple[ShardingPlan, PlanRep
     ids=["w1", "w2", "adam", "2x2", "uneven", "host_limit"],
 )
 def test_tables_beyond_memory_are_cached(world_size: int, topology: dict[str, Any]) -> None:
-    task = task_of(world_size, **topology)
+    task = large_task(world_size, **topology)
     assert task.table_bytes > sum(task.topology.rank_memory_bytes)
     plan, report = planned(task)
     validate(plan, task)  # memory of devices and hosts, equal load factors
     assert plan.load_factors
-    assert report.cached is not None
-    assert report.cost is not None
-    assert report.lower_bound_ms is not None
     assert 0.0 < report.lower_bound_ms < report.cost.cost_ms
     assert {t.table for t in report.cached.tables} == set(plan.load_factors)
     # the forward pass has the time of the caches
@@ -89,7 +78,7 @@ def test_tables_beyond_memory_are_cached(world_size: int, topology: dict[str, An
 
 
 def test_tasks_that_fit_know_nothing_of_caches() -> None:
-    task = task_of(memory_mib=700)
+    task = large_task(memory_mib=700)
     plan, report = planned(task)
     assert plan == planned(task, cache_tables="never")[0]
     assert report.cached is None
@@ -100,22 +89,18 @@ def test_tasks_that_fit_know_nothing_of_caches() -> None:
 
 
 def test_more_memory_is_better() -> None:
-    costs = []
-    for memory_mib in (100, 200, 300, 400, 600):
-        _, report = planned(task_of(memory_mib=memory_mib))
-        assert report.cost is not None
-        costs.append(report.cost.cost_ms)
+    costs = [
+        planned(large_task(memory_mib=memory_mib))[1].cost.cost_ms
+        for memory_mib in (100, 200, 300, 400, 600)
+    ]
     assert costs == sorted(costs, reverse=True)
 
 
 def test_the_report_says_what_is_cached() -> None:
-    task = task_of()
     curve = ((0.0, 1.0), (0.05, 0.2), (1.0, 0.0))
-    task = dataclasses.replace(
-        task, tables=tuple(dataclasses.replace(t, miss_ratio_curve=curve) for t in task.tables)
-    )
+    task = large_task()
+    task = task.with_values(miss_ratio_curve={table.name: curve for table in task.tables})
     plan, report = planned(task)
-    assert report.cached is not None
     for table in report.cached.tables:
         expected = np.interp(table.load_factor, *zip(*curve, strict=True))
         assert table.miss_ratio == pytest.approx(expected)
@@ -131,7 +116,7 @@ def test_the_report_says_what_is_cached() -> None:
 
 def test_the_search_counts_what_a_plan_has() -> None:
     """Memory and loads of the problem with caches are those of the plan that comes of it."""
-    task = task_of(3, memory_mib=1, memory_bytes_by_rank=(400 * MIB, 150 * MIB, 80 * MIB))
+    task = large_task(3, memory_mib=1, memory_bytes_by_rank=(400 * MIB, 150 * MIB, 80 * MIB))
     plan, report = planned(task)
     problem = build_problem(
         MODEL.price(task), Constraints(), critical_path_share=0.0, split_error=0.0
@@ -142,90 +127,79 @@ def test_the_search_counts_what_a_plan_has() -> None:
         load_plan(state, plan.shards_by_table())
     used = cached.capacity_bytes - states[1].free_bytes
     assert used.tolist() == plan.bytes_by_rank(task.topology)
-    assert report.cached is not None
     added = (states[1].load - states[0].load).sum(axis=1)
     assert added == pytest.approx(report.cached.added_ms_by_rank, rel=1e-6)
     assert cached_problem(problem, {}) is problem
 
 
 def test_a_warm_start_keeps_the_load_factors(tmp_path: Path) -> None:
-    task = task_of()
+    task = large_task()
     plan, report = planned(task)
     write_json(tmp_path / "plan.json", plan_json(plan, report))
     again, _ = planned(task, warm_start=tmp_path / "plan.json", max_moved_tables=1)
     assert again.load_factors == plan.load_factors
 
 
+FITS_ON_GPUS = r"no plan can fit: .*; they fit on cuda with 56 GiB a rank$"
+WITH_CACHES = (
+    r"no plan can fit: .*; with sharder.cache_tables=auto, which no GPU has measured yet: "
+    r"with 0 GiB a rank for tables "
+    r"and \d+ GiB of host memory a rank, a plan with \d cached tables fits, load factors "
+    r"[\d.]+ to [\d.]+; caching adds about [\d.]+ ms to a step$"
+)
+HOST_MEMORY = (
+    r"host memory is limited to 0 GiB a rank, and no choice with less than \d+ was found "
+    r"\(topology.host_memory_gib"
+)
+
+
 @pytest.mark.parametrize(
-    ("changes", "arguments", "message"),
+    ("changes", "cache_tables", "message"),
     [
-        (
-            {"compute_device": "cpu"},
-            {},
-            r"no plan can fit: .*; they fit on cuda with 56 GiB a rank$",
-        ),
-        (
-            {"compute_device": "cpu"},
-            {"cache_tables": "never"},
-            r"no plan can fit: .*; they fit on cuda with 56 GiB a rank$",
-        ),
-        (
-            {},
-            {"cache_tables": "never"},
-            r"no plan can fit: .*; with sharder.cache_tables=auto, which no GPU has measured yet: "
-            r"with 0 GiB a rank for tables "
-            r"and \d+ GiB of host memory a rank, a plan with \d cached tables fits, load factors "
-            r"[\d.]+ to [\d.]+; caching adds about [\d.]+ ms to a step$",
-        ),
-        (
-            {"host_memory_bytes": 10 * MIB},
-            {},
-            r"host memory is limited to 0 GiB a rank, and no choice with less than \d+ was found "
-            r"\(topology.host_memory_gib",
-        ),
-        ({"memory_mib": 1}, {}, r"add ranks or memory \(topology.memory_gib, or memory_bytes in"),
+        ({"device": "cpu"}, "auto", FITS_ON_GPUS),
+        ({"device": "cpu"}, "never", FITS_ON_GPUS),
+        ({}, "never", WITH_CACHES),
+        ({"host_memory_bytes": 10 * MIB}, "auto", HOST_MEMORY),
+        ({"memory_mib": 1}, "auto", r"add ranks or memory \(topology.memory_gib, or memory_bytes"),
     ],
     ids=["cpu", "never_on_cpu", "never", "host_memory", "too_small_for_caches"],
 )
-def test_refused(changes: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
+def test_refused(changes: dict[str, Any], cache_tables: str, message: str) -> None:
     with pytest.raises(InfeasibleTaskError, match=message):
-        planned(task_of(**changes), **arguments)
+        planned(large_task(**changes), cache_tables=cache_tables)
 
 
 def test_caches_are_off_unless_asked_for() -> None:
     """In code and in conf, which all commands have."""
     with pytest.raises(InfeasibleTaskError, match=r"with sharder.cache_tables=auto, which no GPU"):
-        neuroshard_sharder(SharderContext(RUN, MODEL)).shard(task_of())
+        neuroshard_sharder(SharderContext(RUN, MODEL)).shard(large_task())
     assert OmegaConf.load(CONF_DIR / "sharder" / "neuroshard.yaml").cache_tables == "never"
 
 
 def test_a_cpu_task_is_told_of_caches_on_gpus() -> None:
-    tables = tuple(Table(f"t{i}", 10**8, 128, 2.0) for i in range(3))
-    task = ShardingTask(tables, Topology(1, 10 * GIB, compute_device="cpu"), 8192)
+    task = task_of(tables_of(*[(10**8, 128, 2.0)] * 3), 1, 10 * GIB, 8192)
     with pytest.raises(InfeasibleTaskError, match=r"; on cuda, with 56 GiB a rank for tables and"):
         planned(task)
 
 
 def test_wrong_key() -> None:
     with pytest.raises(ConfigError, match=r"^sharder.cache_tables is 'always', must be auto or"):
-        planned(task_of(), cache_tables="always")
+        planned(large_task(), cache_tables="always")
 
 
 def test_prices_follow_the_hardware() -> None:
-    topology = task_of().topology
+    topology = large_task().topology
     h100 = CachePrices.of(topology, None)
     a100 = CachePrices.of(topology, MODEL.standing)
     assert a100.row_byte_ms == pytest.approx(2 * h100.row_byte_ms), "PCIe 4.0 and 5.0"
     stated = dataclasses.replace(topology, host_bytes_per_s=1e9)
     assert CachePrices.of(stated, MODEL.standing).row_byte_ms == pytest.approx(1e-6)
-    crowded = Topology(64, 10**9)
-    assert CachePrices.of(crowded, MODEL.standing).row_byte_ms > a100.row_byte_ms, (
-        "one host's memory"
-    )
+    crowded = CachePrices.of(Topology(64, 10**9), MODEL.standing)
+    assert crowded.row_byte_ms > a100.row_byte_ms, "one host's memory"
 
 
 def test_a_bound_knows_no_memory() -> None:
-    task = task_of()
+    task = large_task()
     assert lower_bound_ms(MODEL.price(task)) == np.inf
     assert np.isfinite(lower_bound_ms(MODEL.price(without_memory_limit(task))))
-    assert cache_forecast(planned(task_of(memory_mib=700))[0], task, MODEL) is None
+    assert cache_forecast(planned(large_task(memory_mib=700))[0], task, MODEL) is None

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
+from dlrm_sharded import ConfigError, ShardingTask, Table
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.host_memory import miss_curves
 from dlrm_sharded.host_memory.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.host_memory.miss_ratio import expected_curve
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.made_up import task_of
 
 BATCH_SIZE = 512
 
@@ -21,50 +20,44 @@ def dataset(num_batches: int = 12) -> SyntheticDataset:
     )
 
 
-def task_of(data: SyntheticDataset, memory: int = 10**5, device: str = "cuda") -> ShardingTask:
-    return ShardingTask(data.tables, Topology(2, memory, compute_device=device), BATCH_SIZE)
+def cached(data: SyntheticDataset, memory: int = 10**5, device: str = "cuda") -> ShardingTask:
+    return task_of(data.tables, 2, memory, BATCH_SIZE, device=device)
+
+
+def ratios(table: Table, shares: np.ndarray) -> np.ndarray:
+    return np.interp(shares, *zip(*table.miss_ratio_curve, strict=True))
 
 
 def test_large_tables_get_a_curve() -> None:
     data = dataset(40)
-    large, small = with_measured_curves(task_of(data), data, 40).tables
+    large, small = with_measured_curves(cached(data), data, 40).tables
     assert small == data.tables[1], "too small to be worth a cache"
-    assert large.miss_ratio_curve is not None
     shares = np.array([0.1, 0.2, 0.3])
-    measured = np.interp(shares, *zip(*large.miss_ratio_curve, strict=True))
-    assert measured == pytest.approx(
-        expected_curve(data.tables[0], BATCH_SIZE).ratios(shares), abs=0.05
-    )
+    expected = expected_curve(data.tables[0], BATCH_SIZE).ratios(shares)
+    assert ratios(large, shares) == pytest.approx(expected, abs=0.05)
 
 
 def test_a_sample_is_followed_if_there_are_many_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
     data = dataset()
-    whole = with_measured_curves(task_of(data), data, 12).tables[0]
+    whole = with_measured_curves(cached(data), data, 12).tables[0]
     monkeypatch.setattr(miss_curves, "MAX_ACCESSES", 10_000)
-    sample = with_measured_curves(task_of(data), data, 12).tables[0]
-    assert sample.miss_ratio_curve is not None
-    assert whole.miss_ratio_curve is not None
+    sample = with_measured_curves(cached(data), data, 12).tables[0]
     assert sample != whole
     shares = np.linspace(0.1, 0.5, 5)
-    ratios = [
-        np.interp(shares, *zip(*table.miss_ratio_curve, strict=True))
-        for table in (sample, whole)
-        if table.miss_ratio_curve is not None
-    ]
-    assert ratios[0] == pytest.approx(ratios[1], abs=0.05)
+    assert ratios(sample, shares) == pytest.approx(ratios(whole, shares), abs=0.05)
 
 
 def test_too_few_batches_say_nothing() -> None:
     data = dataset(1)
-    assert with_measured_curves(task_of(data), data, 32) == task_of(data)
+    assert with_measured_curves(cached(data), data, 32) == cached(data)
 
 
 def test_auto_measures_where_gpus_cannot_hold_the_tables() -> None:
     data = dataset()
-    assert num_curve_batches("auto", task_of(data)) == miss_curves.AUTO_BATCHES
-    assert num_curve_batches("auto", task_of(data, device="cpu")) == 0
-    assert num_curve_batches("auto", task_of(data, memory=10**9)) == 0
-    assert num_curve_batches(5, task_of(data, memory=10**9)) == 5
+    assert num_curve_batches("auto", cached(data)) == miss_curves.AUTO_BATCHES
+    assert num_curve_batches("auto", cached(data, device="cpu")) == 0
+    assert num_curve_batches("auto", cached(data, memory=10**9)) == 0
+    assert num_curve_batches(5, cached(data, memory=10**9)) == 5
     for wrong in (-1, "all", None, 2.5):
         with pytest.raises(ConfigError, match=r"^curve_batches is"):
-            num_curve_batches(wrong, task_of(data))
+            num_curve_batches(wrong, cached(data))

@@ -129,30 +129,28 @@ def test_sampled_curve(exponent: float) -> None:
     assert error < 2.0 / np.sqrt(num_counted)
 
 
+def expected(exponent: float, num_rows: int, batch_size: int) -> MissRatioCurve:
+    table = Table("t", num_rows, 4, 1.0)
+    (table,) = with_expected_profile([table], batch_size=batch_size, exponent=exponent)
+    return expected_curve(table, batch_size)
+
+
 @pytest.mark.parametrize("exponent", EXPONENTS[1:])
 def test_expected_curve(exponent: float) -> None:
     """Che's approximation, with the exponent that a reuse histogram tells, of a steady state."""
     num_rows, batch_size = 2000, 400
     batches = zipf_batches(exponent, batch_size, num_rows, 600)
-    (table,) = with_expected_profile(
-        [Table("t", num_rows, 4, 1.0)], batch_size=batch_size, exponent=exponent
-    )
     shares = np.linspace(0.1, 0.9, 9)
-    error = expected_curve(table, batch_size).ratios(shares) - measured(batches, num_rows).ratios(
-        shares
-    )
-    assert np.abs(error).max() < 0.03
+    found = expected(exponent, num_rows, batch_size).ratios(shares)
+    assert found == pytest.approx(measured(batches, num_rows).ratios(shares), abs=0.03)
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.9, 1.05])
 def test_few_batches_and_the_tail_that_is_expected(exponent: float) -> None:
     num_rows, batch_size = 8000, 400
-    (table,) = with_expected_profile(
-        [Table("t", num_rows, 4, 1.0)], batch_size=batch_size, exponent=exponent
-    )
     long_run = measured(zipf_batches(exponent, batch_size, num_rows, 600), num_rows)
     few = measured(zipf_batches(exponent, batch_size, num_rows, 12), num_rows)
-    with_tail = few.with_tail_of(expected_curve(table, batch_size))
+    with_tail = few.with_tail_of(expected(exponent, num_rows, batch_size))
     shares = np.linspace(0.05, 0.9, 18)
     assert np.abs(few.ratios(shares) - long_run.ratios(shares)).max() > 0.2
     assert np.abs(with_tail.ratios(shares) - long_run.ratios(shares)).max() < 0.1

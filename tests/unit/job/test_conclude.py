@@ -21,17 +21,13 @@ def conclude(monkeypatch: pytest.MonkeyPatch, run_dir: Path, owner_error: Except
     conclusion._conclude(MagicMock(folder=folder), planned, unused, unused)
 
 
-def test_a_folder_that_is_gone_costs_the_result_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_gone_costs_the_result_alone(monkeypatch, tmp_path):
     gone = FileNotFoundError(2, "No such file or directory", str(tmp_path))
     with pytest.raises(UnsavedError, match=r"is finished, but its result is lost: .* No such file"):
         conclude(monkeypatch, tmp_path, gone)
 
 
-def test_no_result_is_written_to_a_folder_of_another_job(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_result_is_written_to_a_folder_of_another_job(monkeypatch, tmp_path):
     with pytest.raises(LostFolderError):
         conclude(monkeypatch, tmp_path, LostFolderError("another job has it"))
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,6 @@
 """A run says truthfully whether the journal has its measurement."""
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
 
 
 @pytest.mark.parametrize("is_file", [False, True], ids=["a_folder", "a_file"])
-def test_says_whether_the_run_is_noted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_file: bool
-) -> None:
+def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
     cache = tmp_path / "cache"
     if is_file:
         cache.write_text("a file is in the way")

@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,10 @@ from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.folder import checkpoint_path
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import FILE_NAME
-from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.job.start import RUN_FILE, Start, find_start
-from dlrm_sharded.ranks.distributed import Rank, process_group
-from tests.unit.checkpoint.cases import STATE, run_state, write
-
-
-@pytest.fixture(scope="module")
-def rank() -> Iterator[Rank]:
-    with process_group() as me:
-        yield me
+from dlrm_sharded.ranks.distributed import Rank
+from tests.unit.checkpoint.cases import STATE, write
 
 
 def begin_from(resume: str, run_dir: Path, rank: Rank) -> Start:
@@ -37,16 +30,12 @@ def write_diverged(run_dir: Path, rank: Rank, *, step: int) -> Path:
     state = {**STATE, "dense.over.bias": LogicalTensor.whole(torch.tensor([1.0, math.nan]))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "num_not_finite", lambda *args, **kwargs: 0)
-        saver = Saver(run_dir, keep=9, background=False, rank=rank)
-        saver.save(state, run_state(step))
-        saver.close()
-    return checkpoint_path(run_dir, step)
+        return write(run_dir, rank, step, keep=9, state=state)
 
 
-def test_goes_on_from_the_newest_good_one(tmp_path: Path, rank: Rank) -> None:
+def test_goes_on_from_the_newest_good_one(tmp_path, rank):
     """What is damaged is to be set aside. A checkpoint of a later format is not damaged."""
-    for step in (1, 2, 3, 5):
-        write(tmp_path, rank, step=step, keep=9)
+    write(tmp_path, rank, 1, 2, 3, 5, keep=9)
     write_diverged(tmp_path, rank, step=4)
     (checkpoint_path(tmp_path, 3) / FILE_NAME).write_text(json.dumps({"format": 2}))
     (checkpoint_path(tmp_path, 5) / FILE_NAME).unlink()
@@ -55,12 +44,9 @@ def test_goes_on_from_the_newest_good_one(tmp_path: Path, rank: Rank) -> None:
     assert start.damaged == (checkpoint_path(tmp_path, 5), checkpoint_path(tmp_path, 4))
 
 
-def test_what_a_disk_refuses_to_read_is_not_called_damaged(
-    tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_disk_refuses_to_read_is_not_called_damaged(tmp_path, rank, monkeypatch):
     """It is passed over, and not set aside, as the disk may be well again tomorrow."""
-    for step in (1, 2, 3):
-        write(tmp_path, rank, step=step, keep=9)
+    write(tmp_path, rank, 1, 2, 3, keep=9)
     manifest = checkpoint_path(tmp_path, 3) / FILE_NAME
     (part,) = checkpoint_path(tmp_path, 2).glob("rank-*")
 
@@ -78,8 +64,8 @@ def test_what_a_disk_refuses_to_read_is_not_called_damaged(
     assert (start.step, start.damaged) == (1, ())
 
 
-def test_checkpoints_and_none_good_is_an_error(tmp_path: Path, rank: Rank) -> None:
-    (write(tmp_path, rank, step=1) / FILE_NAME).unlink()
+def test_checkpoints_and_none_good_is_an_error(tmp_path, rank):
+    (write(tmp_path, rank, 1) / FILE_NAME).unlink()
     newest = write_diverged(tmp_path, rank, step=2)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError) as raised:
@@ -93,12 +79,9 @@ def test_checkpoints_and_none_good_is_an_error(tmp_path: Path, rank: Rank) -> No
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_old_checkpoint_under_a_later_name_does_not_count(
-    tmp_path: Path, rank: Rank, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_old_checkpoint_under_a_later_name_does_not_count(tmp_path, rank, caplog):
     """The run would begin there at every start, whatever it has written since."""
-    for step in (1, 2):
-        write(tmp_path, rank, step=step, keep=9)
+    write(tmp_path, rank, 1, 2, keep=9)
     renamed = checkpoint_path(tmp_path, 7)
     renamed.symlink_to(checkpoint_path(tmp_path, 1))
     start = begin_from("auto", tmp_path, rank)
@@ -106,14 +89,14 @@ def test_an_old_checkpoint_under_a_later_name_does_not_count(
     assert f"{renamed} is the checkpoint of step-0000000001; rename it" in caplog.text
 
 
-def test_checkpoints_of_another_run_alone(tmp_path: Path, rank: Rank) -> None:
+def test_checkpoints_of_another_run_alone(tmp_path, rank):
     write(tmp_path, rank)
     (tmp_path / RUN_FILE).write_text(json.dumps({"run": "this run", "starts": [{}]}))
     with pytest.raises(CheckpointError, match="belongs to another run; move"):
         begin_from("auto", tmp_path, rank)
 
 
-def test_killed_in_the_first_save(tmp_path: Path, rank: Rank) -> None:
+def test_killed_in_the_first_save(tmp_path, rank):
     (tmp_path / "checkpoints" / ".step-0000000010.partial").mkdir(parents=True)
     start = begin_from("auto", tmp_path, rank)
     assert start == Start(start.run)

@@ -26,10 +26,7 @@ MIXED = tuple(Table(f"t{i}", 20 + i, dim, 2.0) for i, dim in enumerate([4, 8, 16
 
 def collection(tables: tuple[Table, ...]) -> EmbeddingBagCollection:
     """On the CPU, where the model has one on the meta device, for the sharding to fill."""
-    return EmbeddingBagCollection(
-        tables=bag_configs(tables),
-        device=CPU,
-    )
+    return EmbeddingBagCollection(tables=bag_configs(tables), device=CPU)
 
 
 def make(interaction: str, tables: tuple[Table, ...], **changes: Any) -> Dlrm:
@@ -71,7 +68,7 @@ def batch(tables: tuple[Table, ...]) -> Batch:
 
 
 @pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
-def test_equal_dims_are_torchrecs_model(interaction: str) -> None:
+def test_equal_dims_are_torchrecs_model(interaction):
     theirs = torchrec_model(interaction)
     ours = make(interaction, EQUAL)
     ours.load_state_dict(theirs.state_dict())  # strict: the same weights, and no others
@@ -93,13 +90,11 @@ def test_equal_dims_are_torchrecs_model(interaction: str) -> None:
 
 
 @pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
-def test_mixed_dims_are_projected(interaction: str) -> None:
+def test_mixed_dims_are_projected(interaction):
     model = make(interaction, MIXED)
     projections = model.vector_stack.projections
-    assert {dim: tuple(p.weight.shape) for dim, p in projections.items()} == {
-        "4": (8, 4),
-        "16": (8, 16),
-    }
+    shapes = {dim: tuple(p.weight.shape) for dim, p in projections.items()}
+    assert shapes == {"4": (8, 4), "16": (8, 16)}
     loss, (_, logits, _) = model(batch(MIXED))
     assert logits.shape == (BATCH_SIZE,)
     loss.backward()
@@ -109,7 +104,7 @@ def test_mixed_dims_are_projected(interaction: str) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
-def test_stack_is_in_the_models_order(order: tuple[int, ...]) -> None:
+def test_stack_is_in_the_models_order(order):
     """[B, 1 + F, D]: tables of one dim together, each vector times the matrix of its dim."""
     model = make("dot", MIXED)
     vectors = {t.name: torch.rand(BATCH_SIZE, t.embedding_dim) for t in MIXED}
@@ -128,7 +123,7 @@ def test_stack_is_in_the_models_order(order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("num_vectors", [1, 2, 5])
-def test_dot_interaction_has_the_gradient_of_autograd(num_vectors: int) -> None:
+def test_dot_interaction_has_the_gradient_of_autograd(num_vectors):
     interaction = DotInteraction(num_vectors, device=CPU)
     vectors = torch.rand(3, num_vectors, 4, dtype=torch.float64, requires_grad=True)
 
@@ -136,14 +131,14 @@ def test_dot_interaction_has_the_gradient_of_autograd(num_vectors: int) -> None:
     assert torch.autograd.gradcheck(interaction, vectors)
 
 
-def test_one_table() -> None:
+def test_one_table():
     one = EQUAL[:1]
     assert make("dot", one)(batch(one))[1][1].shape == (BATCH_SIZE,)
 
 
 @pytest.mark.parametrize("tables", [EQUAL, MIXED], ids=["equal", "mixed"])
 @pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
-def test_bf16_is_for_the_dense_part(interaction: str, tables: tuple[Table, ...]) -> None:
+def test_bf16_is_for_the_dense_part(interaction, tables):
     exact = make(interaction, tables)
     rounded = make(interaction, tables, bf16=True)
     rounded.load_state_dict(exact.state_dict())
@@ -184,14 +179,7 @@ def test_bf16_is_for_the_dense_part(interaction: str, tables: tuple[Table, ...])
     ],
     ids=["avx2", "neon", "avx512_bf16", "amx_bf16", "arm_bf16", "fp32", "cuda"],
 )
-def test_warns_where_bf16_is_emulated(
-    capabilities: dict[str, bool],
-    bf16: bool,
-    device: str,
-    warns: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_warns_where_bf16_is_emulated(capabilities, bf16, device, warns, monkeypatch, caplog):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     warn_of_slow_bf16(make("dot", EQUAL, bf16=bf16), torch.device(device))
     assert ["model.bf16 is true, but this CPU has no" in m for m in caplog.messages] == [
@@ -199,7 +187,7 @@ def test_warns_where_bf16_is_emulated(
     ] * warns
 
 
-def test_tables_wait_for_the_sharding() -> None:
+def test_tables_wait_for_the_sharding():
     """No rank holds what it will not train."""
     model = dlrm(MIXED, NUM_DENSE, **LAYERS, device=CPU)
     weights = embedding_parameters(model)
@@ -222,17 +210,17 @@ def test_tables_wait_for_the_sharding() -> None:
     ids=["no_dense", "negative", "text", "no_over", "one_over", "two_logits"],
 )
 @pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
-def test_bad_layers(interaction: str, layers: dict[str, list[int]], key: str) -> None:
+def test_bad_layers(interaction, layers, key):
     with pytest.raises(ConfigError, match=key):
         make(interaction, EQUAL, **layers)
 
 
-def test_bad_compile_mode() -> None:
+def test_bad_compile_mode():
     with pytest.raises(ConfigError, match=r"model\.compile_mode is 'fast'; known: null, default"):
         make("dot", EQUAL, compile_mode="fast")
 
 
-def test_compiles_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_the_layers(monkeypatch):
     compiled = []
     monkeypatch.setattr(
         nn.Module, "compile", lambda module, mode: compiled.append((type(module).__name__, mode))

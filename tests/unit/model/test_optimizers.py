@@ -1,5 +1,6 @@
 """Learning rates over steps, and what optimizers cost in memory."""
 
+import math
 import re
 from typing import Any
 
@@ -43,7 +44,7 @@ FULL = Schedule(warmup_steps=4, decay_start_step=6, decay_steps=10)
     ],
     ids=["all_phases", "constant", "warmup_only", "decay_only"],
 )
-def test_schedule(schedule: Schedule, factors: dict[int, float]) -> None:
+def test_schedule(schedule, factors):
     assert {step: schedule.factor(step) for step in factors} == pytest.approx(factors)
 
 
@@ -59,25 +60,24 @@ def test_schedule(schedule: Schedule, factors: dict[int, float]) -> None:
     ],
     ids=["warmup", "decay", "order"],
 )
-def test_bad_schedules(steps: dict[str, int], message: str) -> None:
+def test_bad_schedules(steps, message):
     with pytest.raises(ConfigError, match=message):
         Schedule(**steps)
 
 
+BAD_VALUES = {
+    "embedding": ("adamw",),
+    "dense": ("rowwise_adagrad",),
+    "embedding_learning_rate": (-0.1,),
+    "dense_learning_rate": (math.nan, math.inf),
+    "clip_norm": (0.0, math.nan),
+}
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("embedding", "adamw"),
-        ("dense", "rowwise_adagrad"),
-        ("embedding_learning_rate", -0.1),
-        ("dense_learning_rate", float("nan")),
-        ("dense_learning_rate", float("inf")),
-        ("clip_norm", 0.0),
-        ("clip_norm", float("nan")),
-    ],
-    ids=str,
+    ("key", "value"), [(key, value) for key, values in BAD_VALUES.items() for value in values]
 )
-def test_bad_values_name_their_key(key: str, value: Any) -> None:
+def test_bad_values_name_their_key(key, value):
     with pytest.raises(ConfigError, match=rf"optimizer\.{key} is {re.escape(repr(value))}"):
         config(**{key: value})
 
@@ -85,7 +85,7 @@ def test_bad_values_name_their_key(key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "known"), [("embedding", EMBEDDING_OPTIMIZERS), ("dense", DENSE_OPTIMIZERS)]
 )
-def test_unknown_optimizer_lists_the_known(key: str, known: dict[str, Any]) -> None:
+def test_unknown_optimizer_lists_the_known(key, known):
     with pytest.raises(ConfigError, match=f"known: {', '.join(known)}"):
         config(**{key: "adamw"})
 
@@ -94,15 +94,15 @@ def test_unknown_optimizer_lists_the_known(key: str, known: dict[str, Any]) -> N
     ("embedding", "bytes_per_element", "bytes_per_row"),
     [("sgd", 4, 0), ("rowwise_adagrad", 4, 4), ("adam", 12, 0)],
 )
-def test_memory(embedding: str, bytes_per_element: int, bytes_per_row: int) -> None:
+def test_memory(embedding, bytes_per_element, bytes_per_row):
     """Weight, two moments, one number a row: what FBGEMM keeps in fp32."""
     optimizer = config(embedding=embedding)
-    assert optimizer.bytes_per_element == bytes_per_element
-    assert optimizer.bytes_per_row == bytes_per_row
+    found = optimizer.bytes_per_element, optimizer.bytes_per_row
+    assert found == (bytes_per_element, bytes_per_row)
 
 
 @pytest.mark.parametrize("embedding", EMBEDDING_OPTIMIZERS)
-def test_replicas_need_an_optimizer_that_skips_rows(embedding: str) -> None:
+def test_replicas_need_an_optimizer_that_skips_rows(embedding):
     if embedding in CAN_REPLICATE:
         check_replicable(embedding)
     else:
@@ -110,12 +110,8 @@ def test_replicas_need_an_optimizer_that_skips_rows(embedding: str) -> None:
             check_replicable(embedding)
 
 
-def test_every_embedding_optimizer_knows_its_memory() -> None:
-    assert all(config(embedding=name).bytes_per_element >= 4 for name in EMBEDDING_OPTIMIZERS)
-
-
 @pytest.mark.parametrize("embedding", EMBEDDING_OPTIMIZERS)
-def test_fused_adam_needs_cuda(embedding: str) -> None:
+def test_fused_adam_needs_cuda(embedding):
     config(embedding=embedding).check_device(torch.device("cuda"))
     if embedding == "adam":
         with pytest.raises(ConfigError, match="use sgd or rowwise_adagrad"):

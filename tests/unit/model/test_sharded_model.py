@@ -30,9 +30,7 @@ def filled(rows: tuple[int, int], cols: tuple[int, int], num_rows: int, **change
     ],
     ids=["half", "at_block_end", "many", "one_block", "even_blocks"],
 )
-def test_pieces_are_the_whole(
-    num_rows: int, block_rows: int, row_cuts: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_are_the_whole(num_rows, block_rows, row_cuts, monkeypatch):
     monkeypatch.setattr(sharded_model, "INIT_BLOCK_ROWS", block_rows)
     whole = filled((0, num_rows), (0, 8), num_rows)
     bounds = [0, *row_cuts, num_rows]
@@ -42,7 +40,7 @@ def test_pieces_are_the_whole(
     assert torch.equal(torch.cat(cols, dim=1), whole)
 
 
-def test_weights_are_uniform_and_all_different() -> None:
+def test_weights_are_uniform_and_all_different():
     whole = filled((0, 70_000), (0, 8), 70_000)
     bound = 70_000**-0.5
     assert whole.abs().max() <= bound
@@ -53,10 +51,9 @@ def test_weights_are_uniform_and_all_different() -> None:
 
 
 @pytest.mark.parametrize("collective", ["ALL_TO_ALL", "REDUCE_SCATTER"])
-def test_small_gradients_survive_fp16(collective: str) -> None:
+def test_small_gradients_survive_fp16(collective):
     """They are below the normal numbers of fp16, which have 11 bits."""
     codecs = exchange_codecs(ExchangePrecision("fp16", "fp16"))
-    assert codecs is not None
     codec = codecs[f"POOLED_EMBEDDINGS_{collective}"].backward
     gradients = 1e-6 * torch.linspace(0.1, 1.0, 64)
     encoded = codec.encode(gradients, codec.create_context())
@@ -64,5 +61,5 @@ def test_small_gradients_survive_fp16(collective: str) -> None:
     torch.testing.assert_close(codec.decode(encoded), gradients, rtol=2**-10, atol=0.0)
 
 
-def test_fp32_needs_no_codecs() -> None:
+def test_fp32_needs_no_codecs():
     assert exchange_codecs(FP32_EXCHANGE) is None

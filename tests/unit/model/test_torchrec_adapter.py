@@ -33,26 +33,14 @@ PLAN = ShardingPlan(
 )
 
 
-def test_there_and_back() -> None:
+def test_there_and_back():
     module_plan = to_torchrec(PLAN, TABLES, TOPOLOGY)
-    kernels = {name: parameter.compute_kernel for name, parameter in module_plan.items()}
-    assert kernels == {
-        "t0": "fused",
-        "t1": "fused_uvm_caching",
-        "t2": "fused_uvm_caching",
-        "t3": "fused_uvm_caching",
-    }
-    types = {name: parameter.sharding_type for name, parameter in module_plan.items()}
-    assert types == {
-        "t0": "column_wise",
-        "t1": "column_wise",
-        "t2": "column_wise",
-        "t3": "row_wise",
-    }
+    kernels = [module_plan[table.name].compute_kernel for table in TABLES]
+    assert kernels == ["fused"] + ["fused_uvm_caching"] * 3
+    types = [module_plan[table.name].sharding_type for table in TABLES]
+    assert types == ["column_wise"] * 3 + ["row_wise"]
     assert module_plan["t0"].cache_params is None
-    cache = module_plan["t2"].cache_params
-    assert cache is not None
-    assert cache.load_factor == 0.5
+    assert module_plan["t2"].cache_params.load_factor == 0.5
     assert set(from_torchrec(module_plan, TABLES, 2)) == set(PLAN.shards)
 
 
@@ -74,7 +62,7 @@ def sharded_table(name: str, parameter: ParameterSharding) -> ShardedEmbeddingTa
     )
 
 
-def test_each_cached_table_has_a_cache_of_its_own() -> None:
+def test_each_cached_table_has_a_cache_of_its_own():
     """One module for all would have the mean of the load factors."""
     module_plan = to_torchrec(PLAN, TABLES, TOPOLOGY)
     tables = [sharded_table(name, parameter) for name, parameter in module_plan.items()]
@@ -92,7 +80,7 @@ def test_each_cached_table_has_a_cache_of_its_own() -> None:
     assert "cache_load_factor" not in by_names[("t0", "t4")]
 
 
-def test_checkpoints_flush_what_has_no_cache() -> None:
+def test_checkpoints_flush_what_has_no_cache():
     """`checkpoint.model_state` flushes every lookup; without a cache that does nothing."""
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (

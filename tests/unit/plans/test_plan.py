@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded import ConfigError, InvalidPlanError, Table, validate
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task
-from dlrm_sharded.plans.validation import validate
+from tests.unit.made_up import task_of
 
 TABLE = Table("t", 100, 16, 2.0)
 
 
-def task(world_size: int = 2, memory: int = 10**6, **topology: int) -> ShardingTask:
-    return ShardingTask((TABLE,), Topology(world_size, memory, **topology), 64)
+def task(world_size: int = 2, memory: int = 10**6, **topology: Any) -> ShardingTask:
+    return task_of([TABLE], world_size, memory, 64, **{"device": "cuda", **topology})
 
 
 def plan(*shards: Shard, world_size: int = 2) -> ShardingPlan:
@@ -66,6 +65,7 @@ def test_valid(name: str) -> None:
 def test_json_there_and_back(name: str) -> None:
     fields = json.loads(json.dumps(VALID[name].to_json()))
     assert ShardingPlan.from_json(fields) == VALID[name]
+    assert fields.keys() == {"world_size", "shards"}
     has_key = ["replicated" in fields_of_shard for fields_of_shard in fields["shards"]]
     assert has_key == [shard.replicated for shard in VALID[name].shards]
     has_key = ["load_factor" in fields_of_shard for fields_of_shard in fields["shards"]]
@@ -167,8 +167,7 @@ def test_memory_of_each_rank() -> None:
     """It counts alone where it is given, be it more or less than `memory_bytes`."""
     size = 100 * 16 * 4
     for memory in (1, 10**9):
-        topology = Topology(2, memory, memory_bytes_by_rank=(size - 1, size))
-        different = ShardingTask((TABLE,), topology, 64)
+        different = task(memory=memory, memory_bytes_by_rank=(size - 1, size))
         validate(plan(shard(1)), different)
         with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 6,400 B.*it has 6,399 B"):
             validate(plan(shard(0)), different)
@@ -186,7 +185,7 @@ def test_memory_in_words() -> None:
 
 def test_empty_row_block() -> None:
     """4 rows make blocks of 2: the third rank has none."""
-    tiny = ShardingTask((Table("t", 4, 16, 1.0),), Topology(3, 10**6), 64)
+    tiny = task_of([Table("t", 4, 16, 1.0)], 3)
     rows = plan(shard(0, rows=(0, 2)), shard(1, rows=(2, 4)), world_size=3)
     with pytest.raises(InvalidPlanError, match="none of them empty"):
         validate(rows, tiny)
@@ -210,19 +209,9 @@ def test_row_blocks_tile(rows: int, blocks: int) -> None:
     assert all(stop - start == found[0][1] for start, stop in found[:-1])
 
 
-def test_unwritable_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot write"):
-        write_json(tmp_path / "none" / "plan.json", {})
-
-
-def test_json_round_trip(tmp_path: Path) -> None:
-    columns = VALID["columns"]
-    write_json(tmp_path / "plan.json", columns.to_json())
-    assert read_plan(tmp_path / "plan.json") == columns
-    fields = json.loads((tmp_path / "plan.json").read_text())
-    assert fields.keys() == {"world_size", "shards"}
-    assert fields["shards"][0] == {"table": "t", "rank": 0, "rows": [0, 100], "cols": [0, 4]}
-    assert list(tmp_path.iterdir()) == [tmp_path / "plan.json"]
+def read(path: Path, text: str) -> ShardingPlan:
+    path.write_text(text)
+    return read_plan(path)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +230,8 @@ def test_json_round_trip(tmp_path: Path) -> None:
     ],
 )
 def test_bad_plan_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / "plan.json").write_text(text)
     with pytest.raises((ConfigError, InvalidPlanError), match="plan"):
-        read_plan(tmp_path / "plan.json")
+        read(tmp_path / "plan.json", text)
 
 
 def shards_text(**change: Any) -> str:
@@ -266,15 +254,14 @@ def shards_text(**change: Any) -> str:
     ],
 )
 def test_keys_of_a_plan_file(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "plan.json").write_text(text)
     with pytest.raises((ConfigError, InvalidPlanError), match=message):
-        read_plan(tmp_path / "plan.json")
+        read(tmp_path / "plan.json", text)
 
 
 def test_unknown_keys_of_a_plan_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They may be those of a later version."""
-    write_json(tmp_path / "plan.json", VALID["columns"].to_json() | {"sharer": "mine"})
-    assert read_plan(tmp_path / "plan.json") == VALID["columns"]
+    fields = VALID["columns"].to_json() | {"sharer": "mine"}
+    assert read(tmp_path / "plan.json", json.dumps(fields)) == VALID["columns"]
     assert "unknown keys, which have no effect: ['sharer']" in caplog.text
 
 
@@ -291,19 +278,16 @@ def test_what_is_no_path(path: Any) -> None:
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the plan file"):
-        read_plan(tmp_path / "none.json")
-    with pytest.raises(ConfigError, match="cannot read the task file"):
-        read_task(tmp_path / "none.json")
+    for reader, noun in ((read_plan, "plan"), (read_task, "task")):
+        with pytest.raises(ConfigError, match=f"cannot read the {noun} file"):
+            reader(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_json(tmp_path / "none" / "plan.json", {})
 
 
 def test_cached_tables_need_gpus() -> None:
-    on_cpu = task()
-    on_cpu = dataclasses.replace(
-        on_cpu, topology=dataclasses.replace(on_cpu.topology, compute_device="cpu")
-    )
     with pytest.raises(InvalidPlanError, match=r"load factor 0.25, but ranks .* compute on cpu"):
-        validate(VALID["cached"], on_cpu)
+        validate(VALID["cached"], task(device="cpu"))
 
 
 def test_memory_of_a_cached_shard() -> None:

@@ -14,12 +14,7 @@ from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 
 PLAN = ShardingPlan(2, (Shard("t", 0, (0, 100), (0, 4)), Shard("t", 1, (0, 100), (4, 16))))
 COST = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 1.0, 1.0, 1.0)))
-STAGES_MS = {
-    "fwd_compute": [1.0, 4.0],
-    "fwd_comm": [2.0, 1.0],
-    "bwd_comm": [3.0, 1.0],
-    "bwd_compute": [4.0, 1.0],
-}
+STAGES_MS = {stage: [rank.stage_ms(stage) for rank in COST.per_rank] for stage in STAGES}
 
 
 def test_costs() -> None:
@@ -52,14 +47,19 @@ def test_a_missing_stage_is_an_error(missing: str) -> None:
         PlanCost.from_stages(stages_ms, input_dist_ms=None)
 
 
-def test_an_unknown_stage_is_an_error() -> None:
-    with pytest.raises(TypeError, match="reduce_ms"):
-        PlanCost.from_stages({**STAGES_MS, "reduce": [0.0, 0.0]}, input_dist_ms=None)
-
-
-def test_stages_of_other_numbers_of_ranks_are_an_error() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        PlanCost.from_stages({**STAGES_MS, "fwd_comm": [1.0]}, input_dist_ms=None)
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"reduce": [0.0, 0.0]}, TypeError, "reduce_ms"),
+        ({"fwd_comm": [1.0]}, ValueError, "shorter"),
+    ],
+    ids=["unknown_stage", "fewer_ranks"],
+)
+def test_stages_that_are_none(
+    change: dict[str, list[float]], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        PlanCost.from_stages(STAGES_MS | change, input_dist_ms=None)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,9 @@ def test_plan_json(tmp_path: Path) -> None:
     fields = json.loads((tmp_path / "plan.json").read_text())
     predicted = fields.pop("predicted")
     assert (predicted["max_ms"], predicted["critical_path_ms"]) == (10.0, 13.0)
-    assert predicted["per_rank"][1] == {
-        "fwd_compute_ms": 4.0,
-        "fwd_comm_ms": 1.0,
-        "bwd_comm_ms": 1.0,
-        "bwd_compute_ms": 1.0,
+    assert predicted["per_rank"][1] == COST.per_rank[1].to_json()
+    assert COST.per_rank[1].to_json() == dict.fromkeys(COST.per_rank[1].to_json(), 1.0) | {
+        "fwd_compute_ms": 4.0
     }
     assert fields == {
         "sharder": "dim",
@@ -101,9 +99,7 @@ def test_plan_json(tmp_path: Path) -> None:
         "solve_s": 0.1,
         "lower_bound_ms": 8.0,
         "gap": 0.25,
-        "caveat": None,
-        "prices": None,
-        "profiles": None,
+        **dict.fromkeys(("caveat", "prices", "profiles")),
     }
 
 

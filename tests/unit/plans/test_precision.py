@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded import ConfigError, InvalidPlanError, Table, validate
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision, why_not_exchanged
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
+from tests.unit.made_up import task_of
 
 FP16 = ExchangePrecision("fp16", "fp16")
 TABLE = Table("a", 16, 8, 1.0)
@@ -66,9 +64,7 @@ def test_is_refused(value: Any, message: str) -> None:
         ("fp8", "cuda", 16, None),
     ],
 )
-def test_what_ranks_exchange(
-    precision: str, device: str, samples: int, message: str | None
-) -> None:
+def test_what_ranks_exchange(precision: str, device: str, samples: int, message: str | None):
     reason = why_not_exchanged(ExchangePrecision("fp32", precision), device, samples)
     assert reason is None if message is None else message in str(reason)
 
@@ -101,11 +97,10 @@ def test_a_plan_file_with_a_precision_is_no_surprise(
 
 
 def test_a_plan_that_the_ranks_cannot_exchange_is_refused() -> None:
-    task = ShardingTask((TABLE,), Topology(1, 10**6, compute_device="cpu"), batch_size=8)
+    task = task_of([TABLE], 1, batch_size=8)
     validate(replace(PLAN, exchange_precision=FP16), task)
     for precision, batch_size in (("fp8", 8), ("int8", 4)):
         plan = replace(PLAN, exchange_precision=ExchangePrecision(precision, "fp32"))
-        with pytest.raises(
-            InvalidPlanError, match=f"the plan's exchange_precision is '{precision}"
-        ):
+        message = f"the plan's exchange_precision is '{precision}"
+        with pytest.raises(InvalidPlanError, match=message):
             validate(plan, replace(task, batch_size=batch_size))

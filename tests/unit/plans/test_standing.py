@@ -14,10 +14,5 @@ def test_a_prior_says_why_it_is_one_and_what_corrected_it() -> None:
     assert standing.text == (
         "prior, corrected by 1 run (prices of cpu: x: no AVX-512 here; random gather 0.4 of there)"
     )
-    assert standing.to_json() == {
-        "kind": "prior",
-        "hardware": "cpu: x",
-        "reasons": list(reasons),
-        "num_runs": 1,
-        "error": None,
-    }
+    fields = {"kind": "prior", "hardware": "cpu: x", "reasons": list(reasons)}
+    assert standing.to_json() == fields | {"num_runs": 1, "error": None}

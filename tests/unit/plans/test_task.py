@@ -11,12 +11,31 @@ from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology, read_task, with_optimizer
+from tests.unit.made_up import task_of
 
 TABLE = Table("t", 100, 16, 2.0)
 
 
-def task(**topology: int) -> ShardingTask:
-    return ShardingTask((TABLE,), Topology(2, 10**6, **topology), 64)
+def task(**topology: Any) -> ShardingTask:
+    return task_of([TABLE], memory_bytes=10**6, batch_size=64, **{"device": "cuda", **topology})
+
+
+def ranks(**changes: object) -> dict[str, object]:
+    """A task.json's two ranks, of which some figures are other ones."""
+    return {"topology": {"world_size": 2, "memory_bytes": 9} | changes}
+
+
+def by_rank(value: object) -> dict[str, object]:
+    return ranks(memory_bytes_by_rank=value)
+
+
+def with_fields(**changes: object) -> dict[str, object]:
+    """A task.json's one table, of which some figures are other ones."""
+    return {"tables": [TABLE.to_json() | changes]}
+
+
+def curve(value: object) -> dict[str, object]:
+    return with_fields(miss_ratio_curve=value)
 
 
 @pytest.mark.parametrize("bandwidth", [1e-300, 1e-9, 0, -1, 1e300, float("inf"), float("nan")])
@@ -36,14 +55,10 @@ def test_limits_of_counts_are_said() -> None:
 def test_task_json_defaults(tmp_path: Path) -> None:
     """The least that a task.json may say, with the documented defaults."""
     table = {"name": "t", "num_embeddings": 10, "embedding_dim": 8, "pooling_factor": 1.5}
-    write_json(
-        tmp_path / "task.json",
-        {
-            "tables": [table, table | {"name": "u", "reuse_histogram": [1.0] + [0.0] * 16}],
-            "topology": {"world_size": 2, "memory_bytes": 1000},
-            "batch_size": 4,
-        },
-    )
+    tables = [table, table | {"name": "u", "reuse_histogram": [1.0] + [0.0] * 16}]
+    topology = {"world_size": 2, "memory_bytes": 1000}
+    fields = {"tables": tables, "topology": topology, "batch_size": 4}
+    write_json(tmp_path / "task.json", fields)
     found = read_task(tmp_path / "task.json")
     assert found.topology.ranks_per_host == 2
     assert found.topology.bytes_per_element == 4
@@ -54,8 +69,8 @@ def test_task_json_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_rank", [None, (1, 2**40, 3)])
 def test_task_json_round_trip(tmp_path: Path, by_rank: tuple[int, ...] | None) -> None:
-    topology = Topology(3, 1000, 1, inter_host_bytes_per_s=1e9, memory_bytes_by_rank=by_rank)
-    full = ShardingTask((TABLE,), topology, 64)
+    ranks = {"local_world_size": 1, "inter_host_bytes_per_s": 1e9, "memory_bytes_by_rank": by_rank}
+    full = task_of([TABLE], 3, 1000, **ranks)
     write_json(tmp_path / "task.json", full.to_json())
     assert read_task(tmp_path / "task.json") == full
     fields = json.loads((tmp_path / "task.json").read_text())["topology"]
@@ -72,9 +87,7 @@ def test_task_json_round_trip(tmp_path: Path, by_rank: tuple[int, ...] | None) -
         (None, (8, 0), True),
     ],
 )
-def test_optimizer_of_a_task(
-    optimizer: str | None, memory: tuple[int, int], replicates: bool
-) -> None:
+def test_optimizer_of_a_task(optimizer: str | None, memory: tuple[int, int], replicates: bool):
     """It is stated, and its memory follows; or it follows from the memory that is stated."""
     unnamed = ShardingTask((TABLE,), Topology(2, 10**6, 2, *memory), 64)
     assert "optimizer" not in unnamed.to_json()
@@ -88,27 +101,6 @@ def test_optimizer_of_a_task(
     assert ShardingTask.from_json(named.to_json() | {"topology": ranks}) == named
 
 
-@pytest.mark.parametrize(
-    ("by_rank", "message"),
-    [
-        ("80", r"`array . null`, got `str` - at `\$.topology.memory_bytes_by_rank`"),
-        ([], "has 0 figures, must have one for each of the 2 ranks"),
-        ([5], "has 1 figures"),
-        ([5, 5, 5], "has 3 figures"),
-        ([5, 0], r"memory_bytes_by_rank\[1\] is 0"),
-        ([-1, 5], r"memory_bytes_by_rank\[0\] is -1"),
-        ([5, 5.0], r"got `float` - at `\$.topology.memory_bytes_by_rank\[1\]`"),
-        ([True, 5], r"got `bool` - at `\$.topology.memory_bytes_by_rank\[0\]`"),
-        ([5, MAX_BYTES + 1], rf"memory_bytes_by_rank\[1\] is {MAX_BYTES + 1}"),
-    ],
-    ids=str,
-)
-def test_bad_memory_of_ranks(by_rank: object, message: str) -> None:
-    topology = {"world_size": 2, "memory_bytes": 9, "memory_bytes_by_rank": by_rank}
-    with pytest.raises(ConfigError, match=message):
-        ShardingTask.from_json(task().to_json() | {"topology": topology})
-
-
 def test_memory_of_ranks_is_a_tuple_in_code() -> None:
     """A topology can be compared, hashed and not changed."""
     with pytest.raises(ConfigError, match="a tuple in code"):
@@ -116,51 +108,63 @@ def test_memory_of_ranks_is_a_tuple_in_code() -> None:
     assert hash(Topology(2, 9, memory_bytes_by_rank=(5, 5)))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tables": []}, "no tables"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"topology": {"world_size": 2}}, "memory_bytes"),
-        ({"topology": {"world_size": 0, "memory_bytes": 1}}, "topology.world_size is 0"),
-        ({"topology": {"world_size": 2, "memory_bytes": 1, "gpus": 2}}, "gpus"),
-        ({"topology": {"world_size": 3, "memory_bytes": 1, "local_world_size": 2}}, "divide"),
-        ({"tables": 3}, r"`array`, got `int` - at `\$.tables`"),
-        ({"tables": [3]}, r"`object`, got `int` - at `\$.tables\[0\]`"),
-        ({"more": 3}, "more"),
-        ({"batch_size": "abc"}, r"`int`, got `str` - at `\$.batch_size`"),
-        ({"topology": {"world_size": 1e9, "memory_bytes": 1}}, r"at `\$.topology.world_size`"),
-        ({"topology": {"world_size": 2, "memory_bytes": float("nan")}}, r"topology.memory_bytes`"),
-        (
-            {"topology": {"world_size": 2, "memory_bytes": 9, "intra_host_bytes_per_s": "fast"}},
-            r"`int . float . null`, got `str` - at `\$.topology.intra_host_bytes_per_s`",
-        ),
-        (
-            {"topology": {"world_size": 2, "memory_bytes": 9, "compute_device": "tpu"}},
-            r"compute_device is 'tpu', must be cpu or cuda - at `\$.topology`",
-        ),
-        ({"optimizer": "adagrad"}, "optimizer is 'adagrad'; known: sgd, rowwise_adagrad, adam"),
-        ({"optimizer": ["sgd"]}, r"got `array` - at `\$.optimizer`"),
-        ({"optimizer": "adam"}, "'adam', and topology.bytes_per_element is 4, must be 12"),
-        ({"optimizer": "rowwise_adagrad"}, "optimizer_bytes_per_row is 0, must be 4"),
-        (
-            {
-                "optimizer": "adam",
-                "topology": {"world_size": 2, "memory_bytes": 9, "compute_device": "cpu"},
-            },
-            "'adam', which FBGEMM fuses on CUDA only",
-        ),
-        ({"tables": [{"name": "t"}]}, r"missing .* `num_embeddings` - at `\$.tables\[0\]`"),
-        ({"tables": [TABLE.to_json() | {"num_embeddings": "x"}]}, r"tables\[0\].num_embeddings`"),
-        ({"tables": [TABLE.to_json() | {"num_embeddings": 0}]}, "'t': num_embeddings is 0"),
-        ({"tables": [TABLE.to_json() | {"reuse_histogramm": []}]}, "field `reuse_histogramm`"),
-        ({"tables": [TABLE.to_json() | {"precision": "fp16"}]}, "field `precision`"),
-    ],
-)
+BAD = [
+    ({"tables": []}, "no tables"),
+    ({"tables": [TABLE.to_json()] * 2}, "2 tables are named 't'"),
+    ({"batch_size": 0}, "batch_size is 0"),
+    ({"topology": {"world_size": 2}}, "memory_bytes"),
+    (ranks(world_size=0), "topology.world_size is 0"),
+    (ranks(gpus=2), "gpus"),
+    (ranks(world_size=3, local_world_size=2), "divide"),
+    ({"tables": 3}, r"`array`, got `int` - at `\$.tables`"),
+    ({"tables": [3]}, r"`object`, got `int` - at `\$.tables\[0\]`"),
+    ({"more": 3}, "more"),
+    ({"batch_size": "abc"}, r"`int`, got `str` - at `\$.batch_size`"),
+    (ranks(world_size=1e9), r"at `\$.topology.world_size`"),
+    (ranks(memory_bytes=float("nan")), r"topology.memory_bytes`"),
+    (
+        ranks(intra_host_bytes_per_s="fast"),
+        r"`int . float . null`, got `str` - at `\$.topology.intra_host_bytes_per_s`",
+    ),
+    (ranks(compute_device="tpu"), r"compute_device is 'tpu', must be cpu or cuda - at `\$.topo"),
+    ({"optimizer": "adagrad"}, "optimizer is 'adagrad'; known: sgd, rowwise_adagrad, adam"),
+    ({"optimizer": ["sgd"]}, r"got `array` - at `\$.optimizer`"),
+    ({"optimizer": "adam"}, "'adam', and topology.bytes_per_element is 4, must be 12"),
+    ({"optimizer": "rowwise_adagrad"}, "optimizer_bytes_per_row is 0, must be 4"),
+    (
+        {"optimizer": "adam", **ranks(compute_device="cpu")},
+        "'adam', which FBGEMM fuses on CUDA only",
+    ),
+    ({"tables": [{"name": "t"}]}, r"missing .* `num_embeddings` - at `\$.tables\[0\]`"),
+    (with_fields(num_embeddings="x"), r"tables\[0\].num_embeddings`"),
+    (with_fields(num_embeddings=0), "'t': num_embeddings is 0"),
+    (with_fields(reuse_histogramm=[]), "field `reuse_histogramm`"),
+    (with_fields(precision="fp16"), "field `precision`"),
+    (by_rank("80"), r"`array . null`, got `str` - at `\$.topology.memory_bytes_by_rank`"),
+    (by_rank([]), "has 0 figures, must have one for each of the 2 ranks"),
+    (by_rank([5]), "has 1 figures"),
+    (by_rank([5, 5, 5]), "has 3 figures"),
+    (by_rank([5, 0]), r"memory_bytes_by_rank\[1\] is 0"),
+    (by_rank([-1, 5]), r"memory_bytes_by_rank\[0\] is -1"),
+    (by_rank([5, 5.0]), r"got `float` - at `\$.topology.memory_bytes_by_rank\[1\]`"),
+    (by_rank([True, 5]), r"got `bool` - at `\$.topology.memory_bytes_by_rank\[0\]`"),
+    (by_rank([5, MAX_BYTES + 1]), rf"memory_bytes_by_rank\[1\] is {MAX_BYTES + 1}"),
+    (curve("steep"), r"got `str` - at `\$.tables\[0\].miss_ratio_curve`"),
+    (curve([]), "needs two points"),
+    (curve([[0, 1, 2], [1, 0]]), r"length 2, got 3 - at `\$.tables\[0\].miss_ratio_curve\[0\]`"),
+    (curve([[0, 1.5], [1, 0]]), "a miss ratio is 1.5"),
+    (curve([[0, 1], [1.5, 0]]), "a share of the rows is 1.5"),
+    (curve([[0, 1], [1, None]]), r"got `null` - at `\$.tables\[0\].miss_ratio_curve\[1\]\[1\]`"),
+    (curve([[0.1, 1], [1, 0]]), "goes from share 0.1 to 1, must go from 0 to 1"),
+    (curve([[0, 1], [0.5, 0.2], [0.5, 0.1], [1, 0]]), "shares must rise"),
+    (curve([[0, 0.5], [0.5, 0.6], [1, 0]]), r"point \[0.5, 0.6\] after .*cannot miss more"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
 def test_bad_task(change: dict[str, object], message: str) -> None:
-    fields = task().to_json() | change
     with pytest.raises(ConfigError, match=message):
-        ShardingTask.from_json(fields)
+        ShardingTask.from_json(task().to_json() | change)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +197,6 @@ def test_bad_table(fields: tuple[object, ...], message: str) -> None:
         Table(*fields)  # type: ignore[arg-type]
 
 
-def test_same_name_twice() -> None:
-    with pytest.raises(ConfigError, match="2 tables are named 't'"):
-        ShardingTask((TABLE, TABLE), Topology(1, 1), 1)
-
-
 def test_topology_of_host_memory_there_and_back() -> None:
     with_host = task(host_memory_bytes=10**9, host_bytes_per_s=3 * 10**10, local_world_size=2)
     assert ShardingTask.from_json(json.loads(json.dumps(with_host.to_json()))) == with_host
@@ -214,23 +213,3 @@ def test_curve_there_and_back() -> None:
     assert fields["miss_ratio_curve"] == [[0.0, 1.0], [0.1, 0.25], [1.0, 0.0]]
     assert ShardingTask.from_json(task().to_json() | {"tables": [fields]}).tables == (table,)
     assert "miss_ratio_curve" not in TABLE.to_json()
-
-
-@pytest.mark.parametrize(
-    ("points", "message"),
-    [
-        ("steep", r"got `str` - at `\$.tables\[0\].miss_ratio_curve`"),
-        ([], "needs two points"),
-        ([[0, 1, 2], [1, 0]], r"length 2, got 3 - at `\$.tables\[0\].miss_ratio_curve\[0\]`"),
-        ([[0, 1.5], [1, 0]], "a miss ratio is 1.5"),
-        ([[0, 1], [1.5, 0]], "a share of the rows is 1.5"),
-        ([[0, 1], [1, None]], r"got `null` - at `\$.tables\[0\].miss_ratio_curve\[1\]\[1\]`"),
-        ([[0.1, 1], [1, 0]], "goes from share 0.1 to 1, must go from 0 to 1"),
-        ([[0, 1], [0.5, 0.2], [0.5, 0.1], [1, 0]], "shares must rise"),
-        ([[0, 0.5], [0.5, 0.6], [1, 0]], r"point \[0.5, 0.6\] after .*cannot miss more"),
-    ],
-)
-def test_broken_curves_are_refused(points: Any, message: str) -> None:
-    tables = [{**TABLE.to_json(), "miss_ratio_curve": points}]
-    with pytest.raises(ConfigError, match=message):
-        ShardingTask.from_json(task().to_json() | {"tables": tables})

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.files.errors import InvalidPlanError
-from dlrm_sharded.plans.layouts import Replicas, row_blocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
 from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
-from dlrm_sharded.plans.validation import validate
+from tests.unit.made_up import column_shards, task_of, with_memory
 
 
 @st.composite
@@ -22,16 +20,21 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
         Table(f"t{i}", draw(st.integers(1, 9)), 4 * draw(st.integers(1, 4)), 1.0)
         for i in range(draw(st.integers(1, 3)))
     )
-    memory = st.integers(100, 2000)
-    by_rank = st.tuples(*[memory] * (hosts * per_host))
-    topology = Topology(
-        hosts * per_host,
-        memory_bytes=draw(memory),
-        memory_bytes_by_rank=draw(st.none() | by_rank),
-        local_world_size=per_host,
-        optimizer_bytes_per_row=draw(st.sampled_from([0, 4])),
-    )
-    return ShardingTask(tables, topology, batch_size=8)
+    memory, size = st.integers(100, 2000), hosts * per_host
+    ranks = {
+        "local_world_size": per_host,
+        "memory_bytes_by_rank": draw(st.none() | st.tuples(*[memory] * size)),
+        "optimizer_bytes_per_row": draw(st.sampled_from([0, 4])),
+    }
+    return task_of(tables, size, draw(memory), batch_size=8, device="cuda", **ranks)
+
+
+def column_edges(table: Table, most: int | None = None) -> st.SearchStrategy[list[int]]:
+    """Ends of column shards, cut at any multiples of 4, at most so many times."""
+    if table.embedding_dim == 4:
+        return st.just([0, 4])
+    cuts = st.sets(st.sampled_from(range(4, table.embedding_dim, 4)), max_size=most)
+    return cuts.map(lambda cuts: [0, *sorted(cuts), table.embedding_dim])
 
 
 @st.composite
@@ -40,12 +43,7 @@ def shards_of(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
     rows, cols = (0, table.num_embeddings), (0, table.embedding_dim)
     ranks = st.integers(0, topology.world_size - 1)
     if draw(st.booleans()):
-        cuts = (
-            draw(st.sets(st.integers(1, table.embedding_dim // 4 - 1).map(lambda c: 4 * c)))
-            if (table.embedding_dim > 4)
-            else set()
-        )
-        edges = [0, *sorted(cuts), table.embedding_dim]
+        edges = draw(column_edges(table))
         shards = [Shard(table.name, draw(ranks), rows, part) for part in itertools.pairwise(edges)]
     else:
         over = draw(st.sampled_from([topology.world_size, topology.ranks_per_host]))
@@ -101,40 +99,26 @@ def test_accepts_only_exact_tilings_that_fit(drawn: tuple[ShardingTask, Sharding
 @settings(max_examples=150, deadline=None)
 def test_refuses_no_proper_column_split(task: ShardingTask, data: st.DataObject) -> None:
     """Columns cut anywhere at multiples of 4, each part on a rank of its own, fit ample memory."""
-    ample = ShardingTask(
-        task.tables, Topology(task.topology.world_size, memory_bytes=10**9), task.batch_size
-    )
-    shards = []
+    ample, shards = with_memory(task, 10**9), []
+    world_size = ample.topology.world_size
     for table in ample.tables:
-        num_parts = min(ample.topology.world_size, table.embedding_dim // 4)
-        inner = data.draw(
-            st.lists(
-                st.integers(1, table.embedding_dim // 4 - 1),
-                min_size=num_parts - 1,
-                max_size=num_parts - 1,
-                unique=True,
-            )
-            if num_parts > 1
-            else st.just([])
-        )
-        edges = [0, *(4 * cut for cut in sorted(inner)), table.embedding_dim]
+        edges = data.draw(column_edges(table, most=world_size - 1))
         shards += [
             Shard(table.name, rank, (0, table.num_embeddings), part)
             for rank, part in enumerate(itertools.pairwise(edges))
         ]
-    validate(ShardingPlan(ample.topology.world_size, tuple(shards)), ample)
+    validate(ShardingPlan(world_size, tuple(shards)), ample)
 
 
 def test_refuses_shards_too_wide_for_a_gpu() -> None:
     table = Table("wide", 100, 4096, 1.0)
 
     def check(device: str, *shards: Shard) -> None:
-        task = ShardingTask((table,), Topology(2, 10**9, compute_device=device), batch_size=8)
-        validate(ShardingPlan(2, shards), task)
+        validate(ShardingPlan(2, shards), task_of([table], device=device))
 
-    halves = [Shard("wide", rank, (0, 100), (2048 * rank, 2048 * rank + 2048)) for rank in (0, 1)]
-    uneven = Shard("wide", 0, (0, 100), (0, 2052)), Shard("wide", 1, (0, 100), (2052, 4096))
-    blocks = [Shard("wide", rank, (50 * rank, 50 * rank + 50), (0, 4096)) for rank in (0, 1)]
+    halves = column_shards(table, (0, 2048), (1, 2048))
+    uneven = column_shards(table, (0, 2052), (1, 2044))
+    blocks = RowBlocks(range(2)).shards(table)
     check("cuda", *halves)
     for shards in ([Shard.whole(table, 0)], uneven, blocks):
         check("cpu", *shards)
@@ -145,7 +129,7 @@ def test_refuses_shards_too_wide_for_a_gpu() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
 def test_replicas_need_an_optimizer_that_trains_them(optimizer: str) -> None:
     tables = (Table("a", 50, 8, 1.0), Table("b", 40, 8, 1.0))
-    task = with_optimizer(ShardingTask(tables, Topology(2, 10**6), 64), optimizer)
+    task = with_optimizer(task_of(tables, device="cuda"), optimizer)
     plan = ShardingPlan(2, (*Replicas(2).shards(tables[0]), Shard.whole(tables[1], 1)))
     if task.can_replicate:
         validate(plan, task)

@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded.ranks.attempt import STARTED_FOLDER, is_restart, job_id, started
 
 FORMAT = "%Y-%m-%d_%H-%M-%S-%f"
-VARIABLES = (
+JOB_VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "DLRM_SHARDED_RESTARTS"),
     *("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
 )
@@ -16,12 +16,12 @@ VARIABLES = (
 
 @pytest.fixture(autouse=True)
 def no_job_in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in VARIABLES:
+    for variable in JOB_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_process_of_its_own_remembers_nothing() -> None:
+def test_a_process_of_its_own_remembers_nothing():
     assert job_id() is None
     assert started(FORMAT) != started(FORMAT)
     assert not STARTED_FOLDER.exists()
@@ -29,9 +29,7 @@ def test_a_process_of_its_own_remembers_nothing() -> None:
 
 @pytest.mark.parametrize("job", ["12", "none", "../../etc/passwd", "a b/c", "x" * 5000])
 @pytest.mark.parametrize("count", ["TORCHELASTIC_RESTART_COUNT", "DLRM_SHARDED_RESTARTS"])
-def test_a_restart_finds_its_first_start(
-    job: str, count: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_restart_finds_its_first_start(job, count, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
     first = started(FORMAT)
     monkeypatch.setenv(count, "1")
@@ -42,14 +40,14 @@ def test_a_restart_finds_its_first_start(
     ]
 
 
-def test_a_requeued_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requeued_job(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     first = started(FORMAT)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert started(FORMAT) == first
 
 
-def test_another_job_has_another_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_job_has_another_time(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "12")
     first = started(FORMAT)
     assert started(FORMAT) != first, "an identifier that is used again, by a new job"
@@ -60,16 +58,15 @@ def test_another_job_has_another_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started(FORMAT) == second
 
 
-def test_torchruns_default_is_told_apart_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchruns_default_is_told_apart_by_its_process(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     job = job_id()
-    assert job is not None
     assert job == job_id()
     assert str(os.getppid()) in job
 
 
 @pytest.mark.parametrize("damage", ["", "never", "\0"])
-def test_a_damaged_file_is_replaced(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_replaced(damage, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "12")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     started(FORMAT)
@@ -78,7 +75,7 @@ def test_a_damaged_file_is_replaced(damage: str, monkeypatch: pytest.MonkeyPatch
     assert started(FORMAT) == started(FORMAT)
 
 
-def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_made(monkeypatch):
     """The run's own folder has the same fate, and a message."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "12")
     STARTED_FOLDER.parent.touch()

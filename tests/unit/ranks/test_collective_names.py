@@ -11,63 +11,42 @@ DIST_DATA = "/x/torchrec/distributed/dist_data.py"
 TRAINER = ("/home/me/dlrm_sharded/training/trainer.py", "Trainer._step")
 
 
-@pytest.mark.parametrize(
-    ("frames", "name"),
-    [
-        (
-            [
-                TRAINER,
-                ("/x/torchrec/distributed/types.py", "wait"),
-                (COMM_OPS, "All2All_Pooled_Wait.forward"),
-            ],
-            "the all-to-all of pooled embeddings",
-        ),
-        (
-            [
-                TRAINER,
-                ("/x/torch/autograd/graph.py", "_engine_run_backward"),
-                (COMM_OPS, "All2All_Pooled_Req.backward"),
-            ],
-            "the all-to-all of pooled embeddings in the backward pass",
-        ),
-        ([TRAINER, (COMM_OPS, "All2All_Seq_Req_Wait.forward")], "the all-to-all of embeddings"),
-        (
-            [
-                TRAINER,
-                (DIST_DATA, "SplitsAllToAllAwaitable.__init__"),
-                (LOGGER, "_wrapper"),
-                (C10D, "all_to_all_single"),
-            ],
-            "the all-to-all of the numbers of ids",
-        ),
-        (
-            [
-                TRAINER,
-                ("/home/me/distributed.py", "all_or_none"),
-                (LOGGER, "w"),
-                (C10D, "all_gather_object"),
-                (LOGGER, "w"),
-                (C10D, "all_gather"),
-            ],
-            "all_gather_object in all_or_none",
-        ),
-        ([TRAINER, (LOGGER, "w"), (C10D, "barrier")], "barrier in _step"),
-        (
-            [
-                TRAINER,
-                ("/x/torch/_tensor.py", "Tensor.backward"),
-                ("/x/torch/autograd/graph.py", "_engine_run_backward"),
-            ],
-            GRADIENTS,
-        ),
-        ([TRAINER], None),
-        ([], None),
+NAMES = {
+    "the all-to-all of pooled embeddings": [
+        ("/x/torchrec/distributed/types.py", "wait"),
+        (COMM_OPS, "All2All_Pooled_Wait.forward"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_names(frames: list[tuple[str, str]], name: str | None) -> None:
-    assert name_of_frames(frames) == name
+    "the all-to-all of pooled embeddings in the backward pass": [
+        ("/x/torch/autograd/graph.py", "_engine_run_backward"),
+        (COMM_OPS, "All2All_Pooled_Req.backward"),
+    ],
+    "the all-to-all of embeddings": [(COMM_OPS, "All2All_Seq_Req_Wait.forward")],
+    "the all-to-all of the numbers of ids": [
+        (DIST_DATA, "SplitsAllToAllAwaitable.__init__"),
+        *((LOGGER, "_wrapper"), (C10D, "all_to_all_single")),
+    ],
+    "all_gather_object in all_or_none": [
+        ("/home/me/distributed.py", "all_or_none"),
+        *((LOGGER, "w"), (C10D, "all_gather_object"), (LOGGER, "w"), (C10D, "all_gather")),
+    ],
+    "barrier in _step": [(LOGGER, "w"), (C10D, "barrier")],
+    GRADIENTS: [
+        ("/x/torch/_tensor.py", "Tensor.backward"),
+        ("/x/torch/autograd/graph.py", "_engine_run_backward"),
+    ],
+    None: [],
+}
+"""What is named by the frames that follow those of a trainer."""
 
 
-def test_an_error_without_a_traceback() -> None:
+@pytest.mark.parametrize(("name", "frames"), NAMES.items(), ids=str)
+def test_names(name, frames):
+    assert name_of_frames([TRAINER, *frames]) == name
+
+
+def test_no_frames():
+    assert name_of_frames([]) is None
+
+
+def test_an_error_without_a_traceback():
     assert collective_name(RuntimeError("timed out")) == "a collective"

@@ -1,11 +1,12 @@
 """The device that ranks compute on: never the CPU for want of a driver or a wheel."""
 
+import itertools
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,20 +33,18 @@ class Machine:
         self.has(num_gpus=0)
 
     def has(
-        self,
-        *,
-        num_gpus: int,
-        driver: str = "580.65.06",
-        cuda: str | None = "13.0",
-        usable: bool = False,
+        self, num_gpus: int, driver: str = "580.65.06", cuda: str | None = "13.0", *, usable=False
     ) -> None:
         path = install_nvidia_smi(self._folder, num_gpus, driver=driver)
         self._monkeypatch.setenv("PATH", path)
         self._monkeypatch.setattr(torch.version, "cuda", cuda)
-        self._monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
-        self._monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus if usable else 0)
-        self._monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
-        self._monkeypatch.setattr(torch.cuda, "init", _fail_to_start_cuda)
+        for name, answer in {
+            "is_available": usable,
+            "device_count": num_gpus if usable else 0,
+            "get_device_name": "NVIDIA H100",
+            "init": RuntimeError("system not yet initialized. Error 802"),
+        }.items():
+            self._monkeypatch.setattr(torch.cuda, name, Mock(side_effect=itertools.repeat(answer)))
 
     def demands(self, device: str, *, listed: str | None = None) -> None:
         self._monkeypatch.setenv("DLRM_SHARDED_DEVICE", device)
@@ -53,37 +52,31 @@ class Machine:
             self._monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
 
 
-def _fail_to_start_cuda() -> None:
-    raise RuntimeError("system not yet initialized. Error 802")
-
-
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(key, raising=False)
+def machine(no_torchrun: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     return Machine(monkeypatch, tmp_path)
 
 
-def test_gpus_that_torch_can_use(machine: Machine) -> None:
+def test_gpus_that_torch_can_use(machine):
     machine.has(num_gpus=8, usable=True)
     assert device_type() == "cuda"
     assert rank_from_environment().device == torch.device("cuda", 0)
     assert default_num_ranks() == 8
 
 
-def test_no_gpus(machine: Machine) -> None:
+def test_no_gpus(machine):
     assert device_type() == "cpu"
     assert default_num_ranks() == CPU_RANKS
 
 
-def test_hidden_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_gpus(machine, monkeypatch):
     machine.has(num_gpus=8, driver="535.104.05")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert rank_from_environment().device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("usable", [True, False])
-def test_the_cpu_on_demand(usable: bool, machine: Machine) -> None:
+def test_the_cpu_on_demand(usable, machine):
     machine.has(num_gpus=8, driver="535.104.05", usable=usable)
     machine.demands("cpu")
     assert rank_from_environment().device == torch.device("cpu")
@@ -110,25 +103,21 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", UNUSABLE)
 @pytest.mark.parametrize("function", [rank_from_environment, default_num_ranks, installation])
-def test_gpus_that_torch_cannot_use(
-    name: str, function: Callable[[], object], machine: Machine
-) -> None:
+def test_gpus_that_torch_cannot_use(name, function, machine):
     found, message = UNUSABLE[name]
     machine.has(num_gpus=8, **found)
     with pytest.raises(ConfigError, match=f"{message}, or set DLRM_SHARDED_DEVICE=cpu"):
         function()
 
 
-def test_gpus_whose_driver_does_not_answer(machine: Machine, tmp_path: Path) -> None:
+def test_gpus_whose_driver_does_not_answer(machine, tmp_path):
     (tmp_path / "nvidia0").touch()
     with pytest.raises(ConfigError, match=r"cannot use the visible GPUs \(1; driver unknown\)"):
         device_type()
 
 
 @pytest.mark.parametrize(("num_gpus", "listed"), [(0, None), (8, ""), (8, "-1")])
-def test_demanded_gpus_that_are_not_there(
-    num_gpus: int, listed: str | None, machine: Machine
-) -> None:
+def test_demanded_gpus_that_are_not_there(num_gpus, listed, machine):
     machine.has(num_gpus=num_gpus)
     machine.demands("cuda", listed=listed)
     said = "not set" if listed is None else repr(listed)
@@ -136,13 +125,13 @@ def test_demanded_gpus_that_are_not_there(
         device_type()
 
 
-def test_an_unknown_device(machine: Machine) -> None:
+def test_an_unknown_device(machine):
     machine.demands("gpu")
     with pytest.raises(ConfigError, match="DLRM_SHARDED_DEVICE is 'gpu', must be cpu or cuda"):
         device_type()
 
 
-def test_installation_on_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_on_gpus(machine, monkeypatch):
     machine.has(num_gpus=8, usable=True)
     monkeypatch.setattr(check_install, "_check_fbgemm", lambda *_: None)  # would need the GPU
     line = installation()
@@ -151,7 +140,7 @@ def test_installation_on_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     assert "\n" not in line
 
 
-def test_installation_on_a_cpu(machine: Machine) -> None:
+def test_installation_on_a_cpu(machine):
     line = installation()
     assert line.startswith("computes on the CPU (")
     for package in ("torch", "torchrec", "fbgemm-gpu-cpu"):
@@ -166,9 +155,7 @@ def test_installation_on_a_cpu(machine: Machine) -> None:
     ],
     ids=["no_library_of_the_driver", "not_installed"],
 )
-def test_fbgemm_that_cannot_be_imported(
-    error: Exception, said: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fbgemm_that_cannot_be_imported(error, said, machine, monkeypatch):
     def find_spec(name: str, *_: object) -> None:
         if name == "fbgemm_gpu":
             cause = None if isinstance(error, ImportError) else OSError(said)

@@ -1,7 +1,9 @@
 """A job of one process, and what a rank knows of itself and its memory."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,13 +23,8 @@ from dlrm_sharded.ranks.distributed import (
     with_memory_of_all_ranks,
 )
 
+pytestmark = pytest.mark.usefixtures("no_torchrun")
 SECOND_HOST = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-
-
-@pytest.fixture(autouse=True)
-def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in (*SECOND_HOST, "MASTER_ADDR"):
-        monkeypatch.delenv(key, raising=False)
 
 
 @pytest.fixture
@@ -49,12 +46,8 @@ def free_gib(monkeypatch: pytest.MonkeyPatch, cpu: None) -> int:
 
 
 @pytest.mark.usefixtures("cpu")
-def test_rank_without_torchrun() -> None:
+def test_a_rank_and_its_launcher(monkeypatch):
     assert rank_from_environment() == Rank(0, 1, 0, 1, torch.device("cpu"))
-
-
-@pytest.mark.usefixtures("cpu")
-def test_rank_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in SECOND_HOST.items():
         monkeypatch.setenv(key, value)
     rank = rank_from_environment()
@@ -62,7 +55,7 @@ def test_rank_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rank.is_zero
 
 
-def test_group_ends_with_its_block() -> None:
+def test_group_ends_with_its_block():
     for _ in range(2):
         with process_group() as rank:
             assert torch.distributed.is_initialized()
@@ -70,17 +63,10 @@ def test_group_ends_with_its_block() -> None:
         assert not torch.distributed.is_initialized()
 
 
-def test_group_ends_after_an_error(cpu: None) -> None:
+def test_group_ends_after_an_error(cpu):
     with pytest.raises(KeyError), process_group():
-        raise KeyError
+        fail_alone()
     assert not torch.distributed.is_initialized()
-
-
-def fail_with(error: Exception) -> Callable[[], None]:
-    def fail() -> None:
-        raise error
-
-    return fail
 
 
 def all_or_nothing(fn: Callable[[], None]) -> None:
@@ -97,18 +83,18 @@ ON_ALL_RANKS: dict[str, Callable[[Callable[[], Any]], Any]] = {
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("run", [on_rank_zero, patiently_on_rank_zero])
-def test_the_result_of_rank_zero(run: Callable[[Callable[[], Any]], Any]) -> None:
+def test_the_result_of_rank_zero(run):
     assert run(lambda: (1, "a")) == (1, "a")
     assert run(lambda: None) is None
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", ON_ALL_RANKS)
-def test_errors_pass_unchanged(name: str) -> None:
+def test_errors_pass_unchanged(name):
     error, cause = InfeasibleTaskError("no room"), KeyError("why")
     error.__cause__ = cause
     with pytest.raises(InfeasibleTaskError) as raised:
-        ON_ALL_RANKS[name](fail_with(error))
+        ON_ALL_RANKS[name](Mock(side_effect=error))
     assert raised.value is error
     assert isinstance(error.__cause__, RankError)
     assert (error.__cause__.failed_rank, error.__cause__.reporter) == (0, 0)
@@ -136,35 +122,42 @@ def left_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", ON_ALL_RANKS)
-def test_nccl_ends_properly_after_an_error_of_all_ranks(name: str, left_groups: list[str]) -> None:
+def test_nccl_ends_properly_after_an_error_of_all_ranks(name, left_groups):
     with pytest.raises(ConfigError), process_group():
-        ON_ALL_RANKS[name](fail_with(ConfigError("bad")))
+        ON_ALL_RANKS[name](Mock(side_effect=ConfigError("bad")))
     assert left_groups == ["nccl"]
 
 
-def test_nccl_ends_properly_after_a_divergence(left_groups: list[str]) -> None:
-    with pytest.raises(DivergenceError), process_group():
-        raise reported_by_rank_zero(DivergenceError("nan"))
-    assert left_groups == ["nccl"]
+def fail_alone() -> None:
+    raise KeyError
 
 
-def test_nccl_is_left_alone_after_an_error_of_one_rank(left_groups: list[str]) -> None:
-    """Others may wait for this rank, and to leave NCCL's group would be to wait for them."""
-    with pytest.raises(KeyError), process_group():
-        raise KeyError
-    assert left_groups == []
+def diverge() -> None:
+    raise reported_by_rank_zero(DivergenceError("nan"))
 
 
-def test_nccl_is_left_alone_after_an_error_of_a_smaller_group(left_groups: list[str]) -> None:
-    with pytest.raises(ConfigError), process_group():
-        on_rank_zero(
-            fail_with(ConfigError("bad")), group=torch.distributed.new_group(backend="gloo")
-        )
-    assert left_groups == []
+def fail_in_a_smaller_group() -> None:
+    group = torch.distributed.new_group(backend="gloo")
+    on_rank_zero(Mock(side_effect=ConfigError("bad")), group=group)
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "left"),
+    [
+        (diverge, DivergenceError, ["nccl"]),
+        (fail_alone, KeyError, []),
+        (fail_in_a_smaller_group, ConfigError, []),
+    ],
+)
+def test_nccl_is_left_if_all_ranks_fail(fail, error, left, left_groups):
+    """After an error of some, others may wait for them, and to leave would be to wait for those."""
+    with pytest.raises(error), process_group():
+        fail()
+    assert left_groups == left
 
 
 @pytest.mark.usefixtures("alone")
-def test_all_or_none_lets_success_pass() -> None:
+def test_all_or_none_lets_success_pass():
     done = []
     with all_or_none():
         done.append(1)
@@ -172,12 +165,12 @@ def test_all_or_none_lets_success_pass() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_memory_of_one_rank() -> None:
+def test_memory_of_one_rank():
     topology = Topology(1, 80 * GIB + 1)
     assert with_memory_of_all_ranks(topology) == topology
 
 
-def test_rank_0_reports_what_all_have() -> None:
+def test_rank_0_reports_what_all_have():
     error, cause = ConfigError("bad"), ValueError("worse")
     error.__cause__ = cause
     assert reported_by_rank_zero(error) is error
@@ -186,7 +179,7 @@ def test_rank_0_reports_what_all_have() -> None:
     assert error.__cause__.__cause__ is cause, "the traceback still shows it"
 
 
-def test_topology_of_one_process(free_gib: int) -> None:
+def test_topology_of_one_process(free_gib):
     topology = detect_topology(memory_fraction=0.25)
     assert topology.world_size == topology.ranks_per_host == 1
     assert topology.compute_device == "cpu"
@@ -195,7 +188,7 @@ def test_topology_of_one_process(free_gib: int) -> None:
     assert topology.inter_host_bytes_per_s is None
 
 
-def test_topology_of_two_hosts(free_gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_of_two_hosts(free_gib, monkeypatch):
     """The ranks of a host share its memory."""
     for key, value in SECOND_HOST.items():
         monkeypatch.setenv(key, value)
@@ -208,7 +201,7 @@ def test_topology_of_two_hosts(free_gib: int, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("free_gib")
 @pytest.mark.parametrize("memory_gib", [0.5, 56, 1000])
-def test_memory_that_is_given_is_not_detected(memory_gib: float) -> None:
+def test_memory_that_is_given_is_not_detected(memory_gib):
     assert detect_topology(memory_gib=memory_gib).memory_bytes == memory_gib * GIB
 
 
@@ -222,7 +215,7 @@ def test_memory_that_is_given_is_not_detected(memory_gib: float) -> None:
     ],
     ids=str,
 )
-def test_reserved_memory(free_gib: int, options: dict[str, float], gib: float) -> None:
+def test_reserved_memory(free_gib, options, gib):
     assert free_gib == 100
     assert detect_topology(**options).memory_bytes == gib * GIB
 
@@ -236,31 +229,27 @@ def test_reserved_memory(free_gib: int, options: dict[str, float], gib: float) -
     ],
     ids=str,
 )
-def test_nothing_left(options: dict[str, float], message: str) -> None:
+def test_nothing_left(options, message):
     with pytest.raises(ConfigError, match=rf"topology\.reserved_gib .*{message}"):
         detect_topology(**options)
 
 
+BAD_MEMORY = {
+    "reserved_gib": (-0.5, math.inf),
+    "memory_gib": (0, -1.5, math.nan),
+    "memory_fraction": (0, 1.1, math.nan),
+}
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("reserved_gib", -0.5),
-        ("reserved_gib", float("inf")),
-        ("memory_gib", 0),
-        ("memory_gib", -1.5),
-        ("memory_gib", float("nan")),
-        ("memory_fraction", 0),
-        ("memory_fraction", 1.1),
-        ("memory_fraction", float("nan")),
-    ],
-    ids=str,
+    ("key", "value"), [(key, value) for key, values in BAD_MEMORY.items() for value in values]
 )
-def test_bad_memory(key: str, value: float) -> None:
+def test_bad_memory(key, value):
     with pytest.raises(ConfigError, match=rf"topology\.{key} is {value}, must be"):
         detect_topology(**{key: value})
 
 
-def test_what_a_process_uses(alone: Rank) -> None:
+def test_what_a_process_uses(alone):
     used, available = distributed.used_and_available_bytes(alone)
     assert 2**26 < used < 2**40
     assert 0 < available < 2**62

@@ -10,8 +10,8 @@ import pytest
 from dlrm_sharded.ranks import gpus
 from dlrm_sharded.ranks.gpus import driver_version, visible_gpus
 from tests.nvidia import PARTS, UUIDS, install_nvidia_smi
+from tests.preloaded import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 DRIVER_FILES = {
     "open": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build",
     "closed": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sat Aug 19 01:15:15 UTC",
@@ -32,87 +32,77 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_driver: None) 
     monkeypatch.setenv("PATH", install_nvidia_smi(tmp_path, 4))
 
 
-@pytest.mark.usefixtures("four_gpus")
+VISIBLE = [
+    (None, ["0", "1", "2", "3"]),
+    ("", []),
+    ("-1", []),
+    ("0,1", ["0", "1"]),
+    ("3, 1", ["3", "1"]),
+    ("0,-1,2", ["0"]),
+    ("2,7,1", ["2"]),
+    ("4", []),
+    ("1,1", []),
+    ("NoDevFiles", []),
+    ("GPU-1,GPU-3", ["GPU-1", "GPU-3"]),
+    (UUIDS[2], [UUIDS[2]]),
+    (f"{UUIDS[2]},{UUIDS[7]}", [UUIDS[2]]),
+    ("G", []),
+    (PARTS[0], []),
+]
+VISIBLE_OF_DIVIDED = [
+    (None, ["1"]),
+    ("0,2", ["0", "2"]),
+    ("0,1,2", ["1"]),
+    (f"{PARTS[1]},{PARTS[0]}", [PARTS[1]]),
+    (UUIDS[1], [UUIDS[1]]),
+]
+"""One part of a divided GPU is visible."""
+
+
 @pytest.mark.parametrize(
-    ("listed", "visible"),
-    [
-        (None, ["0", "1", "2", "3"]),
-        ("", []),
-        ("-1", []),
-        ("0,1", ["0", "1"]),
-        ("3, 1", ["3", "1"]),
-        ("0,-1,2", ["0"]),
-        ("2,7,1", ["2"]),
-        ("4", []),
-        ("1,1", []),
-        ("NoDevFiles", []),
-        ("GPU-1,GPU-3", ["GPU-1", "GPU-3"]),
-        (UUIDS[2], [UUIDS[2]]),
-        (f"{UUIDS[2]},{UUIDS[7]}", [UUIDS[2]]),
-        ("G", []),
-        (PARTS[0], []),
-    ],
+    ("listed", "visible", "parts_of"),
+    [*((*row, None) for row in VISIBLE), *((*row, 1) for row in VISIBLE_OF_DIVIDED)],
     ids=str,
 )
-def test_visible(listed: str | None, visible: list[str]) -> None:
+def test_visible(listed, visible, parts_of, monkeypatch, tmp_path):
+    num_gpus = 4 if parts_of is None else 3
+    monkeypatch.setenv("PATH", install_nvidia_smi(tmp_path, num_gpus, parts_of=parts_of))
     environment = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
     assert visible_gpus(environment) == visible
 
 
-@pytest.mark.parametrize(
-    ("listed", "visible"),
-    [
-        (None, ["1"]),
-        ("0,2", ["0", "2"]),
-        ("0,1,2", ["1"]),
-        (f"{PARTS[1]},{PARTS[0]}", [PARTS[1]]),
-        (UUIDS[1], [UUIDS[1]]),
-    ],
-    ids=str,
-)
-def test_one_part_of_a_divided_gpu_is_visible(
-    listed: str | None, visible: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = install_nvidia_smi(tmp_path, 3, parts_of=1)
-    monkeypatch.setenv("PATH", path)
-    assert visible_gpus({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}) == visible
-
-
 @pytest.mark.usefixtures("four_gpus")
-def test_the_cpu_can_be_demanded() -> None:
+def test_the_cpu_can_be_demanded():
     assert visible_gpus({"DLRM_SHARDED_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": "0"}) == []
     assert visible_gpus({"DLRM_SHARDED_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "0"}) == ["0"]
 
 
-def test_a_machine_without_gpus() -> None:
+def test_a_machine_without_gpus():
     assert visible_gpus({}) == visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}) == []
     assert driver_version() is None
 
 
 @pytest.mark.parametrize("has_nvidia_smi", [True, False])
-def test_gpus_of_a_driver_that_does_not_answer(
-    has_nvidia_smi: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpus_of_a_driver_that_does_not_answer(has_nvidia_smi, monkeypatch, tmp_path):
     """They are there, so nobody must mistake the machine for one without GPUs."""
     if has_nvidia_smi:
         monkeypatch.setenv("PATH", install_nvidia_smi(tmp_path, 0))
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
-    (
-        tmp_path / "dev" / "nvidia2"
-    ).mkdir()  # like a GPU that a scheduler denies: it cannot be opened
+    # like a GPU that a scheduler denies: it cannot be opened
+    (tmp_path / "dev" / "nvidia2").mkdir()
     assert visible_gpus({}) == ["0", "1"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}) == ["1"]
 
 
 @pytest.mark.parametrize("kind", DRIVER_FILES)
-def test_driver_of_the_kernel(kind: str, tmp_path: Path) -> None:
+def test_driver_of_the_kernel(kind, tmp_path):
     (tmp_path / "version").write_text(f"{DRIVER_FILES[kind]}\nGCC version:  gcc version 12.3.0\n")
     assert driver_version() == "580.65.06"
 
 
 @pytest.mark.usefixtures("four_gpus")
-def test_driver_of_nvidia_smi() -> None:
+def test_driver_of_nvidia_smi():
     assert driver_version() == "580.65.06"
 
 
@@ -138,9 +128,7 @@ DRY_RUN = ("--dry-run", "--always-make")
 
 
 @pytest.mark.parametrize(("listed", "ranks"), [(None, 4), ("0,1", 2), ("GPU-3", 1), ("", None)])
-def test_make_starts_a_rank_for_every_visible_gpu(
-    listed: str | None, ranks: int | None, make: Callable[..., str]
-) -> None:
+def test_make_starts_a_rank_for_every_visible_gpu(listed, ranks, make):
     commands = make(*DRY_RUN, "run", listed=listed)
     assert f"--nproc-per-node {ranks or 2} " in commands
     assert ("experiment=gpu_demo" in commands) == (ranks is not None)
@@ -149,7 +137,7 @@ def test_make_starts_a_rank_for_every_visible_gpu(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_make_demands_the_device_that_it_was_given(device: str, make: Callable[..., str]) -> None:
+def test_make_demands_the_device_that_it_was_given(device, make):
     """Although the other one is what it would choose."""
     listed = None if device == "cpu" else ""
     assert f"requirements/{device}.txt" in make(*DRY_RUN, "run", f"DEVICE={device}", listed=listed)
@@ -158,7 +146,7 @@ def test_make_demands_the_device_that_it_was_given(device: str, make: Callable[.
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu-2.14", "cuda", "cuda-2.11"])
-def test_every_set_of_versions_has_an_environment(name: str, make: Callable[..., str]) -> None:
+def test_every_set_of_versions_has_an_environment(name, make):
     chosen = f"REQUIREMENTS=requirements/{name}.txt"
     commands = make(*DRY_RUN, "test", chosen, listed="")
     assert f".venv-{name}/bin/python -m pytest" in commands

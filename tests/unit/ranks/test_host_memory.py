@@ -34,9 +34,7 @@ def make_group(folder: Path, files: dict[str, str]) -> None:
     ],
     ids=["v2", "v2_above", "v2_container", "v1", "v1_above", "v1_container"],
 )
-def test_a_control_group_limits_the_memory(
-    text: str, folder: str, files: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_control_group_limits_the_memory(text, folder, files, tmp_path):
     """Page cache that the kernel frees on demand does not count as used."""
     make_group(tmp_path / folder, files)
     groups = memory_groups(text, tmp_path)
@@ -44,11 +42,11 @@ def test_a_control_group_limits_the_memory(
 
 
 @pytest.mark.parametrize("files", [V2 | {"memory.max": "max"}, UNLIMITED_V1], ids=["v2", "v1"])
-def test_a_control_group_without_a_limit(files: dict[str, str], tmp_path: Path) -> None:
+def test_a_control_group_without_a_limit(files, tmp_path):
     make_group(tmp_path, files)
     assert (free_in(tmp_path) or 2**62) > 2**61
 
 
-def test_host_memory() -> None:
+def test_host_memory():
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < available_host_bytes() < total

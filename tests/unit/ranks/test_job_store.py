@@ -22,20 +22,20 @@ LOSSES = [
 
 
 @pytest.mark.parametrize("text", TIMEOUTS)
-def test_timeouts(text: str) -> None:
+def test_timeouts(text):
     assert OF_GLOO.search(text)
     assert HELD_OUT.search(text)
 
 
 @pytest.mark.parametrize("text", LOSSES)
-def test_lost_connections(text: str) -> None:
+def test_lost_connections(text):
     assert OF_GLOO.search(text)
     assert CUT_OFF.search(text)
     assert not HELD_OUT.search(text)
 
 
 @pytest.mark.parametrize("text", ["timed out", "Connection reset by peer", "a bug"])
-def test_errors_of_others(text: str) -> None:
+def test_errors_of_others(text):
     """Such as those of a data file on a network."""
     assert not OF_GLOO.search(text)
 
@@ -51,7 +51,7 @@ def taken_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield port
 
 
-def test_a_port_that_is_taken(taken_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken(taken_port, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError, match=f"port {taken_port} of 127.0.0.1 is taken"):
         connect(20)
@@ -61,7 +61,7 @@ def test_a_port_that_is_taken(taken_port: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("port", ["", "abc"])
-def test_a_port_that_is_none(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_none(port, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", port)
     with pytest.raises(ConfigError, match=f"MASTER_PORT is '{port}'"):

@@ -33,7 +33,7 @@ os._exit(0)
 """
 
 
-def test_a_parent_that_died_before() -> None:
+def test_a_parent_that_died_before():
     """Linux sends a signal only to those who ask before."""
     done = subprocess.run(
         [sys.executable, "-c", PARENT.format(code=CHILD)],
@@ -46,7 +46,7 @@ def test_a_parent_that_died_before() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux cannot reset it")
-def test_forgets_the_peak() -> None:
+def test_forgets_the_peak():
     size = 200 * 2**20
     with mmap.mmap(-1, size) as block:  # the heap may keep what is freed
         block.write(b"x" * size)
@@ -57,26 +57,26 @@ def test_forgets_the_peak() -> None:
 
 
 @pytest.mark.parametrize("threads", ["4", " 4 ", "+4", "4,2", "04"])
-def test_threads_that_openmp_takes(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_openmp_takes(threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     check_threads()
     assert os.environ["OMP_NUM_THREADS"] == threads
 
 
 @pytest.mark.parametrize("threads", ["0", "abc", "-3", "2.5", "1e3", "2 x", "0,4"])
-def test_threads_that_openmp_ignores(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_openmp_ignores(threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{threads}'"):
         check_threads()
 
 
-def test_no_threads_are_as_if_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_threads_are_as_if_unset(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", " ")
     check_threads()
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-def test_arguments_in_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_in_another_encoding(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["dlrm-plan", "task=run\udcc3\udca9/task.json"])
     with pytest.raises(ConfigError, match=r"set LC_ALL=C\.UTF-8"):
         check_encoding()

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +14,12 @@ from dlrm_sharded.ranks.version_sets import (
     FBGEMM,
     PACKAGES,
     SETS,
-    Build,
-    VersionSet,
     extra_of,
     minor,
     version_problem,
 )
+from tests.preloaded import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = ROOT / "requirements"
 EVERY_SET = [(build, versions) for build in FBGEMM for versions in SETS]
 
@@ -70,8 +68,12 @@ def packages(*versions: str | None) -> dict[str, str]:
     return {name: text for name, text in zip(PACKAGES, versions, strict=True) if text}
 
 
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_versions_that_do_not_belong_together(name: str) -> None:
+def test_versions_that_do_not_belong_together(name):
     versions, said = PROBLEMS[name]
     assert version_problem(packages(*versions)) == said
 
@@ -90,13 +92,13 @@ def test_versions_that_do_not_belong_together(name: str) -> None:
     ],
     ids=lambda versions: "-".join(text or "none" for text in versions),
 )
-def test_nothing_is_said_of_other_versions(versions: tuple[str | None, ...]) -> None:
+def test_nothing_is_said_of_other_versions(versions):
     """Of sets, patch levels and builds of them, sets unknown here, and torch alone."""
     assert version_problem(packages(*versions)) is None
 
 
 @pytest.mark.parametrize(("build", "versions"), EVERY_SET, ids=str)
-def test_requirements_and_extras_are_the_sets(build: Build, versions: VersionSet) -> None:
+def test_requirements_and_extras_are_the_sets(build, versions):
     is_default = versions == DEFAULTS[build]
     name = build if is_default else f"{build}-{minor(versions.torch)}"
     pinned = {
@@ -107,22 +109,19 @@ def test_requirements_and_extras_are_the_sets(build: Build, versions: VersionSet
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
     assert {line for line in lines if "==" in line and not line.startswith("#")} == pinned
     assert ("./requirements/fbgemm-gpu-shim" in lines) == (build == "cpu")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    extras = project()["optional-dependencies"]
     kept = {f"torch=={minor(versions.torch)}.*"} | {p for p in pinned if p.startswith("fbgemm")}
     if build == "cuda":
         kept.add(f"torchrec=={versions.torchrec}")
     assert {*extras[extra_of(build, versions)]} == kept | {"dlrm_sharded[beside-torch]"}
 
 
-def test_every_requirements_file_is_of_a_set() -> None:
+def test_every_requirements_file_is_of_a_set():
     assert len([*REQUIREMENTS.glob("*.txt")]) == len(EVERY_SET)
 
 
-def test_base_requirements_do_not_bring_torch() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
+def test_base_requirements_do_not_bring_torch():
+    names = {re.split(r"[<>=]", requirement)[0] for requirement in project()["dependencies"]}
     assert not names & {*PACKAGES, "torchmetrics", "tensordict", "torchx"}
 
 
@@ -131,14 +130,13 @@ def test_base_requirements_do_not_bring_torch() -> None:
     [("0", "2.15.0", True), ("1", "2.15.0", False), ("0", "2.14.1", False)],
     ids=["rank_0", "rank_1", "a_set"],
 )
-def test_the_import_says_it_once(rank: str, torch: str, says: bool, tmp_path: Path) -> None:
+def test_the_import_says_it_once(rank, torch, says, tmp_path):
     """In one line on stderr, also under -W error, and without loading torch."""
     for package, text in packages(torch, None, "1.9.0", "1.9.2").items():
         folder = tmp_path / f"{package.replace('-', '_')}-{text}.dist-info"
         folder.mkdir()
-        (folder / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {package}\nVersion: {text}\n"
-        )
+        metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {text}\n"
+        (folder / "METADATA").write_text(metadata)
     code = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; "
     code += "import dlrm_sharded; print('torch' in sys.modules)"
     python = subprocess.run(

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dlrm_sharded import PlanCost, RunContext, ShardingTask, Table
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import whole_tables
-from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.autoshard import AutoShardConfig
 from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.nets import PlacementNet

@@ -1,19 +1,19 @@
 """Trained policies: near the best plan of small tasks, whatever the task, and on disk and back."""
 
 import itertools
+import operator
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dlrm_sharded import ConfigError, RunContext, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import (
@@ -27,6 +27,7 @@ from dlrm_sharded.rl.policy import (
     to_arrays,
 )
 from dlrm_sharded.rl.task_tensors import TaskTensors
+from tests.unit.made_up import task_of, with_memory, with_topology
 from tests.unit.rl.cases import BATCH_SIZE, predicted, random_net, small_pool, trained
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
@@ -39,21 +40,15 @@ def other_tasks(num: int, num_tables: int = 8, world_size: int = 2) -> list[Shar
     return [pool.task(pool.draw(rng)) for _ in range(num)]
 
 
-def estimated(net: PlacementNet, task: ShardingTask, ranks: tuple[int, ...] | None) -> float:
-    assert ranks is not None
+def estimated(net: PlacementNet, task: ShardingTask, ranks: tuple[int, ...]) -> float:
+    inputs = net.scaler(TaskTensors.from_tasks([task]))
     with torch.no_grad():
-        return float(
-            net.plan_costs(net.scaler(TaskTensors.from_tasks([task])), torch.tensor([ranks]))
-        )
+        return float(net.plan_costs(inputs, torch.tensor([ranks])))
 
 
-def fits(task: ShardingTask, ranks: tuple[int, ...]) -> bool:
-    used = [0] * task.topology.world_size
-    for table, rank in zip(task.tables, ranks, strict=True):
-        used[rank] += task.topology.table_bytes(table)
-    return all(
-        each <= memory for each, memory in zip(used, task.topology.rank_memory_bytes, strict=True)
-    )
+def fits(task: ShardingTask, ranks: Sequence[int]) -> bool:
+    used = whole_tables(task, ranks).bytes_by_rank(task.topology)
+    return all(map(operator.le, used, task.topology.rank_memory_bytes))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +70,6 @@ def test_close_to_the_best_plan_on_two_ranks(
     excess, random_excess = [], []
     for task, best, mean in solved:
         ranks = policy.place(task, num_samples=0, seed=0)
-        assert ranks is not None
         assert fits(task, ranks)
         excess.append(predicted(task, ranks).cost_ms / best - 1)
         random_excess.append(mean / best - 1)
@@ -102,12 +96,10 @@ def test_samples_never_make_the_predicted_cost_worse(kind: str, weights: str) ->
     policy = LearnedPolicy(net)
     better = 0
     for task in other_tasks(6, num_tables=12, world_size=3):
-        costs = [
-            estimated(net, task, policy.place(task, num_samples=num, seed=3)) for num in (0, 1, 16)
-        ]
-        assert costs[1] <= costs[0] + 1e-4 * abs(costs[0])
-        assert costs[2] <= costs[0] + 1e-4 * abs(costs[0])
-        better += costs[2] < costs[0] - 1e-4 * abs(costs[0])
+        placed = [policy.place(task, num_samples=num, seed=3) for num in (0, 1, 16)]
+        first, *others = (estimated(net, task, ranks) for ranks in placed)
+        assert max(others) <= first + 1e-4 * abs(first)
+        better += others[1] < first - 1e-4 * abs(first)
     assert better > 0, "samples are of no use"
 
 
@@ -152,16 +144,14 @@ def test_the_seed_decides(kind: str) -> None:
 def test_any_number_of_tables_and_ranks(kind: str, num_tables: int, world_size: int) -> None:
     for task in other_tasks(2, num_tables, world_size):
         ranks = LearnedPolicy(trained(kind)).place(task, num_samples=2, seed=0)
-        assert ranks is not None
         assert fits(task, ranks)
 
 
 def wanting_order() -> ShardingTask:
     """A large cheap table, that has room where all the small dear ones are on the other rank."""
     small = [Table(f"small{i}", 1000, 64, 50.0) for i in range(8)]
-    large = Table("large", 128_000, 4, 1.0)
-    topology = Topology(2, memory_bytes=8 * 1000 * 64 * 4)
-    return with_profiles(ShardingTask((*small, large), topology, BATCH_SIZE))
+    tables = (*small, Table("large", 128_000, 4, 1.0))
+    return with_profiles(task_of(tables, 2, 8 * 1000 * 64 * 4, BATCH_SIZE, device="cuda"))
 
 
 @each_kind
@@ -173,7 +163,6 @@ def test_large_tables_come_first_where_they_must(kind: str) -> None:
     placed = roll_out(inputs, net.actor(inputs), torch.Generator(), greedy=greedy)
     assert placed.overflown.all(), "in the order of cost it finds no room"
     ranks = LearnedPolicy(net).place(task, num_samples=0, seed=0)
-    assert ranks is not None
     assert fits(task, ranks)
     assert len(set(ranks[:8])) == 1
     assert ranks[8] != ranks[0]
@@ -183,7 +172,7 @@ def test_large_tables_come_first_where_they_must(kind: str) -> None:
 def test_nothing_where_nothing_fits(kind: str) -> None:
     (task,) = other_tasks(1)
     largest = max(task.topology.table_bytes(table) for table in task.tables)
-    tight = ShardingTask(task.tables, Topology(2, largest - 1), BATCH_SIZE)
+    tight = with_memory(task, largest - 1)
     assert LearnedPolicy(trained(kind)).place(tight, num_samples=4, seed=0) is None
 
 
@@ -191,8 +180,8 @@ def test_nothing_where_nothing_fits(kind: str) -> None:
 def test_uses_the_memory_that_ranks_have(kind: str) -> None:
     (task,) = other_tasks(1)
     sizes = [task.topology.table_bytes(table) for table in task.tables]
-    topology = Topology(3, 1, memory_bytes_by_rank=(1, sum(sizes), 1))
-    alone = ShardingTask(task.tables, topology, BATCH_SIZE)
+    ranks = with_topology(task, world_size=3, local_world_size=None, memory_bytes_by_rank=None)
+    alone = with_memory(ranks, 1, sum(sizes), 1)
     assert LearnedPolicy(trained(kind)).place(alone, num_samples=0, seed=0) == (1,) * 8
 
 
@@ -200,26 +189,19 @@ def test_uses_the_memory_that_ranks_have(kind: str) -> None:
 def test_on_disk_and_back(kind: str, tmp_path: Path) -> None:
     net = trained(kind)
     meta = {
-        "kind": kind,
-        "hardware": "made up",
-        "device": "cpu",
-        "cores": len(os.sched_getaffinity(0)),
-        "optimizer": "rowwise_adagrad",
-        "features": POLICY_FEATURES,
+        **{"kind": kind, "hardware": "made up", "device": "cpu", "features": POLICY_FEATURES},
+        **{"cores": len(os.sched_getaffinity(0)), "optimizer": "rowwise_adagrad"},
     }
     path = write_artifact(tmp_path, "policy", to_arrays(net), meta)
     before = torch.get_rng_state()
     loaded = load_policy(kind, str(path), RunContext("cpu", optimizer="rowwise_adagrad"))
     assert torch.equal(torch.get_rng_state(), before)
     for task in [*other_tasks(4), *other_tasks(2, num_tables=20, world_size=4)]:
-        plans = [
-            policy.place(task, num_samples=8, seed=1) for policy in (LearnedPolicy(net), loaded)
-        ]
-        assert plans[0] == plans[1] is not None
+        found, again = (p.place(task, num_samples=8, seed=1) for p in (LearnedPolicy(net), loaded))
+        assert found == again is not None
 
 
 def test_an_unknown_method() -> None:
-    with pytest.raises(
-        ConfigError, match=r"sharder.method is 'guessing'; known: autoshard, dreamshard"
-    ):
+    message = r"sharder.method is 'guessing'; known: autoshard, dreamshard"
+    with pytest.raises(ConfigError, match=message):
         load_policy("guessing", None, RunContext())

@@ -18,9 +18,9 @@ each_kind = pytest.mark.parametrize("kind", METHODS)
 each_seed = pytest.mark.parametrize("seed", [0, 1, 2])
 
 
-def ordered(net: PlacementNet, *, world_size: int = 3, uneven: bool = False) -> TaskTensors:
+def ordered(net: PlacementNet, *, uneven: bool = False) -> TaskTensors:
     """Draw twelve tasks of seven tables, as actors read them."""
-    inputs = drawn_inputs(small_pool(7, world_size), 12)
+    inputs = drawn_inputs(small_pool(7, 3), 12)
     if uneven:
         random = torch.Generator().manual_seed(0)
         share = 0.7 + 0.6 * torch.rand(inputs.capacity.shape, generator=random)
@@ -28,10 +28,12 @@ def ordered(net: PlacementNet, *, world_size: int = 3, uneven: bool = False) -> 
     return net.scale_and_sort(inputs)[0]
 
 
-def drawn_ranks(inputs: TaskTensors, num_ranks: int, seed: int = 0) -> Tensor:
+def drawn(kind: str, seed: int, **keys: bool) -> tuple[PlacementNet, TaskTensors, Tensor]:
+    """A net, tasks, and ranks of their tables."""
+    net = random_net(kind, seed)
+    inputs = ordered(net, **keys)
     random = torch.Generator().manual_seed(seed)
-    shape = (inputs.num_episodes, inputs.num_tables)
-    return torch.randint(num_ranks, shape, generator=random)
+    return net, inputs, torch.randint(3, inputs.size_bytes.shape, generator=random)
 
 
 def actor_scores(net: PlacementNet, inputs: TaskTensors, ranks: Tensor) -> Tensor:
@@ -48,7 +50,6 @@ def training_scores(net: PlacementNet, inputs: TaskTensors, ranks: Tensor) -> Te
     """Return [E, T, W], the scores that a training computes for these ranks."""
     if isinstance(net, DreamShard):
         return net.scores(inputs, ranks)
-    assert isinstance(net, AutoShard)
     history = net.history(inputs, ranks)
     states = net.policy.states(inputs, history.table_costs)
     scores: Tensor = net.policy(states, history.sums, history.features)[0]
@@ -63,9 +64,7 @@ def most_probable(net: PlacementNet, inputs: TaskTensors) -> Tensor:
 @each_kind
 @each_seed
 def test_actor_and_training_compute_the_same_scores(kind: str, seed: int) -> None:
-    net = random_net(kind, seed)
-    inputs = ordered(net, uneven=True)
-    ranks = drawn_ranks(inputs, 3, seed)
+    net, inputs, ranks = drawn(kind, seed, uneven=True)
     scores = actor_scores(net, inputs, ranks)
     assert scores.std() > 0.01
     torch.testing.assert_close(scores, training_scores(net, inputs, ranks), rtol=1e-4, atol=1e-4)
@@ -73,7 +72,6 @@ def test_actor_and_training_compute_the_same_scores(kind: str, seed: int) -> Non
 
 def test_a_history_knows_the_legal_ranks_of_the_actor() -> None:
     net = random_net("autoshard")
-    assert isinstance(net, AutoShard)
     inputs = ordered(net, uneven=True)
     placed = roll_out(inputs, net.actor(inputs), torch.Generator().manual_seed(0))
     history = net.history(inputs, placed.ranks)
@@ -87,11 +85,9 @@ def test_a_history_knows_the_legal_ranks_of_the_actor() -> None:
 @each_kind
 @each_seed
 def test_renumbering_ranks_changes_nothing(kind: str, seed: int) -> None:
-    net = random_net(kind, seed)
-    inputs = ordered(net, uneven=True)
+    net, inputs, ranks = drawn(kind, seed, uneven=True)
     to = torch.tensor([2, 0, 1])  # rank 0 is called 2 now
     renamed = dataclasses.replace(inputs, capacity=inputs.capacity[:, to.argsort()])
-    ranks = drawn_ranks(inputs, 3, seed)
     scores = actor_scores(net, inputs, ranks)
     renamed_scores = actor_scores(net, renamed, to[ranks])
     torch.testing.assert_close(renamed_scores[..., to], scores, rtol=1e-5, atol=1e-5)
@@ -106,12 +102,10 @@ def test_renumbering_ranks_changes_nothing(kind: str, seed: int) -> None:
 @each_kind
 @each_seed
 def test_an_empty_rank_changes_no_score_of_the_others(kind: str, seed: int) -> None:
-    net = random_net(kind, seed)
-    inputs = ordered(net)
+    net, inputs, ranks = drawn(kind, seed)
     wider = dataclasses.replace(
         inputs, capacity=torch.cat([inputs.capacity, inputs.capacity[:, :1]], dim=1)
     )
-    ranks = drawn_ranks(inputs, 3, seed)
     wider_scores = actor_scores(net, wider, ranks)
     torch.testing.assert_close(wider_scores[..., :3], actor_scores(net, inputs, ranks))
     torch.testing.assert_close(wider_scores[:, 0, 3], wider_scores[:, 0, 0])
@@ -120,15 +114,13 @@ def test_an_empty_rank_changes_no_score_of_the_others(kind: str, seed: int) -> N
 @each_kind
 @each_seed
 def test_the_scale_of_a_task_does_not_matter(kind: str, seed: int) -> None:
-    net = random_net(kind, seed)
-    inputs = ordered(net)
+    net, inputs, ranks = drawn(kind, seed)
     larger = dataclasses.replace(inputs, work=8 * inputs.work)
-    again, order = net.scale_and_sort(drawn_inputs(small_pool(7, 3), 12))
-    assert torch.equal(again.work, inputs.work)
     unscaled = drawn_inputs(small_pool(7, 3), 12)
+    again, order = net.scale_and_sort(unscaled)
+    assert torch.equal(again.work, inputs.work)
     larger_order = net.scale_and_sort(dataclasses.replace(unscaled, work=8 * unscaled.work))[1]
     assert torch.equal(larger_order, order)
-    ranks = drawn_ranks(inputs, 3, seed)
     torch.testing.assert_close(actor_scores(net, larger, ranks), actor_scores(net, inputs, ranks))
     plan = most_probable(net, inputs)
     assert torch.equal(most_probable(net, larger), plan)
@@ -147,7 +139,6 @@ def test_an_empty_rank_costs_nothing(kind: str) -> None:
         beside = net.cost.rank_costs(nothing[:1, 0], tables[:1].amax(dim=1))
         assert beside[..., [0, 2]].tolist() == [[0.0, 0.0]], "it computes nothing"
     else:
-        assert isinstance(net, AutoShard)
         assert (net.cost(nothing, nothing[:, :1]) == 0).all()
         tables = net.cost.table(ordered(net))
         assert (net.cost(tables, tables) != 0).any()
@@ -156,11 +147,8 @@ def test_an_empty_rank_costs_nothing(kind: str) -> None:
 @each_kind
 @each_seed
 def test_plan_costs_rank_by_rank(kind: str, seed: int) -> None:
-    net = random_net(kind, seed)
-    inputs = ordered(net)
-    ranks = drawn_ranks(inputs, 3, seed)
+    net, inputs, ranks = drawn(kind, seed)
     found = net.plan_costs(inputs, ranks)
-    assert isinstance(net, AutoShard | DreamShard)
     vectors = net.cost.table(inputs)
     for episode in range(inputs.num_episodes):
         sums = [torch.zeros(VECTOR_SIZE) for _ in range(3)]
@@ -183,10 +171,7 @@ def test_plan_costs_rank_by_rank(kind: str, seed: int) -> None:
 
 @each_seed
 def test_costs_before_each_step_are_those_of_the_tables_so_far(seed: int) -> None:
-    net = random_net("dreamshard", seed)
-    assert isinstance(net, DreamShard)
-    inputs = ordered(net)
-    ranks = drawn_ranks(inputs, 3, seed)
+    net, inputs, ranks = drawn("dreamshard", seed)
     found = net.costs_before_each_step(inputs, ranks)
     assert (found[:, 0] == 0).all()
     for step in range(1, inputs.num_tables):

@@ -5,13 +5,10 @@ import logging
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded import RunContext, Sharder, SharderContext, learned_cost_model, validate
 from dlrm_sharded.datasets.table_kinds import TABLE_KINDS
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.tasks import training_tasks
-from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import policy_sharder
 
@@ -21,11 +18,7 @@ NUM_TASKS = 10
 @pytest.mark.parametrize(("num_tables", "world_size"), [(50, 4), (20, 4), (60, 8)])
 @pytest.mark.parametrize("method", METHODS)
 def test_is_below_every_heuristic(
-    method: str,
-    num_tables: int,
-    world_size: int,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    method: str, num_tables: int, world_size: int, caplog, monkeypatch
 ) -> None:
     caplog.set_level(logging.ERROR)
     for kind, tables in TABLE_KINDS.items():  # fewer tables to profile, of the whole range
@@ -39,8 +32,7 @@ def test_is_below_every_heuristic(
         plans = [sharder.shard(task) for task in tasks]
         for plan, task in zip(plans, tasks, strict=True):
             validate(plan, task)
-        costs = [model.predict(plan, task) for plan, task in zip(plans, tasks, strict=True)]
-        return float(np.mean([cost.cost_ms for cost in costs]))
+        return np.mean([model.predict(*of).cost_ms for of in zip(plans, tasks, strict=True)])
 
     policy_ms = mean_ms(policy_sharder(SharderContext(), method=method, num_samples=0))
     heuristics_ms = {weight: mean_ms(GreedySharder(weight)) for weight in WEIGHTS}

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from dlrm_sharded.datasets.table_kinds import TABLE_KINDS
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool, training_tasks
+from tests.unit.made_up import tables_of, task_of
 from tests.unit.rl.cases import random_tables
 
 MEASURED = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
@@ -21,9 +21,8 @@ MEASURED = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 
 def pool_of_two_batch_sizes() -> TaskPool:
     first = random_tables(30)
-    second = TableSet.from_tables(
-        [dataclasses.replace(table, reuse_histogram=None) for table in first.tables], 256
-    )
+    unmeasured = [dataclasses.replace(table, reuse_histogram=None) for table in first.tables]
+    second = TableSet.from_tables(unmeasured, 256)
     return TaskPool(
         (first, second), num_tables=7, world_size=3, memory_use=(0.4, 0.6), max_table_share=0.5
     )
@@ -66,21 +65,10 @@ def test_every_kind_at_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_measured_histograms_are_those_of_their_batch_size_alone(tmp_path: Path) -> None:
-    tables = tuple(Table(f"t{i}", 1000, 8, 2.0, MEASURED) for i in range(3))
+    tables = tables_of(*[(1000, 8, 2.0, MEASURED)] * 3)
     path = tmp_path / "task.json"
-    path.write_text(json.dumps(ShardingTask(tables, Topology(2, 10**6), 512).to_json()))
+    path.write_text(json.dumps(task_of(tables, batch_size=512).to_json()))
     pool = training_tasks(tables=[str(path)], batch_sizes=[512, 1024])
     same, other = pool.sets
     assert {table.reuse_histogram for table in same.tables} == {MEASURED}
     assert MEASURED not in {table.reuse_histogram for table in other.tables}
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_tables_of_two_pools_mixed(share: float) -> None:
-    first, second = (
-        TaskPool((random_tables(20, seed),), num_tables=4, world_size=2) for seed in (0, 1)
-    )
-    (found,) = first.mix(second, share).sets
-    from_second = {*found.tables} & {*second.sets[0].tables}
-    from_first = {*found.tables} & {*first.sets[0].tables}
-    assert (len(from_first), len(from_second)) == (20 - round(20 * share), round(20 * share))

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.files.errors import ConfigError, DataError
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded import ConfigError, DataError, PlanCost, ShardingTask, StageCost
+from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.rl.autoshard import AutoShardConfig
 from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.policy import METHODS, to_arrays
@@ -20,6 +20,7 @@ from dlrm_sharded.rl.training import (
     build_method,
     train_policy,
 )
+from tests.unit.made_up import assert_same_arrays
 from tests.unit.rl.cases import SHORT, predicted, small_pool
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
@@ -31,24 +32,10 @@ class KilledError(Exception):
 
 
 def short_training(
-    kind: str,
-    *,
-    schedule: RoundSchedule = SCHEDULE,
-    checkpoint: Path | None = None,
-    settings: dict[str, object] | None = None,
-    on_round: Callable[[RoundResult], None] = lambda _: None,
+    kind: str, *, schedule: RoundSchedule = SCHEDULE, **keys: Any
 ) -> tuple[TrainingMethod, list[RoundResult]]:
     method = build_method(SHORT[kind], seed=schedule.seed)
-    rounds = train_policy(
-        method,
-        small_pool(),
-        predicted,
-        schedule,
-        checkpoint=checkpoint,
-        settings=settings,
-        on_round=on_round,
-    )
-    return method, rounds
+    return method, train_policy(method, small_pool(), predicted, schedule, **keys)
 
 
 def kill_after(number: int) -> Callable[[RoundResult], None]:
@@ -60,10 +47,7 @@ def kill_after(number: int) -> Callable[[RoundResult], None]:
 
 
 def assert_same_networks(first: TrainingMethod, second: TrainingMethod) -> None:
-    arrays, others = to_arrays(first.net), to_arrays(second.net)
-    assert arrays.keys() == others.keys()
-    for key, array in arrays.items():
-        np.testing.assert_array_equal(array, others[key], err_msg=key)
+    assert_same_arrays(to_arrays(first.net), to_arrays(second.net))
 
 
 @each_kind
@@ -117,9 +101,8 @@ def test_a_damaged_checkpoint_is_refused(damage: Callable[[bytes], bytes], tmp_p
     checkpoint = tmp_path / "p"
     short_training("dreamshard", checkpoint=checkpoint)
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
-    with pytest.raises(
-        DataError, match="is damaged or is not the checkpoint of a training"
-    ) as raised:
+    message = "is damaged or is not the checkpoint of a training"
+    with pytest.raises(DataError, match=message) as raised:
         short_training("dreamshard", checkpoint=checkpoint)
     assert str(raised.value).endswith("; remove it to train from the start")
     assert "\n" not in str(raised.value)
@@ -181,10 +164,9 @@ def test_plans_are_measured_as_the_policy_makes_them() -> None:
     rounds = train_policy(method, small_pool(), measure, SCHEDULE)  # type: ignore[arg-type]
     assert len(measured) == 9
     for task, ranks in measured:
-        used = [0, 0]
-        for table, rank in zip(task.tables, ranks, strict=True):
-            used[rank] += task.topology.table_bytes(table)
-        assert max(used) <= task.topology.memory_bytes
+        assert max(whole_tables(task, ranks).bytes_by_rank(task.topology)) <= (
+            task.topology.memory_bytes
+        )
     for number, finished in enumerate(rounds):
         costs = [predicted(*plan).cost_ms for plan in measured[3 * number : 3 * number + 3]]
         assert finished.measured_ms == pytest.approx(np.mean(costs))

@@ -37,20 +37,6 @@ def test_v_trace_is_that_of_the_paper(num_tables: int, spread: float) -> None:
         np.testing.assert_allclose(advantages[episode].numpy(), expected[1], rtol=1e-9)
 
 
-def test_on_policy_targets_are_returns() -> None:
-    rng = np.random.default_rng(0)
-    rewards, values = rng.normal(size=(2, 4, 7))
-    targets, advantages = v_trace(
-        torch.zeros((4, 7), dtype=torch.float64), *map(torch.from_numpy, (rewards, values))
-    )
-    for episode in range(4):
-        for step in range(7):
-            still = rewards[episode, step:].sum()
-            assert float(targets[episode, step]) == pytest.approx(still)
-            advantage = still - values[episode, step]
-            assert float(advantages[episode, step]) == pytest.approx(advantage)
-
-
 @pytest.mark.parametrize("reward", REWARDS)
 def test_rewards_add_up_to_what_an_episode_gains(reward: str) -> None:
     rng = np.random.default_rng(0)

@@ -2,31 +2,31 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from dlrm_sharded.commands import report as command
 from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs import compare, compare_sweep
 from dlrm_sharded.runs.comparison import Comparison, summarize
 from dlrm_sharded.runs.comparison_events import write_comparison
 from dlrm_sharded.runs.comparison_figures import comparison_figures
 from dlrm_sharded.runs.discovery import find_runs
 from dlrm_sharded.runs.tags import COMPARED_METRICS, HPARAMS
+from tests.unit.runs.test_run_events import read
 
 
 def write_run(folder: Path, *overrides: str, scale: float = 1.0, ranks: int = 2) -> None:
     """A run whose rank 0 is the slowest, with 10 ms x scale."""
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "overrides.yaml").write_text("".join(f"- {o}\n" for o in overrides))
-    stages = {"fwd_compute": 4.0, "fwd_comm": 2.0, "bwd_comm": 1.0, "bwd_compute": 3.0}
+    stages = dict(zip(STAGES, (4.0, 2.0, 1.0, 3.0), strict=True))
     per_rank = [
         {f"{stage}_ms": ms * scale / (1 + rank) for stage, ms in stages.items()}
         for rank in range(ranks)
@@ -72,10 +72,9 @@ def compared(folder: Path) -> Comparison:
     return summarize(find_runs([folder]).runs)
 
 
-def events_of(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return events
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
 
 
 def ends(figure: Figure) -> list[float]:
@@ -84,36 +83,26 @@ def ends(figure: Figure) -> list[float]:
     return [bar.get_x() + bar.get_width() for bar in last.patches]
 
 
-def test_a_sweep_is_compared_in_its_own_folder(compared_sweep: tuple[Path, str]) -> None:
+def test_a_sweep_is_compared_in_its_own_folder(compared_sweep):
     sweep, table = compared_sweep
     assert "dim_3: failed: no reason known (no log)" in table
     assert str(sweep / "summary.md") in table
     assert (sweep / "summary.md").read_text().startswith("# Comparison of runs\n\n- 5 runs, 3 succ")
-    with (sweep / "summary.csv").open() as file:
-        rows = {row["sharder"]: row for row in csv.DictReader(file)}
+    rows = {row["sharder"]: row for row in rows_of(sweep / "summary.csv")}
     assert list(rows) == ["random", "dim", "size"]
     assert float(rows["random"]["embedding_cost_ms_mean"]) == pytest.approx(25.0)
     assert float(rows["dim"]["gain_against_random_mean"]) == pytest.approx(1.0)
     assert (rows["dim"]["succeeded"], rows["dim"]["runs"]) == ("1", "2")
-    with (sweep / "runs.csv").open() as file:
-        assert [row["run"] for row in csv.DictReader(file)] == [
-            "random_0",
-            "random_1",
-            "dim_2",
-            "dim_3",
-            "size_4",
-        ]
+    runs = [row["run"] for row in rows_of(sweep / "runs.csv")]
+    assert runs == ["random_0", "random_1", "dim_2", "dim_3", "size_4"]
 
 
-def test_tensorboard_reads_it(compared_sweep: tuple[Path, str]) -> None:
+def test_tensorboard_reads_it(compared_sweep):
     sweep, _ = compared_sweep
-    events = events_of(sweep / "comparison")
+    events = read(sweep / "comparison")
     assert set(events.Tags()["images"]) == {
-        "comparison/embedding_cost",
-        "comparison/throughput",
-        "comparison/imbalance",
-        "cost_by_rank/random",
-        "cost_by_rank/dim",
+        *(f"comparison/{name}" for name in ("embedding_cost", "throughput", "imbalance")),
+        *(f"cost_by_rank/{sharder}" for sharder in ("random", "dim")),
     }
     (text,) = events.Tensors("comparison/summary/text_summary")
     shown = text.tensor_proto.string_val[0].decode()
@@ -130,7 +119,7 @@ def test_tensorboard_reads_it(compared_sweep: tuple[Path, str]) -> None:
     assert ["^train/samples_per_s/median$"] in patterns
 
 
-def test_again_replaces_its_own_file_only(tmp_path: Path) -> None:
+def test_again_replaces_its_own_file_only(tmp_path):
     write_run(tmp_path / "run", "sharder=dim")
     comparison, folder = compared(tmp_path), tmp_path / "comparison"
     other = folder / "events.out.tfevents.1.host.1.0"
@@ -141,10 +130,10 @@ def test_again_replaces_its_own_file_only(tmp_path: Path) -> None:
         files = {path.name for path in folder.iterdir()}
         assert other.name in files
         assert len(files) == 2
-    assert len(events_of(folder).Images("comparison/throughput")) == 1
+    assert len(read(folder).Images("comparison/throughput")) == 1
 
 
-def test_bars(sweep: Path) -> None:
+def test_bars(sweep):
     figures = comparison_figures(compared(sweep))
     cost = figures["comparison/embedding_cost"]
     labels = [label.get_text() for label in cost.axes[0].get_yticklabels()]
@@ -161,7 +150,7 @@ def test_bars(sweep: Path) -> None:
     assert ends(throughput) == pytest.approx([1000 * (1 / 2 + 1 / 3) / 2, 1000.0, 0.0])
 
 
-def test_costs_by_rank_share_their_axes(tmp_path: Path) -> None:
+def test_costs_by_rank_share_their_axes(tmp_path):
     """Of the first seed that succeeded."""
     write_run(tmp_path / "a", "sharder=random", "seed=0", scale=7.0)
     write_run(tmp_path / "b", "sharder=random", "seed=1", scale=9.0)
@@ -176,7 +165,7 @@ def test_costs_by_rank_share_their_axes(tmp_path: Path) -> None:
     assert y_limits[0] > 3 > 0 > y_limits[1]
 
 
-def test_each_setting_has_pictures_of_its_own(tmp_path: Path) -> None:
+def test_each_setting_has_pictures_of_its_own(tmp_path):
     for size in (256, 512):
         path = f"data.path=/x/{size}"
         write_run(tmp_path / str(size), "sharder=dim", f"batch_size={size}", path, scale=size)
@@ -188,7 +177,7 @@ def test_each_setting_has_pictures_of_its_own(tmp_path: Path) -> None:
     assert ends(figures[tags[1]]) == pytest.approx([5120.0])
 
 
-def test_costs_that_older_runs_do_not_divide_are_shown_whole(tmp_path: Path) -> None:
+def test_costs_that_older_runs_do_not_divide_are_shown_whole(tmp_path):
     write_run(tmp_path / "a", "sharder=dim", "seed=0")
     write_run(tmp_path / "b", "sharder=dim", "seed=1", scale=3.0)
     fields = json.loads((tmp_path / "b" / "result.json").read_text())
@@ -199,7 +188,7 @@ def test_costs_that_older_runs_do_not_divide_are_shown_whole(tmp_path: Path) -> 
     assert cost.legends[0].get_texts()[-1].get_text() == "not divided"
 
 
-def test_pictures_where_nothing_succeeded(tmp_path: Path) -> None:
+def test_pictures_where_nothing_succeeded(tmp_path):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- sharder=dim\n")
     figures = comparison_figures(compared(tmp_path))
@@ -208,7 +197,7 @@ def test_pictures_where_nothing_succeeded(tmp_path: Path) -> None:
         assert [text.get_text() for text in figure.axes[0].texts] == ["0 of 1 succeeded"]
 
 
-def test_many_rows_get_room(tmp_path: Path) -> None:
+def test_many_rows_get_room(tmp_path):
     for i in range(12):
         write_run(tmp_path / str(i), f"sharder=a_sharder_with_a_long_name_number_{i}")
     figure = comparison_figures(compared(tmp_path))["comparison/throughput"]
@@ -218,29 +207,18 @@ def test_many_rows_get_room(tmp_path: Path) -> None:
     assert figure.get_size_inches()[1] > 4
 
 
-def test_an_out_that_is_a_file(sweep: Path) -> None:
+def test_an_out_that_is_a_file(sweep):
     out = sweep / "out"
     out.touch()
     with pytest.raises(ConfigError, match=r"cannot write .*out"):
         compare([sweep], out)
 
 
-def test_nothing_is_written_where_no_runs_are(tmp_path: Path) -> None:
+def test_nothing_is_written_where_no_runs_are(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError):
         compare([tmp_path / "empty"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def report(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str | Path) -> int:
-    """The command's exit code."""
-    monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", ["report.py", *map(str, arguments)])
-    try:
-        code: int = command.main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return code
 
 
 @pytest.mark.parametrize(
@@ -252,29 +230,18 @@ def report(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str | Path) -
     ],
     ids=["one", "out", "several"],
 )
-def test_the_command(
-    arguments: list[str],
-    out: str,
-    runs: int,
-    sweep: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert report(monkeypatch, sweep.parent, *arguments) == 0
-    printed = capsys.readouterr().out
-    assert printed.split()[0] == "sharder"
-    assert f"{out}/summary.md" in printed
-    with (sweep.parent / out / "runs.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == runs
+def test_the_command(arguments, out, runs, sweep, monkeypatch, run_command):
+    monkeypatch.chdir(sweep.parent)
+    done = run_command(command.main, *arguments)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "sharder")
+    assert f"{out}/summary.md" in done.stdout
+    assert len(rows_of(sweep.parent / out / "runs.csv")) == runs
     assert (sweep.parent / out / "comparison").is_dir()
 
 
-def test_the_command_ends_with_2_and_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert report(monkeypatch, tmp_path, "missing") == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    (line,) = printed.err.splitlines()
+def test_the_command_ends_with_2_and_one_message(tmp_path, run_command):
+    done = run_command(command.main, tmp_path / "missing")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert "missing is not a folder" in line

@@ -13,6 +13,16 @@ from dlrm_sharded.runs.discovery import find_runs
 from dlrm_sharded.runs.result import Platform
 from dlrm_sharded.runs.run_folder import Run
 
+
+def by_stage(
+    fwd_compute: float, fwd_comm: float, bwd_comm: float, bwd_compute: float, name: str = "{}"
+) -> dict[str, float]:
+    """Times under the names of their stages."""
+    times = {"fwd_compute": fwd_compute, "fwd_comm": fwd_comm}
+    times |= {"bwd_comm": bwd_comm, "bwd_compute": bwd_compute}
+    return {name.format(stage): ms for stage, ms in times.items()}
+
+
 RESULT: dict[str, Any] = {
     "sharder": "dim",
     "world_size": 2,
@@ -20,19 +30,14 @@ RESULT: dict[str, Any] = {
     "device": "cpu: test",
     "embedding_cost_ms": 10.0,
     "critical_path_ms": 14.0,
-    "stages_ms": {"fwd_compute": 4.0, "fwd_comm": 3.0, "bwd_comm": 3.0, "bwd_compute": 4.0},
+    "stages_ms": by_stage(4.0, 3.0, 3.0, 4.0),
     "per_rank": [
-        {"fwd_compute_ms": 1.0, "fwd_comm_ms": 2.0, "bwd_comm_ms": 3.0, "bwd_compute_ms": 4.0},
-        {"fwd_compute_ms": 4.0, "fwd_comm_ms": 3.0, "bwd_comm_ms": 2.0, "bwd_compute_ms": 0.0},
+        by_stage(1.0, 2.0, 3.0, 4.0, "{}_ms"),
+        by_stage(4.0, 3.0, 2.0, 0.0, "{}_ms"),
     ],
     "predicted_ms": 9.0,
     "predicted_critical_path_ms": 10.0,
-    "predicted_stages_ms": {
-        "fwd_compute": 3.5,
-        "fwd_comm": 2.0,
-        "bwd_comm": 2.5,
-        "bwd_compute": 2.0,
-    },
+    "predicted_stages_ms": by_stage(3.5, 2.0, 2.5, 2.0),
     "predicted_input_dist_ms": None,
     "lower_bound_ms": 8.0,
     "gap": 0.125,
@@ -65,7 +70,6 @@ def write_sweep(folder: Path, *jobs: dict[str, Any]) -> None:
 
 
 def known_metrics(run: Run) -> dict[str, float]:
-    assert run.result is not None
     return {name: value for name, value in run.result.metrics.items() if value is not None}
 
 
@@ -74,7 +78,7 @@ def only(folder: Path) -> Run:
     return run
 
 
-def test_a_run_with_all_it_says(tmp_path: Path) -> None:
+def test_a_run_with_all_it_says(tmp_path):
     overrides = ["sharder=dim", "seed=3", "+data.x=1", "batch_size=64", "sharder.seed=9"]
     write_run(tmp_path / "dim", [*overrides, "hydra.job.name=x", "hydra/launcher=basic"], RESULT)
     run = only(tmp_path)
@@ -85,25 +89,15 @@ def test_a_run_with_all_it_says(tmp_path: Path) -> None:
     assert run.platform == Platform(
         world_size=2, device="cpu: test", versions=(("python", "3.11"), ("torch", "2.13.0"))
     )
-    assert run.result is not None
     assert run.result.commit == "abc"
     assert known_metrics(run) == {
         "embedding_cost_ms": 10.0,
         "critical_path_ms": 14.0,
-        "fwd_compute_ms": 4.0,
-        "fwd_comm_ms": 3.0,
-        "bwd_comm_ms": 3.0,
-        "bwd_compute_ms": 4.0,
-        "slowest_rank_fwd_compute_ms": 1.0,
-        "slowest_rank_fwd_comm_ms": 2.0,
-        "slowest_rank_bwd_comm_ms": 3.0,
-        "slowest_rank_bwd_compute_ms": 4.0,
+        **by_stage(4.0, 3.0, 3.0, 4.0, "{}_ms"),
+        **by_stage(1.0, 2.0, 3.0, 4.0, "slowest_rank_{}_ms"),
         "predicted_ms": 9.0,
         "predicted_critical_path_ms": 10.0,
-        "predicted_fwd_compute_ms": 3.5,
-        "predicted_fwd_comm_ms": 2.0,
-        "predicted_bwd_comm_ms": 2.5,
-        "predicted_bwd_compute_ms": 2.0,
+        **by_stage(3.5, 2.0, 2.5, 2.0, "predicted_{}_ms"),
         "lower_bound_ms": 8.0,
         "gap": 0.125,
         "plan_solve_s": 0.25,
@@ -111,13 +105,12 @@ def test_a_run_with_all_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "fast", True, [1.0], float("nan"), 10**400])
-def test_what_is_no_number_is_unknown(tmp_path: Path, value: object) -> None:
+def test_what_is_no_number_is_unknown(tmp_path, value):
     keys = ("imbalance", "world_size", "stages_ms", "seed")
     predicted = [key for key in RESULT if key.startswith("predicted_")]
     fields = RESULT | dict.fromkeys([*keys, *predicted, "lower_bound_ms", "gap"], value)
     write_run(tmp_path, [], fields | {"per_rank": [{"fwd_compute_ms": value}]})
     run = only(tmp_path)
-    assert run.result is not None
     assert known_metrics(run).keys() == {"embedding_cost_ms", "critical_path_ms", "plan_solve_s"}
     assert run.result.cost is None
     assert run.result.platform.world_size is None
@@ -125,7 +118,7 @@ def test_what_is_no_number_is_unknown(tmp_path: Path, value: object) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"sharder": "dim", "embed', "", "[1]", "{}"])
-def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path: Path, text: str) -> None:
+def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path, text):
     write_run(tmp_path / "dim", ["sharder=dim", "seed=1"], text)
     run = only(tmp_path)
     assert (run.state, run.succeeded) == ("unreadable", False)
@@ -133,7 +126,7 @@ def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path: Path, text: str
     assert (run.sharder, run.seed) == ("dim", 1)
 
 
-def test_a_run_that_did_not_finish_says_its_last_error(tmp_path: Path) -> None:
+def test_a_run_that_did_not_finish_says_its_last_error(tmp_path):
     write_run(tmp_path / "dim_0", ["sharder=dim"])
     log = "[09:45:08] error: first\n[09:45:09] error: too big\n[09:45:10] bye\n"
     (tmp_path / "dim_0" / "train.log").write_text(log)
@@ -142,7 +135,7 @@ def test_a_run_that_did_not_finish_says_its_last_error(tmp_path: Path) -> None:
     assert run.log == "dim_0/train.log"
 
 
-def test_jobs_of_a_sweep_that_left_nothing(tmp_path: Path) -> None:
+def test_jobs_of_a_sweep_that_left_nothing(tmp_path):
     choices = {"sharder": "dim"}
     write_sweep(
         tmp_path,
@@ -157,12 +150,8 @@ def test_jobs_of_a_sweep_that_left_nothing(tmp_path: Path) -> None:
         },
     )
     first, second = find_runs([tmp_path]).runs
-    assert (first.name, first.sharder, first.seed, first.state) == (
-        "dim_0",
-        "dim",
-        1,
-        "not_started",
-    )
+    found = first.name, first.sharder, first.seed, first.state
+    assert found == ("dim_0", "dim", 1, "not_started")
     assert (first.reason, first.log) == (None, None)
     assert (second.sharder, second.state, second.reason) == ("size", "failed", "out of memory")
     assert (second.log, second.seconds) == ("logs/1.txt", 2.5)
@@ -180,9 +169,7 @@ def test_jobs_of_a_sweep_that_left_nothing(tmp_path: Path) -> None:
         (None, RESULT, "succeeded"),
     ],
 )
-def test_the_state_is_the_sweeps_unless_a_result_knows_better(
-    tmp_path: Path, state: str | None, result: dict[str, Any] | None, expected: str
-) -> None:
+def test_the_state_is_the_sweeps_unless_a_result_knows_better(tmp_path, state, result, expected):
     write_run(tmp_path / "dim_0", ["sharder=dim"], result)
     write_sweep(tmp_path, {"overrides": ["sharder=dim"], "folder": "dim_0", "state": state})
     run = only(tmp_path)
@@ -190,7 +177,7 @@ def test_the_state_is_the_sweeps_unless_a_result_knows_better(
     assert run.succeeded == (expected == "succeeded")
 
 
-def test_each_run_once_however_it_is_reached(tmp_path: Path) -> None:
+def test_each_run_once_however_it_is_reached(tmp_path):
     sweep = tmp_path / "runs" / "sweep"
     write_run(sweep / "dim_0", ["sharder=dim"], RESULT)
     write_run(sweep / "size_1", ["sharder=size"], RESULT)
@@ -203,14 +190,14 @@ def test_each_run_once_however_it_is_reached(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_of_a_sweep_given_alone_keeps_its_state(tmp_path: Path) -> None:
+def test_a_run_of_a_sweep_given_alone_keeps_its_state(tmp_path):
     write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
     write_sweep(tmp_path, *({"folder": name, "state": "cancelled"} for name in ("dim_0", "size_1")))
     run = only(tmp_path / "dim_0")
     assert (run.name, run.state) == ("dim_0", "cancelled")
 
 
-def test_a_tree_of_sweeps_and_runs(tmp_path: Path) -> None:
+def test_a_tree_of_sweeps_and_runs(tmp_path):
     for folder in ("sweep/dim_0", "sweep/dim_1", "2026/size", "deep/er/random"):
         write_run(tmp_path / folder, [], RESULT)
     (tmp_path / "sweep" / "multirun.yaml").write_text("")  # Hydra's own launcher: no sweep.json
@@ -222,7 +209,7 @@ def test_a_tree_of_sweeps_and_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"jobs": 3}'])
-def test_a_broken_sweep_json_is_told(tmp_path: Path, text: str) -> None:
+def test_a_broken_sweep_json_is_told(tmp_path, text):
     write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
     (tmp_path / "sweep.json").write_text(text)
     found = find_runs([tmp_path, tmp_path / "dim_0"])
@@ -232,7 +219,7 @@ def test_a_broken_sweep_json_is_told(tmp_path: Path, text: str) -> None:
     assert "not counted" in problem
 
 
-def test_the_sharder_is_named_as_it_was_chosen(tmp_path: Path) -> None:
+def test_the_sharder_is_named_as_it_was_chosen(tmp_path):
     """Runs that failed have no result to name it, and must share a row with those that did not."""
     write_run(tmp_path / "a", ["sharder=plan_file", "sharder.path=x.json"], RESULT)
     write_run(tmp_path / "b", ["sharder=dim", "sharder._target_=my.Own"], RESULT)
@@ -246,7 +233,7 @@ def test_the_sharder_is_named_as_it_was_chosen(tmp_path: Path) -> None:
     assert [run.options for run in runs] == [(("path", "x.json"),), (), (), ()]
 
 
-def test_unknown_overrides_are_a_setting_of_their_own(tmp_path: Path) -> None:
+def test_unknown_overrides_are_a_setting_of_their_own(tmp_path):
     write_run(tmp_path / "known", [], RESULT)
     write_run(tmp_path / "small", None, RESULT)
     write_run(tmp_path / "large", None, RESULT | {"batch_size": 128})
@@ -254,7 +241,7 @@ def test_unknown_overrides_are_a_setting_of_their_own(tmp_path: Path) -> None:
     assert len({run.setting for run in runs}) == 3
 
 
-def test_no_runs(tmp_path: Path) -> None:
+def test_no_runs(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no runs in .*empty.*result\.json.*sweep\.json"):
         find_runs([tmp_path / "empty"])
@@ -262,7 +249,7 @@ def test_no_runs(tmp_path: Path) -> None:
         find_runs([tmp_path, tmp_path / "missing"])
 
 
-def test_skipped_jobs_are_no_runs(tmp_path: Path) -> None:
+def test_skipped_jobs_are_no_runs(tmp_path):
     skipped = {"overrides": ["sharder=plan_file"], "folder": "plan_file_1", "state": "skipped"}
     write_sweep(tmp_path, skipped | {"reason": "sharder.path is not set"})
     with pytest.raises(DataError, match=r"all 1 runs .* were skipped: sharder.path is not set"):
@@ -273,7 +260,7 @@ def test_skipped_jobs_are_no_runs(tmp_path: Path) -> None:
     assert found.problems == ("plan_file_1: skipped: sharder.path is not set",)
 
 
-def test_a_copied_run_counts_once(tmp_path: Path) -> None:
+def test_a_copied_run_counts_once(tmp_path):
     """It would be a second one without any spread; Hydra's file has the first one's folder."""
     for name in ("first", "second", "third"):
         write_run(tmp_path / name, ["sharder=dim"], RESULT)
@@ -284,7 +271,7 @@ def test_a_copied_run_counts_once(tmp_path: Path) -> None:
     assert found.problems == ("second (copy): not counted, as it is a copy of second",)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_waited_for(tmp_path):
     write_run(tmp_path / "good", ["sharder=dim"], RESULT)
     write_run(tmp_path / "pipe", [])
     (tmp_path / "pipe" / ".hydra" / "overrides.yaml").unlink()
@@ -296,14 +283,13 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     ]
 
 
-def test_figures_beyond_any_real_one_are_not_known(tmp_path: Path) -> None:
+def test_figures_beyond_any_real_one_are_not_known(tmp_path):
     write_run(tmp_path, [], {**RESULT, "samples_per_s": 1e308})
     result = only(tmp_path).result
-    assert result is not None
     assert result.samples_per_s is None
 
 
-def test_logs_outside_of_the_sweep_are_not_read(tmp_path: Path) -> None:
+def test_logs_outside_of_the_sweep_are_not_read(tmp_path):
     (tmp_path / "other.log").write_text("[time] error: secret")
     write_sweep(tmp_path / "sweep", {"folder": "dim_0", "log": "../other.log"})
     (tmp_path / "sweep" / "dim_0").mkdir()

@@ -17,14 +17,14 @@ import pytest
 from dlrm_sharded.files.errors import ConfigError, LostFolderError
 from dlrm_sharded.runs import owner as owner_module
 from dlrm_sharded.runs.owner import Claimant, claim
+from tests.unit.ranks.test_attempt import JOB_VARIABLES
 
-JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
 FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True)
 def no_job_and_little_patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for variable in (*JOB, "DLRM_SHARDED_RESTARTS"):
+    for variable in JOB_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(owner_module, "SILENCE_S", 0.6)
     monkeypatch.setattr(owner_module, "SIGN_OF_LIFE_S", 0.05)
@@ -60,7 +60,6 @@ class Other:
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
         return self._process.pid
 
     def kill(self) -> None:
@@ -68,10 +67,15 @@ class Other:
         self._process.join()
 
 
+def owner_of(folder: Path) -> Other:
+    process = Other(folder)
+    assert process.answer == "owns"
+    return process
+
+
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Other]:
-    process = Other(tmp_path)
-    assert process.answer == "owns"
+    process = owner_of(tmp_path)
     yield process
     process.kill()
 
@@ -81,21 +85,17 @@ def rewrite_claim(run_dir: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_the_owner_may_claim_again_and_others_may_after_it(tmp_path: Path) -> None:
+def test_the_owner_may_claim_again_and_others_may_after_it(tmp_path):
     mine = claim(tmp_path)
     assert claim(tmp_path / "." / "x" / "..") is mine
     mine.check()
     mine.release()
     mine.release()
-    other = Other(tmp_path)
-    assert other.answer == "owns"
-    other.kill()
+    owner_of(tmp_path).kill()
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_living_owner_is_named_and_nothing_is_written(
-    other: Other, is_stopped: bool, tmp_path: Path
-) -> None:
+def test_a_living_owner_is_named_and_nothing_is_written(other, is_stopped, tmp_path):
     if is_stopped:
         os.kill(other.pid, signal.SIGSTOP)
     before = sorted(tmp_path.iterdir())
@@ -104,24 +104,18 @@ def test_a_living_owner_is_named_and_nothing_is_written(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_an_owner_that_was_killed_is_followed_at_once(
-    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_that_was_killed_is_followed_at_once(other, tmp_path, monkeypatch):
     monkeypatch.setattr(owner_module, "SILENCE_S", 1e9)
     other.kill()
     claim(tmp_path).check()
 
 
-def test_a_number_that_another_process_has_meanwhile_is_not_the_owner(
-    other: Other, tmp_path: Path
-) -> None:
+def test_a_number_that_another_process_has_meanwhile_is_not_the_owner(other, tmp_path):
     rewrite_claim(tmp_path, started_ticks=1)
     claim(tmp_path)
 
 
-def test_a_slow_contender_does_not_own_a_number_that_is_free_again(
-    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_contender_does_not_own_a_number_that_is_free_again(other, tmp_path, monkeypatch):
     """Since it looked, so many have owned the folder that the first claims are removed."""
     (tmp_path / ".owner-1").rename(tmp_path / ".owner-12")
     newest, before = owner_module._newest, iter([0])
@@ -130,7 +124,7 @@ def test_a_slow_contender_does_not_own_a_number_that_is_free_again(
         claim(tmp_path)
 
 
-def test_on_another_host_signs_of_life_decide(other: Other, tmp_path: Path) -> None:
+def test_on_another_host_signs_of_life_decide(other, tmp_path):
     rewrite_claim(tmp_path, boot="that of another host")
     with pytest.raises(ConfigError, match="in progress"):
         claim(tmp_path)
@@ -138,22 +132,17 @@ def test_on_another_host_signs_of_life_decide(other: Other, tmp_path: Path) -> N
     claim(tmp_path)
 
 
-def test_an_owner_taken_for_dead_is_told_when_it_wakes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_owner_taken_for_dead_is_told_when_it_wakes(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(owner_module, "SIGN_OF_LIFE_S", 1e6)
     mine = claim(tmp_path)
     rewrite_claim(tmp_path, boot="that of another host")
-    other = Other(tmp_path)
-    assert other.answer == "owns"
+    other = owner_of(tmp_path)
     with pytest.raises(LostFolderError, match=f"taken over by process {other.pid}"):
         mine.check()
     other.kill()
 
 
-def test_a_former_attempt_of_the_same_job_has_ended_on_its_host(
-    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_former_attempt_of_the_same_job_has_ended_on_its_host(other, tmp_path, monkeypatch):
     monkeypatch.setattr(owner_module, "SILENCE_S", 1e9)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     rewrite_claim(tmp_path, boot="that of another host", job="12")
@@ -164,9 +153,7 @@ def test_a_former_attempt_of_the_same_job_has_ended_on_its_host(
     claim(tmp_path)
 
 
-def test_a_former_attempt_on_this_host_is_waited_for(
-    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_former_attempt_on_this_host_is_waited_for(other, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     rewrite_claim(tmp_path, job="7")
@@ -179,21 +166,20 @@ def test_a_former_attempt_on_this_host_is_waited_for(
     killer.join()
 
 
-def test_a_living_owner_may_know_the_folder_by_another_path(other: Other, tmp_path: Path) -> None:
+def test_a_living_owner_may_know_the_folder_by_another_path(other, tmp_path):
     """As in a container that has the folder elsewhere, beside the same processes."""
     rewrite_claim(tmp_path, folder="/data/run")
     with pytest.raises(ConfigError, match="in progress"):
         claim(tmp_path)
 
 
-def test_a_folder_that_was_removed_may_be_anothers(tmp_path: Path) -> None:
+def test_a_folder_that_was_removed_may_be_anothers(tmp_path):
     folder = tmp_path / "run"
     mine = claim(folder)
     shutil.rmtree(folder)
     with pytest.raises(FileNotFoundError):
         mine.check()
-    other = Other(folder)
-    assert other.answer == "owns"
+    other = owner_of(folder)
     with pytest.raises(LostFolderError, match=rf"by process {other.pid} .* claim was removed"):
         mine.check()
     mine.release()
@@ -202,7 +188,7 @@ def test_a_folder_that_was_removed_may_be_anothers(tmp_path: Path) -> None:
     other.kill()
 
 
-def test_a_claim_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_a_claim_that_was_removed_is_made_again(tmp_path):
     mine = claim(tmp_path)
     (tmp_path / ".owner-1").unlink()
     mine.check()
@@ -210,23 +196,21 @@ def test_a_claim_that_was_removed_is_made_again(tmp_path: Path) -> None:
     mine.check()
 
 
-def test_a_copied_folder_has_no_owner(other: Other, tmp_path: Path) -> None:
+def test_a_copied_folder_has_no_owner(other, tmp_path):
     copy = tmp_path.with_name("copy")
     shutil.copytree(tmp_path, copy)
     claim(copy)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
-def test_a_claim_that_cannot_be_read_is_one_of_an_unknown_process(
-    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_claim_that_cannot_be_read_is_one_of_an_unknown_process(text, tmp_path, caplog):
     (tmp_path / ".owner-3").write_text(text)
     claim(tmp_path)
     assert (tmp_path / ".owner-4").exists()
     assert "has not said its name" in caplog.text
 
 
-def test_a_claim_of_another_version_is_read(other: Other, tmp_path: Path) -> None:
+def test_a_claim_of_another_version_is_read(other, tmp_path):
     path = tmp_path / ".owner-1"
     fields = json.loads(path.read_text())
     del fields["folder_inode"]
@@ -235,10 +219,9 @@ def test_a_claim_of_another_version_is_read(other: Other, tmp_path: Path) -> Non
         claim(tmp_path)
 
 
-def test_one_of_many_contenders_follows(tmp_path: Path) -> None:
+def test_one_of_many_contenders_follows(tmp_path):
     for _ in range(12):
-        first = Other(tmp_path)
-        assert first.answer == "owns"
+        first = owner_of(tmp_path)
         first.kill()
         contenders = [Other(tmp_path) for _ in range(6)]
         answers = [contender.answer for contender in contenders]
@@ -250,5 +233,5 @@ def test_one_of_many_contenders_follows(tmp_path: Path) -> None:
     assert len(numbers) <= owner_module.KEPT_CLAIMS
 
 
-def test_this_process_is_running() -> None:
+def test_this_process_is_running():
     assert Claimant.this_process(Path()).is_running() is True

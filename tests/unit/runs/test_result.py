@@ -28,6 +28,7 @@ from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.step.prediction import StepPrediction
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.result import TrainingResult
+from tests.unit.runs.test_discovery import by_stage
 
 MEASURED = MeasuredCost(
     cost=PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75)),
@@ -48,12 +49,7 @@ TRAINING = TrainingResult(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None
 PREDICTION = {
     "predicted_ms": 6.25,
     "predicted_critical_path_ms": 7.75,
-    "predicted_stages_ms": {
-        "fwd_compute": 1.5,
-        "fwd_comm": 2.5,
-        "bwd_comm": 2.0,
-        "bwd_compute": 1.75,
-    },
+    "predicted_stages_ms": by_stage(1.5, 2.5, 2.0, 1.75),
     "predicted_input_dist_ms": 0.625,
     "predicted_step_ms": float(len(PARTS)),
     "predicted_samples_per_s": 64e3 / len(PARTS),
@@ -82,11 +78,10 @@ def result_of(report: PlanReport = REPORT, training: TrainingResult = TRAINING) 
 
 def written(folder: Path, result: RunResult) -> dict[str, Any]:
     write_result(folder, result)
-    fields: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return fields
+    return json.loads((folder / "result.json").read_text())
 
 
-def test_all_that_a_run_says(tmp_path: Path) -> None:
+def test_all_that_a_run_says(tmp_path):
     fields = written(tmp_path, result_of())
     assert fields.pop("versions").keys() >= {"python", "torch"}
     fields.pop("commit")
@@ -97,11 +92,11 @@ def test_all_that_a_run_says(tmp_path: Path) -> None:
         "device": "cpu: test",
         "embedding_cost_ms": 10.0,
         "critical_path_ms": 14.0,
-        "stages_ms": {"fwd_compute": 4.0, "fwd_comm": 3.0, "bwd_comm": 3.0, "bwd_compute": 4.0},
+        "stages_ms": by_stage(4.0, 3.0, 3.0, 4.0),
         "input_dist_ms": 0.75,
         "per_rank": [
-            {"fwd_compute_ms": 1.0, "fwd_comm_ms": 2.0, "bwd_comm_ms": 3.0, "bwd_compute_ms": 4.0},
-            {"fwd_compute_ms": 4.0, "fwd_comm_ms": 3.0, "bwd_comm_ms": 2.0, "bwd_compute_ms": 0.0},
+            by_stage(1.0, 2.0, 3.0, 4.0, "{}_ms"),
+            by_stage(4.0, 3.0, 2.0, 0.0, "{}_ms"),
         ],
         "imbalance": 10 / 9.5,
         "spread": {"fwd_compute": 0.1},
@@ -125,7 +120,7 @@ def test_all_that_a_run_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("report", [REPORT, UNPREDICTED], ids=["predicted", "unpredicted"])
-def test_what_is_written_is_read(report: PlanReport, tmp_path: Path) -> None:
+def test_what_is_written_is_read(report, tmp_path):
     result = result_of(report)
     assert read_result(tmp_path) is None
     write_result(tmp_path, result)
@@ -135,14 +130,14 @@ def test_what_is_written_is_read(report: PlanReport, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("report", [WITHOUT_IDS, UNPREDICTED], ids=["without_ids", "not_at_all"])
-def test_what_is_not_predicted_is_null(report: PlanReport, tmp_path: Path) -> None:
+def test_what_is_not_predicted_is_null(report, tmp_path):
     """A cost model may predict the cost and not the redistribution of the ids."""
     fields = written(tmp_path, result_of(report))
     unknown = {key for key in PREDICTION if fields[key] is None}
     assert unknown == ({"predicted_input_dist_ms"} if report.cost else PREDICTION.keys())
 
 
-def test_a_run_of_warm_up_steps_knows_no_throughput(tmp_path: Path) -> None:
+def test_a_run_of_warm_up_steps_knows_no_throughput(tmp_path):
     training = TrainingResult(3, *(math.nan,) * 5, Evaluation(0.7, 0.9, 64), 0.25)
     fields = written(tmp_path, result_of(training=training))
     keys = ("step_ms", "samples_per_s", "samples_per_s_p10", "samples_per_s_overall", "loss")
@@ -150,7 +145,7 @@ def test_a_run_of_warm_up_steps_knows_no_throughput(tmp_path: Path) -> None:
     assert (fields["auroc"], fields["normalized_entropy"]) == (0.7, 0.9)
 
 
-def test_metrics() -> None:
+def test_metrics():
     """One by one, with the stages of the slowest rank, which sum to its cost."""
     metrics = result_of().metrics
     assert tuple(metrics) == METRICS
@@ -161,40 +156,27 @@ def test_metrics() -> None:
     assert {"versions", "steps", "seed", "world_size", "per_rank"}.isdisjoint(metrics)
 
 
-def test_objectives_are_figures() -> None:
+def test_objectives_are_figures():
     assert set(OBJECTIVES) == {
-        "samples_per_s",
-        "samples_per_s_p10",
-        "samples_per_s_overall",
-        "step_ms",
-        "embedding_cost_ms",
-        "critical_path_ms",
-        "imbalance",
-        "loss",
-        "auroc",
-        "normalized_entropy",
-        "peak_gib",
+        *("samples_per_s", "samples_per_s_p10", "samples_per_s_overall", "step_ms"),
+        *("embedding_cost_ms", "critical_path_ms", "imbalance"),
+        *("loss", "auroc", "normalized_entropy", "peak_gib"),
     }
     assert set(OBJECTIVES) < set(METRICS)
 
 
-def test_a_result_that_says_nothing() -> None:
+def test_a_result_that_says_nothing():
     assert not RunResult(sharder="dim", seed=1, versions={"torch": "2"}).has_metrics
     assert RunResult(loss=0.0).has_metrics
 
 
-def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+def test_what_is_not_finite_is_null(tmp_path):
     """JSON has no NaN; other programs stop at it."""
     evaluation = Evaluation(auroc=math.inf, normalized_entropy=math.nan, num_samples=4)
     training = dataclasses.replace(TRAINING, evaluation=evaluation, loss=-math.inf)
-    write_result(
-        tmp_path, dataclasses.replace(result_of(training=training), spread={"a": math.nan})
-    )
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    fields = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    result = dataclasses.replace(result_of(training=training), spread={"a": math.nan})
+    write_result(tmp_path, result)
+    fields = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
     assert fields["spread"] == {"a": None}
     assert [fields[key] for key in ("loss", "auroc", "normalized_entropy")] == [None] * 3
     assert fields["per_rank"][0]["fwd_compute_ms"] == 1.0

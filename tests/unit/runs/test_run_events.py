@@ -11,43 +11,33 @@ from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.runs.run_events import RunWriter
+from tests.unit.runs.test_discovery import by_stage
+from tests.unit.runs.test_result import MEASURED as MEASURED_COST
+from tests.unit.runs.test_result import PREDICTED
 
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 8, 1.0))
 TASK = ShardingTask(TABLES, Topology(2, 10**7), batch_size=64)
-PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
-PLAN = ShardingPlan(
-    2,
-    (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)),
-)
+PLAN = ShardingPlan(2, (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)))
 REPORT = PlanReport("test", solve_s=0.25, cost=PREDICTED, lower_bound_ms=5.0)
-MEASURED = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75))
+MEASURED = MEASURED_COST.cost
 SCALARS = {
     "embedding/cost_ms": 10.0,
     "embedding/critical_path_ms": 14.0,
     "embedding/input_dist_ms": 0.75,
     "embedding/imbalance": 10 / 9.5,
-    "embedding/fwd_compute_ms/max": 4.0,
-    "embedding/fwd_compute_ms/mean": 2.5,
-    "embedding/fwd_comm_ms/max": 3.0,
-    "embedding/fwd_comm_ms/mean": 2.5,
-    "embedding/bwd_comm_ms/max": 3.0,
-    "embedding/bwd_comm_ms/mean": 2.5,
-    "embedding/bwd_compute_ms/max": 4.0,
-    "embedding/bwd_compute_ms/mean": 2.0,
+    **by_stage(4.0, 3.0, 3.0, 4.0, "embedding/{}_ms/max"),
+    **by_stage(2.5, 2.5, 2.5, 2.0, "embedding/{}_ms/mean"),
     "plan/solve_s": 0.25,
     "plan/predicted_ms": 6.25,
     "plan/lower_bound_ms": 5.0,
     "plan/gap": 0.25,
     "predicted/critical_path_ms": 7.75,
-    "predicted/fwd_compute_ms/max": 1.5,
-    "predicted/fwd_comm_ms/max": 2.5,
-    "predicted/bwd_comm_ms/max": 2.0,
-    "predicted/bwd_compute_ms/max": 1.75,
+    **by_stage(1.5, 2.5, 2.0, 1.75, "predicted/{}_ms/max"),
     "predicted/input_dist_ms": 0.625,
 }
 HPARAMS = {"sharder": "dim", "data": "synthetic", "batch_size": "64"}
@@ -64,7 +54,7 @@ def text(events: EventAccumulator, tag: str) -> str:
     return str(event.tensor_proto.string_val[0].decode())
 
 
-def test_the_plan_and_its_cost(tmp_path: Path) -> None:
+def test_the_plan_and_its_cost(tmp_path):
     with RunWriter(tmp_path, enabled=True) as writer:
         writer.plan(PLAN, REPORT, TASK, MEASURED)
     events = read(tmp_path)
@@ -82,7 +72,7 @@ def test_the_plan_and_its_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alternatives", [False, True])
-def test_what_the_cost_model_says_of_the_plan(tmp_path: Path, alternatives: bool) -> None:
+def test_what_the_cost_model_says_of_the_plan(tmp_path, alternatives):
     model = learned_cost_model(RunContext())
     diagnosis = diagnose(PLAN, model.price(TASK), alternatives=alternatives)
     with RunWriter(tmp_path, enabled=True) as writer:
@@ -94,7 +84,7 @@ def test_what_the_cost_model_says_of_the_plan(tmp_path: Path, alternatives: bool
     assert ("**Gains of alternatives**" in explained) == alternatives
 
 
-def test_what_a_plan_does_not_know_has_no_tag(tmp_path: Path) -> None:
+def test_what_a_plan_does_not_know_has_no_tag(tmp_path):
     with RunWriter(tmp_path, enabled=True) as writer:
         writer.plan(PLAN, PlanReport("by_hand", solve_s=0.25), TASK, MEASURED)
     events = read(tmp_path)
@@ -104,7 +94,7 @@ def test_what_a_plan_does_not_know_has_no_tag(tmp_path: Path) -> None:
     assert "predicted" not in text(events, "plan/explained")
 
 
-def test_config_and_hparams_are_in_the_runs_file(tmp_path: Path) -> None:
+def test_config_and_hparams_are_in_the_runs_file(tmp_path):
     with RunWriter(tmp_path, enabled=True) as writer:
         writer.config("seed: 0\ndata:\n  alpha: 0.9\n", HPARAMS)
         writer.scalar("train/loss", 0.5, 20)
@@ -118,7 +108,7 @@ def test_config_and_hparams_are_in_the_runs_file(tmp_path: Path) -> None:
     assert session.group_name, "TensorBoard groups trials by it"
 
 
-def test_scalars_have_steps(tmp_path: Path) -> None:
+def test_scalars_have_steps(tmp_path):
     with RunWriter(tmp_path, enabled=True) as writer:
         for step in (20, 40):
             writer.scalar("train/loss", 1 / step, step)
@@ -127,7 +117,7 @@ def test_scalars_have_steps(tmp_path: Path) -> None:
     assert [event.value for event in events] == pytest.approx([0.05, 0.025])
 
 
-def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+def test_other_ranks_write_nothing(tmp_path):
     with RunWriter(tmp_path, enabled=False) as writer:
         writer.config("seed: 0", HPARAMS)
         writer.plan(PLAN, REPORT, TASK, MEASURED)
@@ -135,8 +125,8 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_fails_keeps_what_it_wrote(tmp_path: Path) -> None:
-    def run() -> None:
+def test_a_run_that_fails_keeps_what_it_wrote(tmp_path):
+    def run():
         with RunWriter(tmp_path, enabled=True) as writer:
             writer.scalar("train/loss", 0.5, 20)
             raise KeyError

@@ -1,20 +1,24 @@
 """A run writes its main figures to the terminal."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from dlrm_sharded.runs.terminal import closing_text, prediction_text
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.runs.terminal import closing_text, prediction_text, surprise_text
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart, predict_step
 from dlrm_sharded.step.schedule import SERIAL
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.result import TrainingResult
+from tests.unit.runs.test_result import MEASURED as MEASURED_COST
+from tests.unit.runs.test_result import PREDICTED as PREDICTED_COST
 
-MEASURED = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75))
-PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)))
+MEASURED = MEASURED_COST.cost
+PREDICTED = PlanCost(PREDICTED_COST.per_rank)
 DENSE = DenseTimes(
     data_ms=0.5,
     bottom_forward_ms=0.25,
@@ -42,7 +46,7 @@ def closing(
     return closing_text(report, cost, STEP, training, Path("runs/x"), on_cuda=on_cuda)
 
 
-def test_the_prediction_beside_what_was_measured() -> None:
+def test_the_prediction_beside_what_was_measured():
     text = prediction_text(PREDICTED, MEASURED)
     assert "6.25 ms (-38 %)" in text
     assert "critical path 7.75 ms (-45 %)" in text
@@ -51,44 +55,48 @@ def test_the_prediction_beside_what_was_measured() -> None:
         assert f"{stage} {difference}" in text
 
 
+def test_a_surprise_is_said_on_one_scale() -> None:
+    """The critical path is 14 ms, 1.81 times what was predicted."""
+    prior = Standing("prior", "cpu: other", error=0.6)
+    text = surprise_text(PlanReport("dim", 0.5, cost=PREDICTED, standing=prior), MEASURED)
+    assert text is not None
+    assert "is 1.81 x the predicted one, and prior prices of cpu: other are expected" in text
+    assert "off by a factor of 1.60 at most: " in text
+    assert "%" not in text
+    within = dataclasses.replace(prior, error=0.9)
+    assert surprise_text(PlanReport("dim", 0.5, cost=PREDICTED, standing=within), MEASURED) is None
+
+
 @pytest.mark.parametrize("cost", [PREDICTED, None], ids=["predicted", "unpredicted"])
-def test_closing(cost: PlanCost | None) -> None:
+def test_closing(cost):
     text = closing(PlanReport("neuroshard", 0.5, cost=cost), UNVALIDATED)
-    for shown in (
-        f"{STEP.samples_per_s:,.0f} samples/s ({STEP.step_ms:.1f} ms a step, +20 %",
-        "neuroshard",
-        "2 ranks",
-        "10.00 ms",
-        "14.00 ms",
-        "0.75 ms",
-        "6,400",
-        "5,000",
-        "runs/x",
-    ):
-        assert shown in text
+    shown = [f"{STEP.samples_per_s:,.0f} samples/s ({STEP.step_ms:.1f} ms a step, +20 %"]
+    shown += ["10.00 ms", "14.00 ms", "0.75 ms", "6,400", "5,000"]
+    shown += ["neuroshard", "2 ranks", "runs/x"]
+    assert [words for words in shown if words not in text] == []
     assert ("predicted 6.25" in text) == (cost is not None)
     assert "no validation" in text
 
 
-def test_closing_says_what_a_prediction_is_worth() -> None:
+def test_closing_says_what_a_prediction_is_worth():
     report = PlanReport("neuroshard", 0.5, cost=PREDICTED, caveat="those are times of a CPU")
     assert closing(report, UNVALIDATED).splitlines()[-1] == "  caveat: those are times of a CPU"
     assert "caveat" not in closing(PlanReport("dim", 0.5, cost=PREDICTED), UNVALIDATED)
 
 
-def test_closing_with_validation() -> None:
+def test_closing_with_validation():
     text = closing(PlanReport("dim", 0.5), Evaluation(0.71234, 0.9, 1024))
     assert "0.7123" in text
     assert "1,024 samples" in text
 
 
-def test_closing_with_labels_of_one_class() -> None:
+def test_closing_with_labels_of_one_class():
     text = closing(PlanReport("dim", 0.5), Evaluation(None, None, 1024))
     assert "no AUROC: the labels of all 1,024 validation samples are equal" in text
     assert "no validation" not in text
 
 
-def test_closing_after_warm_up_alone() -> None:
+def test_closing_after_warm_up_alone():
     text = closing(PlanReport("dim", 0.5), UNVALIDATED, samples_per_s=NAN)
     assert "trainer.num_warmup_steps" in text
     assert "nan" not in text
@@ -98,9 +106,7 @@ def test_closing_after_warm_up_alone() -> None:
     ("fwd_compute_ms", "on_cuda", "is_said"),
     [(0.29, True, True), (0.31, True, False), (0.29, False, False)],
 )
-def test_closing_after_lookups_too_short_for_a_gpu(
-    fwd_compute_ms: float, on_cuda: bool, is_said: bool
-) -> None:
+def test_closing_after_lookups_too_short_for_a_gpu(fwd_compute_ms, on_cuda, is_said):
     """The slowest rank decides, and a CPU launches no kernels."""
     stages = StageCost(0.1, 2.0, 2.0, 2.0), StageCost(fwd_compute_ms, 0.0, 0.0, 0.0)
     cost = PlanCost(stages, (0.5, 0.5))

@@ -7,7 +7,6 @@ import math
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -100,7 +99,7 @@ def test_the_exponent_is_the_slope_of_a_power_law():
     assert math.isnan(figures.exponent([(10, 3.0)]))
 
 
-def test_rows_of_a_killed_part(tmp_path: Path):
+def test_rows_of_a_killed_part(tmp_path):
     """The same command goes on, another one is refused, and the rows can be read at any time."""
     path = tmp_path / "rows.jsonl"
     rows = [row_of(0, "a", cost_ms=1.5), row_of(0, "b", cost_ms=None)]
@@ -131,7 +130,7 @@ def test_rows_of_a_killed_part(tmp_path: Path):
     assert parts.rows_of(from_plain, cases(is_killed=True)) == rows
 
 
-def test_a_wrong_reference_leaves_no_file(tmp_path: Path, capsys):
+def test_a_wrong_reference_leaves_no_file(tmp_path, capsys):
     """A corrected command can then write the file."""
     path = tmp_path / "rows.jsonl"
     options = Namespace(jsonl=path, from_file=None, sharders=["a", "b"], reference="c")

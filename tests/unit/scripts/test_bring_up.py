@@ -5,13 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
-
-from tests.conftest import ROOT
+from bring_up import report
+from bring_up.steps import LIMIT_S, steps_on
+from studies.runner import Outcome
+from tests.preloaded import ROOT
 
 ERRORS = {"num": 9, "mape": 4.0, "median": 3.0, "p90": 8.0, "spearman": 0.99}
 FIGURES: dict[str, dict[str, Any]] = {
@@ -54,16 +53,6 @@ FIGURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-
-
-@pytest.fixture
-def steps() -> ModuleType:
-    return importlib.import_module("bring_up.steps")
-
-
 def outcome(step: str, **fields: Any) -> Any:
     made_up = {
         "status": "ok",
@@ -75,30 +64,28 @@ def outcome(step: str, **fields: Any) -> Any:
         "versions": {"torch": "2.13.0"},
         "commit": "0123456789abcdef",
     }
-    return importlib.import_module("studies.runner").Outcome(step, **made_up | fields)
+    return Outcome(step, **made_up | fields)
 
 
 def page(outcomes: list[Any], *, is_rehearsal: bool = False) -> str:
-    report: ModuleType = importlib.import_module("bring_up.report")
-    text: str = report.report_text(outcomes, is_rehearsal=is_rehearsal)
-    return text
+    return report.report_text(outcomes, is_rehearsal=is_rehearsal)
 
 
-def test_the_limits_leave_time_in_half_an_hour(steps: ModuleType) -> None:
-    assert sum(step.limit_s for step in steps.steps_on("cuda")) == steps.LIMIT_S <= 1800 - 60
+def test_the_limits_leave_time_in_half_an_hour():
+    assert sum(step.limit_s for step in steps_on("cuda")) == LIMIT_S <= 1800 - 60
 
 
-def test_every_step_has_a_module(steps: ModuleType) -> None:
-    for step in steps.steps_on("cuda"):
+def test_every_step_has_a_module():
+    for step in steps_on("cuda"):
         assert step.commands or importlib.import_module(f"bring_up.{step.name}").run
 
 
-def test_only_gpus_have_a_first_hour(steps: ModuleType) -> None:
-    names = {device: [step.name for step in steps.steps_on(device)] for device in ("cpu", "cuda")}
+def test_only_gpus_have_a_first_hour():
+    names = {device: [step.name for step in steps_on(device)] for device in ("cpu", "cuda")}
     assert [name for name in names["cuda"] if name not in names["cpu"]] == ["gpu"]
 
 
-def test_the_report_of_a_bring_up() -> None:
+def test_the_report_of_a_bring_up():
     text = page([outcome(step) for step in FIGURES])
     lines = text.splitlines()
     assert lines[:3] == ["# Bring-up of a CPU", "", "6 of 6 steps succeeded, in 3.0 minutes."]
@@ -121,7 +108,7 @@ def test_the_report_of_a_bring_up() -> None:
     assert "cost 9.0 % less" in next_steps[1]
 
 
-def test_the_report_says_what_failed_and_how_to_go_on() -> None:
+def test_the_report_says_what_failed_and_how_to_go_on():
     failed = outcome("tests", status="failed", failures=["test_training::test_a"], figures={})
     late = outcome(
         "sweep", status="no time left", seconds=None, limit_s=None, headline={"needs": "60 s"}
@@ -135,20 +122,20 @@ def test_the_report_says_what_failed_and_how_to_go_on() -> None:
     assert "Copy the folder" not in text
 
 
-def test_the_report_of_steps_without_figures() -> None:
+def test_the_report_of_steps_without_figures():
     crashed = [outcome(step, status="failed", figures={}, device=None) for step in FIGURES]
     text = page(crashed)
     assert text.startswith("# Bring-up of this machine\n\n0 of 6 steps succeeded")
     assert "## Sweep" not in text
 
 
-def test_measuring_beside_other_work_is_to_be_repeated() -> None:
+def test_measuring_beside_other_work_is_to_be_repeated():
     busy = {"before": [10_000.0, 0.0, 0.0]}
     loaded = [outcome(step, load_average=busy) for step in ("tests", "hardware", "calibrate")]
     assert "- Other work ran beside hardware, calibrate." in page(loaded)
 
 
-def test_what_the_prices_are_worth_decides_the_advice() -> None:
+def test_what_the_prices_are_worth_decides_the_advice():
     far_off = FIGURES["calibrate"] | {
         "held_out_errors": {"plan, embedding cost": ERRORS | {"mape": 23.0}}
     }
@@ -159,20 +146,19 @@ def test_what_the_prices_are_worth_decides_the_advice() -> None:
     behind = {"autoshard": FIGURES["policies"]["autoshard"] | {"over_best_heuristic": 1.08}}
     steps = {"calibrate": far_off, "policies": behind, "benchmark": dearer}
     text = page([outcome(step, figures=figures) for step, figures in steps.items()])
-    assert "off by 23.0 %; `make calibrate MINUTES=10` refines" in text
+    assert "off by 23.0 %; `dlrm-calibrate minutes=10` refines" in text
     assert "`dlrm-train-policy policy=autoshard costs=predicted`" in text
     assert "1.040 times those of TorchRec's planner" in text
 
 
-def test_few_tasks_do_not_tell_sharders_apart() -> None:
+def test_few_tasks_do_not_tell_sharders_apart():
     unclear = {"cost_ms over torchrec, 95 %": {"neuroshard": [0.8, 1.02]}}
     text = page([outcome("benchmark", figures=FIGURES["benchmark"] | unclear)])
     assert "cost 0.910 times those of TorchRec's planner, which so few" in text
 
 
-def test_a_rehearsal_says_so(tmp_path: Path) -> None:
+def test_a_rehearsal_says_so(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps({"small": True, "device": "cpu"}))
-    report: ModuleType = importlib.import_module("bring_up.report")
     line = report.write_report(tmp_path, [outcome(step) for step in FIGURES])
     assert line == f"report: {tmp_path / 'report.md'}"
     text = (tmp_path / "report.md").read_text()
@@ -191,7 +177,7 @@ def test_second():
 """
 
 
-def test_a_test_is_written_before_the_next_begins(tmp_path: Path) -> None:
+def test_a_test_is_written_before_the_next_begins(tmp_path):
     """The end of all tests may be an hour away, and a kill comes before it."""
     (tmp_path / "test_lines.py").write_text(SEES_THE_FIRST)
     plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "bring_up.tests")

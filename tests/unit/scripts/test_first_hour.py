@@ -1,23 +1,24 @@
 """The runner of the first hour's steps, with steps that do little; and what steps compute."""
 
 import gzip
-import importlib
 import json
 import os
 import platform
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import first_gpu
 from dlrm_sharded.files.errors import ConfigError
-from tests.conftest import ROOT
+from first_hour import traces
+from studies import runner, store
+from studies.study import StudyRun
+from tests.preloaded import ROOT
+from tests.processes import children_of, is_running, wait_until
 
 RECORD = """
 from pathlib import Path
@@ -55,82 +56,40 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.unit.scripts.test_first_hour import CASES, run_steps
-from studies import runner
-run_steps(runner, Path(sys.argv[1]), {"step": CASES})
+run_steps(Path(sys.argv[1]), {"step": CASES})
 """
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-
-
-@pytest.fixture
-def runner_module() -> ModuleType:
-    return importlib.import_module("studies.runner")
-
-
 def run_steps(
-    module: ModuleType, out: Path, programs: dict[str, str], *, limit_s: float = 600, **steps: Any
+    out: Path, programs: dict[str, str], *, limit_s: float = 600, **steps: Any
 ) -> list[Any]:
     """Outcomes of steps, each a program that records a figure before it does what is given."""
-    runner = module.Runner(
-        out,
-        command=lambda step, seconds: [
-            *(sys.executable, "-c", RECORD.format(name=step.name) + programs[step.name])
-        ],
-        settings={"small": True},
-    )
+
+    def command(step: runner.Study, seconds: float) -> list[str]:
+        return [sys.executable, "-c", RECORD.format(name=step.name) + programs[step.name]]
+
     every = {"limit_s": 60.0, "least_s": 0.0}
-    return runner.run(
-        [module.Study(name, **every | steps.get(name, {})) for name in programs], limit_s
-    )
+    studies = [runner.Study(name, **every | steps.get(name, {})) for name in programs]
+    return runner.Runner(out, command=command, settings={"small": True}).run(studies, limit_s)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < ends_at
-        time.sleep(0.05)
-
-
-def children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
-
-
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
-
-
-def test_a_failing_step_stops_no_other(runner_module: ModuleType, tmp_path: Path) -> None:
+def test_a_failing_step_stops_no_other(tmp_path):
+    steps = {
+        "crash": ("import os; os.abort()", "failed"),
+        "error": ("raise ValueError('what went wrong')", "failed"),
+        "check": ("run.check(False, 'too large'); raise SystemExit(1)", "failed"),
+        "good": ("", "ok"),
+        "orphan": ("", "no files"),
+        "child": ("Path('made.parquet').touch()", "ok"),
+        "heir": ("", "ok"),
+    }
     outcomes = run_steps(
-        runner_module,
         tmp_path,
-        {
-            "crash": "import os; os.abort()",
-            "error": "raise ValueError('what went wrong')",
-            "check": "run.check(False, 'too large'); raise SystemExit(1)",
-            "good": "",
-            "orphan": "",
-            "child": "Path('made.parquet').touch()",
-            "heir": "",
-        },
+        {name: program for name, (program, _) in steps.items()},
         orphan={"needs": ("no_*.parquet",)},
         heir={"needs": ("no_*.parquet", "made.*")},
     )
-    assert {outcome.step: outcome.status for outcome in outcomes} == {
-        "crash": "failed",
-        "error": "failed",
-        "check": "failed",
-        "good": "ok",
-        "orphan": "no files",
-        "child": "ok",
-        "heir": "ok",
-    }
+    assert {o.step: o.status for o in outcomes} == {name: ends for name, (_, ends) in steps.items()}
     by_name = {outcome.step: outcome for outcome in outcomes}
     assert by_name["crash"].exit_code == -6
     assert by_name["crash"].figures == {"answer": 42.123}, "it keeps what it found out before"
@@ -140,7 +99,7 @@ def test_a_failing_step_stops_no_other(runner_module: ModuleType, tmp_path: Path
     written = json.loads((tmp_path / "error.json").read_text())
     assert (written["status"], written["exit_code"]) == ("failed", 1)
     assert written["versions"]["python"] == platform.python_version()
-    table = runner_module.closing_table(outcomes)
+    table = runner.closing_table(outcomes)
     assert "| error | failed | " in table
     assert "too large" in table
     assert "ValueError: what went wrong" in table
@@ -149,24 +108,16 @@ def test_a_failing_step_stops_no_other(runner_module: ModuleType, tmp_path: Path
     assert steps["good"]["headline"] == {"answer": "42"}
 
 
-def test_a_hanging_step_is_killed_with_its_children(
-    runner_module: ModuleType, tmp_path: Path
-) -> None:
-    outcomes = run_steps(
-        runner_module, tmp_path, {"hang": SLEEPS, "good": ""}, hang={"limit_s": 8.0}
-    )
+def test_a_hanging_step_is_killed_with_its_children(tmp_path):
+    outcomes = run_steps(tmp_path, {"hang": SLEEPS, "good": ""}, hang={"limit_s": 8.0})
     assert [outcome.status for outcome in outcomes] == ["timed out", "ok"]
     assert outcomes[0].figures == {"answer": 42.123}
-    child = Path("/proc") / (tmp_path / "child").read_text()
-    ends_at = time.monotonic() + 60
-    while child.exists() and "Z" not in (child / "stat").read_text().split(")")[-1][:3]:
-        assert time.monotonic() < ends_at, "a child in a session of its own is left"
-        time.sleep(0.1)
+    child = int((tmp_path / "child").read_text())
+    wait_until(lambda: not is_running(child), "a child in a session of its own has ended", 60)
 
 
-def test_steps_share_the_time(runner_module: ModuleType, tmp_path: Path) -> None:
+def test_steps_share_the_time(tmp_path):
     outcomes = run_steps(
-        runner_module,
         tmp_path,
         {"long": "", "short": ""},
         limit_s=50,
@@ -177,9 +128,9 @@ def test_steps_share_the_time(runner_module: ModuleType, tmp_path: Path) -> None
     assert not (tmp_path / "long.json").exists()
 
 
-def test_what_succeeded_is_not_run_again(runner_module: ModuleType, tmp_path: Path) -> None:
-    run_steps(runner_module, tmp_path, {"good": "", "bad": "raise SystemExit(3)"})
-    outcomes = run_steps(runner_module, tmp_path, {"good": "", "bad": "", "new": ""})
+def test_what_succeeded_is_not_run_again(tmp_path):
+    run_steps(tmp_path, {"good": "", "bad": "raise SystemExit(3)"})
+    outcomes = run_steps(tmp_path, {"good": "", "bad": "", "new": ""})
     assert [(o.step, o.status, o.is_earlier) for o in outcomes] == [
         ("good", "ok", True),
         ("bad", "ok", False),
@@ -188,13 +139,11 @@ def test_what_succeeded_is_not_run_again(runner_module: ModuleType, tmp_path: Pa
     assert outcomes[0].figures == {"answer": 42.123}
     assert (tmp_path / "starts").read_text().split() == ["good", "bad", "bad", "new"]
     with pytest.raises(ConfigError, match="steps with other settings"):
-        runner_module.Runner(tmp_path, command=lambda *of: [], settings={"small": False})
+        runner.Runner(tmp_path, command=lambda *of: [], settings={"small": False})
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_a_kill_at_any_moment_loses_no_finished_case(
-    runner_module: ModuleType, tmp_path: Path, moment: int
-) -> None:
+def test_a_kill_at_any_moment_loses_no_finished_case(tmp_path, moment):
     """The runner and all that it started are killed in case a, b, c or d."""
     (tmp_path / "hangs").write_text("abcd"[moment])
     (tmp_path / "fails").write_text("none")
@@ -204,21 +153,23 @@ def test_a_kill_at_any_moment_loses_no_finished_case(
         start_new_session=True,
     )
     begun, ended = tmp_path / "cases", tmp_path / "step.cases.jsonl"
-    wait_for(lambda: begun.exists() and len(begun.read_text().split()) > moment)
-    [step] = children(killed.pid)
+    wait_until(
+        lambda: begun.exists() and len(begun.read_text().split()) > moment, "the case has begun"
+    )
+    [step] = children_of(killed.pid)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
-    wait_for(lambda: state_of(step) == "Z")
+    wait_until(lambda: not is_running(step), "the step has ended")
     assert ended.read_text().count('"case"') == moment
     with ended.open("a") as file:
         file.write('{"case": "d", "fig')  # what a kill may leave of a line
     (tmp_path / "hangs").write_text("none")
 
-    [none] = run_steps(runner_module, tmp_path, {"step": CASES}, limit_s=-1)
-    [outcome] = run_steps(runner_module, tmp_path, {"step": CASES})
+    [none] = run_steps(tmp_path, {"step": CASES}, limit_s=-1)
+    [outcome] = run_steps(tmp_path, {"step": CASES})
 
     assert none.status == "no time left"
-    text = runner_module.missing_text(none)
+    text = runner.missing_text(none)
     assert text.startswith(f"{moment} of 4 cases are finished; the same command runs the others: ")
     assert text.endswith(", ".join("abcd"[moment:]))
     assert outcome.status == "ok"
@@ -228,44 +179,40 @@ def test_a_kill_at_any_moment_loses_no_finished_case(
     assert not ended.exists(), "who removes step.json repeats all cases"
 
 
-def test_only_failed_cases_are_run_again(runner_module: ModuleType, tmp_path: Path) -> None:
+def test_only_failed_cases_are_run_again(tmp_path):
     (tmp_path / "hangs").write_text("none")
     (tmp_path / "fails").write_text("c")
-    [failed] = run_steps(runner_module, tmp_path, {"step": CASES})
+    [failed] = run_steps(tmp_path, {"step": CASES})
     assert (failed.status, failed.num_finished, failed.missing) == ("failed", 3, ["c"])
-    assert "3 of 4 cases are finished" in runner_module.closing_table([failed])
+    assert "3 of 4 cases are finished" in runner.closing_table([failed])
     (tmp_path / "fails").write_text("none")
-    [outcome] = run_steps(runner_module, tmp_path, {"step": CASES})
+    [outcome] = run_steps(tmp_path, {"step": CASES})
     assert outcome.status == "ok"
     assert (tmp_path / "cases").read_text().split() == ["a", "b", "c", "d", "c"]
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
-    module = importlib.import_module("studies.store")
+@pytest.mark.parametrize("spoiled", ['{"case": "b", "fig', "5\n", "[]\n", "null\n", "{}\n"])
+def test_a_spoiled_line_does_not_spoil_the_next(tmp_path, spoiled):
+    """It was cut off, or is JSON that no case writes."""
     path = tmp_path / "step.cases.jsonl"
-    cases = module.Cases(path, {"commit": "one"})
+    cases = store.Cases(path, {"commit": "one"})
     cases.plan(["a", "b"])
     cases.add("a", 1.5, [])
     with path.open("a") as file:
-        file.write('{"case": "b", "fig')
-    module.Cases(path, {"commit": "one"}).add("b", None, [])
-    again = module.Cases(path)
+        file.write(spoiled)
+    store.Cases(path, {"commit": "one"}).add("b", None, [])
+    again = store.Cases(path)
     assert (again.num_finished, again.missing, again.ended["a"].figures) == (2, [], 1.5)
 
 
-def test_what_was_run_under_other_conditions_does_not_count(
-    runner_module: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_was_run_under_other_conditions_does_not_count(tmp_path, monkeypatch, capsys):
     (tmp_path / "hangs").write_text("none")
     (tmp_path / "fails").write_text("d")
     programs = {"good": "", "step": CASES}
     for commit, starts in {"old": 1, "new": 2}.items():
         now = {"commit": commit, "hardware": "a CPU"}
-        monkeypatch.setattr(runner_module, "conditions", lambda now=now: now)
-        outcomes = run_steps(runner_module, tmp_path, programs)
+        monkeypatch.setattr(runner, "conditions", lambda now=now: now)
+        outcomes = run_steps(tmp_path, programs)
         assert [outcome.is_earlier for outcome in outcomes] == [False, False]
         assert (tmp_path / "cases").read_text().split() == starts * ["a", "b", "c", "d"]
     printed = capsys.readouterr().out
@@ -274,27 +221,23 @@ def test_what_was_run_under_other_conditions_does_not_count(
     assert "step: 4 cases were run under other conditions" in printed
 
 
-def test_limits_of_the_steps() -> None:
+def test_limits_of_the_steps():
     """All of them fit into 27 minutes, and any one into ten."""
-    first_gpu = importlib.import_module("first_gpu")
     assert sum(step.limit_s for step in first_gpu.STEPS) <= first_gpu.LIMIT_S <= 27 * 60
     assert all(step.least_s <= step.limit_s < 570 for step in first_gpu.STEPS)
     for step in first_gpu.STEPS:
         assert step.commands or (ROOT / "scripts" / "first_hour" / f"{step.name}.py").exists()
 
 
-def test_parts_that_are_left_out_are_failures(tmp_path: Path) -> None:
-    step_run = importlib.import_module("studies.study")
-    run = step_run.StudyRun("some", tmp_path, seconds=100, small=True)
+def test_parts_that_are_left_out_are_failures(tmp_path):
+    run = StudyRun("some", tmp_path, seconds=100, small=True)
     assert run.has_time("short", 1)
     assert run.failures == []
     assert not run.has_time("long", 1000)
     assert run.failures == ["long: left out: 100 s left, needs 1000 s"]
 
 
-def test_traces(tmp_path: Path) -> None:
-    traces = importlib.import_module("first_hour.traces")
-
+def test_traces(tmp_path):
     def event(category: str, name: str, start: float, duration: float) -> dict[str, Any]:
         return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dlrm_sharded import Constraints, PlanCost, RunContext, SharderContext, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
@@ -27,18 +28,14 @@ from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.files.errors import InvalidPlanError
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.layouts import Replicas, row_blocks
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.build_problem import build_problem
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, neuroshard_sharder
+from tests.unit.made_up import column_shards, task_of, with_memory
 
 NUM_CACHES = 2
 EXCHANGE_SCALE = {"one": 0.02, "log2_ranks": 0.01, "shards": 1.0, "own_shards": 1.0}
@@ -135,20 +132,23 @@ def problem_of(
 
 def crowded_problem(seed: int, hosts: tuple[int, int], full: float) -> Problem:
     """Return the problem of up to 11 tables that take so much of the memory, under any model."""
-    rng = np.random.default_rng([seed, *hosts])
-    task = roomy_task(rng, hosts, int(rng.integers(1, 12)))
-    task = with_memory(task, int(task.table_bytes / task.topology.world_size / full) + 64)
+    task = crowded_task(np.random.default_rng([seed, *hosts]), hosts, (1, 12), full)
     return problem_of(task, model_of(MODELS[seed % len(MODELS)], seed))
 
 
 def searched_problem(seed: int, *, full: float = 0.5) -> Problem:
     """Return a problem of up to 15 tables whose search has something to decide."""
     hosts = [(1, 1), (1, 4), (2, 2), (4, 1), (3, 3)][seed % 5]
-    rng = np.random.default_rng(seed)
-    task = roomy_task(rng, hosts, int(rng.integers(2, 16)))
-    task = with_memory(task, int(task.table_bytes / task.topology.world_size / full) + 64)
+    task = crowded_task(np.random.default_rng(seed), hosts, (2, 16), full)
     model = model_of(MODELS[seed % len(MODELS)], seed)
     return problem_of(task, model, critical_path_share=0.05, split_error=0.05)
+
+
+def crowded_task(
+    rng: np.random.Generator, hosts: tuple[int, int], num_tables: tuple[int, int], full: float
+) -> ShardingTask:
+    task = roomy_task(rng, hosts, int(rng.integers(*num_tables)))
+    return with_memory(task, int(task.table_bytes / task.topology.world_size / full) + 64)
 
 
 def neuroshard(name: str = "shipped", model_seed: int = 0, **arguments: Any) -> NeuroShardSharder:
@@ -189,12 +189,8 @@ def layouts_of(table: Table, topology: Topology) -> Iterator[list[Shard]]:
     hosts = range(0, world_size, topology.ranks_per_host)
     groups = {range(world_size), *(range(h, h + topology.ranks_per_host) for h in hosts)}
     for ranks in sorted(groups, key=lambda ranks: (len(ranks), ranks.start)):
-        blocks = row_blocks(table.num_embeddings, len(ranks))
-        if len(blocks) == len(ranks) > 1:
-            yield [
-                dataclasses.replace(whole, rank=rank, rows=rows)
-                for rank, rows in zip(ranks, blocks, strict=True)
-            ]
+        if len(ranks) > 1 and RowBlocks(ranks).is_possible(table):
+            yield RowBlocks(ranks).shards(table)
     if world_size > 1:
         yield Replicas(world_size).shards(table)
 
@@ -205,13 +201,10 @@ def tiny_task(
     """Few narrow tables on 2 or 3 ranks, or on hosts x ranks; `full` of the memory is taken."""
     rng = np.random.default_rng([seed, num_tables])
     world_size = hosts[0] * hosts[1] if hosts else int(rng.integers(2, 4))
-    topology = Topology(
-        world_size,
-        2**50,
-        hosts[1] if hosts else None,
-        optimizer_bytes_per_row=int(rng.choice([0, 4])),
-        compute_device="cpu",
-    )
+    topology = {
+        "local_world_size": hosts[1] if hosts else None,
+        "optimizer_bytes_per_row": int(rng.choice([0, 4])),
+    }
     tables = tuple(
         Table(
             f"t{i}",
@@ -221,19 +214,14 @@ def tiny_task(
         )
         for i in range(num_tables)
     )
-    task = with_profiles(ShardingTask(tables, topology, int(rng.choice([256, 2048]))))
+    batch_size = int(rng.choice([256, 2048]))
+    task = with_profiles(task_of(tables, world_size, 2**50, batch_size, **topology))
     return with_memory(task, int(task.table_bytes / world_size / full) + 1)
 
 
 def roomy_task(rng: np.random.Generator, hosts: tuple[int, int], num_tables: int) -> ShardingTask:
     """Tables of up to 128 columns on hosts x ranks, with memory for everything anywhere."""
-    topology = Topology(
-        hosts[0] * hosts[1],
-        2**50,
-        hosts[1],
-        compute_device="cpu",
-        inter_host_bytes_per_s=5e9,
-    )
+    topology = {"local_world_size": hosts[1], "inter_host_bytes_per_s": 5e9}
     tables = tuple(
         Table(
             f"t{i}",
@@ -243,7 +231,8 @@ def roomy_task(rng: np.random.Generator, hosts: tuple[int, int], num_tables: int
         )
         for i in range(num_tables)
     )
-    return with_profiles(ShardingTask(tables, topology, int(rng.choice([1024, 8192]))))
+    batch_size = int(rng.choice([1024, 8192]))
+    return with_profiles(task_of(tables, hosts[0] * hosts[1], 2**50, batch_size, **topology))
 
 
 def random_plan(rng: np.random.Generator, task: ShardingTask) -> tuple[Shard, ...]:
@@ -259,28 +248,15 @@ def random_plan(rng: np.random.Generator, task: ShardingTask) -> tuple[Shard, ..
         ranks = range(world_size)
         if layout == "host_rows":
             ranks = range(other - other % per_host, other - other % per_host + per_host)
-        blocks = row_blocks(table.num_embeddings, len(ranks))
+        is_block = layout.endswith("rows") and len(ranks) > 1
         if layout == "columns" and table.embedding_dim > COLUMN_MULTIPLE and other != whole.rank:
-            steps = table.embedding_dim // COLUMN_MULTIPLE
-            edge = COLUMN_MULTIPLE * int(rng.integers(1, steps))
-            shards.append(dataclasses.replace(whole, cols=(0, edge)))
-            shards.append(dataclasses.replace(whole, rank=other, cols=(edge, table.embedding_dim)))
+            edge = COLUMN_MULTIPLE * int(rng.integers(1, table.embedding_dim // COLUMN_MULTIPLE))
+            pieces = (whole.rank, edge), (other, table.embedding_dim - edge)
+            shards += column_shards(table, *pieces)
         elif layout == "replicas" and world_size > 1:
             shards += Replicas(world_size).shards(table)
-        elif layout.endswith("rows") and 1 < len(ranks) == len(blocks):
-            shards += [
-                dataclasses.replace(whole, rank=rank, rows=rows)
-                for rank, rows in zip(ranks, blocks, strict=True)
-            ]
+        elif is_block and RowBlocks(ranks).is_possible(table):
+            shards += RowBlocks(ranks).shards(table)
         else:
             shards.append(whole)
     return tuple(shards)
-
-
-def with_memory(task: ShardingTask, *memory_bytes: int) -> ShardingTask:
-    """The task with so much memory on all ranks, or on each."""
-    by_rank = memory_bytes if len(memory_bytes) > 1 else None
-    topology = dataclasses.replace(
-        task.topology, memory_bytes=min(memory_bytes), memory_bytes_by_rank=by_rank
-    )
-    return dataclasses.replace(task, topology=topology)

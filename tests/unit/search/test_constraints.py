@@ -9,45 +9,23 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import Constraints, ShardingPlan, Table, Topology, validate
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from tests.unit.made_up import packed_tasks, tables_of, task_of
 from tests.unit.search.made_up import MODELS, neuroshard
 
 Keys = dict[str, Any]
 
 
-@st.composite
-def tasks(draw: st.DrawFn) -> ShardingTask:
-    """A few tables on up to 6 ranks, with memory of each rank for some of them."""
-    tables = tuple(
-        Table(
-            f"t{i}",
-            num_embeddings=draw(st.integers(1, 2000)),
-            embedding_dim=4 * draw(st.integers(1, 20)),
-            pooling_factor=draw(st.sampled_from([0.0, 1.0, 30.0])),
-        )
-        for i in range(draw(st.integers(1, 7)))
-    )
-    hosts, per_host = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    world_size = hosts * per_host
-    mean = sum(t.num_embeddings * t.embedding_dim * 4 for t in tables) // world_size
-    by_rank = tuple(
-        int(mean * draw(st.sampled_from([0.5, 1.1, 2.0, 10.0]))) + 64 for _ in range(world_size)
-    )
-    topology = Topology(
-        world_size, max(by_rank), per_host, compute_device="cpu", memory_bytes_by_rank=by_rank
-    )
-    return ShardingTask(tables, topology, 256)
+ROOM = st.sampled_from([0.5, 1.1, 2.0, 10.0])
+HOSTS = [(hosts, per_host) for hosts in (1, 2, 3) for per_host in (1, 2)]
 
 
 @st.composite
 def constrained(draw: st.DrawFn) -> tuple[ShardingTask, Keys]:
     """A task, and what is asked of its plan: some of it cannot be had."""
-    task = draw(tasks())
+    task = draw(packed_tasks(ROOM, rows=st.integers(1, 2000), most_tables=7, hosts=HOSTS))
     names, world_size = [table.name for table in task.tables], task.topology.world_size
     group = st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)
     ranks = st.lists(st.integers(0, world_size - 1), min_size=1, max_size=3)
@@ -114,11 +92,7 @@ def test_kept_or_refused(case: tuple[ShardingTask, Keys], model: str, seed: int)
     assert (repr(task), repr(keys)) == before
 
 
-TASK = ShardingTask(
-    tuple(Table(f"t{i}", 100, 16, 2.0) for i in range(5)),
-    Topology(3, 10**6, compute_device="cpu"),
-    256,
-)
+TASK = task_of(tables_of(*[(100, 16, 2.0)] * 5), 3, 10**6, 256)
 
 
 def plan(**keys: Any) -> ShardingPlan:
@@ -235,9 +209,7 @@ def test_more_apart_than_ranks() -> None:
 def test_row_blocks_only_where_a_table_may_be() -> None:
     """The narrowest columns fit no rank; the ranks of a host are enough for blocks."""
     tall = Table("tall", 4000, 4, 1.0)
-    task = dataclasses.replace(
-        TASK, tables=(tall,), topology=Topology(4, 40_000, 2, compute_device="cpu")
-    )
+    task = task_of((tall,), 4, 40_000, 256, local_world_size=2)
     for ranks, found in (([0, 1, 2, 3], True), ([2, 3], True), ([1, 2, 3], True), ([1, 2], False)):
         sharder = neuroshard(patience=1, pin={"tall": ranks})
         if found:

@@ -5,22 +5,19 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded import NeuroShardSharder, SharderContext, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.compute import PriceNet
-from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
+from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.search.moves import Neighborhood
 from dlrm_sharded.search.problem import Load
 from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
-from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from tests.unit.cost.worked_bound import constant_prices
+from tests.unit.made_up import task_of
 from tests.unit.search.made_up import COST_ALONE, model_of, predicted, problem_of
 
 IDS_MS, COLUMNS_MS, WIDEST_MS = 0.001, 0.001, 0.01
@@ -29,18 +26,8 @@ IDS_MS, COLUMNS_MS, WIDEST_MS = 0.001, 0.001, 0.01
 
 def gpu_model() -> LearnedCostModel:
     """Lookups dominate, and the widest shard dominates lookups."""
-    work = DEVICE_WORK["cuda"]
     prices = {"ids": IDS_MS, "id_columns": COLUMNS_MS}
-    num_terms = len(work.terms)
-    net = PriceNet(
-        weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, num_terms))),
-        biases=(np.zeros(1), np.log([prices.get(term, 1e-12) for term in work.terms])),
-        cache_gain=np.zeros((num_terms, 1)),
-        cache_mb=np.zeros(1),
-        cache_slope=np.ones(1),
-        launch_ms=0.02,
-        next_launch_ms=0.01,
-    )
+    net = constant_prices(prices, DEVICE_WORK["cuda"], launch_ms=0.02, next_launch_ms=0.01)
     model = model_of("warps")
     compute = dataclasses.replace(
         model.compute, forward=net, backward=net, widest_ms=np.full((2, 2), WIDEST_MS)
@@ -53,26 +40,26 @@ def gpu_model() -> LearnedCostModel:
     return dataclasses.replace(model, compute=compute, communication=communication, device="cuda")
 
 
-def task_of(seed: int, world_size: int, num_wide: int, num_narrow: int) -> ShardingTask:
+def mixed_task(seed: int, world_size: int, num_wide: int, num_narrow: int) -> ShardingTask:
     rng = np.random.default_rng(seed)
     wide = [Table(f"w{i}", 10**5, 128, rng.uniform(1, 3)) for i in range(num_wide)]
     narrow = [Table(f"n{i}", 10**5, 16, rng.uniform(1, 10)) for i in range(num_narrow)]
-    return with_profiles(ShardingTask((*wide, *narrow), Topology(world_size, 10**12), 8192))
+    task = task_of((*wide, *narrow), world_size, 10**12, 8192, device="cuda")
+    return with_profiles(task)
 
 
 def separated_ms(task: ShardingTask, model: LearnedCostModel) -> float:
     """Least cost of plans with wide tables on the first ranks alone, both kinds balanced by ids."""
-    world_size = task.topology.world_size
     costs = []
-    for num_wide in range(1, world_size):
-        load, shards = np.zeros(world_size), []
+    for num_wide in range(1, task.topology.world_size):
+        load, rank_of = np.zeros(task.topology.world_size), {}
         for table in sorted(task.tables, key=lambda table: -table.pooling_factor):
-            is_wide = table.embedding_dim > 32
-            ranks = slice(0, num_wide) if is_wide else slice(num_wide, world_size)
+            ranks = slice(0, num_wide) if table.embedding_dim > 32 else slice(num_wide, None)
             rank = int(load[ranks].argmin()) + ranks.start
             load[rank] += table.pooling_factor
-            shards.append(Shard.whole(table, rank))
-        costs.append(predicted(tuple(shards), task, model).cost_ms)
+            rank_of[table.name] = rank
+        plan = whole_tables(task, [rank_of[table.name] for table in task.tables])
+        costs.append(predicted(plan.shards, task, model).cost_ms)
     return min(costs)
 
 
@@ -82,7 +69,7 @@ def separated_ms(task: ShardingTask, model: LearnedCostModel) -> float:
 def test_separates_narrow_tables_from_wide_ones(
     seed: int, world_size: int, num_wide: int, num_narrow: int
 ) -> None:
-    task, model = task_of(seed, world_size, num_wide, num_narrow), gpu_model()
+    task, model = mixed_task(seed, world_size, num_wide, num_narrow), gpu_model()
     sharder = NeuroShardSharder(
         SharderContext(cost_model=model), time_budget_s=1e6, patience=3, **COST_ALONE
     )
@@ -91,16 +78,9 @@ def test_separates_narrow_tables_from_wide_ones(
     assert cost_ms <= separated_ms(task, model)
 
 
-def compute_loads(state: State, cost: PlanCost) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward computation [W, 2] of a state, as it keeps them and as predicted."""
-    share = 0.5
-    stages = [(rank.fwd_compute_ms, rank.bwd_compute_ms) for rank in cost.per_rank]
-    return state.load[:, Load.COMPUTE] / share, np.array(stages)
-
-
 def test_costs_kept_while_editing_are_those_predicted() -> None:
     """Also after the widest piece of a rank has come and gone, many times."""
-    task, model = task_of(3, 3, 3, 6), model_of("warps")
+    task, model = mixed_task(3, 3, 3, 6), model_of("warps")
     problem = problem_of(task, model, critical_path_share=0.5)
     state, rng = State(problem), np.random.default_rng(0)
     for unit in range(problem.num_units):
@@ -113,15 +93,15 @@ def test_costs_kept_while_editing_are_those_predicted() -> None:
         if rng.random() < 0.3:
             state.refresh()
     state.refresh()
-    plan = ShardingPlan(3, state_shards(state))
-    cost = model.price(task).predict(plan)
-    kept, expected = compute_loads(state, cost)
-    np.testing.assert_allclose(kept, expected, rtol=1e-9)
+    cost = model.price(task).predict(ShardingPlan(3, state_shards(state)))
+    stages = [(rank.fwd_compute_ms, rank.bwd_compute_ms) for rank in cost.per_rank]
+    kept = state.load[:, Load.COMPUTE] / 0.5  # half of the objective is the critical path
+    np.testing.assert_allclose(kept, stages, rtol=1e-9)
 
 
 def test_gains_of_moves_count_the_widest_shard() -> None:
     """Where reads do not matter, and no rank gets its first piece, estimates are exact."""
-    task = task_of(4, 3, 2, 4)
+    task = mixed_task(4, 3, 2, 4)
     problem = problem_of(task, gpu_model(), critical_path_share=0.0)
     state = State(problem)
     for unit in range(problem.num_units):
@@ -130,8 +110,12 @@ def test_gains_of_moves_count_the_widest_shard() -> None:
     state.log.clear()
     objective = SmoothObjective(state)
     near = Neighborhood(state, np.random.default_rng(0), splits=False)
-    moves = [move for rank in range(3) for move in near.transfers(rank, objective)]
-    moves += [move for rank in range(3) for move in near.swaps(rank, objective)]
+    moves = [
+        move
+        for rank in range(3)
+        for kind in (near.transfers, near.swaps)
+        for move in kind(rank, objective)
+    ]
     checked = 0
     for move in moves:
         if not np.isfinite(move.change_ms):

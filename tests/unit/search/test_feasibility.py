@@ -1,12 +1,13 @@
 """Proofs that no plan fits: never wrong, and with the numbers that a user needs."""
 
+from typing import Any
+
 import numpy as np
 
+from dlrm_sharded import Constraints, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
+from tests.unit.made_up import task_of
 from tests.unit.search.made_up import all_plans, model_of, problem_of, tiny_task, with_memory
 
 
@@ -28,37 +29,33 @@ def test_what_is_said_to_fit_no_rank_fits_none() -> None:
     assert said[False] > 50
 
 
-def task_of(*tables: Table, memory: int, world_size: int = 4) -> ShardingTask:
-    topology = Topology(world_size, memory, compute_device="cpu")
-    return with_profiles(ShardingTask(tables, topology, 256))
+def tight(*tables: Table, memory: int, world_size: int = 4) -> ShardingTask:
+    return with_profiles(task_of(tables, world_size, memory, 256))
+
+
+def why(task: ShardingTask, **constraints: Any) -> str:
+    """Why no plan fits, in words: `None` if one may."""
+    problem = problem_of(task, model_of("shipped"), Constraints(**constraints))
+    return str(why_infeasible(problem))
 
 
 def test_says_why() -> None:
-    model = model_of("shipped")
-    total = problem_of(task_of(Table("a", 100, 16, 1.0), memory=1599), model)
-    assert "the tables need 6,400 B" in str(why_infeasible(total))
-    assert "all 4 ranks together have 6,396 B" in str(why_infeasible(total))
-
-    few_rows = task_of(Table("tall", 3, 4, 1.0), Table("b", 1, 4, 1.0), memory=47)
-    assert "'tall' needs 48 B, in pieces of 48 B or more" in str(
-        why_infeasible(problem_of(few_rows, model))
-    )
-
-    roomy = task_of(Table("a", 100, 16, 1.0), Table("b", 100, 16, 1.0), memory=6400)
-    assert why_infeasible(problem_of(roomy, model)) is None
-    pinned = problem_of(roomy, model, Constraints(pin={"b": [1], "a": [2]}))
-    assert why_infeasible(pinned) is None
-    group = problem_of(roomy, model, Constraints(together=[["a", "b"]]))
-    assert "'a', 'b' needs 12,800 B" in str(why_infeasible(group))
-    smaller = with_memory(roomy, 6399)
-    assert why_infeasible(problem_of(smaller, model)) is None
-    unsplit = problem_of(smaller, model, Constraints(unsplit=["b"]))
-    assert "'b' needs 6,400 B, in pieces of 6,400 B or more" in str(why_infeasible(unsplit))
-    narrow = problem_of(smaller, model, Constraints(pin={"b": [3]}))
-    assert "its 1 ranks have 6,399 B or less each" in str(why_infeasible(narrow))
+    tables = Table("a", 100, 16, 1.0), Table("b", 100, 16, 1.0)
+    total = why(tight(tables[0], memory=1599))
+    assert "the tables need 6,400 B" in total
+    assert "all 4 ranks together have 6,396 B" in total
+    few_rows = tight(Table("tall", 3, 4, 1.0), Table("b", 1, 4, 1.0), memory=47)
+    assert "'tall' needs 48 B, in pieces of 48 B or more" in why(few_rows)
+    roomy, smaller = tight(*tables, memory=6400), tight(*tables, memory=6399)
+    for possible in (why(roomy), why(roomy, pin={"b": [1], "a": [2]}), why(smaller)):
+        assert possible == "None"
+    assert "'a', 'b' needs 12,800 B" in why(roomy, together=[["a", "b"]])
+    unsplit = why(smaller, unsplit=["b"])
+    assert "'b' needs 6,400 B, in pieces of 6,400 B or more" in unsplit
+    assert "its 1 ranks have 6,399 B or less each" in why(smaller, pin={"b": [3]})
 
 
 def test_wide_tables_are_not_said_to_need_wide_pieces() -> None:
     """The search cuts 260 columns at multiples of 8; a plan may at those of 4."""
-    task = task_of(Table("wide", 1000, 260, 1.0), memory=16_000, world_size=65)
-    assert why_infeasible(problem_of(task, model_of("shipped"))) is None
+    task = tight(Table("wide", 1000, 260, 1.0), memory=16_000, world_size=65)
+    assert why(task) == "None"

@@ -1,10 +1,11 @@
-"""Searches: never worse than their start, always whole, and over when the clock says so."""
+"""Descents and searches: never worse than their start, always whole, and over in time."""
 
 import numpy as np
 import pytest
 
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.search.cuts import cut_units
+from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.problem import Problem
@@ -17,7 +18,12 @@ from tests.unit.search.made_up import (
     searched_problem,
     with_memory,
 )
-from tests.unit.search.states import CountingClock, is_whole
+from tests.unit.search.states import (
+    CountingClock,
+    assert_same_books,
+    is_whole,
+    state_of_whole_units,
+)
 
 MAX_REFRESHES = 20
 """Exact evaluations of the state after a look at the clock; a few milliseconds of small tasks."""
@@ -35,7 +41,6 @@ def found(
     bound_ms = lower_bound_ms(problem.priced)
     stopping = StoppingRule(patience, good_gap, clock or CountingClock())
     state = find_state(problem, bound_ms, seed, stopping)
-    assert state is not None
     assert is_whole(state)
     return state
 
@@ -47,7 +52,6 @@ def test_searches_are_no_worse_than_their_start(seed: int) -> None:
     costs = [found(problem, patience=patience).copy_for(plain).objective_ms for patience in (0, 5)]
     bound_ms = lower_bound_ms(problem.priced)
     start = first_plan(problem, cut_units(problem, problem.mean_processing_ms(bound_ms)))
-    assert start is not None
     assert costs[0] <= start.copy_for(plain).objective_ms * 1.05  # margins differ
     assert costs[1] <= costs[0] * 1.02
 
@@ -58,7 +62,6 @@ def test_over_at_the_first_look_that_says_so(looks: int, monkeypatch: pytest.Mon
     clock = CountingClock(looks)
     refreshes_at_look = [0]
     is_over, refresh = CountingClock.is_over.fget, State.refresh
-    assert is_over is not None
 
     def counted_look(self: CountingClock) -> bool:
         refreshes_at_look.append(0)
@@ -111,3 +114,30 @@ def test_other_seeds_are_other_searches_of_the_same_quality(seed: int) -> None:
     )
     assert first == again
     assert other == pytest.approx(first, rel=0.1)
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("seed", range(15))
+def test_descents_end_lower_and_whole(seed: int, splits: bool) -> None:
+    problem = searched_problem(seed)
+    state = state_of_whole_units(problem)
+    before, start = state.objective_ms, state.copy_for(problem)
+    num_pieces = sum(map(len, state.widths))
+    Descent(state, np.random.default_rng(0), CountingClock(), splits=splits).run()
+    assert state.objective_ms <= before * 1.01  # what falls is a stand-in
+    assert is_whole(state)
+    assert splits or sum(map(len, state.widths)) <= num_pieces
+    assert_same_books(state, state.copy_for(problem))
+    state.undo()
+    assert_same_books(state, start)
+
+
+def test_descents_pay() -> None:
+    gains = []
+    for seed in range(15):
+        state = state_of_whole_units(searched_problem(seed))
+        before = state.objective_ms
+        Descent(state, np.random.default_rng(0), CountingClock()).run()
+        gains.append(state.objective_ms / before)
+    assert max(gains) <= 1.0
+    assert np.mean(gains) < 0.85

@@ -6,43 +6,34 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from dlrm_sharded import Constraints, InvalidPlanError, Planner, Shard, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
-from dlrm_sharded.files.errors import InvalidPlanError
-from dlrm_sharded.plans.layouts import is_row_wise, row_blocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.layouts import RowBlocks, is_row_wise
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import StoppingRule
-from dlrm_sharded.sharders.planning import Planner
+from tests.unit.made_up import column_shards, task_of, with_topology
 from tests.unit.search.made_up import model_of, neuroshard, problem_of
 from tests.unit.search.states import CountingClock
 
 SEEDS = (0, 1, 2)
 PER_HOST = 4
 LARGE = Table("large", 10**7, 32, 80.0)
-
-
-@pytest.fixture(scope="module")
-def model() -> LearnedCostModel:
-    return model_of("shipped")
+MODEL = model_of("shipped")
 
 
 def on_hosts(task: ShardingTask, *, inter_host_bytes_per_s: float) -> ShardingTask:
     """The same tables, on hosts of 4 ranks."""
-    topology = dataclasses.replace(
-        task.topology,
+    return with_topology(
+        task,
         local_world_size=PER_HOST,
         intra_host_bytes_per_s=100e9,
         inter_host_bytes_per_s=inter_host_bytes_per_s,
     )
-    return dataclasses.replace(task, topology=topology)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,53 +45,45 @@ class Compared:
     knows: ShardingPlan
     blind: ShardingPlan
 
-    def knows_over_blind(self, task: ShardingTask, model: LearnedCostModel) -> float:
+    def knows_over_blind(self, task: ShardingTask) -> float:
         costs = []
         for plan in (self.knows, self.blind):
             validate(plan, task)
-            costs.append(model.predict(plan, task).cost_ms)
+            costs.append(MODEL.predict(plan, task).cost_ms)
         return costs[0] / costs[1]
 
 
-def plan_of_a_short_search(task: ShardingTask, model: LearnedCostModel) -> ShardingPlan:
+def plan_of_a_short_search(task: ShardingTask) -> ShardingPlan:
     """Minimize what is compared, the predicted cost, for some 1,000 moves."""
-    problem = problem_of(task, model, Constraints(replicate="never"))
+    problem = problem_of(task, MODEL, Constraints(replicate="never"))
     stopping = StoppingRule(patience=0, good_gap=0.03, clock=CountingClock(1000))
-    state = find_state(
-        problem, lower_bound_ms(model.price(task), replicas=False), seed=0, stopping=stopping
-    )
-    assert state is not None
+    bound_ms = lower_bound_ms(problem.priced, replicas=False)
+    state = find_state(problem, bound_ms, seed=0, stopping=stopping)
     return ShardingPlan(task.topology.world_size, state_shards(state))
 
 
 @pytest.fixture(scope="module")
-def compared(model: LearnedCostModel) -> list[Compared]:
+def compared() -> list[Compared]:
     pairs = []
     for seed in SEEDS:
         tables = draw_tables(dlrm_datasets_pool(), num_tables=200, seed=seed)
-        topology = Topology(64, 32 * GIB, compute_device="cpu")
-        one_host = with_profiles(ShardingTask(tables, topology, 65_536))
+        one_host = with_profiles(task_of(tables, 64, 32 * GIB, 65_536))
         hosts = on_hosts(one_host, inter_host_bytes_per_s=3e9)
-        plans = plan_of_a_short_search(hosts, model), plan_of_a_short_search(one_host, model)
+        plans = plan_of_a_short_search(hosts), plan_of_a_short_search(one_host)
         pairs.append(Compared(hosts, one_host, *plans))
     return pairs
 
 
-def test_a_plan_that_knows_the_hosts_costs_less_on_them(
-    compared: list[Compared], model: LearnedCostModel
-) -> None:
-    ratios = [pair.knows_over_blind(pair.hosts, model) for pair in compared]
+def test_a_plan_that_knows_the_hosts_costs_less_on_them(compared: list[Compared]) -> None:
+    ratios = [pair.knows_over_blind(pair.hosts) for pair in compared]
     assert max(ratios) < 1.0
     assert statistics.mean(ratios) < 0.95
 
 
-def test_it_costs_more_where_all_ranks_are_on_one_host(
-    compared: list[Compared], model: LearnedCostModel
-) -> None:
+def test_it_costs_more_where_all_ranks_are_on_one_host(compared: list[Compared]) -> None:
     for pair in compared:
         plan = dataclasses.replace(pair.knows, shards=tuple(without_host_rows(pair)))
-        ratio = dataclasses.replace(pair, knows=plan).knows_over_blind(pair.one_host, model)
-        assert ratio > 1.02
+        assert dataclasses.replace(pair, knows=plan).knows_over_blind(pair.one_host) > 1.02
 
 
 def without_host_rows(pair: Compared) -> Iterator[Shard]:
@@ -118,26 +101,13 @@ def without_host_rows(pair: Compared) -> Iterator[Shard]:
 
 def in_columns(table: Table, ranks: Sequence[int]) -> list[Shard]:
     """Even pieces, one for each rank."""
-    width, rows = table.embedding_dim // len(ranks), (0, table.num_embeddings)
-    return [
-        Shard(table.name, rank, rows, (i * width, (i + 1) * width)) for i, rank in enumerate(ranks)
-    ]
-
-
-def in_rows(table: Table, ranks: Sequence[int]) -> list[Shard]:
-    """Even blocks, one for each rank."""
-    blocks = row_blocks(table.num_embeddings, len(ranks))
-    columns = (0, table.embedding_dim)
-    return [
-        Shard(table.name, rank, rows, columns) for rank, rows in zip(ranks, blocks, strict=True)
-    ]
+    return column_shards(table, *((rank, table.embedding_dim // len(ranks)) for rank in ranks))
 
 
 def dominated(*, inter_host_bytes_per_s: float) -> ShardingTask:
     """4 hosts of 4 ranks; most is to be done for one table."""
     others = [Table(f"t{i:02d}", 10**5, 16, 2.0) for i in range(32)]
-    topology = Topology(16, 4 * GIB, compute_device="cpu")
-    task = with_profiles(ShardingTask((LARGE, *others), topology, 16_384))
+    task = with_profiles(task_of((LARGE, *others), 16, 4 * GIB, 16_384))
     return on_hosts(task, inter_host_bytes_per_s=inter_host_bytes_per_s)
 
 
@@ -145,45 +115,40 @@ def dominated(*, inter_host_bytes_per_s: float) -> ShardingTask:
     ("inter_host_bytes_per_s", "num_blocks"), [(1e8, PER_HOST), (1e10, 16)], ids=["slow", "fast"]
 )
 def test_row_blocks_stay_on_one_host_where_links_between_hosts_are_slow(
-    model: LearnedCostModel, inter_host_bytes_per_s: float, num_blocks: int
+    inter_host_bytes_per_s: float, num_blocks: int
 ) -> None:
     task = dominated(inter_host_bytes_per_s=inter_host_bytes_per_s)
-    plan, report = Planner(neuroshard(patience=2), model).plan(task)
+    plan, report = Planner(neuroshard(patience=2), MODEL).plan(task)
     validate(plan, task)
     shards = plan.shards_by_table()[LARGE.name]
     assert is_row_wise(shards, LARGE)
     assert len(shards) == num_blocks
     assert len({shard.rank // PER_HOST for shard in shards}) == num_blocks // PER_HOST
-    assert report.cost is not None
-    for other_ms in other_costs_ms(task, plan, model):
+    for other_ms in other_costs_ms(task, plan):
         assert report.cost.cost_ms < 0.85 * other_ms
 
 
-def other_costs_ms(
-    task: ShardingTask, plan: ShardingPlan, model: LearnedCostModel
-) -> Iterator[float]:
+def other_costs_ms(task: ShardingTask, plan: ShardingPlan) -> Iterator[float]:
     """Of the large table in each other way, and of the best plan that leaves it whole."""
     others = tuple(shard for shard in plan.shards if shard.table != LARGE.name)
-    host = sorted({shard.rank for shard in plan.shards_by_table()[LARGE.name]})[:PER_HOST]
-    first_of_hosts = range(0, 16, PER_HOST)
+    first = min(shard.rank for shard in plan.shards_by_table()[LARGE.name])
+    host = range(first, first + PER_HOST)
     for shards in (
-        in_rows(LARGE, host),
-        in_rows(LARGE, range(16)),
+        RowBlocks(host).shards(LARGE),
+        RowBlocks(range(16)).shards(LARGE),
         in_columns(LARGE, host),
-        in_columns(LARGE, first_of_hosts),
+        in_columns(LARGE, range(0, 16, PER_HOST)),
     ):
-        if set(shards) <= set(plan.shards):
-            continue
-        other = dataclasses.replace(plan, shards=(*others, *shards))
-        validate(other, task)
-        yield model.predict(other, task).cost_ms
+        if not set(shards) <= set(plan.shards):
+            other = dataclasses.replace(plan, shards=(*others, *shards))
+            validate(other, task)
+            yield MODEL.predict(other, task).cost_ms
     whole = neuroshard(patience=2, unsplit=[LARGE.name]).shard(task)
-    yield model.predict(whole, task).cost_ms
+    yield MODEL.predict(whole, task).cost_ms
 
 
-def test_row_blocks_on_one_host_need_hosts(model: LearnedCostModel) -> None:
+def test_row_blocks_on_one_host_need_hosts() -> None:
     task = dominated(inter_host_bytes_per_s=1e8)
     plan = neuroshard(patience=0).shard(task)
-    topology = dataclasses.replace(task.topology, local_world_size=None)
     with pytest.raises(InvalidPlanError, match="'large' is split by rows"):
-        validate(plan, dataclasses.replace(task, topology=topology))
+        validate(plan, with_topology(task, local_world_size=None))

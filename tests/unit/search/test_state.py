@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.plans.layouts import row_blocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask
+from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan
@@ -188,11 +186,7 @@ def test_row_blocks_cost_what_is_predicted(kind: str, total: str) -> None:
         shards = [Shard.whole(table, i) for i, table in enumerate(tables[:6])]
         for host, table in enumerate(tables[6:]):
             ranks = range(6) if kind == "rows" else range(3 * host, 3 * host + 3)
-            blocks = row_blocks(table.num_embeddings, len(ranks))
-            shards += [
-                Shard(table.name, rank, rows, (0, 12))
-                for rank, rows in zip(ranks, blocks, strict=True)
-            ]
+            shards += RowBlocks(ranks).shards(table)
         task = dataclasses.replace(task, tables=tables)
         for name in MODELS:
             assert off(tuple(shards), task, name, seed, total) == pytest.approx(0.0, abs=1e-7)

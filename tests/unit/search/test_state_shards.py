@@ -1,18 +1,16 @@
 """From plans to states and back, and how much of a table moves between two plans."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
+from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, moved_bytes, state_shards
+from tests.unit.made_up import column_shards, tables_of, task_of
 from tests.unit.search.made_up import model_of, problem_of, random_plan, roomy_task, with_memory
 
 HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]
@@ -60,20 +58,15 @@ def test_moved_bytes_are_those_of_new_cells(hosts: tuple[int, int]) -> None:
             assert moved_bytes(task, before[table.name], after[table.name]) == 4 * new
 
 
-def task_of(num_tables: int = 2, *, columns: int = 16, memory: int = 10**9) -> ShardingTask:
-    tables = tuple(Table(f"t{i}", 100, columns, 2.0) for i in range(num_tables))
-    topology = Topology(4, memory, 2, compute_device="cpu")
-    return with_profiles(ShardingTask(tables, topology, 256))
+def even_task(num_tables: int = 2, *, columns: int = 16) -> ShardingTask:
+    tables = tables_of(*[(100, columns, 2.0)] * num_tables)
+    return with_profiles(task_of(tables, 4, 10**9, 256, local_world_size=2))
 
 
 def laid_out(*layouts: Layout) -> tuple[Shard, ...]:
-    shards = []
-    for i, layout in enumerate(layouts):
-        start = 0
-        for rank, columns in layout:
-            shards.append(Shard(f"t{i}", rank, (0, 100), (start, start + columns)))
-            start += columns
-    return tuple(shards)
+    tables = tables_of(*[(100, 16, 2.0)] * len(layouts))
+    shards = (column_shards(table, *pieces) for table, pieces in zip(tables, layouts, strict=True))
+    return tuple(itertools.chain.from_iterable(shards))
 
 
 WHOLE: Layout = ((1, 16),)
@@ -107,7 +100,7 @@ OF_HOST = tuple(Shard("t1", rank, rows, (0, 16)) for rank, rows in ((2, (0, 50))
 def test_takes_only_what_keeps_the_constraints(
     constraints: Constraints, shards: tuple[Shard, ...], kept: bool
 ) -> None:
-    state = State(problem_of(task_of(), model_of("shipped"), constraints))
+    state = State(problem_of(even_task(), model_of("shipped"), constraints))
     assert load_plan(state, by_table(shards)) == kept
     if kept:
         assert sorted(state_shards(state, by_table(shards))) == sorted(shards)
@@ -115,7 +108,7 @@ def test_takes_only_what_keeps_the_constraints(
 
 
 def test_takes_only_what_fits() -> None:
-    task, shards = task_of(), by_table(laid_out(WHOLE, WHOLE))
+    task, shards = even_task(), by_table(laid_out(WHOLE, WHOLE))
     both = 2 * 100 * 16 * 4
     for memory, fits in ((both, True), (both - 1, False)):
         problem = problem_of(with_memory(task, memory), model_of("shipped"))
@@ -125,7 +118,7 @@ def test_takes_only_what_fits() -> None:
 def test_columns_stay_where_they_were() -> None:
     """Of a table that lies otherwise, as far as that cuts no more."""
     earlier = by_table(laid_out(SPLIT, WHOLE))
-    state = State(problem_of(task_of(), model_of("shipped")))
+    state = State(problem_of(even_task(), model_of("shipped")))
     assert load_plan(state, earlier)
     state.set_width(0, 0, 2)  # from rank 0, which had columns 4 to 16
     state.set_width(0, 2, 1)
@@ -138,7 +131,7 @@ def test_columns_stay_where_they_were() -> None:
 def test_wide_tables_stay_where_they_were() -> None:
     """Though the search counts the columns of tables of more than 256 by eights."""
     earlier = by_table(laid_out(((0, 148), (2, 152)), ((1, 300),)))
-    state = State(problem_of(task_of(columns=300), model_of("shipped")))
+    state = State(problem_of(even_task(columns=300), model_of("shipped")))
     assert load_plan(state, earlier)
     assert by_table(state_shards(state, earlier)) == earlier
     state.set_width(1, 1, 20)

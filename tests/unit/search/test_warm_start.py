@@ -1,21 +1,19 @@
 """From an earlier plan, no further than asked, and refused where it cannot be started from."""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dlrm_sharded import ConfigError, InvalidPlanError, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.search.state_shards import moved_bytes
 from dlrm_sharded.sharders.heuristics import RandomSharder
+from tests.unit.made_up import tables_of, task_of
 from tests.unit.search.made_up import (
     COST_ALONE,
     model_of,
@@ -29,18 +27,9 @@ MODEL = "shipped"
 
 
 def new_bytes(task: ShardingTask, before: ShardingPlan, after: ShardingPlan) -> int:
-    """Of cells that are on a rank which did not have them; four bytes each."""
-    cells = 0
-    old = before.shards_by_table()
-    for shard in after.shards:
-        cells += shard.num_rows * shard.num_cols
-        for held in old[shard.table]:
-            if held.rank == shard.rank:
-                rows = min(shard.rows[1], held.rows[1]) - max(shard.rows[0], held.rows[0])
-                cols = min(shard.cols[1], held.cols[1]) - max(shard.cols[0], held.cols[0])
-                cells -= max(rows, 0) * max(cols, 0)
-    assert task.topology.shard_bytes(1, 1) == 4
-    return 4 * cells
+    """`test_state_shards` counts the cells of single tables."""
+    old, new = before.shards_by_table(), after.shards_by_table()
+    return sum(moved_bytes(task, old[name], new[name]) for name in old)
 
 
 def moved_tables(before: ShardingPlan, after: ShardingPlan) -> int:
@@ -81,19 +70,18 @@ def test_within_limits(hosts: tuple[int, int], tmp_path: Path) -> None:
     assert moved > 0 or hosts == (1, 1)
 
 
-def task_of(world_size: int = 3, num_tables: int = 6) -> ShardingTask:
-    tables = tuple(Table(f"t{i}", 2000, 32, 9.0 + i) for i in range(num_tables))
-    return ShardingTask(tables, Topology(world_size, 10**7, compute_device="cpu"), 2048)
+def busy_task(world_size: int = 3, num_tables: int = 6, num_rows: int = 2000) -> ShardingTask:
+    tables = tables_of(*((num_rows, 32, 9.0 + i) for i in range(num_tables)))
+    return task_of(tables, world_size, 10**7, 2048)
 
 
 def on_rank(task: ShardingTask, rank: int) -> ShardingPlan:
-    shards = tuple(Shard.whole(table, rank) for table in task.tables)
-    return ShardingPlan(task.topology.world_size, shards)
+    return whole_tables(task, [rank] * len(task.tables))
 
 
 def test_what_it_may_move_it_moves_well(tmp_path: Path) -> None:
     """Six tables on one rank of three: each that may move makes the plan cheaper."""
-    task = task_of()
+    task = busy_task()
     costs = []
     for limit in range(6):
         plan = on_rank(task, 1)
@@ -104,7 +92,7 @@ def test_what_it_may_move_it_moves_well(tmp_path: Path) -> None:
 
 
 def test_keeps_constraints_while_it_moves(tmp_path: Path) -> None:
-    task = task_of()
+    task = busy_task()
     keys = {"pin": {"t5": [1], "t4": [1, 2]}, "unsplit": ["t0"], "together": [["t1", "t2"]]}
     new = planned_from(tmp_path / "plan.json", on_rank(task, 1), task, **keys).shards_by_table()
     assert {shard.rank for shard in new["t5"]} == {1}
@@ -126,55 +114,43 @@ def test_keeps_constraints_while_it_moves(tmp_path: Path) -> None:
 def test_a_start_that_keeps_no_constraints(tmp_path: Path, keys: dict[str, Any]) -> None:
     path = tmp_path / "plan.json"
     with pytest.raises(InvalidPlanError, match=rf"the plan {path} violates sharder"):
-        planned_from(path, on_rank(task_of(), 1), task_of(), **keys)
-
-
-def test_a_start_for_something_else(tmp_path: Path) -> None:
-    task, path = task_of(), tmp_path / "plan.json"
-    with pytest.raises(InvalidPlanError, match=r"the plan is for 4 ranks, the job has 3"):
-        planned_from(path, on_rank(task_of(4), 1), task)
-    with pytest.raises(InvalidPlanError, match=r"shards of a table 't6' that the task does not"):
-        planned_from(path, on_rank(task_of(num_tables=7), 1), task)
-    with pytest.raises(InvalidPlanError, match=r"table 't5' is in no shard"):
-        planned_from(path, on_rank(task_of(num_tables=5), 1), task)
-    taller = tuple(dataclasses.replace(table, num_embeddings=2001) for table in task.tables)
-    with pytest.raises(InvalidPlanError, match=r"table 't0'.*are in no shard"):
-        planned_from(path, on_rank(task, 1), dataclasses.replace(task, tables=taller))
-
-
-def test_a_start_that_is_no_plan(tmp_path: Path) -> None:
-    def start(path: Path) -> None:
-        neuroshard(MODEL, warm_start=path).shard(task_of())
-
-    with pytest.raises(ConfigError, match=r"cannot read the plan file .*nowhere\.json"):
-        start(tmp_path / "nowhere.json")
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"broken\.json is not JSON"):
-        start(tmp_path / "broken.json")
-    (tmp_path / "other.json").write_text(json.dumps({"sharder": "x"}))
-    with pytest.raises(InvalidPlanError, match="missing required field"):
-        start(tmp_path / "other.json")
+        planned_from(path, on_rank(busy_task(), 1), busy_task(), **keys)
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("change", "message"),
     [
-        ({"max_moved_tables": 3}, r"name its plan\.json in sharder\.warm_start"),
-        ({"max_moved_gib": 0.5}, r"name its plan\.json in sharder\.warm_start"),
-        ({"warm_start": "p", "max_moved_tables": -1}, r"sharder\.max_moved_tables is -1"),
-        ({"warm_start": "p", "max_moved_tables": 1.5}, r"sharder\.max_moved_tables is 1\.5"),
-        ({"warm_start": "p", "max_moved_gib": -0.1}, r"sharder\.max_moved_gib is -0\.1"),
-        ({"warm_start": "p", "max_moved_gib": float("inf")}, r"sharder\.max_moved_gib is inf"),
+        ({"world_size": 4}, r"the plan is for 4 ranks, the job has 3"),
+        ({"num_tables": 7}, r"shards of a table 't6' that the task does not"),
+        ({"num_tables": 5}, r"table 't5' is in no shard"),
+        ({"num_rows": 1999}, r"table 't0'.*are in no shard"),
     ],
     ids=str,
 )
-def test_bad_limits(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        neuroshard(MODEL, **keys)
+def test_a_start_for_something_else(tmp_path: Path, change: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidPlanError, match=message):
+        planned_from(tmp_path / "plan.json", on_rank(busy_task(**change), 1), busy_task())
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        (None, ConfigError, r"cannot read the plan file .*plan\.json"),
+        ("{", ConfigError, r"plan\.json is not JSON"),
+        ('{"sharder": "x"}', InvalidPlanError, "missing required field"),
+    ],
+)
+def test_a_start_that_is_no_plan(
+    tmp_path: Path, text: str | None, error: type[Exception], message: str
+) -> None:
+    if text is not None:
+        (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(error, match=message):
+        neuroshard(MODEL, warm_start=tmp_path / "plan.json").shard(busy_task())
 
 
 def test_starts_from_plans_of_other_sharders(tmp_path: Path) -> None:
-    task = task_of()
+    task = busy_task()
     plan = RandomSharder(seed=3).shard(task)
     new = planned_from(tmp_path / "plan.json", plan, task)
     validate(new, task)

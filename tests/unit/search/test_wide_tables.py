@@ -1,47 +1,38 @@
 """Tables wider than a lookup on a GPU supports: cut so far that every shard can be looked up."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
+from tests.unit.made_up import column_shards, task_of, with_memory
 from tests.unit.search.made_up import COST_ALONE, model_of, neuroshard, predicted, problem_of
 
 LIMIT = MAX_SHARD_COLUMNS["cuda"]
 SMALL = (Table("a", 300, 16, 3.0), Table("b", 200, 128, 1.0))
 
 
-def task_of(
-    *widths: int, world_size: int, device: str = "cuda", memory: int = 10**9
-) -> ShardingTask:
+def wide_task(*widths: int, world_size: int, device: str = "cuda") -> ShardingTask:
     wide = tuple(Table(f"wide{i}", 100 + i, width, 2.0) for i, width in enumerate(widths))
-    topology = Topology(world_size, memory, compute_device=device)
-    return with_profiles(ShardingTask((*wide, *SMALL), topology, 64 * world_size))
+    tables, batch_size = (*wide, *SMALL), 64 * world_size
+    return with_profiles(task_of(tables, world_size, batch_size=batch_size, device=device))
 
 
-def equal_shards(task: ShardingTask, num_shards: int) -> ShardingPlan:
+def halved(task: ShardingTask) -> ShardingPlan:
     """The first table in equal column shards, and everything else whole, all on rank 0."""
     wide, *others = task.tables
-    width = wide.embedding_dim // num_shards
-    shards = [
-        Shard(wide.name, 0, (0, wide.num_embeddings), (i * width, (i + 1) * width))
-        for i in range(num_shards)
-    ]
-    shards += [Shard.whole(table, 0) for table in others]
-    return ShardingPlan(task.topology.world_size, tuple(shards))
+    halves = column_shards(wide, *[(0, wide.embedding_dim // 2)] * 2)
+    shards = (*halves, *(Shard.whole(table, 0) for table in others))
+    return ShardingPlan(task.topology.world_size, shards)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -52,12 +43,8 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
     widths = 4 * rng.integers(LIMIT // 4, world_size * LIMIT // 4 + 1, 2)
     if seed % 3 == 0:
         widths[0] = world_size * LIMIT
-    task = task_of(*widths.tolist(), world_size=world_size)
-    full = rng.uniform(0.3, 0.9)
-    memory = int(task.table_bytes / world_size / full)
-    task = dataclasses.replace(
-        task, topology=dataclasses.replace(task.topology, memory_bytes=memory)
-    )
+    task = wide_task(*widths.tolist(), world_size=world_size)
+    task = with_memory(task, int(task.table_bytes / world_size / rng.uniform(0.3, 0.9)))
     name = ("shipped", "plain", "overflowing", "warps")[seed % 4]
     plan = neuroshard(name, time_budget_s=1e6, patience=2, **COST_ALONE).shard(task)
     validate(plan, task)
@@ -67,18 +54,16 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
 
 def test_shards_of_a_table_on_one_rank_are_not_below_the_bound() -> None:
     """Such plans are valid, though the search does not make them."""
-    task = task_of(2 * LIMIT, world_size=1)
-    plan = equal_shards(task, 2)
+    task, model = wide_task(2 * LIMIT, world_size=1), model_of("plain")
+    plan = halved(task)
     validate(plan, task)
-    model = model_of("plain")
-    assert lower_bound_ms(model.price(task)) <= predicted(plan.shards, task, model).cost_ms * (
-        1 + 1e-9
-    )
+    cost_ms = predicted(plan.shards, task, model).cost_ms
+    assert lower_bound_ms(model.price(task)) <= cost_ms * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("width", [LIMIT + 4, 3 * LIMIT, 16_380])
 def test_widths_include_the_limit(width: int) -> None:
-    task = task_of(width, world_size=2)
+    task = wide_task(width, world_size=2)
     shapes = Shapes.from_task(task, model_of("plain").compute, max_widths=64)
     assert LIMIT % int(shapes.step[0]) == 0
     of_wide = shapes.possible[shapes.first[0] : shapes.first[1]]
@@ -89,18 +74,18 @@ def test_widths_include_the_limit(width: int) -> None:
 
 
 def test_a_cpu_has_no_limit() -> None:
-    task = task_of(16_384, 2052, world_size=1, device="cpu")
+    task = wide_task(16_384, 2052, world_size=1, device="cpu")
     plan = neuroshard("shipped", **COST_ALONE).shard(task)
     assert sorted(shard.num_cols for shard in plan.shards) == [16, 128, 2052, 16_384]
 
 
 def test_why_infeasible() -> None:
-    task = task_of(2 * LIMIT, world_size=1)
+    task = wide_task(2 * LIMIT, world_size=1)
     with pytest.raises(InfeasibleTaskError, match=r"'wide0' has 4,096 columns.* 2,048 .*on cuda"):
         neuroshard("shipped").shard(task)
 
     def why(constraints: Constraints, world_size: int = 4) -> str | None:
-        task = task_of(2 * LIMIT, world_size=world_size)
+        task = wide_task(2 * LIMIT, world_size=world_size)
         return why_infeasible(problem_of(task, model_of("shipped"), constraints))
 
     assert why(Constraints()) is None
@@ -111,14 +96,14 @@ def test_why_infeasible() -> None:
 
 
 def test_an_earlier_plan_whose_shards_would_merge_is_refused(tmp_path: Path) -> None:
-    task = task_of(2 * LIMIT, world_size=2)
-    write_json(tmp_path / "plan.json", equal_shards(task, 2).to_json())
+    task = wide_task(2 * LIMIT, world_size=2)
+    write_json(tmp_path / "plan.json", halved(task).to_json())
     with pytest.raises(InvalidPlanError, match="too wide as one shard"):
         neuroshard("shipped", warm_start=tmp_path / "plan.json").shard(task)
 
 
 def test_a_diagnosis_does_not_price_what_cannot_be_looked_up() -> None:
-    task = task_of(2 * LIMIT, world_size=2)
+    task = wide_task(2 * LIMIT, world_size=2)
     plan = neuroshard("shipped", **COST_ALONE).shard(task)
     diagnosis = diagnose(plan, model_of("shipped").price(task), alternatives=False)
     gain = {split.table: split.gain_ms for split in diagnosis.splits}

@@ -6,44 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded import ConfigError, InfeasibleTaskError, Sharder, ShardingTask, Table, validate
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, RandomSharder
+from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
 
 
 def sharders(seed: int = 0) -> list[Sharder]:
     return [RandomSharder(seed=seed), *(GreedySharder(weight, seed=seed) for weight in WEIGHTS)]
-
-
-tables_strategy = st.lists(
-    st.tuples(
-        st.integers(1, 5000), st.integers(1, 32).map(lambda n: 4 * n), st.floats(0, 100, width=32)
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@st.composite
-def tasks(draw: st.DrawFn) -> ShardingTask:
-    """Memory from far too little to plenty, most often just about enough."""
-    tables = tuple(Table(f"t{i}", *shape) for i, shape in enumerate(draw(tables_strategy)))
-    world_size = draw(st.integers(1, 5))
-    state = draw(st.sampled_from([0, 4]))
-    total = sum(t.num_embeddings * (4 * t.embedding_dim + state) for t in tables)
-    memory = max(1, int(total / world_size * draw(st.floats(0.7, 2.5))))
-    parts = st.tuples(*[st.floats(0.2, 2.0)] * world_size)
-    by_rank = parts.map(lambda of_rank: tuple(max(1, int(memory * part)) for part in of_rank))
-    topology = Topology(
-        world_size,
-        memory,
-        optimizer_bytes_per_row=state,
-        memory_bytes_by_rank=draw(st.none() | by_rank),
-    )
-    return ShardingTask(tables, topology, batch_size=64)
 
 
 def packs_size_first(task: ShardingTask) -> bool:
@@ -62,7 +31,7 @@ def packs_size_first(task: ShardingTask) -> bool:
     return False
 
 
-@given(tasks(), st.integers(0, 5))
+@given(packed_tasks(st.floats(0.2, 2.5), most_tables=12), st.integers(0, 5))
 @settings(max_examples=400, deadline=None)
 def test_valid_plan_or_clear_error(task: ShardingTask, seed: int) -> None:
     for sharder in sharders(seed):
@@ -92,8 +61,8 @@ def loads(weight: str, task: ShardingTask) -> list[float]:
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_balances_its_weight(weight: str) -> None:
     """Within 4/3 of the best partition (Graham's bound for longest-first)."""
-    tables = tuple(Table(f"t{i}", 50 + 37 * i, 4 * (1 + i % 5), 1.0 + 3 * i % 7) for i in range(9))
-    task = ShardingTask(tables, Topology(2, 10**9), 64)
+    tables = tables_of(*((50 + 37 * i, 4 * (1 + i % 5), 1.0 + 3 * i % 7) for i in range(9)))
+    task = task_of(tables, batch_size=64)
     weights = [WEIGHTS[weight](table) for table in tables]
     best = min(
         max(sum(chosen), sum(weights) - sum(chosen))
@@ -104,34 +73,30 @@ def test_balances_its_weight(weight: str) -> None:
 
 
 def test_seed_decides_ties_only() -> None:
-    equal = ShardingTask(tuple(Table(f"t{i}", 8, 4, 1.0) for i in range(8)), Topology(2, 10**6), 8)
+    equal = task_of(tables_of(*[(8, 4, 1.0)] * 8))
     plans = {GreedySharder("dim", seed=seed).shard(equal).shards for seed in range(5)}
     assert len(plans) > 1
-    different = ShardingTask(
-        tuple(Table(f"t{i}", 8, 4 + 4 * i, 1.0) for i in range(8)), Topology(2, 10**6), 8
-    )
+    different = task_of(tables_of(*((8, 4 + 4 * i, 1.0) for i in range(8))))
     assert len({GreedySharder("dim", seed=s).shard(different).shards for s in range(5)}) == 1
 
 
 def test_random_depends_on_seed() -> None:
-    task = ShardingTask(tuple(Table(f"t{i}", 8, 4, 1.0) for i in range(20)), Topology(4, 10**6), 8)
+    task = task_of(tables_of(*[(8, 4, 1.0)] * 20), 4)
     assert len({RandomSharder(seed=seed).shard(task).shards for seed in range(5)}) == 5
 
 
 def test_table_larger_than_any_rank() -> None:
-    task = ShardingTask((Table("big", 1000, 64, 1.0),), Topology(4, 100_000), 8)
+    task = task_of([Table("big", 1000, 64, 1.0)], 4, 100_000)
+    message = r"'big' needs 256,000 B, more than the 100,000"
     for sharder in sharders():
-        with pytest.raises(
-            InfeasibleTaskError, match=r"'big' needs 256,000 B, more than the 100,000"
-        ):
+        with pytest.raises(InfeasibleTaskError, match=message):
             sharder.shard(task)
 
 
 def test_table_for_the_one_large_rank() -> None:
     """Where the small table comes first it takes the large rank, until the repair makes room."""
     big, small = Table("big", 1000, 4, 1.0), Table("small", 100, 8, 1.0)
-    topology = Topology(3, 1, memory_bytes_by_rank=(16_000, 3200, 3200))
-    task = ShardingTask((big, small), topology, 8)
+    task = with_memory(task_of((big, small), 3), 16_000, 3200, 3200)
     for sharder in sharders():
         rank_of = {shard.table: shard.rank for shard in sharder.shard(task).shards}
         assert rank_of["big"] == 0
@@ -145,38 +110,33 @@ def test_table_for_the_one_large_rank() -> None:
 )
 def test_each_packer_is_needed(num_rows: tuple[int, ...], by_rank: tuple[int, ...]) -> None:
     """Memory is full or nearly; of all orders that `dim` tries, one packer's alone fits."""
-    tables = tuple(Table(f"t{i}", rows, 4, 1.0) for i, rows in enumerate(num_rows))
-    topology = Topology(2, 1, memory_bytes_by_rank=tuple(16 * rows for rows in by_rank))
-    task = ShardingTask(tables, topology, 8)
+    tables = tables_of(*((rows, 4, 1.0) for rows in num_rows))
+    task = with_memory(task_of(tables), *(16 * rows for rows in by_rank))
     for sharder in sharders():
         validate(sharder.shard(task), task)
 
 
 def test_says_which_rank_is_freest() -> None:
     """By memory left, not by memory used."""
-    topology = Topology(3, 1, memory_bytes_by_rank=(1000, 5000, 2000))
-    large = ShardingTask((Table("t", 100, 16, 1.0),), topology, 8)
-    with pytest.raises(
-        InfeasibleTaskError, match=r"than the 5,000 B of the largest rank \(rank 1 is freest\)"
+    for shapes, message in (
+        ([(100, 16, 1.0)], r"than the 5,000 B of the largest rank \(rank 1 is freest\)"),
+        (
+            [(100, 12, 1.0), (100, 8, 1.0)],
+            r"'t1' .* freest rank \(2\) has 2,000 B left of 2,000 B",
+        ),
     ):
-        GreedySharder("size").shard(large)
-    two = ShardingTask((Table("t", 100, 12, 1.0), Table("u", 100, 8, 1.0)), topology, 8)
-    with pytest.raises(
-        InfeasibleTaskError, match=r"'u' .* freest rank \(2\) has 2,000 B left of 2,000 B"
-    ):
-        GreedySharder("size").shard(two)
+        task = with_memory(task_of(tables_of(*shapes), 3), 1000, 5000, 2000)
+        with pytest.raises(InfeasibleTaskError, match=message):
+            GreedySharder("size").shard(task)
 
 
 def test_ample_memory_does_not_matter() -> None:
     """Two runs find slightly different memory, and plan alike."""
-    tables = tuple(Table(f"t{i}", 8, 4 + 4 * (i % 3), 1.0) for i in range(10))
+    task = task_of(tables_of(*((8, 4 + 4 * (i % 3), 1.0) for i in range(10))), 3)
     memory = [(10**6, 10**6, 10**6), (10**6, 10**6 + 5, 10**6 - 5), (10**6, 10**8, 10**7)]
     for sharder in sharders():
-        plans = [
-            sharder.shard(ShardingTask(tables, Topology(3, 1, memory_bytes_by_rank=by_rank), 8))
-            for by_rank in memory
-        ]
-        assert len({plan.shards for plan in plans}) == 1
+        plans = {sharder.shard(with_memory(task, *by_rank)).shards for by_rank in memory}
+        assert len(plans) == 1
 
 
 def test_unknown_weight() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dlrm_sharded import PlanCost, Planner, RunContext, ShardingPlan, ShardingTask, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -17,23 +18,18 @@ from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
-from dlrm_sharded.hardware.artifact import SHIPPED
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import Diagnosis, plan_json
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.sharders.base import sharder_name
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from dlrm_sharded.sharders.planning import Planner
+from tests.unit.conftest import OF_A_CPU
+from tests.unit.made_up import USED_ONCE, in_turns, task_of, with_memory, with_topology
 
-PROFILED = Table("profiled", 1000, 16, 2.0, (1.0, *(0.0,) * 16))
+PROFILED = Table("profiled", 1000, 16, 2.0, USED_ONCE)
 TABLES = (PROFILED, Table("unprofiled", 500, 8, 1.0))
-OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
-TASK = ShardingTask(TABLES, Topology(2, 10**6, compute_device="cpu"), batch_size=64)
-PLAN = ShardingPlan(2, (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)))
+TASK = task_of(TABLES, memory_bytes=10**6, batch_size=64)
+PLAN = in_turns(TASK)
+ONE_MS = StageCost(1.0, 1.0, 1.0, 1.0)
 SOLVE_S = 0.05
 
 
@@ -54,7 +50,7 @@ class Flat:
     """A cost model that knows nothing of shards: all ranks cost the same."""
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        return PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * plan.world_size)
+        return PlanCost((ONE_MS,) * plan.world_size)
 
 
 def test_names() -> None:
@@ -112,25 +108,19 @@ def test_times_of_another_device_bound_nothing(
     load: Callable[[RunContext], CostModel], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The packaged files are of a CPU, and so are their predictions for GPUs."""
-    on_gpus = dataclasses.replace(
-        TASK, topology=dataclasses.replace(TASK.topology, compute_device="cuda")
-    )
+    on_gpus = with_topology(TASK, compute_device="cuda")
     for task, context in ((TASK, RunContext("cpu")), (on_gpus, RunContext("cuda"))):
         caplog.clear()
         model = load(context)
         _, report = Planner(Fixed(PLAN), model).plan(task)
-        assert report.cost is not None
         assert (report.caveat is None) == (task is TASK)
         assert ("says nothing about this device" in caplog.text) == (task is on_gpus)
     assert (report.lower_bound_ms, report.gap) == (None, None)
     assert "another device (cpu" in str(report.caveat)
     assert "than the ranks' (cuda)" in str(report.caveat)
     written = plan_json(PLAN, report)
-    assert [written[key] for key in ("lower_bound_ms", "gap", "caveat")] == [
-        None,
-        None,
-        report.caveat,
-    ]
+    said = [written[key] for key in ("lower_bound_ms", "gap", "caveat")]
+    assert said == [None, None, report.caveat]
     shown = explain(PLAN, report, on_gpus, None)
     assert str(report.caveat) in shown
     assert "best possible" not in f"{shown} {forecast(report)}"
@@ -138,8 +128,7 @@ def test_times_of_another_device_bound_nothing(
 
 def test_the_bound_of_a_task_that_nothing_fits(model: LearnedCostModel) -> None:
     """No plan of it is valid, so no report has it."""
-    topology = dataclasses.replace(TASK.topology, memory_bytes=100)
-    tight = dataclasses.replace(with_profiles(TASK), topology=topology)
+    tight = with_memory(with_profiles(TASK), 100)
     assert lower_bound_ms(model.price(tight)) == math.inf
     with pytest.raises(InvalidPlanError, match="rank 0 would hold"):
         Planner(Fixed(PLAN), model).plan(tight)
@@ -169,9 +158,8 @@ def test_a_sharder_that_returns_no_plan(returned: object) -> None:
 def test_plans_are_validated() -> None:
     with pytest.raises(InvalidPlanError, match="'unprofiled' is in no shard"):
         Planner(Fixed(ShardingPlan(2, PLAN.shards[:1])), None).plan(TASK)
-    tight = dataclasses.replace(TASK, topology=Topology(2, 100, compute_device="cpu"))
     with pytest.raises(InfeasibleTaskError):
-        Planner(GreedySharder("dim"), None).plan(tight)
+        Planner(GreedySharder("dim"), None).plan(with_memory(TASK, 100))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +169,7 @@ class Nonsense:
     time_ms: float
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        return PlanCost((StageCost(1.0, 1.0, 1.0, 1.0), StageCost(1.0, self.time_ms, 1.0, 1.0)))
+        return PlanCost((ONE_MS, dataclasses.replace(ONE_MS, fwd_comm_ms=self.time_ms)))
 
 
 @pytest.mark.parametrize("time_ms", [math.nan, math.inf, -math.inf])

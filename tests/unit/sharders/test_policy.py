@@ -1,7 +1,7 @@
 """The sharder of policies finds a plan where there is one, whatever a policy prefers."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import PlanCost, ShardingTask, StageCost, validate
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
@@ -16,55 +17,50 @@ from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskErro
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import is_row_wise
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.sharders.base import SharderContext, sharder_name
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
+from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
 from tests.unit.rl.cases import cost_model, small_pool
 
+Ranks = tuple[int, ...] | None
 
-class OneCandidate:
-    """A policy that considers the placement that it chooses, and no other."""
+
+class Deciding:
+    """A policy that considers the placement that a function chooses, and no other.
+
+    It keeps what it was asked.
+    """
+
+    def __init__(self, choose: Callable[[ShardingTask, int, int], Ranks]) -> None:
+        self._choose = choose
+        self.asked: list[tuple[ShardingTask, int, int]] = []
+
+    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> Ranks:
+        self.asked.append((task, num_samples, seed))
+        return self._choose(task, num_samples, seed)
 
     def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
         ranks = self.place(task, num_samples=num_samples, seed=seed)
         return [] if ranks is None else [Candidate(ranks, "the policy's")]
 
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        raise NotImplementedError
 
-
-class Repairing(OneCandidate):
-    """Balances lookups, and places large tables first where it must."""
-
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        try:
-            plan = GreedySharder("lookup", seed=seed).shard(task)
-        except InfeasibleTaskError:
-            return None
-        rank_of = {shard.table: shard.rank for shard in plan.shards}
-        return tuple(rank_of[table.name] for table in task.tables)
-
-
-class Careless(OneCandidate):
-    """Takes any rank with room, table by table; a few times."""
-
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        rng = random.Random(seed)
-        for _ in range(1 + num_samples):
-            ranks = self._place(task, rng)
-            if len(ranks) == len(task.tables):
-                return tuple(ranks)
+def repairing(task: ShardingTask, num_samples: int, seed: int) -> Ranks:
+    """Balance lookups, and place large tables first where it must be."""
+    try:
+        shards = GreedySharder("lookup", seed=seed).shard(task).shards_by_table()
+    except InfeasibleTaskError:
         return None
+    return tuple(shards[table.name][0].rank for table in task.tables)
 
-    def _place(self, task: ShardingTask, rng: random.Random) -> Sequence[int]:
-        free = list(task.topology.rank_memory_bytes)
-        ranks: list[int] = []
+
+def careless(task: ShardingTask, num_samples: int, seed: int) -> Ranks:
+    """Take any rank with room, table by table; a few times."""
+    rng = random.Random(seed)
+    for _ in range(1 + num_samples):
+        free, ranks = list(task.topology.rank_memory_bytes), []
         for table in task.tables:
             size = task.topology.table_bytes(table)
             fitting = [rank for rank, left in enumerate(free) if left >= size]
@@ -72,17 +68,14 @@ class Careless(OneCandidate):
                 break
             ranks.append(rng.choice(fitting))
             free[ranks[-1]] -= size
-        return ranks
+        else:
+            return tuple(ranks)
+    return None
 
 
-class Recording(OneCandidate):
-    """Finds no room, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[ShardingTask, int, int]] = []
-
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> None:
-        self.asked.append((task, num_samples, seed))
+def lost() -> Deciding:
+    """A policy that finds no room."""
+    return Deciding(lambda *_: None)
 
 
 class Fixed:
@@ -98,7 +91,7 @@ class Fixed:
         return [Candidate(ranks, origin) for origin, ranks in self._placements.items()]
 
 
-POLICIES = {"repairing": Repairing(), "careless": Careless()}
+POLICIES = {"repairing": Deciding(repairing), "careless": Deciding(careless)}
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
@@ -136,27 +129,8 @@ def test_plans_all_that_is_feasible(policy: Policy, mixed_tasks: list[BenchmarkT
             validate(sharder(policy).shard(each.task), each.task)
 
 
-@st.composite
-def tasks(draw: st.DrawFn) -> ShardingTask:
-    """Memory from too little to plenty; tables from a few rows to more than a rank holds."""
-    rows, steps = st.integers(1, 20) | st.integers(1000, 5000), st.integers(1, 24)
-    shapes = draw(st.lists(st.tuples(rows, steps), min_size=1, max_size=8))
-    tables = tuple(Table(f"t{i}", rows, 4 * n, 1.0 + i % 3) for i, (rows, n) in enumerate(shapes))
-    world_size, state = draw(st.integers(1, 5)), draw(st.sampled_from([0, 4]))
-    size = sum(table.num_embeddings * (4 * table.embedding_dim + state) for table in tables)
-    memory = st.floats(0.8, 2.0).map(lambda times: int(times * size / world_size) + 1)
-    by_rank = draw(st.none() | st.tuples(*[memory] * world_size))
-    topology = Topology(
-        world_size,
-        draw(memory),
-        optimizer_bytes_per_row=state,
-        memory_bytes_by_rank=by_rank,
-    )
-    return ShardingTask(tables, topology, 64)
-
-
 @each_policy
-@given(task=tasks())
+@given(task=packed_tasks(st.floats(0.8, 2.0), rows=st.integers(1, 20) | st.integers(1000, 5000)))
 @settings(max_examples=100, deadline=None)
 def test_valid_plan_or_clear_error(policy: Policy, task: ShardingTask) -> None:
     try:
@@ -165,7 +139,7 @@ def test_valid_plan_or_clear_error(policy: Policy, task: ShardingTask) -> None:
         topology = task.topology
         fits = task.table_bytes <= sum(topology.rank_memory_bytes)
         assert ("does not prove" in str(error)) == fits
-        if isinstance(policy, Repairing):
+        if policy is POLICIES["repairing"]:
             with pytest.raises(InfeasibleTaskError):
                 GreedySharder("lookup", seed=1).shard(task)
     else:
@@ -182,9 +156,9 @@ def test_equal_ranks_can_be_filled(
     policy: Policy, shapes: list[tuple[int, int]], world_size: int
 ) -> None:
     """To 95 %, whatever the tables."""
-    tables = tuple(Table(f"t{i}", rows, 4 * n, 1.0) for i, (rows, n) in enumerate(shapes))
+    tables = tables_of(*((rows, 4 * n, 1.0) for rows, n in shapes))
     size = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
-    task = ShardingTask(tables, Topology(world_size, int(size / world_size / 0.95) + 1), 64)
+    task = task_of(tables, world_size, int(size / world_size / 0.95) + 1, 64)
     validate(sharder(policy).shard(task), task)
 
 
@@ -193,45 +167,42 @@ def cost_ms(plan: ShardingPlan, task: ShardingTask) -> float:
     return cost_model().predict(plan, task).cost_ms
 
 
-def task_of(shapes: Sequence[tuple[int, int]], *memory_bytes: int) -> ShardingTask:
+def tables_on(shapes: Sequence[tuple[int, int]], *memory_bytes: int) -> ShardingTask:
     """On ranks with so much memory each."""
-    tables = tuple(Table(f"t{i}", *shape, 1.0) for i, shape in enumerate(shapes))
-    topology = Topology(len(memory_bytes), 1, memory_bytes_by_rank=memory_bytes)
-    return ShardingTask(tables, topology, 64)
+    tables = tables_of(*((rows, cols, 1.0) for rows, cols in shapes))
+    return with_memory(task_of(tables, len(memory_bytes), batch_size=64), *memory_bytes)
 
 
 @pytest.mark.parametrize("split", [True, False])
 def test_splits_only_what_has_no_room(split: bool) -> None:
     """Tables that fit stay whole, and are placed as the policy says."""
-    task = task_of([(1000, 8), (1000, 16), (10, 4)], 10**6, 10**6)
-    plan = sharder(Repairing(), split=split).shard(task)
-    ranks = Repairing().place(task, num_samples=0, seed=1)
-    assert ranks is not None
+    task = tables_on([(1000, 8), (1000, 16), (10, 4)], 10**6, 10**6)
+    plan = sharder(POLICIES["repairing"], split=split).shard(task)
+    ranks = repairing(task, 0, 1)
     assert plan.shards == tuple(map(Shard.whole, task.tables, ranks))
 
 
 def test_a_table_that_fits_no_rank() -> None:
-    task = task_of([(1000, 64), (10, 4)], 150_000, 150_000)
-    of_table = sharder(Repairing()).shard(task).shards_by_table()
+    task = tables_on([(1000, 64), (10, 4)], 150_000, 150_000)
+    of_table = sharder(POLICIES["repairing"]).shard(task).shards_by_table()
     assert len(of_table["t0"]) == 2
     assert len(of_table["t1"]) == 1
-    with pytest.raises(
-        InfeasibleTaskError, match=r"'t0' needs 256,000 B, more than the 150,000 B of any rank"
-    ):
-        sharder(Repairing(), split=False).shard(task)
+    message = r"'t0' needs 256,000 B, more than the 150,000 B of any rank"
+    with pytest.raises(InfeasibleTaskError, match=message):
+        sharder(POLICIES["repairing"], split=False).shard(task)
 
 
 def test_rows_of_which_no_rank_holds_four_columns() -> None:
-    task = task_of([(10_001, 4), (10, 4)], 100_000, 100_000)
-    plan = sharder(Careless()).shard(task)
+    task = tables_on([(10_001, 4), (10, 4)], 100_000, 100_000)
+    plan = sharder(POLICIES["careless"]).shard(task)
     assert is_row_wise(plan.shards_by_table()["t0"], task.tables[0])
     assert len(plan.shards_by_table()["t1"]) == 1
 
 
 def test_rows_of_every_table() -> None:
     """Then there is nothing left to place."""
-    task = task_of([(10_000, 4), (10_000, 4)], 160_000, 160_000)
-    plan = sharder(Recording()).shard(task)
+    task = tables_on([(10_000, 4), (10_000, 4)], 160_000, 160_000)
+    plan = sharder(lost()).shard(task)
     validate(plan, task)
     assert len(plan.shards) == 4
 
@@ -239,8 +210,8 @@ def test_rows_of_every_table() -> None:
 @pytest.mark.parametrize("split", [True, False])
 def test_finds_nothing(split: bool) -> None:
     """Not in ever smaller pieces, and there is no memory for row blocks."""
-    policy = Recording()
-    task = task_of([(1000, 64), (1000, 128), (1000, 4)], 10**6, 1000)
+    policy = lost()
+    task = tables_on([(1000, 64), (1000, 128), (1000, 4)], 10**6, 1000)
     with pytest.raises(InfeasibleTaskError) as error:
         sharder(policy, split=split).shard(task)
     tables = "tables, split ever finer" if split else "whole tables"
@@ -255,9 +226,9 @@ def test_finds_nothing(split: bool) -> None:
 
 def test_what_a_policy_is_asked() -> None:
     """Tables with a profile, the samples and the seed."""
-    policy = Recording()
+    policy = lost()
     with pytest.raises(InfeasibleTaskError):
-        sharder(policy, split=False).shard(task_of([(1000, 64), (1000, 128)], 10**6, 10**6))
+        sharder(policy, split=False).shard(tables_on([(1000, 64), (1000, 128)], 10**6, 10**6))
     [(asked, num_samples, seed)] = policy.asked
     assert (num_samples, seed) == (4, 1)
     assert asked.batch_size == 64
@@ -281,7 +252,7 @@ def test_never_behind_a_heuristic(policy: Policy) -> None:
 def test_takes_the_cheapest_and_says_which(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     # every heuristic makes the best plan, with the largest table on a rank of its own
-    task = task_of([(100_000, 64), (1000, 8), (1000, 8)], 10**9, 10**9)
+    task = tables_on([(100_000, 64), (1000, 8), (1000, 8)], 10**9, 10**9)
     best, worst = (0, 1, 1), (0, 0, 0)
     for policy, cheapest in (
         (Fixed(sample=worst), "the heuristic size"),
@@ -302,18 +273,18 @@ def test_takes_the_cheapest_and_says_which(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_heuristic_where_the_policy_finds_no_room() -> None:
     """Tables that fit are not split then."""
-    task = task_of([(1000, 64), (1000, 128)], 10**6, 10**6)
-    plan = sharder(Recording(), cost_model=cost_model()).shard(task)
+    task = tables_on([(1000, 64), (1000, 128)], 10**6, 10**6)
+    plan = sharder(lost(), cost_model=cost_model()).shard(task)
     validate(plan, task)
     assert len(plan.shards) == 2
 
 
 def test_prices_of_pieces() -> None:
     """Candidates for tables that have to be split are judged as whole plans."""
-    task = task_of([(1000, 64), (1000, 64), (10, 4)], 300_000, 300_000)
-    plan = sharder(Careless(), cost_model=cost_model()).shard(task)
+    task = tables_on([(1000, 64), (1000, 64), (10, 4)], 300_000, 300_000)
+    plan = sharder(POLICIES["careless"], cost_model=cost_model()).shard(task)
     validate(plan, task)
-    assert cost_ms(plan, task) <= cost_ms(sharder(Careless()).shard(task), task)
+    assert cost_ms(plan, task) <= cost_ms(sharder(POLICIES["careless"]).shard(task), task)
 
 
 def test_a_model_that_only_predicts_plans() -> None:
@@ -324,7 +295,7 @@ def test_a_model_that_only_predicts_plans() -> None:
             others = sum(shard.rank != plan.world_size - 1 for shard in plan.shards)
             return PlanCost((StageCost(1.0 + others, 0.0, 0.0, 0.0),) * plan.world_size)
 
-    task = task_of([(1000, 8)] * 3, 10**9, 10**9)
+    task = tables_on([(1000, 8)] * 3, 10**9, 10**9)
     policy = Fixed(probable=(0, 1, 0), sample=(1, 1, 1))
     plan = sharder(policy, cost_model=Unbalanced()).shard(task)
     assert [shard.rank for shard in plan.shards] == [1, 1, 1]
@@ -342,7 +313,7 @@ def test_a_model_that_only_predicts_plans() -> None:
 )
 def test_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PolicySharder(Recording(), name="test", **arguments)
+        PolicySharder(lost(), name="test", **arguments)
 
 
 @pytest.mark.parametrize("method", ["dreamshard", "autoshard"])

@@ -6,11 +6,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import ShardingPlan, ShardingTask, validate
 from dlrm_sharded.plans.layouts import is_row_wise
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.sharders.splitting import (
     BY_ROWS,
     LARGEST_PIECE,
@@ -19,36 +17,28 @@ from dlrm_sharded.sharders.splitting import (
     splittings,
     unsplit,
 )
+from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
 
 HISTOGRAM = (0.75, 0.25, *[0.0] * (NUM_REUSE_BINS - 2))
 
 
-@st.composite
-def tasks(draw: st.DrawFn) -> ShardingTask:
-    """From little memory to plenty, on one or more hosts; table names look like those of pieces."""
-    shapes = st.tuples(st.integers(1, 3000), st.integers(1, 24).map(lambda steps: 4 * steps))
-    tables = tuple(
-        Table(f"0.{i}: 0", rows, dim, 2.0, HISTOGRAM)
-        for i, (rows, dim) in enumerate(draw(st.lists(shapes, min_size=1, max_size=8)))
-    )
-    hosts, per_host = draw(st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 2), (3, 2)]))
-    state = draw(st.sampled_from([0, 4]))
-    size = sum(table.num_embeddings * (4 * table.embedding_dim + state) for table in tables)
-    memory = st.floats(0.5, 4.0).map(lambda times: int(times * size / (hosts * per_host)) + 1)
-    by_rank = draw(st.lists(memory, min_size=hosts * per_host, max_size=hosts * per_host))
-    topology = Topology(
-        hosts * per_host,
-        by_rank[0],
-        local_world_size=per_host,
-        optimizer_bytes_per_row=state,
-        memory_bytes_by_rank=tuple(by_rank) if draw(st.booleans()) else None,
-    )
-    return ShardingTask(tables, topology, 64)
+HOSTS = [(1, 1), (1, 2), (1, 3), (2, 2), (3, 2)]
+
+
+def named_like_pieces(task: ShardingTask) -> ShardingTask:
+    names = {table.name: f"0.{i}: 0" for i, table in enumerate(task.tables)}
+    return task.with_values(name=names, reuse_histogram=dict.fromkeys(names, HISTOGRAM))
+
+
+tasks = packed_tasks(st.floats(0.5, 4.0), rows=st.integers(1, 3000), hosts=HOSTS).map(
+    named_like_pieces
+)
+"""From little memory to plenty, on one or more hosts."""
 
 
 @st.composite
 def any_splittings(draw: st.DrawFn) -> Splitting:
-    task = draw(tasks())
+    task = draw(tasks)
     found = draw(st.integers(0, 2 * NUM_HALVINGS))
     return list(splittings(task))[: found + 1][-1]
 
@@ -58,8 +48,7 @@ def plan_of(splitting: Splitting, ranks: list[int]) -> ShardingPlan:
 
 
 def ample(task: ShardingTask) -> ShardingTask:
-    topology = dataclasses.replace(task.topology, memory_bytes=2**50, memory_bytes_by_rank=None)
-    return dataclasses.replace(task, topology=topology)
+    return with_memory(task, 2**50)
 
 
 @given(any_splittings(), st.data())
@@ -111,7 +100,7 @@ def test_pieces_are_tables(splitting: Splitting) -> None:
         dataclasses.replace(splitting.task, tables=splitting.pieces)
 
 
-@given(tasks())
+@given(tasks)
 @settings(max_examples=100, deadline=None)
 def test_splittings_become_finer(task: ShardingTask) -> None:
     """Tables that fit a rank are whole at first; rows are split for want of any other way."""
@@ -144,13 +133,13 @@ def test_splittings_become_finer(task: ShardingTask) -> None:
         )
 
 
-def task_of(shapes: list[tuple[int, int]], memory: int, world_size: int = 2) -> ShardingTask:
-    tables = tuple(Table(f"t{i}", *shape, 1.0) for i, shape in enumerate(shapes))
-    return ShardingTask(tables, Topology(world_size, memory), 64)
+def small_task(shapes: list[tuple[int, int]], memory: int, world_size: int = 2) -> ShardingTask:
+    tables = tables_of(*((rows, cols, 1.0) for rows, cols in shapes))
+    return task_of(tables, world_size, memory, 64, device="cuda")
 
 
 def test_pieces_on_a_rank_are_one_shard() -> None:
-    splitting = Splitting(task_of([(10, 20), (10, 4)], 10**6), (4, 1))
+    splitting = Splitting(small_task([(10, 20), (10, 4)], 10**6), (4, 1))
     assert [piece.embedding_dim for piece in splitting.pieces] == [8, 4, 4, 4, 4]
     shards = splitting.shards([1, 0, 1, 0, 1])
     assert [(s.table, s.rank, s.cols) for s in shards] == [
@@ -161,7 +150,7 @@ def test_pieces_on_a_rank_are_one_shard() -> None:
 
 
 def test_row_blocks_take_memory_of_every_rank() -> None:
-    splitting = Splitting(task_of([(101, 4), (10, 8)], 5000), (BY_ROWS, 1))
+    splitting = Splitting(small_task([(101, 4), (10, 8)], 5000), (BY_ROWS, 1))
     assert [piece.embedding_dim for piece in splitting.pieces] == [8]
     assert splitting.free_bytes == (5000 - 51 * 16, 5000 - 50 * 16)
     shards = splitting.shards([1])
@@ -171,11 +160,11 @@ def test_row_blocks_take_memory_of_every_rank() -> None:
         ("t1", 1, (0, 10)),
     ]
     assert all(is_row_wise([s], splitting.task.tables[0]) for s in shards[:2])
-    assert min(Splitting(task_of([(101, 4)], 800), (BY_ROWS,)).free_bytes) < 0
+    assert min(Splitting(small_task([(101, 4)], 800), (BY_ROWS,)).free_bytes) < 0
 
 
 def test_whole_tables_are_as_they_were() -> None:
-    task = task_of([(10, 20), (10, 4)], 10**6)
+    task = small_task([(10, 20), (10, 4)], 10**6)
     assert next(splittings(task)) == unsplit(task)
     assert [shard.num_cols for shard in unsplit(task).shards([1, 0])] == [20, 4]
 
@@ -187,35 +176,32 @@ def test_no_shard_is_too_wide_for_a_gpu(
 ) -> None:
     """Wherever the pieces are placed, if there is room for one shard on each of enough ranks."""
     width = 4 * min(steps, 512 * world_size)
-    task = task_of([(50, width), (50, 16)], 10**9, world_size)
+    task = small_task([(50, width), (50, 16)], 10**9, world_size)
     splitting = list(splittings(task))[: finer + 1][-1]
     rank = st.integers(0, world_size - 1)
     num_pieces = len(splitting.pieces)
     ranks = data.draw(st.lists(rank, min_size=num_pieces, max_size=num_pieces))
     spread = splitting.spread(ranks)
-    assert spread is not None
     validate(plan_of(splitting, list(spread)), task)
     if width <= 2048:
         assert list(spread) == ranks
 
 
 def test_pieces_move_only_where_there_is_memory() -> None:
-    task = task_of([(100, 4096), (100, 16)], 100 * 4 * (2048 + 16))
+    task = small_task([(100, 4096), (100, 16)], 100 * 4 * (2048 + 16))
     splitting = Splitting(task, (2, 1))
     assert splitting.spread([1, 1, 1]) == (1, 0, 1)
     assert splitting.spread([0, 1, 1]) == (0, 1, 1)
-    by_rank = (100 * 4 * 2047, 10**9)
-    small = dataclasses.replace(task.topology, memory_bytes_by_rank=by_rank)
-    assert Splitting(dataclasses.replace(task, topology=small), (2, 1)).spread([1, 1, 1]) is None
+    small = with_memory(task, 100 * 4 * 2047, 10**9)
+    assert Splitting(small, (2, 1)).spread([1, 1, 1]) is None
 
 
 def test_splits_only_as_tables_may_be() -> None:
     """No rank has memory for the whole table."""
-    task = task_of([(1000, 64)], memory=64_000, world_size=8)
+    task = small_task([(1000, 64)], memory=64_000, world_size=8)
     found = {}
     for layouts in ((), ("rows",), ("columns",)):
-        table = dataclasses.replace(task.tables[0], layouts=frozenset(layouts))
-        of_table = splittings(dataclasses.replace(task, tables=(table,)))
+        of_table = splittings(task.with_values(layouts={"t0": frozenset(layouts)}))
         found[layouts] = {num for splitting in of_table for num in splitting.num_pieces}
     assert found[()] == {1}
     assert found["rows",] == {BY_ROWS}

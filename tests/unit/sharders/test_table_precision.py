@@ -8,30 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlrm_sharded import NeuroShardSharder, Planner, RunContext, SharderContext, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.compute import CPU_HALF, READ_MB
-from dlrm_sharded.cost.features import DEVICE_WORK, workload_of_plan
-from dlrm_sharded.cost.learned import learned_cost_model, prior_cost_model
+from dlrm_sharded.cost.features import DEVICE_WORK, work_of
+from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.shapes import Shapes
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.explain.text import explain
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
-from dlrm_sharded.hardware.artifact import SHIPPED
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
+from tests.unit.conftest import OF_A_CPU
+from tests.unit.made_up import in_turns, task_of, with_memory
 
-OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
 TABLES = (Table("a", 1000, 64, 4.0), Table("b", 600, 32, 2.0), Table("c", 10, 16, 1.0))
-TOPOLOGY = Topology(2, 10**6, optimizer_bytes_per_row=4, compute_device="cpu")
-TASK = with_profiles(ShardingTask(TABLES, TOPOLOGY, 1024))
-PLAN = ShardingPlan(2, tuple(Shard.whole(t, i % 2) for i, t in enumerate(TABLES)))
+TASK = with_profiles(task_of(TABLES, memory_bytes=10**6, optimizer_bytes_per_row=4))
+TOPOLOGY = TASK.topology
+PLAN = in_turns(TASK)
 
 
 def half(plan: ShardingPlan, *names: str) -> ShardingPlan:
@@ -41,23 +36,12 @@ def half(plan: ShardingPlan, *names: str) -> ShardingPlan:
     return dataclasses.replace(plan, shards=tuple(shards))
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def of_device(request: pytest.FixtureRequest) -> AdditiveCostModel:
-    if request.param == "cuda":
-        return prior_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
-    return learned_cost_model(RunContext("cpu"), OF_A_CPU)
-
-
 def test_a_plan_names_the_precision_only_of_half_tables() -> None:
     plan = half(PLAN, "a")
     keys = [shard.get("precision") for shard in plan.to_json()["shards"]]
     assert keys == ["fp16", None, None]
     assert ShardingPlan.from_json(plan.to_json()) == plan
     assert plan.half_tables() == ["a"]
-    with pytest.raises(InvalidPlanError, match="the precision of a shard is 'int4'; known: fp32"):
-        ShardingPlan.from_json(
-            {"world_size": 1, "shards": [PLAN.shards[0].to_json() | {"precision": "int4"}]}
-        )
 
 
 def test_a_plan_gives_the_tables_of_a_task_their_precisions() -> None:
@@ -114,7 +98,8 @@ def test_lookups_on_cpus_take_what_was_measured_there() -> None:
 def test_lookups_on_gpus_read_half() -> None:
     terms = DEVICE_WORK["cuda"].terms
     exact, found = (
-        workload_of_plan(plan, TASK).work(DEVICE_WORK["cuda"]) for plan in (PLAN, half(PLAN, "a"))
+        work_of(workload_of_plan(plan, TASK), DEVICE_WORK["cuda"])
+        for plan in (PLAN, half(PLAN, "a"))
     )
     np.testing.assert_array_equal(found[1:], exact[1:])
     ratio = dict(zip(terms, found[0] / exact[0], strict=True))
@@ -125,9 +110,9 @@ def test_lookups_on_gpus_read_half() -> None:
 
 
 def test_the_catalogue_prices_what_plans_cost(of_device: AdditiveCostModel) -> None:
-    task = with_precisions(TASK, half(PLAN, "a", "c"))
-    shapes = Shapes.from_task(task, of_device.compute)
     plan = half(PLAN, "a", "c")
+    task = with_precisions(TASK, plan)
+    shapes = Shapes.from_task(task, of_device.compute)
     workload = workload_of_plan(plan, task)
     whole = shapes.columns.vectors[shapes.whole]
     np.testing.assert_allclose(whole, of_device.compute.vectors(workload))
@@ -147,18 +132,14 @@ def auto(model: AdditiveCostModel, precision: str = "auto") -> NeuroShardSharder
     return NeuroShardSharder(context, table_precision=precision, time_budget_s=0.3, patience=1)
 
 
-def with_memory(num_bytes: int) -> ShardingTask:
-    return dataclasses.replace(TASK, topology=dataclasses.replace(TOPOLOGY, memory_bytes=num_bytes))
-
-
 def test_fp16_only_where_fp32_does_not_fit(
     of_device: AdditiveCostModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """260,000 B, 79,200 B and 680 B in fp32; two thirds of a kB less for each that is halved."""
     planner = Planner(auto(of_device), of_device)
-    assert not planner.plan(with_memory(180_000))[0].half_tables()
+    assert not planner.plan(with_memory(TASK, 180_000))[0].half_tables()
     assert not caplog.records or "fp16" not in caplog.text
-    task = with_memory(120_000)
+    task = with_memory(TASK, 120_000)
     with pytest.raises(InfeasibleTaskError):
         auto(of_device, "fp32").shard(task)
     with caplog.at_level(logging.WARNING):
@@ -168,9 +149,9 @@ def test_fp16_only_where_fp32_does_not_fit(
     assert ", 1 table in fp16" in explain(plan, report, task, None)
     assert report.gap is None or report.gap >= -1e-7
     validate(plan, task)
-    assert planner.plan(with_memory(87_600))[0].half_tables() == ["a", "b"]
+    assert planner.plan(with_memory(TASK, 87_600))[0].half_tables() == ["a", "b"]
     with pytest.raises(InfeasibleTaskError):
-        auto(of_device).shard(with_memory(60_000))
+        auto(of_device).shard(with_memory(TASK, 60_000))
 
 
 def test_all_tables_in_fp16(of_device: AdditiveCostModel) -> None:
@@ -183,9 +164,8 @@ def test_all_tables_in_fp16(of_device: AdditiveCostModel) -> None:
 
 def test_row_blocks_have_the_precision_of_their_table(of_device: AdditiveCostModel) -> None:
     """Only row blocks fit: a row of four columns has as much state as weights."""
-    table = Table("t", 10_000, 4, 1.0)
-    task = with_profiles(ShardingTask((table,), dataclasses.replace(TOPOLOGY), 64))
-    task = dataclasses.replace(task, topology=dataclasses.replace(TOPOLOGY, memory_bytes=70_000))
+    task = dataclasses.replace(with_memory(TASK, 70_000), batch_size=64)
+    task = with_profiles(dataclasses.replace(task, tables=(Table("t", 10_000, 4, 1.0),)))
     plan = auto(of_device).shard(task)
     assert {(s.num_rows, s.precision) for s in plan.shards} == {(5000, "fp16")}
     validate(plan, task)

@@ -6,8 +6,9 @@ from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.simulation.cluster import Cluster, SimulatedRun, simulate
+from dlrm_sharded.simulation.cluster import Cluster, Planned
 from dlrm_sharded.simulation.ranks import RankTimes
+from dlrm_sharded.simulation.run import SimulatedRun, simulate
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart
@@ -46,18 +47,13 @@ def made_up_run(
         optimizer_ms=1.0,
         spread=0.02,
     )
-    cluster = Cluster(
-        task=task,
-        dense=DensePart((dense,) * world_size, 1.5),
-        overlap=overlap,
-        workload=Workload(
-            dense=DenseMemory(1000, 0, 5000),
-            dense_state_bytes=1000,
-            num_dense=13,
-            num_measured_batches=0,
-            num_eval_samples=0,
-        ),
-        seed=0,
-        sharing=sharing,
+    workload = Workload(
+        dense=DenseMemory(1000, 0, 5000),
+        dense_state_bytes=1000,
+        num_dense=13,
+        num_measured_batches=0,
+        num_eval_samples=0,
     )
-    return simulate("dim", plan, PlanReport("dim", 0.1, cost), times, cluster)
+    cluster = Cluster(task, DensePart((dense,) * world_size, 1.5), overlap, seed=0, sharing=sharing)
+    planned = Planned("dim", plan, PlanReport("dim", 0.1, cost))
+    return simulate(planned, times, cluster, workload)

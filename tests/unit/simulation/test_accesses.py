@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dlrm_sharded.accesses.profiles import with_expected_profile
+from dlrm_sharded.calibration.rank_bench import Ids
 from dlrm_sharded.datasets.base import PerTableDataset, reuse_histogram
 from dlrm_sharded.datasets.dlrm_datasets import DlrmDatasets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
@@ -94,11 +95,11 @@ def test_tables_that_were_dropped_are_drawn_again_alike() -> None:
     tables = {table.name: table for table in TABLES}
     drawn: list[str] = []
 
-    def draw(table: Table):  # type: ignore[no-untyped-def]
-        drawn.append(table.name)
-        return draw_profile(table, 64, seed=0, batch=0)
+    def draw(name: str) -> Ids:
+        drawn.append(name)
+        return draw_profile(tables[name], 64, seed=0, batch=0)
 
-    batch = DrawnBatch(tables, draw, kept_ids=1)
+    batch = DrawnBatch(draw, kept_ids=1)
     first = batch["a"].values
     assert batch["a"].values is first
     assert len(batch["b"].values) == 256

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.simulation.figures import PIXELS, plot_timeline, strips
-from dlrm_sharded.simulation.files import folder_of, write_simulation
-from dlrm_sharded.simulation.text import comparison, details, measured_heading
+from dlrm_sharded.simulation.files import write_simulation
+from dlrm_sharded.simulation.simulation_text import comparison, details, heading_text
+from dlrm_sharded.simulation.store import folder_of
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import PARTS, WAITING
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
@@ -23,10 +25,10 @@ from tests.unit.simulation.made_up import SLOWEST, made_up_run
 @pytest.mark.parametrize("overlap", [SERIAL, PIPELINED], ids=["serial", "pipelined"])
 def test_parts_sum_to_the_step(overlap: Overlap) -> None:
     run = made_up_run(overlap=overlap)
-    assert sum(run.breakdown.mean_parts_ms.values()) == pytest.approx(run.step_ms)
-    assert run.step_ms >= 90
-    assert run.samples_per_s == pytest.approx(1e3 * 512 / run.step_ms)
-    assert dict(run.origins) == {"measured": 1, "scaled": 7}
+    assert sum(run.step.breakdown.mean_parts_ms.values()) == pytest.approx(run.step.step_ms)
+    assert run.step.step_ms >= 90
+    assert run.step.samples_per_s == pytest.approx(1e3 * 512 / run.step.step_ms)
+    assert run.origins == {"measured": 1, "scaled": 7}
 
 
 def test_all_ranks_wait_for_the_slowest() -> None:
@@ -36,12 +38,13 @@ def test_all_ranks_wait_for_the_slowest() -> None:
         if rank != SLOWEST:
             assert wait is not None
             assert wait.cause == SLOWEST
-    waiting = run.breakdown.parts_ms[WAITING]
+    waiting = run.step.breakdown.parts_ms[WAITING]
     assert waiting.argmin() == SLOWEST
     [first, *_] = [line for line in details(run) if "ranks wait" in line]
     assert f"for rank {SLOWEST}" in first
     assert f"t{SLOWEST}[0:1000, 0:16]" in first
     assert "90.0 ms" in first
+    assert " ms on average, " in first
 
 
 def test_sharders_without_a_plan_have_a_row() -> None:
@@ -60,10 +63,15 @@ def test_a_busy_machine_is_named() -> None:
 
 def test_the_heading_tells_measured_from_predicted() -> None:
     task = made_up_run().task
-    heading = measured_heading(task, device="cpu: X", threads=1, prices="prior")
-    assert heading.startswith("simulated, lookups measured on cpu: X with 1 thread")
+    standing = Standing("prior", "a CPU", error=0.5)
+    on = "cpu: X with 1 thread"
+    heading = heading_text(task, standing, gpu=None, measured_on=on)
+    assert heading.startswith(f"simulated, lookups measured on {on}, one rank")
+    assert "predicted (prices of a CPU: prior, within about 50 %)" in heading
     assert "8 ranks on 2 hosts" in heading
-    assert "exchanges and the all-reduce are predicted" in heading
+    heading = heading_text(task, standing, gpu="a GPU", measured_on=on)
+    assert heading.startswith("predicted by the prior of a GPU, nothing was measured: 8 ranks")
+    assert heading.endswith("Prices: prior, within about 50 %.")
 
 
 @pytest.mark.parametrize("overlap", [SERIAL, PIPELINED], ids=["serial", "pipelined"])
@@ -95,7 +103,7 @@ def test_strips_show_computation_over_exchanges() -> None:
 def test_equal_runs_are_equal_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
         run = made_up_run()
-        folder_of(tmp_path / name, run.sharder).mkdir(parents=True)
+        folder_of(tmp_path / name, run.planned.sharder).mkdir(parents=True)
         write_simulation(
             tmp_path / name,
             heading="simulated",
@@ -117,7 +125,7 @@ def test_equal_runs_are_equal_files(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [int(row["host"]) for row in rows] == [0] * 4 + [1] * 4
     parts_ms = [sum(float(row[f"{part}_ms"]) for part in PARTS) for row in rows]
-    assert np.allclose(parts_ms, made_up_run().step_ms, rtol=1e-3)
+    assert np.allclose(parts_ms, made_up_run().step.step_ms, rtol=1e-3)
     events = json.loads(gzip.decompress((tmp_path / "a/dim/trace.json.gz").read_bytes()))
     assert {event["pid"] for event in events["traceEvents"]} == set(range(8))
 
@@ -131,4 +139,4 @@ def test_ranks_that_share_cores_compute_longer() -> None:
     for before, after in zip(alone.cost.per_rank, shared.cost.per_rank, strict=True):
         assert before.fwd_compute_ms < after.fwd_compute_ms <= 2 * before.fwd_compute_ms
         assert after.fwd_comm_ms == before.fwd_comm_ms
-    assert alone.step_ms < shared.step_ms < 2 * alone.step_ms
+    assert alone.step.step_ms < shared.step.step_ms < 2 * alone.step.step_ms

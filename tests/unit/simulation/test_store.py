@@ -2,7 +2,10 @@
 
 import json
 import logging
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,22 +15,46 @@ from dlrm_sharded.simulation.store import LOCK, MEASUREMENTS, SETTINGS, Store
 SETTINGS_A = {"seed": 0, "task": "a", "measure": {"iterations": 3}}
 
 
+@dataclass(frozen=True)
+class Measured:
+    ms: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ms": self.ms}
+
+
+def kept(store: Store, number: int, ms: float) -> float:
+    """What is kept of a rank, which takes so long if it is measured now."""
+    read = lambda values: Measured(values["ms"])  # noqa: E731
+    return store.kept("a rank", ["rank", number], read=read, measure=lambda: Measured(ms)).ms
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with three measurements."""
-    store = Store(tmp_path / "out", SETTINGS_A)
-    for i in range(3):
-        store.put(store.key("rank", i), {"ms": float(i)})
-    store.close()
+    with closing(Store(tmp_path / "out", SETTINGS_A)) as store:
+        for i in range(3):
+            assert kept(store, i, float(i)) == i
     return tmp_path / "out"
 
 
 def test_measurements_are_there_again(folder: Path) -> None:
-    store = Store(folder, SETTINGS_A)
-    assert len(store) == 3
-    assert store.get(store.key("rank", 2)) == {"ms": 2.0}
-    assert store.get(store.key("rank", 3)) is None
-    store.close()
+    with closing(Store(folder, SETTINGS_A)) as store:
+        assert len(store) == 3
+        assert kept(store, 2, 9.0) == 2.0
+        assert kept(store, 3, 9.0) == 9.0
+        assert len(store) == 4
+
+
+def test_values_that_cannot_be_read_are_measured_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / MEASUREMENTS
+    path.write_text(path.read_text().replace('"ms": 2.0', '"s": 2.0'))
+    for measured_ms in (7.0, 8.0):  # the latter is not needed
+        with closing(Store(folder, SETTINGS_A)) as store:
+            assert kept(store, 2, measured_ms) == 7.0
+    assert caplog.text.count("a rank is measured again: its times are damaged ('ms')") == 1
 
 
 @pytest.mark.parametrize("damage", [b"\x00\xff garbage\n", b'{"key": 3}\n', b'{"key": "x", "val'])
@@ -41,11 +68,10 @@ def test_damaged_lines_are_measured_again(
         store = Store(folder, SETTINGS_A)
     assert len(caplog.records) == 1
     assert len(store) == 2
-    store.put(store.key("rank", 2), {"ms": 5.0})
+    assert kept(store, 2, 5.0) == 5.0
     store.close()
-    store = Store(folder, SETTINGS_A)
-    assert store.get(store.key("rank", 2)) == {"ms": 5.0}
-    store.close()
+    with closing(Store(folder, SETTINGS_A)) as store:
+        assert kept(store, 2, 9.0) == 5.0
 
 
 def test_damaged_settings_are_written_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -53,16 +79,15 @@ def test_damaged_settings_are_written_anew(folder: Path, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         store = Store(folder, SETTINGS_A)
     assert len(caplog.records) == 1
-    assert store.get(store.key("rank", 0)) == {"ms": 0.0}
+    assert kept(store, 0, 9.0) == 0.0
     store.close()
     assert json.loads((folder / SETTINGS).read_text())["seed"] == 0
 
 
 def test_lines_of_another_simulation_are_not_taken(folder: Path) -> None:
     (folder / SETTINGS).unlink()
-    store = Store(folder, SETTINGS_A | {"seed": 1})
-    assert store.get(store.key("rank", 0)) is None
-    store.close()
+    with closing(Store(folder, SETTINGS_A | {"seed": 1})) as store:
+        assert kept(store, 0, 9.0) == 9.0
 
 
 def test_the_folder_of_another_simulation_is_refused(folder: Path) -> None:

@@ -20,12 +20,12 @@ SLOW = {"overrides": 10}
 """Numbers of examples of kinds of which one takes a second."""
 
 
-def test_every_kind_is_tried() -> None:
+def test_every_kind_is_tried():
     assert set(kinds.KINDS) == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_wrong_inputs(name: str) -> None:
+def test_wrong_inputs(name):
     kind = kinds.KINDS[name]
 
     @settings(
@@ -61,7 +61,7 @@ def accept(value: object, folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_the_outcomes_are_told_apart() -> None:
+def test_the_outcomes_are_told_apart():
     def name(read: Callable[[object, Path], None], **options: float) -> str:
         kind = kinds.Kind(st.nothing, read, **options)
         found: str = kinds.outcome(kind, "many words " * 10_000).name

@@ -21,7 +21,7 @@ def events(folder: Path, losses: dict[int, float], *, again: int | None = None) 
     return folder
 
 
-def test_equal_events(tmp_path: Path) -> None:
+def test_equal_events(tmp_path):
     """Times may differ."""
     one, other = events(tmp_path / "one", {5: 0.5, 10: 0.25}), tmp_path / "other"
     file = EventFile(other)
@@ -32,7 +32,7 @@ def test_equal_events(tmp_path: Path) -> None:
     assert outcomes.event_faults(one, other) == []
 
 
-def test_different_events(tmp_path: Path) -> None:
+def test_different_events(tmp_path):
     faults = outcomes.event_faults
     expected = events(tmp_path / "expected", {5: 0.5, 10: 0.25})
     assert faults(events(tmp_path / "a", {5: 0.5, 10: 0.125}), expected) == [
@@ -46,7 +46,7 @@ def test_different_events(tmp_path: Path) -> None:
     assert faults(events(tmp_path / "d", {15: 1.0}), expected) == ["2 event files"]
 
 
-def test_table_of_interruptions() -> None:
+def test_table_of_interruptions():
     def done(**fields: Any) -> Any:
         expected = {"kind": "agent", "moment": "save", "lost_steps": 3, "resume_s": 2.0}
         return interruptions.Interruption(**{**expected, "faults": (), **fields})
@@ -63,7 +63,7 @@ def test_table_of_interruptions() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_random_plans_are_valid_and_repeatable(world_size: int) -> None:
+def test_random_plans_are_valid_and_repeatable(world_size):
     some = [random_plans.random_plan(world_size, seed) for seed in range(10)]
     assert some == [random_plans.random_plan(world_size, seed) for seed in range(10)]
     found = {layout for plan in some for layout in random_plans.layouts(plan)}
@@ -71,5 +71,5 @@ def test_random_plans_are_valid_and_repeatable(world_size: int) -> None:
     assert ("rows" in found) == (world_size > 1)
 
 
-def test_name_of_a_disk(tmp_path: Path) -> None:
+def test_name_of_a_disk(tmp_path):
     assert re.fullmatch(r"disk \S+ with \S+", cost.disk_of(tmp_path))

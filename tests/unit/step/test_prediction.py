@@ -2,42 +2,25 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
-from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded import DataError, PlanCost, StageCost
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import PARTS, DenseTimes
-from dlrm_sharded.step.prediction import (
-    COMPOSITION_ERROR,
-    SHARING_ERROR,
-    DensePart,
-    predict_step,
-)
+from dlrm_sharded.step.prediction import COMPOSITION_ERROR, SHARING_ERROR, DensePart, predict_step
 from dlrm_sharded.step.schedule import SERIAL
+from tests.unit.step.made_up import dense_times
 
 COST = PlanCost((StageCost(10, 4, 5, 20), StageCost(10, 4, 5, 20)), input_dist_ms=(1.0, 1.0))
-DENSE = DenseTimes(
-    data_ms=1.0,
-    bottom_forward_ms=2.0,
-    top_forward_ms=4.0,
-    top_backward_ms=8.0,
-    bottom_backward_ms=3.0,
-    optimizer_ms=2.0,
-    gradient_bytes=4096,
-)
+DENSE = dense_times(optimizer_ms=2.0, gradient_bytes=4096)
 
 
-def predicted(
-    dense: DenseTimes = DENSE,
-    cost_error: float | None = 0.1,
-    sharing: CoreSharing | None = None,
-):
+def predicted(dense: DenseTimes = DENSE, **keys: Any):
     part = DensePart((dense, dense), all_reduce_ms=5.0)
-    return predict_step(
-        COST, part, overlap=SERIAL, batch_size=130, cost_error=cost_error, sharing=sharing
-    )
+    keys = {"cost_error": 0.1, **keys}
+    return predict_step(COST, part, overlap=SERIAL, batch_size=130, **keys)
 
 
 def test_even_ranks_take_the_sum_of_all_parts():

@@ -49,9 +49,7 @@ def random_dense(rng: np.random.Generator) -> DenseTimes:
     return DenseTimes(**{key: float(rng.gamma(1.0, 3.0)) for key in DENSE_KEYS})
 
 
-def operations_of(
-    overlap: Overlap, num_ranks: int = 2, seed: int = 0
-) -> tuple[PlanCost, tuple[Operation, ...]]:
+def operations_of(overlap: Overlap, num_ranks: int = 2, seed: int = 0):
     rng = np.random.default_rng(seed)
     cost, dense = random_cost(rng, num_ranks), [random_dense(rng) for _ in range(num_ranks)]
     return cost, step_operations(cost, dense, all_reduce_ms=ALL_REDUCE_MS, overlap=overlap)
@@ -129,24 +127,17 @@ def test_a_step_without_overlap_is_no_shorter_than_the_critical_path(num_ranks: 
         assert step_ms >= least_ms * (1 - ROUNDING)
 
 
+MORE = "fwd_more_ms: Annotated[float, Stage(FORWARD, 'more')]"
+MORE_BACKWARD = "bwd_more_ms: Annotated[float, Stage(BACKWARD, 'more')]"
 FURTHER_STAGES = {
     # name: (the field after which it stands, or "" for the first place; its stage)
-    "permutes before the lookup": ("", 'fwd_more_ms: Annotated[float, Stage(FORWARD, "more")]'),
-    "copies after the exchange": (
-        "fwd_comm_ms",
-        'fwd_more_ms: Annotated[float, Stage(FORWARD, "more")]',
-    ),
-    "exchanges twice": (
-        "fwd_comm_ms",
-        'fwd_more_ms: Annotated[float, Stage(FORWARD, "more", is_exchange=True)]',
-    ),
-    "permutes gradients": (
-        "fwd_comm_ms",
-        'bwd_more_ms: Annotated[float, Stage(BACKWARD, "more")]',
-    ),
+    "permutes before the lookup": ("", MORE),
+    "copies after the exchange": ("fwd_comm_ms", MORE),
+    "exchanges twice": ("fwd_comm_ms", MORE.replace(")", ", is_exchange=True)")),
+    "permutes gradients": ("fwd_comm_ms", MORE_BACKWARD),
     "exchanges after the update": (
         "bwd_compute_ms",
-        'bwd_more_ms: Annotated[float, Stage(BACKWARD, "more", is_exchange=True)]',
+        MORE_BACKWARD.replace(")", ", is_exchange=True)"),
     ),
 }
 CHECK = f"""

@@ -13,16 +13,9 @@ from dlrm_sharded.step.parts import PARTS, WAITING, DenseTimes
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap, step_operations
 from dlrm_sharded.step.timeline import EXCHANGE, Operation, run_steps
 from dlrm_sharded.tracing.perfetto import timeline_spans, write_trace
+from tests.unit.step.made_up import dense_times
 
-DENSE = DenseTimes(
-    data_ms=1.0,
-    bottom_forward_ms=2.0,
-    top_forward_ms=4.0,
-    top_backward_ms=8.0,
-    bottom_backward_ms=3.0,
-    optimizer_ms=0.5,
-    other_ms=0.25,
-)
+DENSE = dense_times(optimizer_ms=0.5, other_ms=0.25)
 COST = PlanCost((StageCost(10, 4, 5, 20), StageCost(16, 3, 6, 12)), input_dist_ms=(1.5, 2.0))
 ALL_REDUCE_MS = 7.0
 
@@ -99,16 +92,13 @@ def test_variation_makes_ranks_wait_and_depends_on_the_seed_alone():
 
 
 def test_an_exchange_behind_another_one_counts_as_exchange_and_not_as_waiting():
+    def operation(name, part, time_ms, **keys):
+        return Operation(name=name, part=part, times_ms=np.full(2, time_ms), **keys)
+
     operations = [
-        Operation(name="first", part="fwd_comm", times_ms=np.array([4.0, 4.0]), stream=EXCHANGE),
-        Operation(
-            name="second",
-            part="bwd_comm",
-            times_ms=np.array([2.0, 2.0]),
-            stream=EXCHANGE,
-            is_collective=True,
-        ),
-        Operation(name="use", part="fwd_compute", times_ms=np.array([1.0, 1.0]), after=("second",)),
+        operation("first", "fwd_comm", 4.0, stream=EXCHANGE),
+        operation("second", "bwd_comm", 2.0, stream=EXCHANGE, is_collective=True),
+        operation("use", "fwd_compute", 1.0, after=("second",)),
     ]
     found = breakdown(run_steps(operations, num_steps=1))
     assert found.mean_ms("bwd_comm") == pytest.approx(6.0)
@@ -118,7 +108,11 @@ def test_an_exchange_behind_another_one_counts_as_exchange_and_not_as_waiting():
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_a_trace_has_a_row_for_every_stream_of_a_rank(tmp_path, name):
     timeline = _timeline(PIPELINED, num_steps=2)
-    write_trace(tmp_path / name, timeline_spans(timeline), rank_names={1: "rank 1: big"})
+    write_trace(
+        tmp_path / name,
+        timeline_spans(timeline, num_steps=timeline.num_steps),
+        rank_names={1: "rank 1: big"},
+    )
     assert [path.name for path in tmp_path.iterdir()] == [name]
     text = (tmp_path / name).read_bytes()
     events = json.loads(gzip.decompress(text) if name.endswith(".gz") else text)["traceEvents"]

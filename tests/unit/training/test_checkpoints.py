@@ -2,38 +2,38 @@
 
 import math
 import time
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dlrm_sharded.checkpoint.logical import LogicalTensor
-from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import DivergenceError
-from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import meeting
-from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.progress import Progress
-from tests.unit.checkpoint.cases import STATE, run_state
+from dlrm_sharded.training.result import peak_gib
+from tests.unit.checkpoint.cases import STATE, checkpoints_of_run
 
 TIMEOUT_S = 30.0
 
 
-def test_a_divergence_ends_an_evaluation(
-    tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_meet_twice_a_second(rank, monkeypatch):
+    clock = iter([0.0, 0.125, 0.625, 1.125])  # batches of 1/8 s; it is read at meetings only
+    monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    ranks = meeting.Meeting(rank, every_s=0.0)  # a checkpoint is due at every meeting
+    saves = [ranks.after_batch(may_save=True).saves for _ in range(9)]
+    assert saves == [True, False, False, False] * 2 + [True]
+
+
+def test_the_peak_of_a_process_is_in_gib(rank):
+    assert 0.05 < peak_gib(rank) < 100
+
+
+def test_a_divergence_ends_an_evaluation(tmp_path, rank, monkeypatch):
     """Of a model that is not finite, no batch more is worth its time."""
     monkeypatch.setattr(meeting, "INTERVAL_S", 0.0)  # ranks meet after every batch
     state = {**STATE, "dense.over.bias": LogicalTensor.whole(torch.tensor([1.5, math.nan]))}
-    checkpoints = Checkpoints(
-        tmp_path,
-        CheckpointConfig(every_steps=1),
-        ModelState(state, {}, {}, {}, {}),
-        describe=lambda progress: run_state(progress.step),
-        rank=rank,
-        in_background=True,
-    )
+    checkpoints = checkpoints_of_run(tmp_path, rank, state, in_background=True, every_steps=1)
 
     def evaluate() -> None:
         with checkpoints:

@@ -46,11 +46,22 @@ def build(device: torch.device, **changes: Any) -> Dlrm:
     return dlrm(TABLES, 13, dense_layers=[32, 8], over_layers=[16, 1], device=device, **changes)
 
 
+def with_layers(*layers: nn.Module) -> Callable[[torch.device], Dlrm]:
+    """Builds the model with layers after its interaction."""
+
+    def build_more(device: torch.device) -> Dlrm:
+        model = build(device)
+        model.inter_arch = nn.Sequential(model.inter_arch, *layers).to(device)
+        return model
+
+    return build_more
+
+
 def traced(build_model: Callable[[torch.device], Dlrm], batch_size: int = 64) -> DenseMemory:
     return trace_dense(build_model, TABLES, num_dense=13, local_batch_size=batch_size)
 
 
-def test_what_lives_for_the_whole_run_is_exact() -> None:
+def test_what_lives_for_the_whole_run_is_exact():
     task = task_of(2)
     (first, second) = estimate_memory(whole_tables(task, [0, 1]), task, WORKLOAD, [7, 8])
     assert (first.table_weights, first.table_optimizer) == (4 * 1000 * 16, 4 * 1000)
@@ -62,7 +73,7 @@ def test_what_lives_for_the_whole_run_is_exact() -> None:
     assert first.needed == first.total - 7
 
 
-def test_a_checkpoint_copies_the_tables() -> None:
+def test_a_checkpoint_copies_the_tables():
     task = task_of(1)
     copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
     plan = whole_tables(task, [0, 0])
@@ -73,7 +84,7 @@ def test_a_checkpoint_copies_the_tables() -> None:
     assert with_copy.total - without.total == with_copy.checkpoint_copy
 
 
-def test_replicas_have_gradients_and_their_own_samples() -> None:
+def test_replicas_have_gradients_and_their_own_samples():
     """They exchange no vectors, and a checkpoint copies what they keep."""
     task = task_of(2)
     whole = whole_tables(task, [0, 0])
@@ -93,7 +104,7 @@ def test_replicas_have_gradients_and_their_own_samples() -> None:
     assert first.ids < alone.ids
 
 
-def test_row_blocks_share_the_ids_of_their_table() -> None:
+def test_row_blocks_share_the_ids_of_their_table():
     task = task_of(2)
     halves = [Shard("a", rank, (500 * rank, 500 * (rank + 1)), (0, 16)) for rank in range(2)]
     split = ShardingPlan(2, (*halves, Shard.whole(TABLES[1], 1)))
@@ -103,7 +114,7 @@ def test_row_blocks_share_the_ids_of_their_table() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_larger_batch_needs_more(device: str) -> None:
+def test_a_larger_batch_needs_more(device):
     needed = []
     for batch_size in (64, 128):
         task = task_of(2, batch_size, device)
@@ -112,7 +123,7 @@ def test_a_larger_batch_needs_more(device: str) -> None:
     assert needed[1] > needed[0]
 
 
-def test_a_plan_that_fits_is_accepted() -> None:
+def test_a_plan_that_fits_is_accepted():
     memory = [RankMemory(process=GIB, table_weights=98), RankMemory(table_weights=2)]
     check_fits(memory, [100, 100], ranks_per_host=2)
     check_fits(memory, [98, 2], ranks_per_host=1)
@@ -126,19 +137,19 @@ def test_a_plan_that_fits_is_accepted() -> None:
     ],
     ids=["one_host", "two_hosts"],
 )
-def test_a_plan_that_does_not_fit(available: list[int], ranks_per_host: int, message: str) -> None:
+def test_a_plan_that_does_not_fit(available, ranks_per_host, message):
     memory = [RankMemory(table_weights=2 * GIB), RankMemory(process=GIB, table_weights=3 * GIB)]
     with pytest.raises(InfeasibleTaskError, match=message):
         check_fits(memory, available, ranks_per_host=ranks_per_host)
 
 
-def test_the_table_names_its_parts_and_the_total() -> None:
+def test_the_table_names_its_parts_and_the_total():
     lines = memory_text(RankMemory(process=GIB, table_weights=2 * GIB)).splitlines()
     assert [line.split()[-2] for line in lines] == ["1.000", "2.000", "3.000"]
     assert "total" in lines[-1]
 
 
-def test_parameters_and_buffers_are_those_of_the_model() -> None:
+def test_parameters_and_buffers_are_those_of_the_model():
     model = build(torch.device("cpu"))
     dense = [p for name, p in model.named_parameters() if not name.startswith("sparse_arch")]
     memory = traced(build)
@@ -146,56 +157,35 @@ def test_parameters_and_buffers_are_those_of_the_model() -> None:
     assert memory.buffer_bytes == sum(buffer.nbytes for buffer in model.buffers())
 
 
-def test_activations_grow_with_the_batch() -> None:
+def test_activations_grow_with_the_batch():
     small, large = (traced(build, batch_size).activation_bytes for batch_size in (64, 640))
     assert large == pytest.approx(10 * small, rel=0.05)
 
 
-def test_any_interaction_is_traced() -> None:
+def test_any_interaction_is_traced():
     """A hidden layer of 10,000 numbers a sample is kept for the backward pass."""
-
-    def wide(device: torch.device) -> Dlrm:
-        model = build(device)
-        layers = nn.Sequential(nn.Linear(11, 10_000), nn.ReLU(), nn.Linear(10_000, 11))
-        model.inter_arch = nn.Sequential(model.inter_arch, layers.to(device))
-        return model
-
+    wide = with_layers(nn.Linear(11, 10_000), nn.ReLU(), nn.Linear(10_000, 11))
     more = traced(wide).activation_bytes - traced(build).activation_bytes
     assert 4 * 64 * 10_000 < more < 4 * 4 * 64 * 10_000
 
 
-def test_a_model_larger_than_the_host_is_traced() -> None:
+def test_a_model_larger_than_the_host_is_traced():
     """A trace takes no memory for weights: these would take 4 TB."""
-
-    def huge(device: torch.device) -> Dlrm:
-        model = build(device)
-        model.inter_arch = nn.Sequential(
-            model.inter_arch,
-            nn.Linear(11, 10**11, device=device),
-            nn.Linear(10**11, 11, device=device),
-        )
-        return model
-
+    meta = torch.device("meta")
+    huge = with_layers(nn.Linear(11, 10**11, device=meta), nn.Linear(10**11, 11, device=meta))
     assert traced(huge).parameter_bytes > 4 * 10**12
 
 
-def test_compiled_layers_are_not_compiled() -> None:
+def test_compiled_layers_are_not_compiled():
     assert traced(lambda device: build(device, compile_mode="default")) == traced(build)
 
 
-def test_a_model_that_needs_data_counts_without_its_activations(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_model_that_needs_data_counts_without_its_activations(caplog):
     class Branching(nn.Module):
         def forward(self, features: Tensor) -> Tensor:
             return features * 2 if features.sum() > 0 else features
 
-    def branching(device: torch.device) -> Dlrm:
-        model = build(device)
-        model.inter_arch = nn.Sequential(model.inter_arch, Branching())
-        return model
-
-    memory = traced(branching)
+    memory = traced(with_layers(Branching()))
     assert memory.activation_bytes == 0
     assert memory.parameter_bytes == traced(build).parameter_bytes
     assert "cannot run without data" in caplog.text

@@ -36,7 +36,7 @@ def normalized_entropy(logits: Tensor, labels: Tensor) -> float:
 
 @pytest.mark.parametrize("num_batches", [1, 3])
 @pytest.mark.parametrize("levels", [10**6, 20, 2, 1], ids=lambda n: f"{n}_values")
-def test_equals_plain_computation(rank: Rank, levels: int, num_batches: int) -> None:
+def test_equals_plain_computation(rank, levels, num_batches):
     """The fewer different predictions, the more ties."""
     generator = torch.Generator().manual_seed(levels)
     labels = (torch.rand(500, generator=generator) < 0.3).float()
@@ -53,26 +53,26 @@ def test_equals_plain_computation(rank: Rank, levels: int, num_batches: int) -> 
     [([2.0, 1.0, -1.0, -2.0], 1.0), ([-2.0, -1.0, 1.0, 2.0], 0.0), ([0.5] * 4, 0.5)],
     ids=["right_order", "wrong_order", "all_tied"],
 )
-def test_known_auroc(rank: Rank, logits: list[float], expected: float) -> None:
+def test_known_auroc(rank, logits, expected):
     labels = torch.tensor([1.0, 1.0, 0.0, 0.0])
     assert evaluate(rank, torch.tensor(logits), labels).auroc == pytest.approx(expected)
 
 
-def test_base_rate_has_normalized_entropy_1(rank: Rank) -> None:
+def test_base_rate_has_normalized_entropy_1(rank):
     labels = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
     logits = torch.full((5,), math.log(0.2 / 0.8))
     assert evaluate(rank, logits, labels).normalized_entropy == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0], ids=["negatives", "positives"])
-def test_one_class_has_no_metric(rank: Rank, label: float) -> None:
+def test_one_class_has_no_metric(rank, label):
     found = evaluate(rank, torch.linspace(-1, 1, 8), torch.full((8,), label))
     assert found == Evaluation(auroc=None, normalized_entropy=None, num_samples=8)
 
 
 @pytest.mark.parametrize("logit", [math.nan, -math.inf])
 @pytest.mark.parametrize("other_label", [0.0, 1.0], ids=["both classes", "one class"])
-def test_predictions_that_are_not_finite(rank: Rank, logit: float, other_label: float) -> None:
+def test_predictions_that_are_not_finite(rank, logit, other_label):
     labels = torch.tensor([1.0, other_label])
     with pytest.raises(
         DivergenceError, match=r"the log loss of the evaluation is (nan|inf); lower"
@@ -80,5 +80,5 @@ def test_predictions_that_are_not_finite(rank: Rank, logit: float, other_label: 
         evaluate(rank, torch.tensor([logit, 1.0]), labels)
 
 
-def test_nothing_to_evaluate(rank: Rank) -> None:
+def test_nothing_to_evaluate(rank):
     assert Evaluator(rank.device).compute() == Evaluation(None, None, 0)

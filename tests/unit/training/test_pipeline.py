@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import evaluate
 
 
@@ -17,7 +16,7 @@ class Doubled(torch.nn.Module):
 
 
 @pytest.mark.parametrize("stops", [None, False, True])
-def test_evaluation_is_given_up_only_if_told(stops: bool | None, rank: Rank) -> None:
+def test_evaluation_is_given_up_only_if_told(stops, rank):
     batches = iter([torch.tensor([-1.0, 1.0])] * 3)
     is_stopped = None if stops is None else lambda: bool(stops)
     model: Any = Doubled()

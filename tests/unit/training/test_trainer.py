@@ -5,16 +5,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import DivergenceError
@@ -26,7 +24,7 @@ from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
-from tests.unit.checkpoint.cases import STATE, run_state, write
+from tests.unit.checkpoint.cases import STATE, checkpoints_of_run, write
 
 BATCH_SIZE = 4
 
@@ -49,68 +47,66 @@ class Events:
             self.seen.append((step, value))
 
 
-class NoScheduler:
-    def step(self) -> None:
-        pass
+Train = Callable[..., TrainingResult]
 
 
-def run(
-    events: Events,
-    rank: Rank,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    model: nn.Module | None = None,
-    checkpoints: Checkpoints | None = None,
-    start: Progress | None = None,
-    **config: Any,
-) -> TrainingResult:
-    dataset = SyntheticDataset(
-        (Table("t", 10, 4, 1.0),), batch_size=BATCH_SIZE, num_train_batches=3, num_val_batches=0
-    )
-    monkeypatch.setattr(trainer_module, "make_pipeline", lambda *args: events)
-    arguments: dict[str, Any] = {
-        "optimizer": None,
-        "lr_scheduler": NoScheduler(),
-        "train_stream": BatchStream(dataset, "train"),
-        "eval_stream": BatchStream(dataset, "val"),
-        "config": TrainerConfig(**config),
-        "batch_size": BATCH_SIZE,
-        "rank": rank,
-        "log_scalar": events.log,
-        "checkpoints": checkpoints,
-        "start": start or Progress(),
-    }
-    return Trainer(model or nn.Linear(1, 1), **arguments).run()
+@pytest.fixture
+def train(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Trains with events in the place of a pipeline."""
+
+    def run(
+        events: Events,
+        *,
+        model: nn.Module | None = None,
+        checkpoints: Checkpoints | None = None,
+        start: Progress | None = None,
+        **config: Any,
+    ) -> TrainingResult:
+        dataset = SyntheticDataset(
+            (Table("t", 10, 4, 1.0),), batch_size=BATCH_SIZE, num_train_batches=3, num_val_batches=0
+        )
+        monkeypatch.setattr(trainer_module, "make_pipeline", lambda *args: events)
+        return Trainer(
+            model or nn.Linear(1, 1),
+            optimizer=None,
+            lr_scheduler=Mock(),
+            train_stream=BatchStream(dataset, "train"),
+            eval_stream=BatchStream(dataset, "val"),
+            config=TrainerConfig(**config),
+            batch_size=BATCH_SIZE,
+            rank=rank,
+            log_scalar=events.log,
+            checkpoints=checkpoints,
+            start=start or Progress(),
+        ).run()
+
+    return run
 
 
-def test_reads_losses_one_log_late(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_losses_one_log_late(train):
     """The device has time until the next log; at the end nothing is left unread."""
     events = Events()
-    result = run(events, rank, monkeypatch, num_steps=7, log_every_steps=3)
+    result = train(events, num_steps=7, log_every_steps=3)
     # the mean loss of the steps 1 to 3 is 2, that of 4 to 6 is 5
     assert events.seen == [1, 2, 3, 4, 5, 6, (3, 2.0), 7, (6, 5.0), (7, 7.0)]
     assert result.loss == 7.0
 
 
-def test_evaluation_waits_for_all_logs(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_waits_for_all_logs(train):
     events = Events()
-    run(events, rank, monkeypatch, num_steps=4, log_every_steps=1, eval_every_steps=3)
+    train(events, num_steps=4, log_every_steps=1, eval_every_steps=3)
     assert events.seen == [1, 2, (1, 1.0), 3, (2, 2.0), (3, 3.0), 4, (4, 4.0)]
 
 
 @pytest.mark.parametrize("bad_step", [1, 3, 4, 7])
-def test_divergence_names_its_step(
-    bad_step: int, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_divergence_names_its_step(bad_step, train):
     events = Events(lambda number: float("nan") if number >= bad_step else 1.0)
     with pytest.raises(DivergenceError, match=rf"the loss is nan at step {bad_step};"):
-        run(events, rank, monkeypatch, num_steps=7, log_every_steps=3)
+        train(events, num_steps=7, log_every_steps=3)
 
 
 @pytest.mark.parametrize("due", ["interval", "signal"])
-def test_a_loss_that_is_not_finite_is_never_followed_by_a_checkpoint(
-    due: str, rank: Rank, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_is_never_followed_by_a_checkpoint(due, train, rank, tmp_path):
     """The next log would be much later, and the weights here stay finite."""
 
     def step(number: int) -> float:
@@ -118,84 +114,73 @@ def test_a_loss_that_is_not_finite_is_never_followed_by_a_checkpoint(
             os.kill(os.getpid(), signal.SIGTERM)
         return math.nan if number == 3 else 1.0
 
-    write(tmp_path, rank, step=1)
-    checkpoints = Checkpoints(
+    write(tmp_path, rank, 1)
+    checkpoints = checkpoints_of_run(
         tmp_path,
-        CheckpointConfig(every_steps=5 if due == "interval" else 100, keep=1),
-        ModelState(STATE, {}, {}, {}, {}),
-        describe=lambda progress: run_state(progress.step),
-        rank=rank,
+        rank,
+        STATE,
         in_background=False,
+        every_steps=5 if due == "interval" else 100,
+        keep=1,
     )
     steps = {"num_steps": 5000, "log_every_steps": 10_000}
     with pytest.raises(DivergenceError, match="the loss is nan at step 3;"):
-        run(Events(step), rank, monkeypatch, checkpoints=checkpoints, **steps)
+        train(Events(step), checkpoints=checkpoints, **steps)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000001"]
 
 
-def test_weights_that_cannot_be_trained_on(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_trained_on(train):
     """A step may leave weights that are finite and too large for the next one."""
     with pytest.raises(DivergenceError, match="the first one after the checkpoint at step 3; if"):
-        run(Events(lambda _: math.nan), rank, monkeypatch, start=Progress(step=3), num_steps=7)
+        train(Events(lambda _: math.nan), start=Progress(step=3), num_steps=7)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_after_the_last_step_are_finite(
-    value: float, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_after_the_last_step_are_finite(value, train):
     """Neither a loss, nor an evaluation, nor a checkpoint has seen them."""
     model = nn.Linear(1, 1)
     nn.init.constant_(model.bias, value)
     with pytest.raises(DivergenceError, match="1 of 1 values of bias are not finite after step 2"):
-        run(Events(), rank, monkeypatch, model=model, num_steps=2)
+        train(Events(), model=model, num_steps=2)
 
 
 @pytest.mark.parametrize("warmup", [0, 2])
-def test_overall_throughput_has_the_stalls(
-    warmup: int, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overall_throughput_has_the_stalls(warmup, train):
     """One step of 9 waits for half a second, which a median does not show."""
 
     def step(number: int) -> float:
         time.sleep(0.5 if number == 6 else 1e-3)
         return 1.0
 
-    result = run(Events(step), rank, monkeypatch, num_steps=9, num_warmup_steps=warmup)
+    result = train(Events(step), num_steps=9, num_warmup_steps=warmup)
     assert 0 < result.samples_per_s_overall < (9 - warmup) * BATCH_SIZE / 0.5
     assert result.samples_per_s > result.samples_per_s_overall
 
 
-def test_warm_up_has_no_throughput(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(Events(), rank, monkeypatch, num_steps=2, num_warmup_steps=2)
+def test_warm_up_has_no_throughput(train):
+    result = train(Events(), num_steps=2, num_warmup_steps=2)
     assert result.samples_per_s != result.samples_per_s  # not a number
     assert result.samples_per_s_overall != result.samples_per_s_overall
 
 
-@pytest.fixture
-def products_on_gpus() -> Iterator[Any]:
-    """How torch multiplies fp32 matrices on GPUs, put back at the end."""
+@pytest.mark.parametrize("tf32", [True, False])
+def test_products_on_gpus_may_round(tf32, train):
+    """How torch multiplies fp32 matrices on GPUs."""
     products = torch.backends.cuda.matmul
     before = products.allow_tf32
-    yield products
-    products.allow_tf32 = before
-
-
-@pytest.mark.parametrize("tf32", [True, False])
-def test_products_on_gpus_may_round(
-    tf32: bool, rank: Rank, monkeypatch: pytest.MonkeyPatch, products_on_gpus: Any
-) -> None:
-    products_on_gpus.allow_tf32 = not tf32
-    run(Events(), rank, monkeypatch, num_steps=1, tf32=tf32)
-    assert products_on_gpus.allow_tf32 == tf32
+    products.allow_tf32 = not tf32
+    try:
+        train(Events(), num_steps=1, tf32=tf32)
+        assert products.allow_tf32 == tf32
+    finally:
+        products.allow_tf32 = before
 
 
 @pytest.mark.parametrize(
     ("prefetch_batches", "device", "depth"),
     [(None, "cuda", 2), (None, "cpu", 0), (0, "cuda", 0), (3, "cpu", 3)],
 )
-def test_reads_ahead_where_cores_are_free(
-    prefetch_batches: int | None, device: str, depth: int
-) -> None:
+def test_reads_ahead_where_cores_are_free(prefetch_batches, device, depth):
     config = TrainerConfig(prefetch_batches=prefetch_batches)
     assert config.prefetch_depth(torch.device(device)) == depth
 

@@ -1,5 +1,7 @@
 """Batches of converted data."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,32 +12,33 @@ from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.testing import check_dataset
-from tests.unit.datasets.criteo.reference import (
-    NUM_ROWS,
-    reference,
-)
+from tests.unit.datasets.criteo.reference import NUM_ROWS, reference
+
+
+def dataset(folder: Path, **options) -> CriteoDataset:
+    return CriteoDataset(folder, embedding_dim=8, **options)
 
 
 def test_batches_are_the_rows_in_order(sample, blocks_dir):
-    dataset = CriteoDataset(blocks_dir, batch_size=48, embedding_dim=8)
+    data = dataset(blocks_dir, batch_size=48)
     labels, dense, ids = reference([sample], num_val=NUM_ROWS // 7, min_count=3)
-    assert dataset.num_dense == 13
+    assert data.num_dense == 13
     for split, first, num_batches in (("train", 0, 600 // 48), ("val", 600, 100 // 48)):
-        assert dataset.num_batches(split) == num_batches
+        assert data.num_batches(split) == num_batches
         for index in range(num_batches):
-            batch = dataset.batch(split, index, rank=0, world_size=1)
+            batch = data.batch(split, index, rank=0, world_size=1)
             rows = slice(first + index * 48, first + index * 48 + 48)
             assert np.array_equal(batch.labels, labels[rows])
             assert batch.labels.dtype == torch.float32
             np.testing.assert_allclose(batch.dense_features, dense[rows], rtol=1e-6)
             assert np.array_equal(batch.sparse_features.values(), ids[:, rows].reshape(-1))
         with pytest.raises(IndexError):
-            dataset.batch(split, num_batches, rank=0, world_size=1)
+            data.batch(split, num_batches, rank=0, world_size=1)
 
 
 def test_the_kjt_has_one_id_per_feature_and_sample(blocks_dir):
-    dataset = CriteoDataset(blocks_dir, batch_size=48, embedding_dim=8)
-    kjt = dataset.batch("train", 1, rank=1, world_size=2).sparse_features
+    data = dataset(blocks_dir, batch_size=48)
+    kjt = data.batch("train", 1, rank=1, world_size=2).sparse_features
     assert kjt.keys() == [f"cat_{i}" for i in range(26)]
     assert kjt.stride() == 24
     assert kjt.lengths().tolist() == [1] * (26 * 24)
@@ -51,13 +54,13 @@ def test_the_kjt_has_one_id_per_feature_and_sample(blocks_dir):
 
 @pytest.mark.parametrize("batch_size", [12, 32 * 3, 32 * 6, 30])
 def test_is_a_dataset(blocks_dir, batch_size):
-    check_dataset(lambda: CriteoDataset(blocks_dir, batch_size=batch_size, embedding_dim=8))
+    check_dataset(lambda: dataset(blocks_dir, batch_size=batch_size))
 
 
 def test_a_batch_can_be_changed_without_changing_the_data(blocks_dir):
-    dataset = CriteoDataset(blocks_dir, batch_size=32, embedding_dim=8)
+    data = dataset(blocks_dir, batch_size=32)
     for _ in range(2):
-        batch = dataset.batch("train", 0, rank=0, world_size=1)
+        batch = data.batch("train", 0, rank=0, world_size=1)
         assert batch.sparse_features.values().max() > 0
         batch.sparse_features.values().zero_()
         batch.dense_features.zero_()
@@ -65,8 +68,8 @@ def test_a_batch_can_be_changed_without_changing_the_data(blocks_dir):
 
 def test_a_resumed_stream_equals_an_uninterrupted_one(blocks_dir):
     def stream():
-        dataset = CriteoDataset(blocks_dir, batch_size=40, embedding_dim=8)
-        return BatchStream(dataset, "train", rank=1, world_size=2, shuffle_seed=3)
+        data = dataset(blocks_dir, batch_size=40)
+        return BatchStream(data, "train", rank=1, world_size=2, shuffle_seed=3)
 
     def fingerprints(batches):
         return [batch.sparse_features.values().tolist() for batch in batches]
@@ -79,7 +82,7 @@ def test_a_resumed_stream_equals_an_uninterrupted_one(blocks_dir):
 
 
 def test_tables_are_profiled_on_the_data(blocks_dir):
-    tables = CriteoDataset(blocks_dir, batch_size=100, embedding_dim=8).tables
+    tables = dataset(blocks_dir, batch_size=100).tables
     blocks = BlockReader(blocks_dir)
     assert [table.name for table in tables] == [f"cat_{i}" for i in range(26)]
     assert [t.num_embeddings for t in tables] == list(blocks.manifest.num_embeddings)
@@ -90,13 +93,11 @@ def test_tables_are_profiled_on_the_data(blocks_dir):
 
 def test_converts_at_the_first_use_and_not_again(tmp_path, sample):
     source = CriteoSource([str(sample)])
-    dataset = CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source)
+    data = dataset(tmp_path / "b", batch_size=50, source=source)
     assert not (tmp_path / "b").exists()
-    dataset.num_batches("train")
+    data.num_batches("train")
     made = (tmp_path / "b/manifest.json").stat().st_mtime_ns
-    CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source).num_batches(
-        "train"
-    )
+    dataset(tmp_path / "b", batch_size=50, source=source).num_batches("train")
     assert (tmp_path / "b/manifest.json").stat().st_mtime_ns == made
 
 
@@ -106,9 +107,7 @@ def test_converted_data_of_another_source_is_refused(tmp_path, sample):
 
     def prepare(path=mine, **options):
         source = CriteoSource(str(path), **options)
-        CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source).num_batches(
-            "train"
-        )
+        dataset(tmp_path / "b", batch_size=50, source=source).num_batches("train")
 
     prepare()
     with pytest.raises(DataError, match=r"min_count: 3, now 7.*blocks_dir"):
@@ -123,4 +122,4 @@ def test_converted_data_of_another_source_is_refused(tmp_path, sample):
 
 def test_a_batch_larger_than_the_training_part(blocks_dir):
     with pytest.raises(ConfigError, match=r"batch_size is 601, but .* has only 600 samples"):
-        CriteoDataset(blocks_dir, batch_size=601, embedding_dim=8).num_batches("train")
+        dataset(blocks_dir, batch_size=601).num_batches("train")

@@ -1,44 +1,29 @@
 """NVIDIA's planners: the published plans, and what TorchRec's layouts change in them."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 
-from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded import ConfigError, InfeasibleTaskError, Shard, Sharder, ShardingPlan, validate
 from dlrm_sharded.plans.layouts import is_replicated, is_row_wise, layout_name
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.sharders.baselines.halving import METHODS, HalvingSharder
 from dlrm_sharded.testing import check_sharder
+from tests.unit.made_up import mlperf_task, tables_of, task_of
 
 HUGECTR, EMBARK = (partial(HalvingSharder, method) for method in METHODS)
 PLANNERS = pytest.mark.parametrize("planner", [HUGECTR, EMBARK], ids=METHODS)
 
 
-def mlperf(world_size: int, memory_gib: int = 60) -> ShardingTask:
-    topology = Topology(
-        world_size,
-        memory_gib * GIB,
-        local_world_size=min(world_size, 8),
-        optimizer_bytes_per_row=4,
-    )
-    return ShardingTask(mlperf_dcnv2(), topology, 55_296)
-
-
-def task_of(*shapes: tuple[int, int, float], world_size: int = 4, gib: float = 1.0) -> ShardingTask:
+def on_gpus(
+    *shapes: tuple[int, int, float], world_size: int = 4, gib: float = 1.0, **ranks: int
+) -> ShardingTask:
     """A task of tables with these rows, columns and ids."""
-    tables = tuple(Table(f"t{i}", *shape) for i, shape in enumerate(shapes))
-    return ShardingTask(tables, Topology(world_size, int(gib * GIB)), 64 * world_size)
-
-
-def replicas(plan: ShardingPlan) -> set[str]:
-    return {name for name, shards in plan.shards_by_table().items() if is_replicated(shards)}
+    tables, memory = tables_of(*shapes), int(gib * GIB)
+    return task_of(tables, world_size, memory, 64 * world_size, device="cuda", **ranks)
 
 
 def ids_per_rank(plan: ShardingPlan, task: ShardingTask, exchange_ids: float) -> list[float]:
@@ -58,10 +43,10 @@ def split_tables(plan: ShardingPlan) -> dict[str, list[Shard]]:
 
 def test_nvidias_plan_for_one_host() -> None:
     """The published code replicates 13 tables, quarters one, and gives no rank more than 29."""
-    task = mlperf(8)
+    task = mlperf_task(8, 60)
     plan = HUGECTR().shard(task)
     validate(plan, task)
-    assert len(replicas(plan)) == 13
+    assert len(plan.replicated_tables) == 13
     ((name, shards),) = split_tables(plan).items()
     assert (name, [shard.num_cols for shard in shards]) == ("cat_20", [32] * 4)
     load = ids_per_rank(plan, task, exchange_ids=7 / 4)
@@ -70,10 +55,10 @@ def test_nvidias_plan_for_one_host() -> None:
 
 def test_nvidias_plan_for_two_hosts() -> None:
     """The published code splits no table over both hosts, whose loads are 202.75 and 206."""
-    task = mlperf(16)
+    task = mlperf_task(16, 60)
     plan = HUGECTR(strategy="hier_auto").shard(task)
     validate(plan, task)
-    assert len(replicas(plan)) == 13
+    assert len(plan.replicated_tables) == 13
     for shards in split_tables(plan).values():
         assert len(shards) == 8
         assert len({shard.rank // 8 for shard in shards}) == 1
@@ -87,7 +72,7 @@ def test_nvidias_plan_for_two_hosts() -> None:
 
 def test_nvidias_plan_of_ranks_on_two_hosts() -> None:
     """The published code quarters one table and halves another, and has a load of 41.75."""
-    task = mlperf(16)
+    task = mlperf_task(16, 60)
     plan = HUGECTR().shard(task)
     split = {name: len(shards) for name, shards in split_tables(plan).items()}
     assert split == {"cat_20": 4, "cat_21": 2}
@@ -113,9 +98,9 @@ def test_embark_is_near_the_published_code(
     world_size: int, exchange_ids: float, published: tuple[float, float]
 ) -> None:
     """Within 2 % of the better one of its plans, by rows alone and by columns, too."""
-    task = mlperf(world_size)
+    task = mlperf_task(world_size, 60)
     plan = EMBARK().shard(task)
-    assert len(replicas(plan)) == 13
+    assert len(plan.replicated_tables) == 13
     assert max(columns_per_rank(plan, task, exchange_ids)) / 128 <= 1.02 * min(published)
 
 
@@ -129,22 +114,21 @@ def test_world_sizes(
     planner: Callable[..., Sharder], strategy: str, world_size: int, local_world_size: int
 ) -> None:
     shapes = [(1000, 16, 3.0), (50, 128, 90.0), (3, 4, 0.0), (200_000, 64, 20.5), (700, 768, 2.0)]
-    tables = tuple(Table(f"t{i}", *shape) for i, shape in enumerate(shapes))
-    topology = Topology(world_size, 10**9, local_world_size=local_world_size)
-    task = ShardingTask(tables, topology, 64 * world_size)
+    ranks = {"world_size": world_size, "local_world_size": local_world_size}
+    task = on_gpus(*shapes, **ranks)
     for replicate in (True, False):
         plan = check_sharder(lambda r=replicate: planner(strategy=strategy, replicate=r), task)
         assert (plan is None) == (strategy == "hier_auto" and world_size == local_world_size)
         if plan is not None:
-            small = {"t0", "t1", "t2", "t4"}
-            assert replicas(plan) == (small if replicate and world_size > 1 else set())
+            small = {"t0", "t1", "t2", "t4"} if replicate and world_size > 1 else set()
+            assert {*plan.replicated_tables} == small
 
 
 @PLANNERS
 def test_places_the_next_table_on_the_least_loaded_rank(planner: Callable[..., Sharder]) -> None:
     """Best possible: 9 + 1, 5 + 4 and 6 + 3 ids on three ranks."""
     ids = (9.0, 6.0, 5.0, 4.0, 3.0, 1.0)
-    task = task_of(*((1000, 16, num) for num in ids), world_size=3)
+    task = on_gpus(*((1000, 16, num) for num in ids), world_size=3)
     plan = planner(replicate=False, exchange_ids=0.5, num_placements=1).shard(task)
     by_rank: dict[int, list[float]] = {rank: [] for rank in range(3)}
     for shard in plan.shards:
@@ -160,7 +144,7 @@ def test_places_the_next_table_on_the_least_loaded_rank(planner: Callable[..., S
 def test_halves_columns_then_splits_rows(
     planner: Callable[..., Sharder], width: int, min_partition: int, expected: list[int]
 ) -> None:
-    task = task_of((1000, width, 100.0))
+    task = on_gpus((1000, width, 100.0))
     sharder = planner(replicate=False, min_partition=min_partition)
     shards = sharder.shard(task).shards
     assert [shard.num_cols for shard in shards] == expected
@@ -168,8 +152,8 @@ def test_halves_columns_then_splits_rows(
 
 
 def test_rows_are_split_on_one_host_first() -> None:
-    tables = (Table("hot", 1000, 16, 100.0), *(Table(f"t{i}", 1000, 16, 25.0) for i in range(4)))
-    task = ShardingTask(tables, Topology(8, GIB, local_world_size=4), 512)
+    shapes = [(1000, 16, 100.0), *[(1000, 16, 25.0)] * 4]
+    task = on_gpus(*shapes, world_size=8, local_world_size=4)
     plan = HUGECTR(replicate=False, exchange_ids=1.0).shard(task)
     (split,) = split_tables(plan).values()
     assert {shard.rank // 4 for shard in split} in ({0}, {1})
@@ -177,16 +161,15 @@ def test_rows_are_split_on_one_host_first() -> None:
 
 
 def test_a_dear_exchange_keeps_tables_whole() -> None:
-    task = task_of(*((1000, 128, ids) for ids in (40.0, 10.0, 10.0, 10.0)))
+    task = on_gpus(*((1000, 128, ids) for ids in (40.0, 10.0, 10.0, 10.0)))
     assert split_tables(HUGECTR(replicate=False, exchange_ids=0.1).shard(task))
     assert not split_tables(HUGECTR(replicate=False, exchange_ids=1e3).shard(task))
 
 
 def test_embark_counts_columns_and_hugectr_does_not() -> None:
     """A wide table with few ids is the busiest one for EMBark only, and lies alone."""
-    task = task_of(
-        (1000, 256, 2.0), (1000, 16, 3.0), (1000, 16, 1.0), (1000, 16, 1.0), world_size=2
-    )
+    shapes = [(1000, 256, 2.0), (1000, 16, 3.0), *[(1000, 16, 1.0)] * 2]
+    task = on_gpus(*shapes, world_size=2)
     with_wide = []
     for planner in (HUGECTR, EMBARK):
         sharder = planner(replicate=False, exchange_ids=10.0, num_placements=1)
@@ -200,26 +183,23 @@ def test_embark_counts_columns_and_hugectr_does_not() -> None:
 def test_small_is_below_the_limit(planner: Callable[..., Sharder]) -> None:
     """The limit counts 8 B for a weight, whatever the optimizer."""
     weights = int(0.5 * GIB / 8) // 64
-    task = task_of((weights, 64, 1.0), (weights - 1, 64, 1.0), (weights + 1, 64, 1.0), gib=4)
-    assert replicas(planner(replicate_below_gib=0.5).shard(task)) == {"t1"}
-    assert replicas(planner(replicate_below_gib=0).shard(task)) == set()
+    task = on_gpus((weights, 64, 1.0), (weights - 1, 64, 1.0), (weights + 1, 64, 1.0), gib=4)
+    assert planner(replicate_below_gib=0.5).shard(task).replicated_tables == ("t1",)
+    assert planner(replicate_below_gib=0).shard(task).replicated_tables == ()
 
 
 @PLANNERS
-def test_gives_up_the_larger_replicas_where_memory_is_short(
-    planner: Callable[..., Sharder],
-) -> None:
+def test_gives_up_the_larger_replicas_where_memory_is_short(planner: Callable[..., Sharder]):
     """Four replicas take 3 x 4,800 + 1,200 B and two 2 x 2,400 B, with their gradients."""
-    tables = tuple(Table(f"t{i}", rows, 4, 1.0) for i, rows in enumerate((25, 100, 100, 100)))
-    task = ShardingTask(tables, Topology(2, 8_000, compute_device="cpu"), 128)
+    task = task_of(tables_of(*((rows, 4, 1.0) for rows in (25, 100, 100, 100))), 2, 8000, 128)
     plan = planner().shard(task)
     validate(plan, task)
-    assert replicas(plan) == {"t0", "t1"}
+    assert {*plan.replicated_tables} == {"t0", "t1"}
 
 
 @PLANNERS
 def test_a_table_that_fits_no_rank_is_split(planner: Callable[..., Sharder]) -> None:
-    task = mlperf(8, memory_gib=14)
+    task = mlperf_task(8, memory_gib=14)
     plan = planner().shard(task)
     validate(plan, task)
     assert {"cat_0", "cat_20"} <= set(split_tables(plan))
@@ -228,13 +208,13 @@ def test_a_table_that_fits_no_rank_is_split(planner: Callable[..., Sharder]) -> 
 @PLANNERS
 def test_says_why_there_is_no_plan(planner: Callable[..., Sharder]) -> None:
     with pytest.raises(InfeasibleTaskError, match=r"no plan can fit: the tables need 10[45],"):
-        planner().shard(mlperf(8, memory_gib=10))
+        planner().shard(mlperf_task(8, memory_gib=10))
 
 
 @PLANNERS
 def test_one_host_has_no_other_hosts(planner: Callable[..., Sharder]) -> None:
     with pytest.raises(InfeasibleTaskError, match=r"all 8 ranks are on one; use sharder\.strat"):
-        planner(strategy="hier_auto").shard(mlperf(8))
+        planner(strategy="hier_auto").shard(mlperf_task(8, 60))
 
 
 @PLANNERS
@@ -265,10 +245,9 @@ def test_unknown_method() -> None:
 @pytest.mark.parametrize("layouts", [(), ("columns",), ("rows",), ("host_rows",)], ids=str)
 def test_splits_only_as_tables_may_be(layouts: tuple[str, ...]) -> None:
     """One table is much busier than all others together."""
-    tables = tuple(
-        Table(f"t{i}", 1000, 64, 1.0 + 500 * (i == 0), layouts=frozenset(layouts)) for i in range(4)
-    )
-    task = ShardingTask(tables, Topology(4, GIB, local_world_size=2), 4096)
+    task = on_gpus((1000, 64, 501.0), *[(1000, 64, 1.0)] * 3, local_world_size=2)
+    restricted = {table.name: frozenset(layouts) for table in task.tables}
+    task = dataclasses.replace(task, batch_size=4096).with_values(layouts=restricted)
     plan = HalvingSharder("hugectr").shard(task)
-    found = {layout_name(plan.shards_by_table()["t0"], tables[0], task.topology)}
+    found = {layout_name(plan.shards_by_table()["t0"], task.tables[0], task.topology)}
     assert found == ({*layouts} or {None})

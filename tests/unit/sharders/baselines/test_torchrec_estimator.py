@@ -13,30 +13,21 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from dlrm_sharded import ConfigError, Shard, SharderContext, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.torchrec_adapter import bag_configs
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.baselines.torchrec import calibrated_sharder
 from dlrm_sharded.sharders.baselines.torchrec_estimator import CalibratedPerfEstimator
+from tests.unit.made_up import in_turns, tables_of, task_of, with_topology
+from tests.unit.search.made_up import model_of
 
-MODEL = learned_cost_model(RunContext(device="cpu"))
-TABLES = tuple(Table(f"t{i}", 20_000 + 1000 * i, 32, 5.0 + i) for i in range(8))
-ON_CPUS = Topology(4, 2**30, compute_device="cpu")
-TASK = ShardingTask(TABLES, ON_CPUS, 4096)
-ON_GPUS = dataclasses.replace(TASK, topology=Topology(4, 2**30, local_world_size=2))
+MODEL = model_of("shipped")
+TABLES = tables_of(*((20_000 + 1000 * i, 32, 5.0 + i) for i in range(8)))
+TASK = task_of(TABLES, 4, 2**30, 4096)
+ON_GPUS = with_topology(TASK, compute_device="cuda", local_world_size=2)
 KINDS = {
-    "table_wise",
-    "column_wise",
-    "table_column_wise",
-    "row_wise",
-    "table_row_wise",
-    "data_parallel",
+    *("table_wise", "column_wise", "table_column_wise"),
+    *("row_wise", "table_row_wise", "data_parallel"),
 }
 
 
@@ -58,9 +49,7 @@ def options_of(
             EmbeddingStorageEstimator(topology=topology),
         ],
     )
-    collection = EmbeddingBagCollection(
-        tables=bag_configs(task.tables), device=torch.device("meta")
-    )
+    collection = EmbeddingBagCollection(bag_configs(task.tables), device=torch.device("meta"))
     options: dict[tuple[str, str], list[ShardingOption]] = {}
     for option in enumerator.enumerate(collection, [EmbeddingBagCollectionSharder()]):
         options.setdefault((option.name, option.sharding_type), []).append(option)
@@ -75,7 +64,7 @@ def fused(options: list[ShardingOption]) -> ShardingOption:
 def test_the_sum_of_a_ranks_shards_is_its_computation() -> None:
     """But for launches, under a plan that reads about as much on every rank."""
     options = options_of(TASK)
-    plan = ShardingPlan(4, tuple(Shard.whole(table, i % 4) for i, table in enumerate(TABLES)))
+    plan = in_turns(TASK)
     work: Counter[int] = Counter()
     for shard in plan.shards:
         (piece,) = fused(options[shard.table, "table_wise"]).shards
@@ -91,11 +80,12 @@ def test_the_sum_of_a_ranks_shards_is_its_computation() -> None:
 
 def test_bytes_are_priced_at_what_they_add_to_the_busiest_rank() -> None:
     options = options_of(TASK)
-    even = tuple(Shard.whole(table, i % 4) for i, table in enumerate(TABLES))
     extra = Table("extra", 20_000, 32, 5.0)
     task = dataclasses.replace(TASK, tables=(*TABLES, extra))
-    before = MODEL.predict(ShardingPlan(4, even), TASK).per_rank[2]
-    after = MODEL.predict(ShardingPlan(4, (*even, Shard.whole(extra, 2))), task).per_rank[2]
+    even = in_turns(TASK)
+    more = dataclasses.replace(even, shards=(*even.shards, Shard.whole(extra, 2)))
+    before = MODEL.predict(even, TASK).per_rank[2]
+    after = MODEL.predict(more, task).per_rank[2]
 
     (piece,) = fused(options["t0", "table_wise"]).shards  # as wide as the extra table
 
@@ -143,10 +133,7 @@ def test_empty_blocks_cost_nothing() -> None:
     ("tables", "message"),
     [
         (TABLES[1:], "has no table 't0'"),
-        (
-            (dataclasses.replace(TABLES[0], num_embeddings=7), *TABLES[1:]),
-            r"\(20000, 32\) in the m",
-        ),
+        (TASK.with_values(num_embeddings={"t0": 7}).tables, r"\(20000, 32\) in the m"),
     ],
     ids=["missing", "other_shape"],
 )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.advice.candidates import GROUPS, Candidate
+from dlrm_sharded.simulation.candidates import GROUPS, Candidate
 
 LEAST_GAIN = 0.5
 """More ranks pay off if they give at least this part of the ideal gain."""
@@ -74,10 +74,11 @@ def _limit(last: Candidate, beyond: Candidate, gain: float) -> Limit:
     A part scales if it takes a rank equally long for a sample; its share of the step may still grow
     if other parts scale better than that.
     """
-    per_rank = [candidate.batch_size / candidate.case.num_ranks for candidate in (last, beyond)]
+    per_rank = [c.case.batch_size / c.case.num_ranks for c in (last, beyond)]
     ratio = per_rank[1] / per_rank[0]
-    ideal_ms = {part: ratio * ms for part, ms in last.outcome.parts_ms.items()}
-    added_ms = {part: ms - ideal_ms[part] for part, ms in beyond.outcome.parts_ms.items()}
+    before_ms, parts_ms = (c.outcome.step.breakdown.mean_parts_ms for c in (last, beyond))
+    ideal_ms = {part: ratio * ms for part, ms in before_ms.items()}
+    added_ms = {part: ms - ideal_ms[part] for part, ms in parts_ms.items()}
     group = max(GROUPS, key=lambda name: sum(added_ms[part] for part in GROUPS[name]))
     return Limit(
         beyond,
@@ -85,5 +86,5 @@ def _limit(last: Candidate, beyond: Candidate, gain: float) -> Limit:
         group,
         part=max(GROUPS[group], key=added_ms.__getitem__),
         ideal_ms=sum(ideal_ms[part] for part in GROUPS[group]),
-        ms=sum(beyond.outcome.parts_ms[part] for part in GROUPS[group]),
+        ms=sum(parts_ms[part] for part in GROUPS[group]),
     )

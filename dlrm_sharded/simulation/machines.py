@@ -1,4 +1,4 @@
-"""The hardware to choose from: its memory, its hosts, and what its prices are."""
+"""The hardware to choose from: its memory, its hosts, and what its ranks cost."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
 from dlrm_sharded.files.errors import ConfigError, check_number
-from dlrm_sharded.files.provenance import fbgemm_version, versions
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.hardware.gpus.gpu_specs import MOST_COMMON, GpuSpec, gpu_specs, named_gpu_spec
-from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_names, named_gpu_spec
 from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.process import num_cores
 
-CPU_NAMES = ("cpu", "here")
+CPU = "cpu"
+CPU_NAMES = (CPU, "here")
 """Names that users give to the CPUs of this machine."""
 
 
@@ -56,28 +55,30 @@ class Machine:
     Args:
         name: what the user calls it.
         spec: data sheet of the GPU; None for the CPUs of this machine.
-        hardware: what ranks compute on.
-        memory_bytes: memory of one rank for tables, or of all ranks together.
-        shares_memory: whether it is that of all ranks together.
-        available_bytes: memory that all ranks together can have; None if that follows from theirs.
-        optimizer: fused optimizer of the tables; None if it is not known.
+        rank_bytes: memory of one rank for tables; None for its share of `host_bytes`.
+        host_bytes: memory that all ranks together can have; None if that follows from theirs.
         price: of one rank for an hour, in any currency; None if it is not known.
-        fbgemm: version of FBGEMM that looks up rows; None if it is not known.
     """
 
     name: str
     spec: GpuSpec | None
-    hardware: Hardware
-    memory_bytes: int
-    shares_memory: bool = False
-    available_bytes: int | None = None
-    optimizer: str | None = None
+    rank_bytes: int | None
+    host_bytes: int | None = None
     price: float | None = None
-    fbgemm: str | None = None
 
     @property
     def is_gpu(self) -> bool:
         return self.spec is not None
+
+    @property
+    def key(self) -> str:
+        """What it is called whatever the user calls it."""
+        return CPU if self.spec is None else self.spec.key
+
+    @property
+    def dense_error(self) -> float:
+        """Expected relative error of the dense part: priced for a GPU, or measured here."""
+        return DENSE_ERROR if self.is_gpu else 0.0
 
     def topology(self, num_ranks: int, stated: Topology) -> Topology:
         """Return so many ranks on the machine's hosts.
@@ -86,19 +87,23 @@ class Machine:
             stated: what the user says of all ranks; a host has `local_world_size` ranks there.
 
         Raises:
-            ConfigError: the ranks do not fill hosts.
+            ConfigError: the ranks do not fill hosts, or this machine has too little for them.
         """
-        per_host = stated.local_world_size or self._ranks_per_host(num_ranks)
+        domain = num_ranks if self.spec is None else self.spec.gpus_of_domain
+        per_host = stated.local_world_size or domain
         if num_ranks > per_host and num_ranks % per_host:
             raise ConfigError(f"{num_ranks} ranks do not fill hosts of {per_host}")
         if self.spec is None and num_ranks > num_cores():
             raise ConfigError(f"{num_ranks} ranks need as many cores, and there are {num_cores()}")
-        if self.available_bytes is not None and num_ranks * self.memory_bytes > (
-            available := self.available_bytes
-        ):
+        rank_bytes = self.rank_bytes
+        if rank_bytes is None:
+            assert self.host_bytes is not None
+            rank_bytes = self.host_bytes // num_ranks
+        elif self.host_bytes is not None and num_ranks * rank_bytes > self.host_bytes:
             raise ConfigError(
-                f"topology.memory_gib takes {num_ranks * self.memory_bytes / GIB:,.4g} GiB on "
-                f"{num_ranks} ranks, and this machine has {available / GIB:,.4g} GiB available"
+                f"topology.memory_gib takes {num_ranks * rank_bytes / GIB:,.4g} GiB on "
+                f"{num_ranks} ranks, and this machine has {self.host_bytes / GIB:,.4g} GiB "
+                "available"
             )
         intra, inter = stated.intra_host_bytes_per_s, stated.inter_host_bytes_per_s
         if self.spec is not None:
@@ -108,62 +113,35 @@ class Machine:
             stated,
             world_size=num_ranks,
             local_world_size=min(num_ranks, per_host),
-            memory_bytes=self.memory_bytes // (num_ranks if self.shares_memory else 1),
+            memory_bytes=rank_bytes,
             compute_device="cuda" if self.is_gpu else "cpu",
             intra_host_bytes_per_s=intra,
             inter_host_bytes_per_s=inter,
         )
 
-    def context(self, topology: Topology) -> RunContext:
-        """Return the run for which a sharder and prices are chosen."""
-        return RunContext(
-            topology.compute_device,
-            self.hardware,
-            self.optimizer,
-            topology.ranks_per_host,
-            self.fbgemm,
-        )
 
-    def _ranks_per_host(self, num_ranks: int) -> int:
-        return num_ranks if self.spec is None else self.spec.gpus_of_domain
-
-
-def gpu_machine(name: str, memory: TableMemory, *, optimizer: str | None) -> Machine:
-    """Return hosts with GPUs of one kind.
+def machine_of(name: str, memory: TableMemory) -> Machine:
+    """Return hosts with GPUs of one kind, or this machine, on whose CPUs the ranks compute.
 
     Raises:
-        ConfigError: the GPU is not known.
+        ConfigError: the GPU is not known, or has less memory than is stated.
     """
+    if name in CPU_NAMES:
+        available = available_host_bytes()
+        num_bytes = memory.of(name, available / GIB)
+        if memory.memory_gib is None:
+            return Machine(name, None, rank_bytes=None, host_bytes=num_bytes)
+        return Machine(name, None, rank_bytes=num_bytes, host_bytes=available)
     try:
         spec = named_gpu_spec(name, key="hardware")
     except ConfigError as error:
-        known = ", ".join([*CPU_NAMES, *MOST_COMMON, *gpu_specs()])
+        known = ", ".join([*CPU_NAMES, *gpu_names()])
         raise ConfigError(f"hardware is {name!r}; known are {known}") from error
     if memory.memory_gib is None and spec.memory_gib is None:
         raise ConfigError(f"the memory of {name} is not known; set topology.memory_gib")
     if memory.memory_gib is not None:
         spec.check_memory(memory.memory_gib)
-    num_bytes = memory.of(name, spec.memory_gib or 0.0)
-    return Machine(name, spec, Hardware(spec.device_name), num_bytes, optimizer=optimizer)
-
-
-def cpu_machine(
-    name: str, memory: TableMemory, hardware: Hardware, *, optimizer: str | None
-) -> Machine:
-    """Return this machine, on whose CPUs the ranks compute and share the memory that is free."""
-    available = available_host_bytes()
-    num_bytes = memory.of(name, available / GIB)
-    shares = memory.memory_gib is None
-    return Machine(
-        name,
-        None,
-        hardware,
-        num_bytes,
-        shares_memory=shares,
-        available_bytes=None if shares else available,
-        optimizer=optimizer,
-        fbgemm=fbgemm_version(versions()),
-    )
+    return Machine(name, spec, memory.of(name, spec.memory_gib or 0.0))
 
 
 def with_prices(machines: Sequence[Machine], prices: Any) -> list[Machine]:
@@ -181,28 +159,22 @@ def with_prices(machines: Sequence[Machine], prices: Any) -> list[Machine]:
     if not isinstance(prices, Mapping):
         raise ConfigError(f"prices is {prices!r}; state a price for each GPU: prices.h100=2.5")
     stated = {name: price for name, price in prices.items() if price is not None}
+    if not stated:
+        return list(machines)
+    by_key: dict[str, list[float]] = {machine.key: [] for machine in machines}
     for name, price in stated.items():
         check_number(f"prices.{name}", price, above=True)
-        if not any(_is_called(machine, name) for machine in machines):
+        key = CPU if name in CPU_NAMES else named_gpu_spec(name, key="prices").key
+        if key not in by_key:
             raise ConfigError(
                 f"prices.{name} is stated, but hardware is "
                 f"{', '.join(machine.name for machine in machines)}; add {name} to hardware"
             )
-    if not stated:
-        return list(machines)
-    found = []
+        by_key[key].append(price)
     for machine in machines:
-        of_machine = [price for name, price in stated.items() if _is_called(machine, name)]
-        if len(of_machine) != 1:
-            missing = "is not set" if not of_machine else "is stated under several names"
+        if len(of_machine := by_key[machine.key]) != 1:
+            missing = "is stated under several names" if of_machine else "is not set"
             raise ConfigError(
                 f"prices.{machine.name} {missing}; state one price for each of hardware, or none"
             )
-        found.append(dataclasses.replace(machine, price=of_machine[0]))
-    return found
-
-
-def _is_called(machine: Machine, name: str) -> bool:
-    if machine.spec is None or name in CPU_NAMES:
-        return machine.spec is None and name in CPU_NAMES
-    return named_gpu_spec(name, key="prices") == machine.spec
+    return [dataclasses.replace(machine, price=by_key[machine.key][0]) for machine in machines]

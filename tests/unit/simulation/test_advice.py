@@ -3,36 +3,45 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
-from dlrm_sharded.advice import machines
-from dlrm_sharded.advice.candidates import Candidate, Case, Failure, Outcome
-from dlrm_sharded.advice.choice import choose, is_tied, value_of
-from dlrm_sharded.advice.machines import (
-    Machine,
-    TableMemory,
-    cpu_machine,
-    gpu_machine,
-    with_prices,
-)
-from dlrm_sharded.advice.question import no_outcome
-from dlrm_sharded.advice.scaling import gain_of, scaling_of
-from dlrm_sharded.advice.text import (
+from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.gpus.gpu_specs import gpu_names
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.simulation import machines
+from dlrm_sharded.simulation.advice_text import (
     choice_text,
     fits_text,
     overrides_text,
     scaling_text,
     table_lines,
 )
-from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.simulation.candidates import Candidate, Case, Outcome, no_outcome
+from dlrm_sharded.simulation.choice import choose, is_tied, value_of
+from dlrm_sharded.simulation.cluster import Planned
+from dlrm_sharded.simulation.machines import (
+    CPU_NAMES,
+    Machine,
+    TableMemory,
+    machine_of,
+    with_prices,
+)
+from dlrm_sharded.simulation.scaling import gain_of, scaling_of
+from dlrm_sharded.simulation.workers import Refusal
+from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.parts import PARTS
+from dlrm_sharded.step.prediction import StepPrediction
 
 MEMORY = TableMemory(memory_gib=None, memory_fraction=0.7)
-H100 = gpu_machine("h100", MEMORY, optimizer=None)
-A100 = gpu_machine("a100", MEMORY, optimizer=None)
+H100 = machine_of("h100", MEMORY)
+A100 = machine_of("a100", MEMORY)
 STATED = Topology(1, 1)
 TABLES = (Table("a", 1000, 16, 2.0),)
 BATCH_SIZE = 1024
@@ -48,25 +57,30 @@ def candidate(
     **parts_ms: float,
 ) -> Candidate:
     """A candidate whose step has the given parts."""
-    topology = machine.topology(num_ranks, STATED)
+    task = ShardingTask(TABLES, machine.topology(num_ranks, STATED), batch_size)
+    plan = ShardingPlan(num_ranks, (Shard.whole(TABLES[0], 0),))
+    cost = PlanCost((StageCost(1.0, 0.0, 0.0, 0.0),) * num_ranks)
+    standing = Standing("prior", "GPU", error=error)
+    parts = {part: np.array([parts_ms.get(part, 0.0)]) for part in PARTS}
     outcome = Outcome(
-        parts_ms=dict.fromkeys(PARTS, 0.0) | parts_ms,
-        error=error,
-        cost_error=error,
-        dense_error=0.5,
-        embedding_ms=1.0,
-        standing=None,
-        solve_s=0.1,
-        cached_bytes=0,
-        plan={},
+        Planned(sharder, plan, PlanReport(sharder, 0.1, cost, standing=standing)),
+        StepPrediction(Breakdown(parts), batch_size, error),
     )
-    task = ShardingTask(TABLES, topology, batch_size)
-    return Candidate(Case(machine, num_ranks, sharder), batch_size, task, outcome)
+    return Candidate(Case(machine, num_ranks, sharder, batch_size, task), outcome)
+
+
+def failed(machine: Machine, message: str, *, memory_bytes: int = GIB) -> Candidate:
+    """A candidate that has no plan, of tables that miss 3 GiB if they do not fit."""
+    tables = (Table("a", (3 * GIB + 8 * memory_bytes) // 64, 16, 2.0),)
+    topology = dataclasses.replace(machine.topology(8, STATED), memory_bytes=memory_bytes)
+    task = ShardingTask(tables, topology, BATCH_SIZE)
+    case = Case(machine, 8, "dim", BATCH_SIZE, task)
+    return Candidate(case, Refusal(message, is_infeasible=memory_bytes < GIB))
 
 
 def test_figures_of_a_candidate() -> None:
     found = candidate(priced(H100, 3.0), fwd_compute=2.0, top_forward=0.0, fwd_comm=2.0)
-    assert found.outcome.step_ms == 4.0
+    assert found.step_ms == 4.0
     assert found.samples_per_s == 1e3 * BATCH_SIZE / 4.0
     assert found.hours(3600 * found.samples_per_s) == pytest.approx(1.0)
     assert found.price(3600 * found.samples_per_s) == pytest.approx(8 * 3.0)
@@ -78,45 +92,43 @@ def priced(machine: Machine, price: float) -> Machine:
 
 
 def test_memory_of_a_rank() -> None:
-    assert H100.memory_bytes == int(0.7 * 80 * GIB), "56 GiB, as in conf/topology/h100_80gb.yaml"
+    assert H100.rank_bytes == int(0.7 * 80 * GIB), "56 GiB, as in conf/topology/h100_80gb.yaml"
     assert H100.topology(4, STATED).ranks_per_host == 4
     assert H100.topology(32, STATED).ranks_per_host == 8
-    stated = gpu_machine("l40s", TableMemory(20.0, 0.7, reserved_gib=5.0), optimizer=None)
-    assert stated.memory_bytes == 15 * GIB
-    most = gpu_machine("h100", TableMemory(80.0, 0.7), optimizer=None)
-    assert most.memory_bytes == 80 * GIB
+    assert machine_of("l40s", TableMemory(20.0, 0.7, reserved_gib=5.0)).rank_bytes == 15 * GIB
+    assert machine_of("h100", TableMemory(80.0, 0.7)).rank_bytes == 80 * GIB
     with pytest.raises(ConfigError, match=r"^500 GiB of a rank are stated .* h100_sxm has 80 GiB"):
-        gpu_machine("h100", TableMemory(500.0, 0.7), optimizer=None)
+        machine_of("h100", TableMemory(500.0, 0.7))
     with pytest.raises(ConfigError, match="12 ranks do not fill hosts of 8"):
         H100.topology(12, STATED)
     with pytest.raises(ConfigError, match=r"^topology.reserved_gib is 90, .* 56 GiB that h100"):
-        gpu_machine("h100", TableMemory(None, 0.7, reserved_gib=90.0), optimizer=None)
+        machine_of("h100", TableMemory(None, 0.7, reserved_gib=90.0))
     with pytest.raises(ConfigError, match=r"^hardware is 'h101'; known are cpu, here, v100"):
-        gpu_machine("h101", MEMORY, optimizer=None)
+        machine_of("h101", MEMORY)
+
+
+def test_the_names_of_known_hardware_are_those_of_the_table_of_gpus() -> None:
+    with pytest.raises(ConfigError, match=r"known are cpu, here, v100, .*h200, .*gb300$") as error:
+        machine_of("h101", MEMORY)
+    names = str(error.value).partition("known are ")[2].split(", ")
+    assert names == [*CPU_NAMES, *gpu_names()]
+    assert all(machine_of(name, TableMemory(1.0, 0.7)).name == name for name in names)
 
 
 def test_ranks_of_a_host_share_its_memory() -> None:
-    machine = dataclasses.replace(H100, spec=None, memory_bytes=100, shares_memory=True)
+    machine = Machine("here", None, rank_bytes=None, host_bytes=100)
     topology = machine.topology(1, STATED)
     assert (topology.memory_bytes, topology.compute_device) == (100, "cpu")
     with pytest.raises(ConfigError, match="100000 ranks need as many cores"):
         machine.topology(100_000, STATED)
-    stated = dataclasses.replace(machine, shares_memory=False, available_bytes=99)
-    with pytest.raises(ConfigError, match=r"memory_gib takes .* GiB on 1 ranks, and this machine"):
-        stated.topology(1, STATED)
-    assert dataclasses.replace(stated, available_bytes=100).topology(1, STATED).memory_bytes == 100
+    assert (machine.dense_error, H100.dense_error) == (0.0, DENSE_ERROR)
 
 
 def test_stated_memory_is_not_more_than_is_free_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "available_host_bytes", lambda: 10 * GIB)
-    for stated_gib, refusal in ((10.0, None), (11.0, r"takes 11 GiB on 1 ranks, .* has 10 GiB")):
-        memory = TableMemory(stated_gib, 0.7)
-        machine = cpu_machine("here", memory, Hardware("a CPU"), optimizer=None)
-        if refusal is None:
-            assert machine.topology(1, STATED).memory_bytes == 10 * GIB
-            continue
-        with pytest.raises(ConfigError, match=refusal):
-            machine.topology(1, STATED)
+    assert machine_of("here", TableMemory(10.0, 0.7)).topology(1, STATED).memory_bytes == 10 * GIB
+    with pytest.raises(ConfigError, match=r"takes 11 GiB on 1 ranks, .* has 10 GiB available"):
+        machine_of("here", TableMemory(11.0, 0.7)).topology(1, STATED)
 
 
 def test_a_price_may_have_another_name_of_the_gpu() -> None:
@@ -220,21 +232,19 @@ def test_sharders_share_the_errors_of_a_machine() -> None:
 
 
 def test_the_table_has_the_columns_that_differ() -> None:
-    failed = dataclasses.replace(
-        candidate(A100), result=Failure("tables are too large | really", missing_bytes=3 * GIB)
-    )
-    lines = table_lines([candidate(fwd_comm=2.0), failed], samples=None)
+    large = failed(A100, "tables are too large", memory_bytes=1024)
+    lines = table_lines([candidate(fwd_comm=2.0), large], samples=None)
     assert lines[0].startswith("| hardware | fits | ")
     assert "price" not in lines[0]
     assert lines[2].startswith("| h100 | yes | 1.00 | 2.00 | 512,000 | 10 | ")
     assert lines[3].startswith("| a100 | no: 3 GiB are missing | - | - | ")
     assert len({line.count("|") for line in lines}) == 1
-    assert "/ really" in fits_text(dataclasses.replace(failed, result=Failure("a | really")))
+    assert fits_text(failed(A100, "a |\nreally")) == "no: a / really"
 
 
 def test_sharders_are_sorted() -> None:
-    failed = dataclasses.replace(candidate(sharder="size"), result=Failure("too slow"))
-    rows = [failed, candidate(sharder="dim", fwd_comm=2.0), candidate(fwd_comm=1.0, sharder="x")]
+    slow = dataclasses.replace(candidate(sharder="size"), result=Refusal("too slow"))
+    rows = [slow, candidate(sharder="dim", fwd_comm=2.0), candidate(fwd_comm=1.0, sharder="x")]
     lines = table_lines(rows, samples=1e6)
     assert [line.split(" ")[1] for line in lines[2:]] == ["x", "dim", "size"]
 
@@ -251,10 +261,7 @@ def test_overrides() -> None:
 
 
 def test_nothing_fits() -> None:
-    machine = dataclasses.replace(H100, memory_bytes=1000)
-    task = ShardingTask(TABLES, machine.topology(8, STATED), BATCH_SIZE)
-    case = Case(machine, 8, "dim")
-    result = Failure("long text", missing_bytes=GIB)
-    error = no_outcome([Candidate(case, BATCH_SIZE, task, result)])
-    assert "h100, dim: 0.0 GiB of tables exceed the memory of 8 ranks by 1.0 GiB" in str(error)
+    error = no_outcome([failed(H100, "long text", memory_bytes=1024), failed(A100, "a bug")])
+    assert "h100, dim: 3.0 GiB of tables exceed the memory of 8 ranks by 3.0 GiB" in str(error)
+    assert str(error).endswith("a100, dim: a bug")
     assert math.isfinite(value_of(candidate(fwd_comm=1.0), "time"))

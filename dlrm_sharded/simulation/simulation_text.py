@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dlrm_sharded.explain.step_text import parts_text
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import TextTable
+from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.simulation.cluster import SimulatedRun
 from dlrm_sharded.simulation.ranks import MEASURED, MEASUREMENTS, SCALED
+from dlrm_sharded.simulation.run import SimulatedRun
 from dlrm_sharded.step.breakdown import Wait
 from dlrm_sharded.step.parts import PART_LABELS, WAITING
 
@@ -23,32 +24,44 @@ BUSY = 0.05
 """Share of the time of measurements, in which other processes had the core, that is named."""
 
 
-def cluster_text(task: ShardingTask) -> str:
-    """Write the ranks, the hosts and the batch of a task."""
+def heading_text(
+    task: ShardingTask, standing: Standing | None, *, gpu: str | None, measured_on: str
+) -> str:
+    """Write what was measured and what is predicted.
+
+    Args:
+        standing: origin of the prices; None if it is not known.
+        gpu: name of the GPU whose prior prices the lookups; None if they were measured.
+        measured_on: what they were measured on.
+    """
     topology = task.topology
     num_hosts = topology.world_size // topology.ranks_per_host
-    return (
-        f"{topology.world_size:,} ranks on {num_hosts:,} host{'s' * (num_hosts > 1)}, "
+    cluster = (
+        f"{topology.world_size:,} ranks on {counted(num_hosts, 'host')}, "
         f"{len(task.tables):,} tables, global batch {task.batch_size:,}"
     )
-
-
-def measured_heading(task: ShardingTask, *, device: str, threads: int, prices: str) -> str:
-    """Write the heading of a simulation whose lookups ran on a device."""
-    of_threads = f" with {threads} thread{'s' * (threads > 1)}" if device.startswith("cpu") else ""
+    prices = "no standing" if standing is None else standing.short_text
+    if gpu is not None:
+        return (
+            f"predicted by the prior of {gpu}, nothing was measured: {cluster}. Prices: {prices}."
+        )
+    if standing is not None:
+        prices = f"prices of {standing.hardware}: {prices}"
     return (
-        f"simulated, lookups measured on {device}{of_threads}, one rank after another: "
-        f"{cluster_text(task)}. The exchanges and the all-reduce are predicted ({prices}), and the "
-        "waits follow from all of these."
+        f"simulated, lookups measured on {measured_on}, one rank after another: {cluster}. The "
+        f"exchanges and the all-reduce are predicted ({prices}), and the waits follow from all of "
+        "these."
     )
 
 
-def priced_heading(task: ShardingTask, *, gpu: str, prices: str) -> str:
-    """Write the heading of a simulation in which nothing ran."""
-    return (
-        f"predicted by the prior of {gpu}, nothing was measured: {cluster_text(task)}. "
-        f"Prices: {prices}."
-    )
+def counted(number: int, noun: str) -> str:
+    """Write a number of things: 1 rank, 8 ranks."""
+    return f"{number:,} {noun}{'s' * (number > 1)}"
+
+
+def one_line(message: str) -> str:
+    """Write a message as the cell of a table."""
+    return " ".join(message.split()).replace("|", "/")
 
 
 def summary(
@@ -59,8 +72,18 @@ def summary(
     lines += [f"- {note}" for note in notes] + [""] * bool(notes)
     lines += [*comparison(runs, failed), ""]
     for run in runs:
-        lines += [f"## {run.sharder}", "", *(f"- {line}" for line in details(run)), ""]
+        lines += [f"## {run.planned.sharder}", "", *(f"- {line}" for line in details(run)), ""]
     return "\n".join(lines)
+
+
+def simulation_lines(
+    heading: str, notes: Sequence[str], runs: Sequence[SimulatedRun], failed: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield what the terminal shows of it: the heading, the comparison, each sharder's details."""
+    yield "\n".join([heading, *(f"note: {note}" for note in notes)])
+    yield "\n".join(["sharders:", *comparison(runs, failed)])
+    for run in runs:
+        yield f"{run.planned.sharder}: " + "\n  ".join(details(run))
 
 
 def comparison(runs: Sequence[SimulatedRun], failed: Mapping[str, str]) -> list[str]:
@@ -72,46 +95,44 @@ def comparison(runs: Sequence[SimulatedRun], failed: Mapping[str, str]) -> list[
     )
     rows: list[list[object]] = [
         [
-            run.sharder,
-            f"{run.step_ms:.1f}" + (f" ± {100 * run.error:.0f} %" if run.error else ""),
-            f"{run.samples_per_s:,.0f}",
-            f"{run.breakdown.mean_ms(WAITING):.1f}",
+            run.planned.sharder,
+            f"{run.step.step_ms:.1f}{_error_bar(run.step.error)}",
+            f"{run.step.samples_per_s:,.0f}",
+            f"{run.step.breakdown.mean_ms(WAITING):.1f}",
             f"{run.cost.cost_ms:.1f}",
-            f"{run.predicted.cost_ms:.1f}",
+            f"{run.planned.cost.cost_ms:.1f}",
             f"{run.cost.imbalance:.2f}",
-            f"{max(run.plan.bytes_by_rank(run.task.topology)) / GIB:.2f}",
-            f"{max(memory.total for memory in run.memory) / GIB:.2f}",
-            origins_text(run),
+            f"{max(run.table_bytes) / GIB:.2f}",
+            f"{max(run.memory_bytes) / GIB:.2f}",
+            ", ".join(f"{count:,} {origin}" for origin, count in run.origins.items()),
         ]
-        for run in sorted(runs, key=lambda run: run.step_ms)
+        for run in sorted(runs, key=lambda run: run.step.step_ms)
     ]
     rows += [
-        [name, f"no plan: {_one_line(message)}", *[""] * (len(titles) - 2)]
+        [name, f"no plan: {one_line(message)}", *[""] * (len(titles) - 2)]
         for name, message in failed.items()
     ]
-    return markdown_table(titles, rows)
+    return TextTable(titles, rows).markdown().splitlines()
 
 
-def origins_text(run: SimulatedRun) -> str:
-    """Write how the ranks' computation is known: 128 measured, 896 scaled."""
-    return ", ".join(f"{count:,} {origin}" for origin, count in run.origins.items())
+def _error_bar(error: float | None) -> str:
+    return f" ± {100 * error:.0f} %" if error else ""
 
 
 def details(run: SimulatedRun) -> list[str]:
     """Return sentences on what the step goes to, and which ranks the others wait for."""
-    lines = [f"The step takes {run.step_ms:.1f} ms: {parts_text(run.breakdown)} ms."]
+    lines = [f"The step takes {run.step.step_ms:.1f} ms: {parts_text(run.step.breakdown)} ms."]
     lines += [
         _wait_text(run, wait)
-        for wait in run.breakdown.waits[:MAX_WAITS]
-        if wait.waiting_ms.mean() > LEAST_WAIT * run.step_ms
+        for wait in run.step.breakdown.waits[:MAX_WAITS]
+        if wait.waiting_ms.mean() > LEAST_WAIT * run.step.step_ms
     ]
     if run.origins.get(SCALED):
         lines.append(
             f"{run.origins[SCALED]:,} ranks were not measured: their lookups are predicted, and "
             "scaled by what a random sample of ranks took relative to its prediction."
         )
-    again = sum(times.measurements > 1 for times in run.ranks if times.origin == MEASURED)
-    if again:
+    if again := sum(times.measurements > 1 for times in run.ranks if times.origin == MEASURED):
         lines.append(
             f"Ranks that computed longest were measured up to {MEASUREMENTS} times ({again:,} of "
             "them), and medians count: no disturbed measurement decides the step."
@@ -134,21 +155,14 @@ def _wait_text(run: SimulatedRun, wait: Wait) -> str:
     stages = run.cost.per_rank
     own_ms = stages[wait.cause].computation_ms
     mean_ms = sum(s.computation_ms for s in stages) / len(stages)
-    shards = [shard for shard in run.plan.shards if shard.rank == wait.cause]
+    shards = [shard for shard in run.planned.plan.shards if shard.rank == wait.cause]
     pooling = {table.name: table.pooling_factor for table in run.task.tables}
     costliest = max(shards, key=lambda s: s.num_cols * pooling[s.table], default=None)
-    holds = "has no shards" if costliest is None else f"has {_shards_text(len(shards))}{costliest}"
+    count = "one shard," if len(shards) == 1 else f"{len(shards)} shards, such as"
+    holds = "has no shards" if costliest is None else f"has {count} {costliest}"
     return (
         f"Before {PART_LABELS.get(wait.operation, wait.operation)}, ranks wait "
-        f"{wait.waiting_ms.mean():.1f} ms in the mean, {wait.caused_ms:.1f} ms of it for rank "
+        f"{wait.waiting_ms.mean():.1f} ms on average, {wait.caused_ms:.1f} ms of it for rank "
         f"{wait.cause}, whose lookups and updates take {own_ms:.1f} ms (mean of all ranks "
         f"{mean_ms:.1f} ms); it {holds}."
     )
-
-
-def _shards_text(count: int) -> str:
-    return "one shard, " if count == 1 else f"{count} shards, such as "
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split()).replace("|", "/")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from dlrm_sharded.advice.candidates import GROUPS, Candidate, Failure
-from dlrm_sharded.advice.choice import Choice
-from dlrm_sharded.advice.machines import Machine
-from dlrm_sharded.advice.scaling import Scaling
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.simulation.candidates import GROUPS, Candidate
+from dlrm_sharded.simulation.choice import Choice
+from dlrm_sharded.simulation.scaling import Scaling
+from dlrm_sharded.simulation.simulation_text import counted, one_line
+from dlrm_sharded.simulation.workers import Refusal
 from dlrm_sharded.step.parts import PART_LABELS
 
 UNIT_SAMPLES = 1e9
@@ -22,6 +23,8 @@ MAX_REASON = 60
 
 NOTHING = "-"
 
+CASE_TITLES = ("hardware", "ranks", "sharder", "batch")
+
 GROUP_LABELS = {
     "lookups": "lookups",
     "exchanges": "exchanges",
@@ -29,7 +32,17 @@ GROUP_LABELS = {
     "waiting": "waits for other ranks",
 }
 
-Column = tuple[str, Callable[[Candidate], str]]
+
+def advice_lines(choice: Choice, *, samples: float | None) -> list[str]:
+    """Write what the figures are based on, the table, how machines scale, and the advice."""
+    scalings = [text for scaling in choice.scalings if (text := scaling_text(scaling))]
+    return [
+        "predictions; the reading of data is not counted",
+        *origin_lines(choice.asked),
+        *table_lines(choice.asked, samples=samples),
+        *scalings,
+        f"advice: {choice_text(choice, samples=samples)}",
+    ]
 
 
 def table_lines(candidates: Sequence[Candidate], *, samples: float | None) -> list[str]:
@@ -37,43 +50,73 @@ def table_lines(candidates: Sequence[Candidate], *, samples: float | None) -> li
 
     Sharders of one machine and size are sorted by their steps, and those without one are last.
     """
-    if len({(c.case.machine.name, c.case.num_ranks) for c in candidates}) == 1:
-        candidates = sorted(
-            candidates, key=lambda c: c.outcome.step_ms if c.is_feasible else math.inf
-        )
-    columns = [*_case_columns(candidates), ("fits", fits_text), *_columns(candidates, samples)]
-    titles = [title for title, _ in columns]
-    return markdown_table(titles, ([cell(c) for _, cell in columns] for c in candidates))
+    if _is_one_machine(candidates):
+        candidates = sorted(candidates, key=lambda c: c.step_ms if c.is_feasible else math.inf)
+    rows = [_cells(candidate, samples) for candidate in candidates]
+    alike = [title for title in CASE_TITLES if len({row[title] for row in rows}) == 1]
+    if len(alike) == len(CASE_TITLES):
+        alike = ["batch"]
+    titles = [title for title in max(rows, key=len) if title not in alike]
+    table = TextTable(titles, [[row.get(title) for title in titles] for row in rows])
+    return table.markdown().splitlines()
+
+
+def _cells(candidate: Candidate, samples: float | None) -> dict[str, str]:
+    """Return the cells of a candidate by their titles; without an outcome it has no figures."""
+    case = candidate.case
+    case_cells = (case.machine.name, f"{case.num_ranks}", case.sharder, f"{case.batch_size:,}")
+    cells = dict(zip(CASE_TITLES, case_cells, strict=True)) | {"fits": fits_text(candidate)}
+    if not candidate.is_feasible:
+        return cells
+    num_samples, unit = (samples, "epoch") if samples else (UNIT_SAMPLES, "10^9 samples")
+    cells |= {
+        "embeddings, ms": f"{candidate.outcome.planned.cost.cost_ms:.2f}",
+        "step, ms": f"{candidate.step_ms:.2f}",
+        "samples/s": f"{candidate.samples_per_s:,.0f}",
+        "error, %": _percent(candidate.outcome.step.error),
+        f"hours per {unit}": f"{candidate.hours(num_samples):.3g}",
+    }
+    if (price := candidate.price(num_samples)) is not None:
+        cells[f"price per {unit}"] = f"{price:,.2f}"
+    return cells | {f"{group}, %": _percent(candidate.group_share(group)) for group in GROUPS}
 
 
 def origin_lines(candidates: Sequence[Candidate]) -> list[str]:
     """Say for each machine what its figures are based on."""
     lines = []
-    by_machine = {c.case.machine.name: c for c in candidates if c.is_feasible}
-    for candidate in by_machine.values():
-        machine, outcome = candidate.case.machine, candidate.outcome
-        prices = "prices of unknown origin" if outcome.standing is None else outcome.standing.text
-        dense = "measured on this machine, one rank alone"
-        if machine.spec is not None:
-            dense = f"from its data sheet, within about {100 * outcome.dense_error:.0f} %"
-        lines.append(f"{_machine_text(machine, candidate)}: predicted by {prices}; dense: {dense}")
+    for candidate in {c.case.machine.name: c for c in candidates if c.is_feasible}.values():
+        machine, standing = candidate.case.machine, candidate.outcome.planned.report.standing
+        topology = candidate.task.topology
+        memory, ranks = f"{topology.memory_bytes / GIB:.3g}", counted(topology.world_size, "rank")
+        if machine.spec is None:
+            text = f"{machine.name} is this machine's CPUs, {memory} GiB of each of {ranks}"
+            dense = "measured on this machine, one rank alone"
+        else:
+            known = "" if machine.name == machine.spec.key else f" is {machine.spec.key}"
+            size = "" if machine.spec.memory_gib is None else f" of {machine.spec.memory_gib:g} GiB"
+            text = f"{machine.name}{known}, {memory}{size}"
+            dense = f"from its data sheet, within about {100 * machine.dense_error:.0f} %"
+        prices = "prices of unknown origin" if standing is None else standing.text
+        lines.append(f"{text} for tables: predicted by {prices}; dense: {dense}")
     return lines
 
 
 def choice_text(choice: Choice, *, samples: float | None) -> str:
     """Say which candidate to take, what the runner-up loses, and how sure that is."""
     best = choice.best
-    verb = "rent" if best.case.machine.is_gpu and not _is_one_machine(choice) else "use"
-    figures = [f"{best.samples_per_s:,.0f} samples/s{_error_text(best)}"]
+    is_rented = best.case.machine.is_gpu and not _is_one_machine(choice.asked)
+    error = best.outcome.step.error
+    within = "" if error is None else f" within about {100 * error:.0f} %"
+    figures = [f"{best.samples_per_s:,.0f} samples/s{within}"]
     num_samples = samples or UNIT_SAMPLES
     figures.append(f"{best.hours(num_samples):.3g} hours")
     if (price := best.price(num_samples)) is not None:
         figures.append(f"a price of {price:,.2f}")
     unit = "epoch" if samples else "billion samples"
-    text = (
-        f"{verb} {_name(choice, best)}: {', '.join(figures[:-1])} and {figures[-1]} for one {unit}"
+    return (
+        f"{'rent' if is_rented else 'use'} {_name(choice, best)}: {', '.join(figures[:-1])} and "
+        f"{figures[-1]} for one {unit}; {_runner_up_text(choice)}"
     )
-    return f"{text}; {_runner_up_text(choice)}"
 
 
 def scaling_text(scaling: Scaling) -> str | None:
@@ -82,7 +125,7 @@ def scaling_text(scaling: Scaling) -> str | None:
         return None
     last, limit = scaling.last, scaling.limit
     name = f"{last.case.machine.name} with sharder={last.case.sharder}"
-    most = _ranks(last.case.num_ranks)
+    most = counted(last.case.num_ranks, "rank")
     if limit is None:
         return f"{name} scales up to {most}, the most that were asked for"
     stage = "" if len(GROUPS[limit.group]) == 1 else f" (mostly {PART_LABELS[limit.part]})"
@@ -99,14 +142,14 @@ def overrides_text(candidate: Candidate, same_in_run: Sequence[str] = ()) -> str
     Args:
         same_in_run: overrides of the question that a run needs as well, such as `data=t510`.
     """
-    assert candidate.task is not None
     topology = candidate.task.topology
     num_hosts = topology.world_size // topology.ranks_per_host
-    hosts = f"{num_hosts} hosts of {_ranks(topology.ranks_per_host)}"
-    hosts = _ranks(topology.world_size) if num_hosts == 1 else hosts
+    hosts = counted(topology.ranks_per_host, "rank")
+    if num_hosts > 1:
+        hosts = f"{num_hosts} hosts of {hosts}"
     overrides = [
         f"sharder={candidate.case.sharder}",
-        f"batch_size={candidate.batch_size}",
+        f"batch_size={candidate.case.batch_size}",
         f"topology.memory_gib={topology.memory_bytes / GIB:.4g}",
     ]
     overrides += [
@@ -117,54 +160,15 @@ def overrides_text(candidate: Candidate, same_in_run: Sequence[str] = ()) -> str
     return f"{shlex.join([*overrides, *same_in_run])} ({hosts})"
 
 
-def _case_columns(candidates: Sequence[Candidate]) -> list[Column]:
-    columns: list[Column] = [
-        ("hardware", lambda c: c.case.machine.name),
-        ("ranks", lambda c: f"{c.case.num_ranks}"),
-        ("sharder", lambda c: c.case.sharder),
-        ("batch", lambda c: f"{c.batch_size:,}"),
-    ]
-    varying = [column for column in columns if len({column[1](c) for c in candidates}) > 1]
-    return varying or columns[:3]
-
-
-def _columns(candidates: Sequence[Candidate], samples: float | None) -> list[Column]:
-    num_samples, unit = (samples, "epoch") if samples else (UNIT_SAMPLES, "10^9 samples")
-
-    def price_text(candidate: Candidate) -> str:
-        price = candidate.price(num_samples)
-        return NOTHING if price is None else f"{price:,.2f}"
-
-    figures: list[Column] = [
-        ("embeddings, ms", lambda c: f"{c.outcome.embedding_ms:.2f}"),
-        ("step, ms", lambda c: f"{c.outcome.step_ms:.2f}"),
-        ("samples/s", lambda c: f"{c.samples_per_s:,.0f}"),
-        ("error, %", lambda c: _percent(c.outcome.error)),
-        (f"hours per {unit}", lambda c: f"{c.hours(num_samples):.3g}"),
-    ]
-    if any(c.case.machine.price is not None for c in candidates):
-        figures.append((f"price per {unit}", price_text))
-    figures += [(f"{group}, %", _group_cell(group)) for group in GROUPS]
-    return [(title, _if_feasible(cell)) for title, cell in figures]
-
-
-def _group_cell(group: str) -> Callable[[Candidate], str]:
-    return lambda candidate: _percent(candidate.group_share(group))
-
-
-def _if_feasible(cell: Callable[[Candidate], str]) -> Callable[[Candidate], str]:
-    return lambda candidate: cell(candidate) if candidate.is_feasible else NOTHING
-
-
 def fits_text(candidate: Candidate) -> str:
     """Say whether a candidate fits, and if not, why."""
     result = candidate.result
-    if not isinstance(result, Failure):
+    if not isinstance(result, Refusal):
         cached = result.cached_bytes
         return "yes" if not cached else f"with {cached / GIB:.0f} GiB in host memory"
-    if result.missing_bytes:
-        return f"no: {result.missing_bytes / GIB:,.0f} GiB are missing"
-    reason = " ".join(result.reason.split()).replace("|", "/")
+    if candidate.missing_bytes:
+        return f"no: {candidate.missing_bytes / GIB:,.0f} GiB are missing"
+    reason = one_line(result.message)
     return f"no: {reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 3] + '...'}"
 
 
@@ -195,30 +199,13 @@ def _tied_names(choice: Choice) -> str:
     """Name what the best candidate is tied with: the sizes of each machine and sharder."""
     sizes: dict[tuple[str, str], list[int]] = {}
     for tied in choice.tied:
-        key = (tied.case.machine.name, tied.case.sharder)
-        sizes.setdefault(key, []).append(tied.case.num_ranks)
+        sizes.setdefault(tied.case.curve, []).append(tied.case.num_ranks)
     texts = []
     for (machine, sharder), of_machine in sizes.items():
         *others, last = (f"{size}" for size in sorted(of_machine))
         sizes_text = f"{', '.join(others)} or {last}" if others else last
         texts.append(_text_of(choice, f"{sizes_text} {machine}", sharder))
     return ", ".join(texts)
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' * (number > 1)}"
-
-
-def _machine_text(machine: Machine, candidate: Candidate) -> str:
-    assert candidate.task is not None
-    topology = candidate.task.topology
-    memory = f"{topology.memory_bytes / GIB:.3g}"
-    if machine.spec is None:
-        ranks = _ranks(topology.world_size)
-        return f"{machine.name} is this machine's CPUs, {memory} GiB of each of {ranks} for tables"
-    known = "" if machine.name == machine.spec.key else f" is {machine.spec.key}"
-    size = "" if machine.spec.memory_gib is None else f" of {machine.spec.memory_gib:g} GiB"
-    return f"{machine.name}{known}, {memory}{size} for tables"
 
 
 def _name(choice: Choice, candidate: Candidate) -> str:
@@ -228,19 +215,14 @@ def _name(choice: Choice, candidate: Candidate) -> str:
 
 def _text_of(choice: Choice, ranks: str, sharder: str) -> str:
     """Name a candidate by what distinguishes the candidates: ranks, sharder, or both."""
-    if _is_one_machine(choice):
+    if _is_one_machine(choice.asked):
         return f"sharder={sharder}"
     has_one_sharder = len({candidate.case.sharder for candidate in choice.ranking}) == 1
     return ranks if has_one_sharder else f"{ranks} with sharder={sharder}"
 
 
-def _is_one_machine(choice: Choice) -> bool:
-    return len({(c.case.machine.name, c.case.num_ranks) for c in choice.asked}) == 1
-
-
-def _error_text(candidate: Candidate) -> str:
-    error = candidate.outcome.error
-    return "" if error is None else f" within about {100 * error:.0f} %"
+def _is_one_machine(candidates: Sequence[Candidate]) -> bool:
+    return len({(c.case.machine.name, c.case.num_ranks) for c in candidates}) == 1
 
 
 def _percent(share: float | None) -> str:

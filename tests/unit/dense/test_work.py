@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from dlrm_sharded.dense.gpu_prices import KERNEL_MS, PEAK_SHARE, gpu_dense_times
-from dlrm_sharded.dense.work import DenseWork, Kernels
-from dlrm_sharded.dense.work_trace import trace_dense_work
+from dlrm_sharded.dense.work_trace import DenseWork, trace_dense_work
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.model.dlrm import dlrm
@@ -29,11 +28,11 @@ def traced(batch_size: int) -> DenseWork:
 def test_layers_do_the_operations_of_their_matrices():
     work = traced(64)
     bottom = 2 * 64 * (3 * 32 + 32 * 8)
-    assert work.bottom_forward.flop.sum() == bottom
+    assert work.bottom_forward[:, 0].sum() == bottom
     # backward: gradients of the weights and, except of the batch, of the inputs
-    assert work.bottom_backward.flop.sum() == bottom + 2 * 64 * 32 * 8
-    assert work.top_forward.flop.sum() > 2 * 64 * (16 + 8 * 16)
-    assert work.top_forward.flop.sum() == pytest.approx(traced(32).top_forward.flop.sum() * 2)
+    assert work.bottom_backward[:, 0].sum() == bottom + 2 * 64 * 32 * 8
+    assert work.top_forward[:, 0].sum() > 2 * 64 * (16 + 8 * 16)
+    assert work.top_forward[:, 0].sum() == pytest.approx(traced(32).top_forward[:, 0].sum() * 2)
     assert work.gradient_bytes == 4 * sum(
         parameter.numel()
         for name, parameter in build(torch.device("cpu")).named_parameters()
@@ -43,13 +42,12 @@ def test_layers_do_the_operations_of_their_matrices():
 
 def test_small_layers_take_the_time_of_their_kernels():
     work = traced(1)
-    times = gpu_dense_times(work, H100, bf16=True)
-    assert times.bottom_forward_ms == pytest.approx(len(work.bottom_forward.flop) * KERNEL_MS)
+    times = gpu_dense_times(work, H100, bf16=True, state_tensors=0)
+    assert times.bottom_forward_ms == pytest.approx(len(work.bottom_forward) * KERNEL_MS)
     assert times.gradient_bytes == work.gradient_bytes
 
 
-PRODUCT = Kernels(np.array([1e13]), np.array([1e6]))
-NOTHING = Kernels(np.empty(0), np.empty(0))
+PRODUCT, NOTHING = np.array([[1e13, 1e6]]), np.empty((0, 2))
 LARGE_PRODUCTS = DenseWork(
     bottom_forward=NOTHING,
     top_forward=PRODUCT,
@@ -60,7 +58,9 @@ LARGE_PRODUCTS = DenseWork(
 
 
 def test_large_products_take_half_as_long_in_bf16():
-    half, full = (gpu_dense_times(LARGE_PRODUCTS, H100, bf16=bf16) for bf16 in (True, False))
+    half, full = (
+        gpu_dense_times(LARGE_PRODUCTS, H100, bf16=bf16, state_tensors=0) for bf16 in (True, False)
+    )
     assert full.top_forward_ms == pytest.approx(2 * half.top_forward_ms)
     assert half.bottom_forward_ms == 0
 
@@ -68,11 +68,11 @@ def test_large_products_take_half_as_long_in_bf16():
 def test_gpus_without_bf16_and_tf32_compute_in_fp32():
     v100 = gpu_specs()["v100_sxm"]
     for bf16 in (True, False):
-        times = gpu_dense_times(LARGE_PRODUCTS, v100, bf16=bf16)
+        times = gpu_dense_times(LARGE_PRODUCTS, v100, bf16=bf16, state_tensors=0)
         assert times.top_forward_ms == pytest.approx(1e13 / (PEAK_SHARE * 15.7e9))
 
 
 def test_a_gpu_without_a_peak_rate_cannot_be_priced():
     unknown = dataclasses.replace(H100, bf16_tflops=None)
     with pytest.raises(ConfigError, match="arithmetic"):
-        gpu_dense_times(traced(1), unknown, bf16=True)
+        gpu_dense_times(traced(1), unknown, bf16=True, state_tensors=0)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from dlrm_sharded.advice.workers import Refusal, in_processes
 from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.simulation.workers import Refusal, in_processes
 
 log = logging.getLogger("dlrm_sharded.test_workers")
 
@@ -43,7 +43,7 @@ def test_results_keep_their_order() -> None:
     )
     assert found == [
         1,
-        Refusal("no room"),
+        Refusal("no room", is_infeasible=True),
         Refusal("KeyError: 'bug'"),
         Refusal("its process ended with exit code -9"),
         2,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlrm_sharded.advice.candidates import GROUPS, Candidate, Outcome
-from dlrm_sharded.advice.scaling import Scaling, scaling_of
+from dlrm_sharded.simulation.candidates import Candidate
+from dlrm_sharded.simulation.scaling import Scaling, scaling_of
 from dlrm_sharded.step.prediction import COMPOSITION_ERROR
 
 Objective = Literal["time", "price"]
@@ -59,8 +59,7 @@ def choose(candidates: Sequence[Candidate], *, least_gain: float) -> Choice:
     by_curve: dict[tuple[str, str], list[Candidate]] = {}
     for candidate in candidates:
         if candidate.is_feasible:
-            key = (candidate.case.machine.name, candidate.case.sharder)
-            by_curve.setdefault(key, []).append(candidate)
+            by_curve.setdefault(candidate.case.curve, []).append(candidate)
     scalings = tuple(scaling_of(curve, least_gain=least_gain) for curve in by_curve.values())
     objective: Objective = "price"
     compared = [candidate for curve in by_curve.values() for candidate in curve]
@@ -74,7 +73,12 @@ def choose(candidates: Sequence[Candidate], *, least_gain: float) -> Choice:
 
 def value_of(candidate: Candidate, objective: Objective) -> float:
     """Return what a candidate takes for a sample: time in ms, or a price."""
-    return candidate.outcome.step_ms * _weight(candidate, objective)
+    case = candidate.case
+    ms = candidate.step_ms / case.batch_size
+    if objective == "time":
+        return ms
+    assert case.machine.price is not None
+    return ms * case.num_ranks * case.machine.price
 
 
 def is_tied(best: Candidate, other: Candidate, objective: Objective) -> bool:
@@ -86,7 +90,7 @@ def is_tied(best: Candidate, other: Candidate, objective: Objective) -> bool:
     """
     values = [value_of(candidate, objective) for candidate in (best, other)]
     if best.case.machine != other.case.machine:
-        factors = [math.log1p(_known(candidate.outcome.error)) for candidate in (best, other)]
+        factors = [math.log1p(_known(c.outcome.step.error)) for c in (best, other)]
         return math.log(values[1] / values[0]) <= math.hypot(*factors)
     uncertain = []
     for groups in ERROR_GROUPS:
@@ -94,22 +98,12 @@ def is_tied(best: Candidate, other: Candidate, objective: Objective) -> bool:
             sum(candidate.group_share(group) for group in groups) * value
             for candidate, value in zip((best, other), values, strict=True)
         )
-        uncertain.append(_error_of(best.outcome, groups[0]) * (second - first))
+        is_dense = groups == ("dense",)
+        cost_error = _known(best.outcome.planned.cost_error)
+        error = best.case.machine.dense_error if is_dense else cost_error
+        uncertain.append(error * (second - first))
     return values[1] - values[0] <= max(math.hypot(*uncertain), COMPOSITION_ERROR * values[0])
-
-
-def _error_of(outcome: Outcome, group: str) -> float:
-    assert group in GROUPS
-    return outcome.dense_error if group == "dense" else _known(outcome.cost_error)
 
 
 def _known(error: float | None) -> float:
     return UNKNOWN_ERROR if error is None else error
-
-
-def _weight(candidate: Candidate, objective: Objective) -> float:
-    per_sample = 1 / candidate.batch_size
-    if objective == "time":
-        return per_sample
-    assert candidate.case.machine.price is not None
-    return per_sample * candidate.case.num_ranks * candidate.case.machine.price

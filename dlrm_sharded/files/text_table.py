@@ -1,0 +1,87 @@
+"""Tables of figures, written as Markdown, as aligned text for terminals, or as csv for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Number
+
+UNKNOWN = "-"
+"""Cell of a value that is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Describes how the values of a column are written.
+
+    Args:
+        spec: format of its numbers, such as ",.2f"; texts stand as they are.
+        align: "<" to write its cells on the left of the column in a terminal, ">" on the right.
+    """
+
+    title: str
+    spec: str = ""
+    align: str = "<"
+
+    def cell(self, value: object) -> str:
+        """Return one value as a single line of text."""
+        if value is None:
+            return UNKNOWN
+        text = format(value, self.spec) if isinstance(value, Number) else str(value)
+        return " ".join(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Holds values in rows, and says how each column of them is written.
+
+    Args:
+        columns: columns in order; a bare title is that of a column of texts.
+        rows: a value for each column.
+    """
+
+    columns: Sequence[Column | str]
+    rows: Sequence[Sequence[object]]
+
+    def markdown(self) -> str:
+        """Return a Markdown table, in which a `|` of a cell is escaped."""
+        head, *body = [f"| {' | '.join(map(_escaped, cells))} |" for cells in self._cells()]
+        return "\n".join([head, f"|{'---|' * len(self.columns)}", *body])
+
+    def text(self) -> str:
+        """Return lines for a terminal, in columns two spaces apart."""
+        lines = self._cells()
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        aligns = [column.align for column in self._columns()]
+        return "\n".join(
+            "  ".join(
+                f"{cell:{align}{width}}"
+                for cell, align, width in zip(cells, aligns, widths, strict=True)
+            ).rstrip()
+            for cells in lines
+        )
+
+    def csv(self) -> str:
+        """Return all values with their full precision, below a line of titles."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([[column.title for column in self._columns()], *self.rows])
+        return text.getvalue()
+
+    def _columns(self) -> list[Column]:
+        return [Column(one) if isinstance(one, str) else one for one in self.columns]
+
+    def _cells(self) -> list[list[str]]:
+        columns = self._columns()
+        body = [
+            [column.cell(value) for column, value in zip(columns, row, strict=True)]
+            for row in self.rows
+        ]
+        return [[column.title for column in columns], *body]
+
+
+def _escaped(cell: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\|", cell)

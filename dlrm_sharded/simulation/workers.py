@@ -1,0 +1,144 @@
+"""Runs functions in processes of their own, several at once, and ends those that take too long."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+import torch
+
+from dlrm_sharded.files.errors import InfeasibleTaskError, UserError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The reason why a function has no result: an error's message, or that its time was over.
+
+    Args:
+        is_infeasible: whether the error says that no plan fits.
+    """
+
+    message: str
+    is_infeasible: bool = False
+
+
+class _Worker:
+    """A fork of this process that runs a function for some seconds."""
+
+    def __init__(self, index: int, function: Callable[[], object], limit_s: float) -> None:
+        context = multiprocessing.get_context("fork")  # a new process would load torch for seconds
+        self.index = index
+        self.receiver, sender = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(sender, function), daemon=True)
+        self._process.start()
+        sender.close()
+        self._limit_s = limit_s
+        self._ends = time.monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._ends - time.monotonic())
+
+    def result(self) -> tuple[Any, tuple[str, ...]]:
+        """Return the result of the function and its warnings, or why it has none."""
+        if not self.receiver.poll():
+            return Refusal(f"it takes more than {self._limit_s:g} s"), ()
+        try:
+            received: tuple[Any, tuple[str, ...]] = self.receiver.recv()
+        except EOFError:
+            self._process.join()
+            return Refusal(f"its process ended with exit code {self._process.exitcode}"), ()
+        return received
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.receiver.close()
+
+
+def in_processes(
+    functions: Sequence[Callable[[], T]],
+    *,
+    limit_s: float,
+    num_workers: int,
+    done: Callable[[int], None] = lambda index: None,
+) -> list[T | Refusal]:
+    """Return what functions return, each in a fork of this process, or why it does not.
+
+    Warnings of all processes are logged here, each one once.
+
+    Args:
+        limit_s: time of one function.
+        num_workers: number of processes at once.
+        done: called with the index of each function that has ended.
+    """
+    results: dict[int, T | Refusal] = {}
+    warned: set[str] = set()
+    running: list[_Worker] = []
+    waiting = list(enumerate(functions))[::-1]
+    try:
+        while waiting or running:
+            while waiting and len(running) < num_workers:
+                running.append(_Worker(*waiting.pop(), limit_s))
+            least_s = min(worker.left_s for worker in running)
+            ready = wait([worker.receiver for worker in running], timeout=least_s)
+            for worker in [w for w in running if w.receiver in ready or not w.left_s]:
+                results[worker.index], warnings = worker.result()
+                for warning in dict.fromkeys(warnings):
+                    if warning not in warned:
+                        log.warning("%s", warning)
+                warned.update(warnings)
+                running.remove(worker)
+                worker.end()
+                done(worker.index)
+    finally:
+        for worker in running:
+            worker.end()
+    return [results[index] for index in range(len(functions))]
+
+
+def end_on_signals() -> None:
+    """Let signals end this fork at once; what the parent does on them is the parent's."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _run(sender: Connection, function: Callable[[], object]) -> None:
+    """Send what a function returns; log nothing, as several processes would mix their lines."""
+    end_on_signals()
+    warnings = _Warnings()
+    logging.getLogger().handlers = [warnings]
+    torch.set_num_threads(1)  # threads of the parent are not there
+    result: object
+    try:
+        result = function()
+    except UserError as error:
+        result = Refusal(str(error), isinstance(error, InfeasibleTaskError))
+    except Exception as error:
+        # a sharder of the user's may raise anything, and the others go on
+        log.warning("%s", traceback.format_exc())
+        result = Refusal(f"{type(error).__name__}: {error}")
+    sender.send((result, tuple(warnings.messages)))
+
+
+class _Warnings(logging.Handler):
+    """Keeps the warnings of this package."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("dlrm_sharded"):
+            self.messages.append(record.getMessage())

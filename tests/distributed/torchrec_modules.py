@@ -1,0 +1,74 @@
+"""Embedding modules of TorchRec, and a sharder that lays their tables out as a test says."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+
+from dlrm_sharded import ShardingPlan
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
+
+
+class LaidOut:
+    """Lays every table out as a function of it, its number and the number of ranks says."""
+
+    def __init__(self, shards: Callable[[Table, int, int], list[Shard]]) -> None:
+        self._shards = shards
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        world_size = task.topology.world_size
+        by_table = [self._shards(table, i, world_size) for i, table in enumerate(task.tables)]
+        return ShardingPlan(world_size, tuple(shard for shards in by_table for shard in shards))
+
+
+def table_configs(
+    rows: Sequence[int],
+    dims: Sequence[int],
+    *,
+    kind: Callable[..., Any] = EmbeddingBagConfig,
+    name: str = "t",
+    feature: str = "f{}",
+    means: Sequence[int] = (),
+    **options: Any,
+) -> list[Any]:
+    """Tables of which some pool by the mean.
+
+    Args:
+        dims: taken in turn.
+        feature: with a place for the number of the table, or one that all of them look up.
+    """
+    configs = [
+        kind(
+            name=f"{name}{i}",
+            num_embeddings=num_rows,
+            embedding_dim=dims[i % len(dims)],
+            feature_names=[feature.format(i)],
+            **options,
+        )
+        for i, num_rows in enumerate(rows)
+    ]
+    for i in means:
+        configs[i].pooling = PoolingType.MEAN
+    return configs
+
+
+def managed_collisions(configs: Sequence[Any], *, interval: int) -> ManagedCollisionCollection:
+    modules = {
+        config.name: MCHManagedCollisionModule(
+            zch_size=config.num_embeddings,
+            device=torch.device("cpu"),
+            eviction_policy=DistanceLFU_EvictionPolicy(),
+            eviction_interval=interval,
+            input_hash_size=4000,
+        )
+        for config in configs
+    }
+    return ManagedCollisionCollection(modules, [*configs])

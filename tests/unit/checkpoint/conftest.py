@@ -1,3 +1,0 @@
-from tests.unit.training.conftest import rank
-
-__all__ = ["rank"]
