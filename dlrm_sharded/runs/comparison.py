@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from dlrm_sharded.runs.ranking import MeasuredRun, Ranking, measured_run, rank
 from dlrm_sharded.runs.result import Platform, RunResult, Setting, setting_text
 from dlrm_sharded.runs.run_folder import Run
 from dlrm_sharded.runs.run_tables import BASELINE, FIGURES, run_table, summary_table
@@ -57,6 +58,8 @@ class Comparison:
         rows: the rows of the summary, as texts and tables show them.
         common: overrides that all runs have.
         problems: messages about files that could not be read.
+        rankings: who is faster by the rounds of a sweep, with the setting that the runs share;
+            none without rounds.
     """
 
     table: pl.DataFrame
@@ -64,10 +67,17 @@ class Comparison:
     rows: tuple[Row, ...]
     common: Setting
     problems: tuple[str, ...]
+    rankings: tuple[tuple[Setting, Ranking], ...] = ()
 
     @property
     def runs(self) -> list[Run]:
         return [run for row in self.rows for run in row.runs]
+
+    @property
+    def has_one_set_of_prices(self) -> bool:
+        """Return whether all predictions are by the same prices, as far as is known."""
+        results = [result for row in self.rows for result in row.results]
+        return len({result.prices_digest for result in results}) < 2
 
 
 def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
@@ -92,8 +102,26 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
         )
     )
     return Comparison(
-        table=table, summary=summary, rows=rows, common=common, problems=tuple(problems)
+        table=table,
+        summary=summary,
+        rows=rows,
+        common=common,
+        problems=tuple(problems),
+        rankings=tuple(_rankings(rows)),
     )
+
+
+def _rankings(rows: Sequence[Row]) -> Iterator[tuple[Setting, Ranking]]:
+    """Yield the ranking of the runs of each setting and platform that were measured in rounds."""
+    by_setting: dict[tuple[Setting, Platform | None], list[MeasuredRun]] = {}
+    for row in rows:
+        for run in row.runs:
+            measured = measured_run(run.folder, row.sharder, run.seed or 0)
+            if run.succeeded and measured is not None:
+                by_setting.setdefault((run.setting, run.platform), []).append(measured)
+    for (setting, _), measured_runs in by_setting.items():
+        if (ranking := rank(measured_runs)) is not None:
+            yield setting, ranking
 
 
 def _groups(runs: Sequence[Run]) -> list[Group]:

@@ -57,6 +57,9 @@ Figures are means over the runs that succeeded, ± their standard deviation (n -
 several. The random rows come first, then the others from the highest mean embedding cost to the
 lowest. Against random is the gain in throughput: the mean over pairs of runs with the same seed,
 setting and hardware."""
+ABOUT_ROUNDS = """\
+By the rounds, in which all runs were measured beside one another: ratios of throughput with 95 %
+intervals, from pairs of the same seed and round. No distribution is assumed."""
 ABOUT_GAP = """\
 Gap is an upper limit, in percent, on how far the plan's predicted embedding cost is above the
 lowest possible one."""
@@ -75,11 +78,12 @@ def comparison_markdown(comparison: Comparison) -> str:
     There are two tables of few columns, as TensorBoard breaks words to fit a wide one.
     """
     columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT_COLUMN, GAINS], ABOUT_MEANS
-    if any(GAP.figure in row.figures for row in comparison.rows):
+    predicts = comparison.has_one_set_of_prices
+    if predicts and any(GAP.figure in row.figures for row in comparison.rows):
         columns.insert(columns.index(PLANNING), GAP)
         about_means = f"{ABOUT_MEANS} {ABOUT_GAP}"
     stage_columns, about_stages = STAGE_COLUMNS, ABOUT_STAGES
-    if any(PREDICTION_ERROR in row.figures for row in comparison.rows):
+    if predicts and any(PREDICTION_ERROR in row.figures for row in comparison.rows):
         stage_columns = (*STAGE_COLUMNS, PREDICTION)
         about_stages = f"{ABOUT_STAGES} {ABOUT_PREDICTION}"
     lines = [
@@ -89,6 +93,8 @@ def comparison_markdown(comparison: Comparison) -> str:
         "",
         about_means,
     ]
+    if ranking := _ranking_lines(comparison):
+        lines += ["", ABOUT_ROUNDS, "", *(f"- {_escaped(line)}" for line in ranking)]
     if failures := _failures(comparison):
         lines += ["", "In no mean, as they did not succeed:", ""]
         lines += [f"- {_escaped(line)}" for line in failures]
@@ -100,7 +106,17 @@ def comparison_markdown(comparison: Comparison) -> str:
 def short_table(comparison: Comparison) -> str:
     """Return the main figures and every failure, for a terminal."""
     table = _table(comparison, [COST, IMBALANCE, THROUGHPUT_COLUMN, GAINS])
-    return "\n".join([table.text(), *(_shortened(line) for line in _failures(comparison))])
+    failures = [_shortened(line) for line in _failures(comparison)]
+    return "\n".join([table.text(), *failures, *_ranking_lines(comparison)])
+
+
+def _ranking_lines(comparison: Comparison) -> list[str]:
+    """Return who is how far ahead by the rounds of a sweep, and last what a person can do."""
+    lines = []
+    for setting, ranking in comparison.rankings:
+        which = f"{setting_text(setting)}: " if len(comparison.rankings) > 1 else ""
+        lines += [f"{which}{line}" for line in ranking.lines()]
+    return lines
 
 
 def _table(
@@ -165,6 +181,11 @@ def _about(comparison: Comparison) -> Iterator[str]:
     commits = [result.commit or "unknown" for result in results]
     note = "; rows do not tell commits apart" if len(set(commits)) > 1 else ""
     yield f"commit: {_counted(commit[:12] for commit in commits)}{note}"
+    if not comparison.has_one_set_of_prices:
+        yield (
+            "prices: not the same in all; predictions and bounds are left out, as they differ by "
+            "the prices, too"
+        )
     yield "batch size: " + _counted(f"{result.batch_size or 'unknown'}" for result in results)
     if comparison.common:
         yield f"the same in all: {setting_text(comparison.common)}"

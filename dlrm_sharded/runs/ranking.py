@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.runs.paired import CONFIDENCE, PairedRatio, paired_ratio
 from dlrm_sharded.runs.rounds import Round, read_rounds
@@ -123,7 +124,10 @@ def measured_run(folder: Path, label: str, seed: int) -> MeasuredRun | None:
     rounds = read_rounds(folder)
     if not rounds:
         return None
-    plan = read_json_object(folder / "plan.json", noun="plan").get("shards")
+    try:
+        plan = read_json_object(folder / "plan.json", noun="plan").get("shards")
+    except ConfigError:  # the run is a plan of its own then
+        plan = str(folder)
     return MeasuredRun(label, seed, json.dumps(plan, sort_keys=True), rounds)
 
 
