@@ -127,7 +127,11 @@ def sections(diagnosis: Diagnosis) -> list[Section]:
     if diagnosis.alternatives is not None:
         now = f"{diagnosis.cost_ms:.2f} ms"
         against = f"A short search without constraints finds these costs, against {now} now:"
-        lines = (_alternative(other, diagnosis.cost_ms) for other in diagnosis.alternatives)
+        same_task_ms = next((other.cost_ms for other in diagnosis.alternatives), None)
+        lines = (
+            _alternative(other, diagnosis.cost_ms, None if i == 0 else same_task_ms)
+            for i, other in enumerate(diagnosis.alternatives)
+        )
         result.append(Section("Gains of alternatives", (against, *lines)))
     return result
 
@@ -192,11 +196,19 @@ def _gain(split: SplitGain) -> str:
     return f"{split.gain_ms:z.2f} ms"
 
 
-def _alternative(other: Alternative, cost_ms: float) -> str:
+def _alternative(other: Alternative, cost_ms: float, same_task_ms: float | None) -> str:
+    """Write what an alternative costs; it gains nothing if another plan of the task does as well.
+
+    Args:
+        same_task_ms: cost of another plan of the unchanged task; None if there is none.
+    """
     if other.cost_ms is None:
         return f"{other.change}: nothing found"
     less = 100 * (1 - other.cost_ms / cost_ms)
-    return f"{other.change}: {other.cost_ms:.2f} ms, {less:.1f} % less"
+    text = f"{other.change}: {other.cost_ms:.2f} ms, {less:.1f} % less"
+    if same_task_ms is not None and same_task_ms <= other.cost_ms:
+        text += ", but another plan without that change costs no more"
+    return text
 
 
 @dataclass(frozen=True, slots=True)
