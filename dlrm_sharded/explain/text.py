@@ -83,8 +83,8 @@ def halves(plan: ShardingPlan) -> str:
 def profile_value_text(value: ProfileValue) -> str:
     """Write what the plan may cost by the profiles that were assumed, and what they are worth."""
     text = (
-        f"accesses to {value.num_assumed} tables were not measured: by how skewed they are, the "
-        f"plan costs {value.least_ms:.2f} to {value.most_ms:.2f} ms"
+        "by how skewed the accesses are that were not measured, the plan costs "
+        f"{value.least_ms:.2f} to {value.most_ms:.2f} ms"
     )
     if value.gain is None:
         return text
@@ -197,7 +197,7 @@ def _gain(split: SplitGain) -> str:
 
 
 def _alternative(other: Alternative, cost_ms: float, same_task_ms: float | None) -> str:
-    """Write what an alternative costs; it gains nothing if another plan of the task does as well.
+    """Write what an alternative costs, and what of its gain another plan has without the change.
 
     Args:
         same_task_ms: cost of another plan of the unchanged task; None if there is none.
@@ -206,9 +206,10 @@ def _alternative(other: Alternative, cost_ms: float, same_task_ms: float | None)
         return f"{other.change}: nothing found"
     less = 100 * (1 - other.cost_ms / cost_ms)
     text = f"{other.change}: {other.cost_ms:.2f} ms, {less:.1f} % less"
-    if same_task_ms is not None and same_task_ms <= other.cost_ms:
-        text += ", but another plan without that change costs no more"
-    return text
+    if same_task_ms is None:
+        return text
+    share = max(0.0, 100 * (1 - other.cost_ms / same_task_ms))
+    return f"{text}; {share:.1f} % less than another plan without it"
 
 
 @dataclass(frozen=True, slots=True)
