@@ -13,6 +13,7 @@ This module loads no torch, and tests write their lines themselves.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,8 @@ class Cases:
             self._append({"planned": planned})
 
     def add(self, name: str, figures: Any, failures: Sequence[str]) -> None:
-        """Write a case that has just ended."""
+        """Write a case that has just ended; a figure that is no number becomes null in JSON."""
+        figures = json.loads(json.dumps(figures), parse_constant=lambda _: None)
         self._append({"case": name, "figures": figures, "failures": list(failures)})
         self.ended[name] = EndedCase(figures, failures)
 
