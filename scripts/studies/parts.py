@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.files.json_files import replace_file
 from studies.store import Cases
 from studies.study import Case, Row, StudyRun
@@ -136,11 +137,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file of cases or of rows, but not of a last line that was cut off."""
-    for line in path.read_text().splitlines(keepends=True):
-        if not line.endswith("\n"):
-            continue
-        entry = json.loads(line)
+    """Yield the rows of a file of cases or of rows."""
+    for entry in LineFile(path, "row").read(dict).values():
         if "figures" in entry:
             yield from entry["figures"]
         elif not entry.keys() & {"conditions", "planned"}:
