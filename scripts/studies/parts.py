@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.line_file import LineFile
 from studies.store import Cases
 from studies.study import Case, Row, StudyRun
 
