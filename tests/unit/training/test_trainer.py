@@ -15,12 +15,13 @@ from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.files.errors import DivergenceError
+from dlrm_sharded.files.errors import DivergenceError, PreemptedError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.tracing.step_tracer import steps_to_trace
 from dlrm_sharded.training import trainer as trainer_module
 from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
@@ -60,10 +61,14 @@ def train(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Train:
         model: nn.Module | None = None,
         checkpoints: Checkpoints | None = None,
         start: Progress | None = None,
+        num_val_batches: int = 0,
         **config: Any,
     ) -> TrainingResult:
         dataset = SyntheticDataset(
-            (Table("t", 10, 4, 1.0),), batch_size=BATCH_SIZE, num_train_batches=3, num_val_batches=0
+            (Table("t", 10, 4, 1.0),),
+            batch_size=BATCH_SIZE,
+            num_train_batches=3,
+            num_val_batches=num_val_batches,
         )
         monkeypatch.setattr(trainer_module, "make_pipeline", lambda *args: events)
         return Trainer(
@@ -96,6 +101,34 @@ def test_evaluation_waits_for_all_logs(train):
     events = Events()
     train(events, num_steps=4, log_every_steps=1, eval_every_steps=3)
     assert events.seen == [1, 2, (1, 1.0), 3, (2, 2.0), (3, 3.0), 4, (4, 4.0)]
+
+
+INTERRUPTED = {"eval_every_steps": 3, "num_steps": 4, "num_val_batches": 1}
+"""Settings of a training that goes on after step 3, whose evaluation a signal has interrupted."""
+
+
+def test_an_evaluation_is_made_up_for(train, monkeypatch):
+    evaluations = [Evaluation(0.75, 0.5, 8), Evaluation(0.875, 0.25, 8)]
+    evaluate = Mock(side_effect=evaluations)
+    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    result = train(Events(), start=Progress(step=3), **INTERRUPTED)
+    assert evaluate.call_count == 2
+    assert result.evaluation == evaluations[1]
+
+
+def test_an_evaluation_that_is_interrupted_again_ends_the_training(
+    train, rank, tmp_path, monkeypatch
+):
+    def interrupt(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(trainer_module, "evaluate", interrupt)
+    checkpoints = checkpoints_of_run(tmp_path, rank, STATE, in_background=False, every_steps=100)
+    events = Events()
+    with pytest.raises(PreemptedError, match="stopped the training after step 3;"):
+        train(events, checkpoints=checkpoints, start=Progress(step=3), **INTERRUPTED)
+    assert events.seen == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000003"]
 
 
 @pytest.mark.parametrize("bad_step", [1, 3, 4, 7])
