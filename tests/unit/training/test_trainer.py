@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult
+from dlrm_sharded.training.tracer import make_tracer
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.unit.checkpoint.cases import STATE, checkpoints_of_run, write
 
@@ -36,6 +38,7 @@ class Events:
     def __init__(self, step: Callable[[int], float] = float) -> None:
         self._step = step
         self.seen: list[Any] = []
+        self.speeds: dict[str, list[float]] = {"train/step_ms": [], "train/samples_per_s": []}
 
     def progress(self, batches: Iterator[Batch]) -> tuple[Tensor, None, None]:
         next(batches)
@@ -46,6 +49,8 @@ class Events:
     def log(self, tag: str, value: float, step: int) -> None:
         if tag == "train/loss":
             self.seen.append((step, value))
+        if tag in self.speeds:
+            self.speeds[tag].append(value)
 
 
 Train = Callable[..., TrainingResult]
@@ -95,6 +100,13 @@ def test_reads_losses_one_log_late(train):
     # the mean loss of the steps 1 to 3 is 2, that of 4 to 6 is 5
     assert events.seen == [1, 2, 3, 4, 5, 6, (3, 2.0), 7, (6, 5.0), (7, 7.0)]
     assert result.loss == 7.0
+
+
+def test_logs_samples_of_a_second(train):
+    events = Events()
+    train(events, num_steps=4, log_every_steps=2)
+    step_ms, samples_per_s = map(np.array, events.speeds.values())
+    assert samples_per_s * step_ms / 1e3 == pytest.approx([BATCH_SIZE] * 2, rel=1e-9)
 
 
 def test_evaluation_waits_for_all_logs(train):
@@ -233,3 +245,24 @@ def test_reads_ahead_where_cores_are_free(prefetch_batches, device, depth):
 def test_steps_to_trace(start, warmup, total, traced):
     found = steps_to_trace(start=start, warmup=warmup, wanted=8, total=total)
     assert (found and (found.first, found.last)) == traced
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "said"), [(14, None), (13, "7 of 8 steps are traced"), (5, "0 of 8 steps")]
+)
+def test_says_how_many_steps_it_cannot_trace(num_steps, said, rank, caplog):
+    """5 steps warm up, and in the next one the profiler starts."""
+    tracer = make_tracer(
+        nn.Linear(1, 1),
+        TrainerConfig(),
+        rank,
+        start_step=0,
+        num_steps=num_steps,
+        local_batch_size=1,
+        conclude=Mock(),
+    )
+    assert (tracer is None) == (num_steps == 5)
+    assert (said or "") in caplog.text
+    assert bool(caplog.text) == (said is not None)
+    if said:
+        assert caplog.text.rstrip().endswith("trainer.num_steps to at least 14")
