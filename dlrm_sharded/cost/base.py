@@ -48,7 +48,7 @@ class AdditiveCostModel(CostModel, Protocol):
     """
 
     def __hash__(self) -> int:
-        """Priced tasks of the same model, task and precision are equal, and share their bound."""
+        """Models hash, so that the bound of equal priced tasks is computed once."""
 
     def price(
         self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE

@@ -1,5 +1,5 @@
 """Datasets yield batches and access profiles: synthetic tables, Criteo, Meta's lookups; there are
 sets of tasks too.
 
-It knows neither models nor plans.
+This room knows neither models nor plans.
 """

@@ -1,4 +1,4 @@
-"""The memory that optimizers take that are fused into the tables of a TorchRec model."""
+"""The memory of optimizers that are fused into the tables of a TorchRec model."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Errors that a user can fix, and checks of configured values.
 
-UserError                    a command prints its message alone and exits with 2
+UserError                    a command prints its message alone and exits with 2, unless it says so
 +-- ConfigError              a configured value cannot be used
 +-- DataError                a data file cannot be read
 +-- DivergenceError          losses, predictions or weights are not finite
 +-- CheckpointError          a checkpoint is damaged or does not fit
 |   +-- DamagedCheckpointError   its files are not usable
-+-- UnsavedError             the last checkpoint could not be written (exit code 1)
++-- UnsavedError             the result or the last checkpoint is lost (exit code 1)
 +-- PreemptedError           a signal stopped the training, after a checkpoint (exit code 0)
 +-- LostFolderError          another job has taken over the run's folder (exit code 1)
 +-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
@@ -55,7 +55,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class UnsavedError(UserError):
-    """The training ended, and its last checkpoint could not be written."""
+    """The training ended, and its result or its last checkpoint could not be written."""
 
 
 class PreemptedError(UserError):

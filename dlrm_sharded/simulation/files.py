@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file, write_json
+from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.simulation.choice import Choice
@@ -105,11 +104,8 @@ def _writing(out: Path) -> Iterator[None]:
 def _write_csv(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write rows that all have the keys of the first one; None is an empty cell."""
     first, *others = rows
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(first), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([first, *others])
-    replace_file(path, text.getvalue().encode())
+    table = TextTable([*first], [[row[key] for key in first] for row in (first, *others)])
+    replace_file(path, table.csv().encode())
 
 
 def _rank_rows(run: SimulatedRun) -> Iterator[dict[str, object]]:

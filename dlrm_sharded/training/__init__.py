@@ -1,5 +1,5 @@
-"""The loop takes the steps, validates, computes metrics, estimates their memory, and decides when
-checkpoints are due.
+"""It has the training loop, validation, metrics, what decides when checkpoints are due, and the
+estimate of a run's memory.
 
 It knows neither search nor prices.
 """

@@ -181,7 +181,8 @@ class StudyRun:
         if not self.has_time(name, seconds):
             return None
         num_failures = len(self.failures)
-        figures = json.loads(json.dumps(run()))  # as an earlier call's are read
+        # as an earlier call's are read: JSON has no figure that is no number
+        figures = json.loads(json.dumps(run()), parse_constant=lambda _: None)
         self.cases.add(name, figures, self.failures[num_failures:])
         return figures
 

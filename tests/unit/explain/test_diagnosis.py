@@ -299,6 +299,15 @@ def test_in_words() -> None:
     assert_in_order(larger, ["one more rank", "15.00 ms", "25.0 % less"])
 
 
+def test_what_another_plan_gains_too_is_no_gain_of_the_change():
+    found = (Alternative("another plan", 16.0), Alternative("one more rank", 16.0))
+    found += (Alternative("10 % more memory", 15.0),)
+    _, same, rank, memory = sections(dataclasses.replace(SHOWN, alternatives=found))[-1].lines
+    assert rank.endswith("20.0 % less; 0.0 % less than another plan without it")
+    assert same.endswith("20.0 % less")
+    assert memory.endswith("25.0 % less; 6.2 % less than another plan without it")
+
+
 def assert_in_order(line: str, parts: list[str]) -> None:
     places = [line.find(part) for part in parts]
     assert -1 not in places, line

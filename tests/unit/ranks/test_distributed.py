@@ -63,6 +63,14 @@ def test_group_ends_with_its_block():
         assert not torch.distributed.is_initialized()
 
 
+def test_a_block_within_a_block_is_of_its_group(alone):
+    """Several runs of one process share it, also after one of them has failed."""
+    with pytest.raises(ConfigError), process_group() as rank:
+        raise ConfigError("the run has no data")
+    assert rank == alone
+    assert torch.distributed.is_initialized()
+
+
 def test_group_ends_after_an_error(cpu):
     with pytest.raises(KeyError), process_group():
         fail_alone()
