@@ -92,7 +92,7 @@ class TableIds:
 
     tables: Mapping[str, Table]
     batches: tuple[Mapping[str, Ids], ...]
-    num_ranks: int = 1
+    num_ranks: int
 
     @property
     def num_batches(self) -> int:

@@ -198,6 +198,12 @@ def test_the_right_model_stays(model: LearnedCostModel) -> None:
     assert error_of(adapted.model, PLANS[10:]) < error_of(model, PLANS[10:]) + 0.03
 
 
+def test_an_error_that_stays_is_no_reason_to_adapt(model: LearnedCostModel) -> None:
+    errors = {"error_before": 0.1, "expected_error": 0.1, "stated_error": 0.1}
+    assert Adapted(model, error_after=0.09, **errors).is_better
+    assert not Adapted(model, error_after=0.1, **errors).is_better
+
+
 def test_exchanges_are_adapted_too(model: LearnedCostModel) -> None:
     exchanging = on_other_hardware(measured_plans(0, 30, seed=4), ELSEWHERE)
     adapted = fit_factors(model, exchanging).applied(model)

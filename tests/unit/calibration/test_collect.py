@@ -4,21 +4,25 @@ import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from dlrm_sharded.calibration import collect as collect_module
 from dlrm_sharded.calibration.collect import (
     KINDS,
     CollectConfig,
+    PlanMeasurer,
     Slot,
     _conditions,
     collect,
     group_sizes,
     schedule,
 )
-from dlrm_sharded.calibration.plan_sizes import GPU_SIZES
+from dlrm_sharded.calibration.plan_sizes import GPU_SIZES, plan_sizes
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu
 
@@ -155,6 +159,32 @@ def test_batches_divide_by_the_ranks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batch_sizes has 33, which does not divide by 2 ranks"):
         collect(CollectConfig(batch_sizes=(64, 33)), tmp_path / "costs.parquet", rank)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bar_follows_the_plans_where_time_is_left(
+    monkeypatch: pytest.MonkeyPatch, rank: Rank, tmp_path: Path
+) -> None:
+    shares: list[float] = []
+
+    class Bar(ProgressBar):
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            shares.append(self.n)
+            return shown
+
+    nothing = Mock(codecs=dict, measure=lambda slot: None, num_exposed=0)
+    monkeypatch.setattr(collect_module, "PlanMeasurer", lambda *_: nothing)
+    monkeypatch.setattr(collect_module, "detect_hardware", lambda _: HARDWARE)
+    monkeypatch.setattr(collect_module, "write_costs", Mock())
+    monkeypatch.setattr(collect_module, "ProgressBar", Bar)
+    config = CollectConfig(num_samples=4, num_repeats=0, time_budget_s=1e9)
+    collect(config, tmp_path / "costs.parquet", rank)
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1.0])
+
+
+def test_a_single_rank_converts_nothing(rank: Rank) -> None:
+    sizes = plan_sizes(rank, batch_sizes=(64,), table_gib=0.01, ids_per_step=1000)
+    assert PlanMeasurer(CollectConfig(), sizes, rank, {1}).codecs() == {}
 
 
 @pytest.mark.parametrize(("device", "names_cores"), [("cpu", True), ("cuda", False)])

@@ -89,6 +89,12 @@ def test_computation_keeps_within_limits(world_size: int, limits: RankLimits) ->
             assert used <= limits.table_bytes + floor
 
 
+def test_exchanges_move_from_a_third_of_an_id_to_30_ids_of_a_sample() -> None:
+    pooling = [tables[0].pooling_factor for tables in communication(2)]
+    assert 0.3 <= min(pooling) < 0.4
+    assert 20 < max(pooling) <= 30
+
+
 @pytest.mark.parametrize("world_size", [*WORLD_SIZES, *ODD_WORLD_SIZES])
 def test_pooled_vectors_keep_within_a_limit(world_size: int) -> None:
     max_cols = 1000

@@ -38,6 +38,8 @@ def test_runs_that_agree_correct_more_the_more_they_are(tmp_path):
         errors.append(correction.error)
     assert factors == sorted(factors)
     assert factors[0] == pytest.approx(1.1**0.5)
+    # Half of the error without a run, beside how far one ratio is from half of itself.
+    assert errors[0] == pytest.approx(math.hypot(0.5 * COMPOSITION_ERROR, 0.5 * math.log(1.1)))
     assert factors[-1] == pytest.approx(1.1, rel=0.01)
     assert errors == sorted(errors, reverse=True)
 

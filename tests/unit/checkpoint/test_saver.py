@@ -17,7 +17,7 @@ from dlrm_sharded.checkpoint.folder import checkpoints
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import RunState, check_parts, read_manifest
 from dlrm_sharded.checkpoint.restore import load_whole
-from dlrm_sharded.checkpoint.saver import Saver
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.files.errors import DivergenceError, LostFolderError
 from tests.unit.checkpoint.cases import STATE, TABLE, run_state, write
@@ -26,6 +26,11 @@ from tests.unit.checkpoint.cases import STATE, TABLE, run_state, write
 def save(saver: Saver, state: Mapping[str, LogicalTensor], said: RunState) -> None:
     saver.save(state, said)
     saver.finish()
+
+
+@pytest.mark.parametrize("every", [{}, {"every_steps": 5}, {"every_s": 2.0}])
+def test_an_interval_of_either_kind_enables_checkpoints(every):
+    assert CheckpointConfig(**every).is_enabled == bool(every)
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -1,5 +1,6 @@
 """What is written is read again, in other pieces; what is damaged is recognized."""
 
+import logging
 import math
 import os
 import shutil
@@ -43,13 +44,15 @@ def test_everything_is_read_again(tmp_path, rank):
 @pytest.mark.parametrize(
     ("bounds", "expected"), [((0, 4, 6), [1.0, 5.0]), ((0, 2, 6), [1.0, 3.0]), ((0, 6), [14 / 6])]
 )
-def test_row_state_follows_the_column_bounds(bounds, expected, tmp_path, rank):
+def test_row_state_follows_the_column_bounds(bounds, expected, tmp_path, rank, caplog):
     name, values = "tables.t.momentum1", torch.tensor([[1.0, 5.0]]).repeat(10, 1)
     checkpoint = write(tmp_path, rank, state={name: LogicalTensor.whole(values)})
     pieces = [Piece((0, place), torch.full((10, 1), math.nan)) for place in range(len(expected))]
     state = LogicalTensor((10, len(expected)), torch.float32, tuple(pieces))
     model = ModelState({}, {}, {}, {name: state}, {"t": bounds})
-    load_model(checked(checkpoint), model)
+    with caplog.at_level(logging.INFO):
+        load_model(checked(checkpoint), model)
+    assert ("of 1 tables was converted" in caplog.text) == (bounds != (0, 4, 6))
     for piece, value in zip(pieces, expected, strict=True):
         torch.testing.assert_close(piece.tensor, torch.full((10, 1), value))
 

@@ -46,7 +46,8 @@ def test_even_volumes_take_what_the_curve_says(
     for kind, collective in (("fwd_comm", "reduce_scatter"), ("bwd_comm", "all_gather")):
         found = reduce_ms(of, kind, volume, world_size)
         assert found >= CURVES.ring_ms(collective, volume, of) * (1 - 1e-9)
-        if per_host in (1, world_size):
+        # Large volumes cost a little more, where a line has parts of both kinds of links.
+        if per_host in (1, world_size) or volume < 1e6:
             assert found == pytest.approx(CURVES.ring_ms(collective, volume, of))
 
 

@@ -10,7 +10,7 @@ from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, extent_of, profile_of, work_of
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
-from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from tests.unit.made_up import column_shards, tables_of, task_of
@@ -67,6 +67,13 @@ def test_ids_by_hand() -> None:
     (reduce,) = exchange.reduces
     assert reduce.volume.tolist() == [(32 * 2.0 / 2 + 32) * 4] * 2
     assert reduce.num_shards.tolist() == [1, 1]
+
+
+def test_gradients_of_replicas_by_hand() -> None:
+    """All ranks average those of c's 10 rows of 16 columns, and exchange no ids for them."""
+    of = workload(Shard.whole(A, 0), *Replicas(2).shards(C), Shard.whole(B, 1))
+    assert of.exchange(for_ids=False).replica_bytes == 10 * 16 * 4
+    assert of.exchange(for_ids=True).replica_bytes == 0
 
 
 def test_work_by_hand() -> None:

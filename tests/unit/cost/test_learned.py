@@ -281,6 +281,23 @@ def test_parts_sum_to_times(model: LearnedCostModel, of: Planned) -> None:
     assert parts.sum(axis=1) == pytest.approx([rank.fwd_comm_ms for rank in cost.per_rank])
 
 
+@pytest.mark.parametrize(
+    ("stated", "measured", "unknown"),
+    [
+        ({}, (), ["intra", "inter"]),
+        ({"intra_host_bytes_per_s": 1e9}, (), ["inter"]),
+        ({"inter_host_bytes_per_s": 1e9}, ("intra",), []),
+        ({}, ("inter",), ["intra"]),
+    ],
+)
+def test_links_are_unknown_unless_measured_or_stated(
+    stated: dict[str, float], measured: tuple[str, ...], unknown: list[str]
+) -> None:
+    model = dataclasses.replace(prior_cost_model(RunContext("cuda")), measured_links=measured)
+    task = task_of([uniform()], 4, local_world_size=2, device="cuda", **stated)
+    assert model.unknown_links(task.topology) == unknown
+
+
 def test_the_all_reduce_of_the_dense_part_has_a_price() -> None:
     model = prior_cost_model(RunContext("cuda"))
 

@@ -99,13 +99,21 @@ def test_costs_kept_while_editing_are_those_predicted() -> None:
     np.testing.assert_allclose(kept, stages, rtol=1e-9)
 
 
-def test_gains_of_moves_count_the_widest_shard() -> None:
-    """Where reads do not matter, and no rank gets its first piece, estimates are exact."""
-    task = mixed_task(4, 3, 2, 4)
+@pytest.mark.parametrize(("num_wide", "num_narrow", "num_pieces"), [(2, 4, 1), (3, 0, 2)])
+def test_gains_of_moves_count_the_widest_shard(
+    num_wide: int, num_narrow: int, num_pieces: int
+) -> None:
+    """Where reads do not matter, and no rank gets its first piece, estimates are exact.
+
+    Two pieces of a unit become one where one of them moves to the rank of the other.
+    """
+    task = mixed_task(4, 3, num_wide, num_narrow)
     problem = problem_of(task, gpu_model(), critical_path_share=0.0)
     state = State(problem)
     for unit in range(problem.num_units):
-        state.set_width(unit, unit % 3, int(problem.num_steps[unit]))
+        for piece in range(num_pieces):
+            width = int(problem.num_steps[unit]) // num_pieces
+            state.set_width(unit, (unit + piece) % 3, width)
     state.refresh()
     state.log.clear()
     objective = SmoothObjective(state)
@@ -120,13 +128,13 @@ def test_gains_of_moves_count_the_widest_shard() -> None:
     for move in moves:
         if not np.isfinite(move.change_ms):
             continue
-        loads_before = state.load.copy()
+        loads_before, shared_before_ms = state.load.copy(), state.shared_ms
         for edit in move.edits:
             state.apply(edit)
         state.refresh()
         change = (objective.powers_of(state.load) - objective.powers_of(loads_before)).sum(axis=0)
+        exact_ms = float(change @ objective.slope) + state.shared_ms - shared_before_ms
         state.undo()
-        exact_ms = float(change @ objective.slope)
         assert move.change_ms == pytest.approx(exact_ms, rel=1e-6, abs=1e-12)
         checked += 1
     assert checked > 6

@@ -1,11 +1,13 @@
 """Cuts of units add up and fit a rank, and a first plan places all of their pieces."""
 
+import dataclasses
+
 import pytest
 
 from dlrm_sharded.search.cuts import UnitCut, cut_options, cut_units
 from dlrm_sharded.search.first_plan import first_plan
-from tests.unit.search.made_up import HOSTS, crowded_problem
-from tests.unit.search.states import is_whole
+from tests.unit.search.made_up import HOSTS, crowded_problem, searched_problem
+from tests.unit.search.states import is_whole, pieces, state_of_whole_units
 
 
 @pytest.mark.parametrize("hosts", HOSTS, ids=lambda hosts: f"{hosts[0]}x{hosts[1]}")
@@ -23,6 +25,15 @@ def test_places_everything(hosts: tuple[int, int], full: float) -> None:
                 assert is_whole(state)
                 assert state.log == []
     assert found >= 27
+
+
+def test_the_unit_of_time_does_not_matter() -> None:
+    """Loads are weighed by their size on a mean rank, however short the times are."""
+    for seed in range(6):
+        problem = searched_problem(seed)
+        blocks = [dataclasses.replace(of, load=2.0**10 * of.load) for of in problem.blocks]
+        slower = dataclasses.replace(problem, load=2.0**10 * problem.load, blocks=tuple(blocks))
+        assert pieces(state_of_whole_units(problem)) == pieces(state_of_whole_units(slower))
 
 
 def test_cuts_add_up_and_fit_their_target() -> None:

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask
+from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, Table
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan
 from tests.unit.cost.plans import tables, topologies
+from tests.unit.made_up import task_of
 from tests.unit.search.made_up import (
     MODELS,
     model_of,
@@ -170,6 +172,16 @@ def test_even_volumes_cost_what_is_predicted(name: str, total: str) -> None:
         task = dataclasses.replace(task, tables=tables)
         shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(tables))
         assert off(shards, task, name, seed, total) == pytest.approx(0.0, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_cost_of_a_balanced_plan_tells_what_a_rank_processes(name: str) -> None:
+    tables = [Table(f"t{i}", 1000, 16, 10.0) for i in range(4)]
+    problem = problem_of(with_profiles(task_of(tables, 4)), model_of(name))
+    state = loaded(tuple(Shard.whole(table, i) for i, table in enumerate(tables)), problem)
+    processing_ms = float(problem.processing_ms(state.load[0]))
+    found_ms = problem.mean_processing_ms(state.objective_ms)
+    assert found_ms == pytest.approx(processing_ms, rel=1e-9)
 
 
 @pytest.mark.parametrize("total", TOTALS)

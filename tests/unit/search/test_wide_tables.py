@@ -52,6 +52,11 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
     assert lower_bound_ms(model_of(name).price(task)) <= cost_ms * (1 + 1e-9)
 
 
+def test_blocks_of_rows_may_be_as_wide_as_a_lookup_supports() -> None:
+    shapes = Shapes.from_task(wide_task(LIMIT, LIMIT + 4, world_size=2), model_of("plain").compute)
+    assert shapes.row_blocks[0].possible[:2].tolist() == [True, False]
+
+
 def test_shards_of_a_table_on_one_rank_are_not_below_the_bound() -> None:
     """Such plans are valid, though the search does not make them."""
     task, model = wide_task(2 * LIMIT, world_size=1), model_of("plain")

@@ -1,14 +1,17 @@
 """A checkpoint in the background that finds out that the training cannot go on."""
 
 import math
+import os
+import signal
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.logical import LogicalTensor
-from dlrm_sharded.files.errors import DivergenceError
+from dlrm_sharded.files.errors import DivergenceError, UnsavedError
 from dlrm_sharded.training import meeting
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import peak_gib
@@ -27,6 +30,26 @@ def test_ranks_meet_twice_a_second(rank, monkeypatch):
 
 def test_the_peak_of_a_process_is_in_gib(rank):
     assert 0.05 < peak_gib(rank) < 100
+
+
+def test_the_end_waits_for_a_checkpoint_that_may_fail(tmp_path, rank, monkeypatch):
+    """A signal ends a training, whose disk turns out to be full a moment later."""
+
+    def fail(*args, **kwargs):
+        time.sleep(0.2)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(meeting, "INTERVAL_S", 0.0)  # ranks meet after every batch
+    monkeypatch.setattr(storage, "write_durably", fail)
+    checkpoints = checkpoints_of_run(tmp_path, rank, STATE, in_background=True, every_steps=100)
+
+    def stop() -> None:
+        with checkpoints:
+            os.kill(os.getpid(), signal.SIGTERM)
+            checkpoints.after_step(1, is_complete=False, progress=lambda: Progress(step=1))
+
+    with pytest.raises(UnsavedError, match="SIGTERM stopped the training after step 1, and no"):
+        stop()
 
 
 def test_a_divergence_ends_an_evaluation(tmp_path, rank, monkeypatch):

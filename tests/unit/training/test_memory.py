@@ -123,6 +123,29 @@ def test_a_larger_batch_needs_more(device):
     assert needed[1] > needed[0]
 
 
+@pytest.mark.parametrize(
+    ("world_size", "rank", "ids", "vectors", "exchange"),
+    [
+        # The update of the tables, which sorts the ids. Exchanges double what they move.
+        (1, 0, 4 * 6912 + 8 * (704 + 128) + 40 * 704, 3 * 6144, 0),
+        (2, 0, 4 * 3456 + 8 * (704 + 128) + 4 * 704 + 8 * 128 + 40 * 704, 2 * (6144 + 3072), 0),
+        # The way of the gradients to other ranks, as this one has no table.
+        (2, 1, 4 * 3456, 2 * 3072, 3072),
+    ],
+)
+def test_what_the_measurement_needs_is_counted(world_size, rank, ids, vectors, exchange):
+    """A batch of 64 has 704 ids and 128 lengths, 6144 bytes of vectors, 108 bytes a sample.
+
+    On a GPU, where it needs more than the training, its peak is what the estimate has.
+    """
+    task = task_of(world_size, device="cuda")
+    dense = dataclasses.replace(DENSE, activation_bytes=0)
+    workload = dataclasses.replace(WORKLOAD, dense=dense)
+    memory = estimate_memory(whole_tables(task, [0, 0]), task, workload, [0, 0])[rank]
+    buckets = DENSE.parameter_bytes if world_size > 1 else 0
+    assert (memory.ids, memory.vectors, memory.exchange) == (ids, vectors, exchange + buckets)
+
+
 def test_a_plan_that_fits_is_accepted():
     memory = [RankMemory(process=GIB, table_weights=98), RankMemory(table_weights=2)]
     check_fits(memory, [100, 100], ranks_per_host=2)

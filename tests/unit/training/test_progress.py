@@ -1,12 +1,15 @@
 """What a trainer remembers across an interruption."""
 
+import dataclasses
 import math
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.checkpoint.manifest import read_manifest
@@ -47,6 +50,25 @@ def test_times_belong_to_a_plan(tmp_path, rank):
     again = read_again(PROGRESS, tmp_path, rank, same_plan=False)
     assert again.step_ms.tolist() == []
     assert again.window_losses.tolist() == [0.5, 0.125]
+
+
+@pytest.mark.parametrize(
+    ("rank_of", "world_size", "losses"),
+    [(0, 2, [0.5, 0.125]), (1, 2, [2.5, 4.125]), (0, 1, [1.5, 2.125])],
+)
+def test_losses_belong_to_a_rank_or_are_averaged(tmp_path, rank, rank_of, world_size, losses):
+    """Two ranks have written them."""
+    theirs = dataclasses.replace(PROGRESS, window_losses=torch.tensor([2.5, 4.125]))
+    writers = (dataclasses.replace(rank, rank=number, world_size=2) for number in range(2))
+    state = {
+        name: tensor
+        for writer, progress in zip(writers, (PROGRESS, theirs), strict=True)
+        for name, tensor in progress.tensors(writer).items()
+    }
+    path = write(tmp_path, rank, state=state, progress=PROGRESS.to_json(), world_size=2)
+    reader = dataclasses.replace(rank, rank=rank_of, world_size=world_size)
+    progress = read_progress(read_manifest(path), reader, same_plan=False)
+    assert progress.window_losses.tolist() == losses
 
 
 def test_nothing_yet(tmp_path, rank):
@@ -99,3 +121,16 @@ def test_window_begins_with_earlier_losses(rank):
     assert closed.mean_losses().tolist() == [0.5, 0.25, 0.75]
     assert (closed.first_step, closed.first_timed_step) == (3, 5)
     assert len(closed.step_ms()) == 1
+
+
+def test_a_window_averages_over_ranks(rank, monkeypatch):
+    """The other rank has a loss of 3."""
+
+    def add_other_rank(losses: torch.Tensor, **_: object) -> Mock:
+        losses += 3.0
+        return Mock()
+
+    window = Window(0, dataclasses.replace(rank, world_size=2))
+    window.add(torch.tensor(1.0))
+    monkeypatch.setattr(dist, "all_reduce", add_other_rank)
+    assert ClosedWindow(window).mean_losses().tolist() == [2.0]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,16 @@ from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.files.errors import DivergenceError
+from dlrm_sharded.files.errors import DivergenceError, PreemptedError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.tracing.step_tracer import steps_to_trace
 from dlrm_sharded.training import trainer as trainer_module
 from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult
+from dlrm_sharded.training.tracer import make_tracer
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.unit.checkpoint.cases import STATE, checkpoints_of_run, write
 
@@ -35,6 +38,7 @@ class Events:
     def __init__(self, step: Callable[[int], float] = float) -> None:
         self._step = step
         self.seen: list[Any] = []
+        self.speeds: dict[str, list[float]] = {"train/step_ms": [], "train/samples_per_s": []}
 
     def progress(self, batches: Iterator[Batch]) -> tuple[Tensor, None, None]:
         next(batches)
@@ -45,6 +49,8 @@ class Events:
     def log(self, tag: str, value: float, step: int) -> None:
         if tag == "train/loss":
             self.seen.append((step, value))
+        if tag in self.speeds:
+            self.speeds[tag].append(value)
 
 
 Train = Callable[..., TrainingResult]
@@ -60,10 +66,14 @@ def train(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Train:
         model: nn.Module | None = None,
         checkpoints: Checkpoints | None = None,
         start: Progress | None = None,
+        num_val_batches: int = 0,
         **config: Any,
     ) -> TrainingResult:
         dataset = SyntheticDataset(
-            (Table("t", 10, 4, 1.0),), batch_size=BATCH_SIZE, num_train_batches=3, num_val_batches=0
+            (Table("t", 10, 4, 1.0),),
+            batch_size=BATCH_SIZE,
+            num_train_batches=3,
+            num_val_batches=num_val_batches,
         )
         monkeypatch.setattr(trainer_module, "make_pipeline", lambda *args: events)
         return Trainer(
@@ -92,10 +102,45 @@ def test_reads_losses_one_log_late(train):
     assert result.loss == 7.0
 
 
+def test_logs_samples_of_a_second(train):
+    events = Events()
+    train(events, num_steps=4, log_every_steps=2)
+    step_ms, samples_per_s = map(np.array, events.speeds.values())
+    assert samples_per_s * step_ms / 1e3 == pytest.approx([BATCH_SIZE] * 2, rel=1e-9)
+
+
 def test_evaluation_waits_for_all_logs(train):
     events = Events()
     train(events, num_steps=4, log_every_steps=1, eval_every_steps=3)
     assert events.seen == [1, 2, (1, 1.0), 3, (2, 2.0), (3, 3.0), 4, (4, 4.0)]
+
+
+INTERRUPTED = {"eval_every_steps": 3, "num_steps": 4, "num_val_batches": 1}
+"""Settings of a training that goes on after step 3, whose evaluation a signal has interrupted."""
+
+
+def test_an_evaluation_is_made_up_for(train, monkeypatch):
+    evaluations = [Evaluation(0.75, 0.5, 8), Evaluation(0.875, 0.25, 8)]
+    evaluate = Mock(side_effect=evaluations)
+    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    result = train(Events(), start=Progress(step=3), **INTERRUPTED)
+    assert evaluate.call_count == 2
+    assert result.evaluation == evaluations[1]
+
+
+def test_an_evaluation_that_is_interrupted_again_ends_the_training(
+    train, rank, tmp_path, monkeypatch
+):
+    def interrupt(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(trainer_module, "evaluate", interrupt)
+    checkpoints = checkpoints_of_run(tmp_path, rank, STATE, in_background=False, every_steps=100)
+    events = Events()
+    with pytest.raises(PreemptedError, match="stopped the training after step 3;"):
+        train(events, checkpoints=checkpoints, start=Progress(step=3), **INTERRUPTED)
+    assert events.seen == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000003"]
 
 
 @pytest.mark.parametrize("bad_step", [1, 3, 4, 7])
@@ -200,3 +245,24 @@ def test_reads_ahead_where_cores_are_free(prefetch_batches, device, depth):
 def test_steps_to_trace(start, warmup, total, traced):
     found = steps_to_trace(start=start, warmup=warmup, wanted=8, total=total)
     assert (found and (found.first, found.last)) == traced
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "said"), [(14, None), (13, "7 of 8 steps are traced"), (5, "0 of 8 steps")]
+)
+def test_says_how_many_steps_it_cannot_trace(num_steps, said, rank, caplog):
+    """5 steps warm up, and in the next one the profiler starts."""
+    tracer = make_tracer(
+        nn.Linear(1, 1),
+        TrainerConfig(),
+        rank,
+        start_step=0,
+        num_steps=num_steps,
+        local_batch_size=1,
+        conclude=Mock(),
+    )
+    assert (tracer is None) == (num_steps == 5)
+    assert (said or "") in caplog.text
+    assert bool(caplog.text) == (said is not None)
+    if said:
+        assert caplog.text.rstrip().endswith("trainer.num_steps to at least 14")

@@ -1,0 +1,31 @@
+"""The times of a plan over the iterations of its measurement."""
+
+import pytest
+
+from dlrm_sharded.calibration.measure import _over_ranks
+from dlrm_sharded.calibration.stage_clock import Iteration
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES
+
+TIMED = (INPUT_DIST, *STAGES)
+
+
+@pytest.mark.parametrize(
+    ("exposed", "stages"), [([True, False, True], TIMED), ([True, False, False], ())]
+)
+def test_times_are_quartiles_over_iterations(exposed, stages, rank):
+    """A stage counts as exposed if most of its iterations are."""
+    iterations = [
+        Iteration(
+            dict.fromkeys(TIMED, time_ms),
+            dict.fromkeys(TIMED, 0.1 * time_ms),
+            dict.fromkeys(TIMED, is_exposed),
+        )
+        for time_ms, is_exposed in zip([1.0, 2.0, 4.0], exposed, strict=True)
+    ]
+    measured = _over_ranks(iterations, None)
+    assert measured.iterations == 3
+    assert measured.cost.critical_path_ms == len(STAGES) * 2.0
+    assert measured.cost.input_dist_ms == (2.0,)
+    assert measured.spread == dict.fromkeys(TIMED, (3.0 - 1.5) / 2.0)
+    assert measured.launch_ms == pytest.approx(dict.fromkeys(TIMED, 0.2))
+    assert measured.exposed == stages
