@@ -63,17 +63,24 @@ class Start:
         """Return whether the run goes on from its own checkpoint, under an equal config."""
         if self.resumed is None or self.resumed.state.run != self.run:
             return False
-        written = {**self.resumed.state.config, "resume": None}
-        return {**config, "resume": None} == written
+        return _lasting(config) == _lasting(self.resumed.state.config)
 
     def plan_to_keep(self, config: Mapping[str, Any], world_size: int) -> ShardingPlan | None:
         """Return the checkpoint's plan, if the config that decided it has not changed."""
         if self.resumed is None or self.resumed.state.world_size != world_size:
             return None
-        written = self.resumed.state.config
-        if any(config.get(group) != written.get(group) for group in PLANNING):
+        now, written = _lasting(config), _lasting(self.resumed.state.config)
+        if any(now.get(group) != written.get(group) for group in PLANNING):
             return None
         return ShardingPlan.from_json(self.resumed.state.plan)
+
+
+def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without what a start alone says: how it resumes, and for which sweep."""
+    lasting = {key: config[key] for key in config if key not in ("resume", "price_snapshot")}
+    if isinstance(model := config.get("cost_model"), Mapping):
+        lasting["cost_model"] = {key: model[key] for key in model if key != "snapshot"}
+    return lasting
 
 
 def find_start(

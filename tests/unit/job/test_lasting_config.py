@@ -1,0 +1,49 @@
+"""A run that goes on outside the sweep that began it keeps its plan."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dlrm_sharded.job.start import Start
+
+SHARDS = {"world_size": 2, "shards": []}
+IN_SWEEP = {
+    "sharder": {"seed": 0},
+    "cost_model": {"artifact": None, "snapshot": "sweep/prices"},
+    "price_snapshot": "sweep/prices",
+    "resume": None,
+    "seed": 0,
+}
+ALONE = IN_SWEEP | {
+    "cost_model": {"artifact": None, "snapshot": None},
+    "price_snapshot": None,
+    "resume": "auto",
+}
+
+
+def start():
+    state = SimpleNamespace(run="it", world_size=2, config=IN_SWEEP, plan=SHARDS)
+    return Start(
+        run="it",
+        num_interruptions=1,
+        resumed=SimpleNamespace(state=state),
+        weights=None,
+        damaged=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "keeps", "is_alike"),
+    [
+        ({}, True, True),
+        ({"seed": 1}, True, False),
+        ({"cost_model": {"artifact": "mine", "snapshot": None}}, False, False),
+        ({"cost_model": None}, False, False),
+        ({"sharder": {"seed": 1}}, False, False),
+    ],
+    ids=str,
+)
+def test_what_a_sweep_says_of_a_start_decides_nothing(change, keeps, is_alike):
+    config = ALONE | change
+    assert (start().plan_to_keep(config, world_size=2) is not None) == keeps
+    assert start().goes_on_alike(config) == is_alike
