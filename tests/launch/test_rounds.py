@@ -17,7 +17,8 @@ from dlrm_torchx.round_order import RoundsOrder, mailbox_of
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of
-from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
+from tests.launch.conftest import LISTENING, jobs_of, states_of
+from tests.processes import wait_until
 
 NUM_ROUNDS = 3
 RUNS = ["random_0", "size_1"]
@@ -53,6 +54,9 @@ def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
         assert {first.place, second.place} == {0, 1}
         earlier, later = sorted((first, second), key=lambda found: found.place)
         assert earlier.time_s + earlier.seconds <= later.time_s
+    said = done.stdout + (tmp_path / "summary.md").read_text()
+    assert said.count(" x random (3 pairs, too few for an interval), a tie") in (0, 2)
+    assert said.count("about 3 more rounds would tell 2 % apart") == 2
     for run in ("random_0", "size_2"):  # a round changes nothing of the run
         result = result_of(tmp_path / run)
         assert result["steps"] == 12
