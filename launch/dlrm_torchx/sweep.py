@@ -238,8 +238,9 @@ class Sweep:
 class RoundSweep(Sweep):
     """A batch whose jobs all run in one app, and are measured there in rounds."""
 
+    _allocation: SweepJob | None = None
+
     def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
-        folder = self._sweep_dir / ".torchx" / "rounds"
         jobs = [job for job in self._jobs if job.state is not JobState.SKIPPED]
         for job in jobs:
             if "round" not in job.config:
@@ -248,8 +249,36 @@ class RoundSweep(Sweep):
                 state = Singleton.get_state()
                 job.mailbox.send_call(HydraCall(task_function, job.config, hydra_context, state))
             job.folder.mkdir(parents=True, exist_ok=True)
+        order = self._order(jobs)
+        if all(job.mailbox.has_return() for job in jobs) and not order.num_unmeasured():
+            return
+        self._allocation = allocation = self._submit_all(jobs, order)
+        while allocation.state.is_active:
+            time.sleep(self._options.seconds_between_polls())
+            allocation.poll(self._runner, patience_s=self._options.patience_s)
+            for job in jobs:
+                if job.state is JobState.NOT_STARTED and job.take_end():
+                    self._log_end(job)
+                    self._save()
+        for job in jobs:
+            if job.state is JobState.NOT_STARTED:
+                job.fail(allocation.reason or "the ranks ended before it began")
+        if allocation.state is not JobState.SUCCEEDED:
+            log.error(
+                "the rounds did not end: %s; the same command makes the %d measurements left",
+                allocation.reason,
+                order.num_unmeasured(),
+            )
+
+    def stop(self) -> None:
+        """Cancel the app, if it still runs."""
+        if self._allocation is not None and self._allocation.state.is_active:
+            self._allocation.cancel(self._runner)
+        super().stop()
+
+    def _order(self, jobs: Sequence[SweepJob]) -> RoundsOrder:
         assert self._options.rounds is not None
-        order = RoundsOrder(
+        return RoundsOrder(
             tuple(str(job.mailbox.folder) for job in jobs),
             tuple(str(job.folder) for job in jobs),
             labels=tuple(job.label for job in jobs),
@@ -259,14 +288,15 @@ class RoundSweep(Sweep):
             until=self._options.until,
             timeout_s=max((job.config.get("timeout_s", 600.0) for job in jobs), default=600.0),
         )
-        if all(job.mailbox.has_return() for job in jobs) and not order.num_unmeasured():
-            return
+
+    def _submit_all(self, jobs: Sequence[SweepJob], order: RoundsOrder) -> SweepJob:
+        """Submit the app of all jobs; return it as a job of its own."""
+        folder = self._sweep_dir / ".torchx" / "rounds"
         folder.mkdir(parents=True, exist_ok=True)
         order.write(folder)
-        allocation = SweepJob(
-            jobs[0].num, "all runs", [], jobs[0].config, folder, JobMailbox(folder)
-        )
-        app = self._options.app("rounds", jobs[0].num, folder, program="dlrm_torchx.round_worker")
+        first = jobs[0]
+        allocation = SweepJob(first.num, "all runs", [], first.config, folder, JobMailbox(folder))
+        app = self._options.app("rounds", first.num, folder, program="dlrm_torchx.round_worker")
         with delayed_signals():
             allocation.submit(self._runner, app, self._options.scheduler, self._args)
         log.info(
@@ -283,23 +313,7 @@ class RoundSweep(Sweep):
             job.handle, job.log = allocation.handle, allocation.log
             job.started_s = allocation.started_s
         self._save()
-        while allocation.state.is_active:
-            time.sleep(self._options.seconds_between_polls())
-            allocation.poll(self._runner, patience_s=self._options.patience_s)
-            for job in jobs:
-                if job.state is JobState.NOT_STARTED and job.take_end():
-                    self._log_end(job)
-                    self._save()
-        for job in jobs:
-            if job.state is JobState.NOT_STARTED:
-                job.fail(allocation.reason or "the ranks ended before it began")
-        if allocation.state is not JobState.SUCCEEDED:
-            left = order.num_unmeasured()
-            log.error(
-                "the rounds did not end: %s; the same command makes the %d measurements left",
-                allocation.reason,
-                left,
-            )
+        return allocation
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:

@@ -7,13 +7,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds, rounds_file
+from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.round_order import RoundsOrder, mailbox_of
+from dlrm_torchx.sweep import RoundSweep
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of
@@ -88,6 +93,17 @@ def test_a_killed_sweep_in_rounds_is_taken_up(during: str, tmp_path: Path) -> No
     again = preloaded.run(*sweep)
     assert again.returncode == 0, again.stderr
     assert num_lines(tmp_path) == 2 * NUM_ROUNDS
+
+
+def test_a_stopped_sweep_cancels_the_job_of_all_runs(tmp_path):
+    """On a cluster it would run on without its driver."""
+    job = SweepJob(0, "all runs", [], OmegaConf.create(), tmp_path, JobMailbox(tmp_path))
+    job.state, job.handle = JobState.RUNNING, "slurm://torchx/7"
+    sweep = object.__new__(RoundSweep)
+    sweep._jobs, sweep._runner, sweep._allocation = [], Mock(), job
+    sweep.stop()
+    sweep._runner.cancel.assert_called_once_with("slurm://torchx/7")
+    assert job.state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize(
