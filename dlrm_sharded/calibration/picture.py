@@ -52,7 +52,7 @@ def cost_picture(
         ConfigError: `gpu` cannot be used, or `journal` is no folder's path.
         DataError: the artefact is missing or damaged.
     """
-    if artifact is not None and is_price_file(Path(artifact)):
+    if isinstance(artifact, str) and is_price_file(Path(artifact)):
         return read_prices(Path(artifact))
     if snapshot is None:
         return _picture_now(context, artifact, journal, gpu)

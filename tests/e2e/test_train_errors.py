@@ -61,7 +61,7 @@ def test_bad_input(name, tmp_path):
     for words in expected:
         assert words in message
     left = kinds_of_files(tmp_path / "run") - LEFT
-    assert left <= {"events", "memory", "plan", "run", "task"}
+    assert left <= {"events", "memory", "plan", "prices", "run", "task"}
     assert not left or name in ("nan", "ids", "memory")
 
 

@@ -1,5 +1,6 @@
 """Runs a command as a fork of the server: `python -I -S client.py SOCKET [-u] -m MODULE ...`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,12 @@ import sys
 from pathlib import Path
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def pass_on(number: int, pid: int) -> None:
+    """Send a signal to the process, which may have ended by itself, with an exit code to come."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def main(address: str, arguments: list[str]) -> None:
@@ -29,7 +36,7 @@ def main(address: str, arguments: list[str]) -> None:
         answers = server.makefile()
         pid = int(answers.readline())
         for number in set(PASSED_ON) - set(ignored):
-            signal.signal(number, lambda number, _: os.kill(pid, number))
+            signal.signal(number, lambda number, _: pass_on(number, pid))
         exit_code = int(answers.readline())
     if exit_code < 0:  # by a signal
         if -exit_code != signal.SIGKILL:  # which no process can handle

@@ -99,7 +99,7 @@ def test_plan_json(tmp_path: Path) -> None:
         "solve_s": 0.1,
         "lower_bound_ms": 8.0,
         "gap": 0.25,
-        **dict.fromkeys(("caveat", "prices", "profiles")),
+        **dict.fromkeys(("caveat", "prices", "profiles", "made_from")),
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.plan_report import MadeFrom, PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.runs.result import (
@@ -42,7 +42,14 @@ STEP = StepPrediction(
 )
 PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
 PRIOR = Standing("prior", "cpu: other", ("no AVX-512 here",), num_runs=2, error=0.25)
-REPORT = PlanReport("test", solve_s=0.5, cost=PREDICTED, lower_bound_ms=5.0, standing=PRIOR)
+REPORT = PlanReport(
+    "test",
+    solve_s=0.5,
+    cost=PREDICTED,
+    lower_bound_ms=5.0,
+    standing=PRIOR,
+    made_from=MadeFrom({}, "abc", None, None, {}),
+)
 UNPREDICTED = PlanReport("test", solve_s=0.5)
 WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
 TRAINING = TrainingResult(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25)
@@ -56,6 +63,7 @@ PREDICTION = {
     "predicted_step_error": 0.125,
     "predicted_parts_ms": dict.fromkeys(PARTS, 1.0),
     "prices": "prior, corrected by 2 runs, within about 25 %",
+    "prices_digest": "abc",
     "expected_error": 0.25,
     "lower_bound_ms": 5.0,
     "gap": 0.25,
