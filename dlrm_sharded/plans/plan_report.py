@@ -163,7 +163,7 @@ class CacheForecast:
 
 @dataclass(frozen=True, slots=True)
 class MadeFrom:
-    """What a plan was made from besides its task, so that it can be made again.
+    """Says what a plan was made from besides its task, so that it can be made again.
 
     Args:
         sharder: the sharder's node of the config: its class and options, and its seed.

@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """What the rounds measured of a run.
+    """Holds what the rounds measured of a run.
 
     Args:
         label: the sharder, with the options that tell it from others.

@@ -174,7 +174,7 @@ class Candidate:
 
 
 _Ranks = tuple[RunContext, DenseTimes]
-"""What the ranks of a case compute on, and the times of their dense part."""
+"""Returns what the ranks of a case compute on, and the times of their dense part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

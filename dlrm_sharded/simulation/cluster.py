@@ -44,7 +44,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What decides a step besides the plan: the task, the dense part of all ranks, their overlap.
+    """Holds what decides a step besides the plan: the task, the ranks' dense part, their overlap.
 
     Args:
         seed: seed of the variation of times over steps.

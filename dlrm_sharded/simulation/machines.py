@@ -72,7 +72,7 @@ class Machine:
 
     @property
     def key(self) -> str:
-        """What it is called whatever the user calls it."""
+        """Name of the machine that is the same whatever the user calls it."""
         return CPU if self.spec is None else self.spec.key
 
     @property

@@ -83,7 +83,7 @@ class SweepJob:
 
     @property
     def label(self) -> str:
-        """What tells the job from others, but for its seed."""
+        """Overrides that tell the job from others, without its seed."""
         parts = self.title.split()[1:]
         return " ".join(part for part in parts if not part.startswith("seed=")) or self.title
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +14,9 @@ from torchx.schedulers.local_scheduler import LogIterator
 class LogFiles(Scheduler):
     """Reads the log of a replica at its `log_path`; TorchX would always wait for the end."""
 
+    @abstractmethod
     def log_path(self, app_id: str, role: str, replica: int, stream: Stream | None) -> Path:
         """Return where a replica writes a stream; None is the one that `torchx log` shows."""
-        raise NotImplementedError
 
     def log_iter(
         self,

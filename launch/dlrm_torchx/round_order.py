@@ -13,14 +13,14 @@ from dlrm_sharded.runs.rounds import read_rounds
 from dlrm_torchx.mailbox import JobMailbox
 
 ATTEMPT = "rounds"
-"""What the mailboxes of the runs know all starts of these processes by."""
+"""Attempt that all starts of these processes share in the mailboxes of the runs."""
 
 ORDER = "rounds.json"
 
 
 @dataclass(frozen=True, slots=True)
 class RoundsOrder:
-    """What the processes are to do.
+    """Says what the processes are to do.
 
     Args:
         mailboxes: folders of the runs' mailboxes.

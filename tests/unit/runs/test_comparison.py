@@ -13,14 +13,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.runs.comparison import Comparison, Row, summarize
 from dlrm_sharded.runs.comparison_text import MAX_LINE, comparison_markdown, short_table
 from dlrm_sharded.runs.result import Platform, RunResult, Setting, write_result
-from dlrm_sharded.runs.rounds import rounds_file
 from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
 from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR
-from tests.unit.runs.test_ranking import ROUND
 
 CPU = Platform(world_size=2, device="cpu: test", versions=(("torch", "2.13.0"),))
 GPU = Platform(world_size=8, device="H100", versions=(("torch", "2.13.0"),))
@@ -372,41 +369,3 @@ def test_a_locale_without_our_characters(tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
     assert rb"1.50 \xb1 0.71" in done.stdout
     assert "1.50 ± 0.71" in (tmp_path / "summary.md").read_text(encoding="utf-8")
-
-
-def test_predictions_by_other_prices_are_left_out():
-    """They would differ by the prices, and not by the sharders."""
-    figures = {"embedding_cost_ms": 10.0, "predicted_ms": 12.0, "gap": 0.1}
-    digests = ("aa", "aa"), ("aa", "bb")
-    same, other = (
-        summarize([ran(seed=i, **figures, prices_digest=digest) for i, digest in enumerate(pair)])
-        for pair in digests
-    )
-    assert "gap, %" in cells(same)[0]
-    assert "prediction, %" in cells(same, table=1)[0]
-    assert "gap, %" not in cells(other)[0]
-    assert "prediction, %" not in cells(other, table=1)[0]
-    assert "prices: not the same in all" in comparison_markdown(other)
-    assert "prices:" not in comparison_markdown(same)
-
-
-def test_rounds_rank_the_runs_that_share_a_setting(tmp_path):
-    runs = []
-    for sharder, speed in (("dim", 1.0), ("size", 1.2)):
-        for batch in ("64", "128"):
-            run = ran(sharder, setting=(("batch_size", batch),), sweep=f"{tmp_path}/{batch}")
-            runs.append(run)
-            run.folder.mkdir(parents=True)
-            write_json(run.folder / "plan.json", {"shards": [sharder]})
-            for number in range(8):
-                figure = 1000 * speed * (1 + 0.01 * (number % 3))
-                fields = {**dataclasses.asdict(ROUND), "round": number, "samples_per_s": figure}
-                rounds_file(run.folder).append(fields)
-    comparison = summarize(runs)
-    lines = short_table(comparison).splitlines()[-4:]
-    assert lines[0] == "batch_size=64: size 1.200 x dim (1.2 to 1.2)"
-    assert lines[3] == ("batch_size=128: size is the fastest, with 95 % confidence in each ratio")
-    assert "size 1.200 x dim (1.2 to 1.2)" in comparison_markdown(comparison)
-    (runs[0].folder / "plan.json").write_text("{")
-    assert len(summarize(runs).rankings) == 2
-    assert not summarize([ran("dim"), ran("size")]).rankings
