@@ -153,12 +153,15 @@ def _is_trusted(adapted: Adapted, model: LearnedCostModel) -> bool:
     return adapted.is_better and adapted.expected_error < limit
 
 
-def run_journal(context: RunContext, journal: str | None) -> RunJournal | None:
+def run_journal(
+    context: RunContext, journal: str | None, *, outbox: Path | None = None
+) -> RunJournal | None:
     """Return the journal of a run's hardware.
 
     Args:
         journal: folder of journals; "auto" for the one in the user's cache, None or "none" for
             none.
+        outbox: see `LineFile`.
 
     Raises:
         ConfigError: it is no path.
@@ -172,7 +175,7 @@ def run_journal(context: RunContext, journal: str | None) -> RunJournal | None:
     if context.hardware is None or context.hardware.fingerprint is None:
         return None
     folder = user_cache() / "runs" if journal == AUTO else Path(journal)
-    return RunJournal(folder / f"{context.hardware.fingerprint.id}.jsonl")
+    return RunJournal(folder / f"{context.hardware.fingerprint.id}.jsonl", outbox)
 
 
 def conditions_of(context: RunContext) -> Conditions | None:

@@ -56,9 +56,14 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class RunJournal:
-    """The file of one hardware; it need not exist."""
+    """The file of one hardware; it need not exist.
+
+    Args:
+        outbox: see `LineFile`.
+    """
 
     path: Path
+    outbox: Path | None = None
 
     def append(self, conditions: Conditions, run: Sample) -> bool:
         """Write a run at the end and return True; if that is impossible, warn and return False."""
@@ -89,7 +94,7 @@ class RunJournal:
 
     @property
     def _file(self) -> LineFile:
-        return LineFile(self.path, "run", JOURNAL_FORMAT)
+        return LineFile(self.path, "run", JOURNAL_FORMAT, self.outbox)
 
 
 def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Sample | None:

@@ -77,15 +77,21 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class StepJournal:
-    """The steps of runs under some conditions, in a file below the folder of the runs' plans."""
+    """The steps of runs under some conditions, in a file below the folder of the runs' plans.
+
+    Args:
+        outbox: see `LineFile`.
+    """
 
     path: Path
     conditions: StepConditions
+    outbox: Path | None = None
 
     @classmethod
     def beside(cls, journal: RunJournal, conditions: StepConditions) -> StepJournal:
         """Return the journal of the same hardware."""
-        return cls(journal.path.parent / "steps" / journal.path.name, conditions)
+        path = journal.path.parent / "steps" / journal.path.name
+        return cls(path, conditions, journal.outbox)
 
     def append(self, step: MeasuredStep) -> bool:
         """Write a step at the end and return True; if that is impossible, warn and return False."""
@@ -115,7 +121,7 @@ class StepJournal:
 
     @property
     def _file(self) -> LineFile:
-        return LineFile(self.path, "step", STEPS_FORMAT)
+        return LineFile(self.path, "step", STEPS_FORMAT, self.outbox)
 
 
 def correction_of(steps: list[MeasuredStep]) -> StepCorrection:

@@ -98,6 +98,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         new_model=instantiate(cfg.model),
         new_planner=functools.partial(_planner, cfg),
         journal=cfg.journal,
+        is_in_sweep=cfg.price_snapshot is not None,
         resume=cfg.resume,
         init_from=cfg.init_from,
         objective=cfg.objective,

@@ -30,6 +30,12 @@ MAX_FILE_BYTES = 32 * 2**20
 LOCK_S = 10.0
 """Time to wait for another run that writes."""
 
+OUTBOX = "journal.jsonl"
+"""File in the folder of a sweep's run with what goes to journals when the sweep has ended."""
+
+MAX_LETTERS = 10_000
+"""Number of notes of an outbox that are delivered."""
+
 MAX_NAMED = 5
 """Number of lines that a message names."""
 
@@ -45,11 +51,13 @@ class LineFile:
         noun: what a line is, such as "run".
         format: version of the lines, which each of them has; readers pass over later ones. None
             for lines without a version.
+        outbox: file that notes go to until `deliver` appends them here; None to append at once.
     """
 
     path: Path
     noun: str
     format: int | None = None
+    outbox: Path | None = None
 
     def append(self, fields: Mapping[str, Any]) -> None:
         """Write a line at the end; it is on disk when this returns.
@@ -65,10 +73,13 @@ class LineFile:
             os.fsync(file.fileno())
 
     def note(self, fields: Mapping[str, Any]) -> bool:
-        """Append a line to a file that many runs share, and return True.
+        """Append a line to a file that many runs share, or to the outbox, and return True.
 
         If that is impossible, warn and return False.
         """
+        if self.outbox is not None:
+            letter = {"path": str(self.path.absolute()), "noun": self.noun, "format": self.format}
+            return LineFile(self.outbox, self.noun).note({"to": letter, "fields": fields})
         try:
             self._check_kind()
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +178,20 @@ def locked(path: Path, *, refusal: str) -> FileLock:
     except OSError as error:
         raise ConfigError(f"cannot lock {path}: {error.strerror}") from error
     return lock
+
+
+def deliver(outbox: Path) -> None:
+    """Append the notes of an outbox to their files, once; it stays, under the suffix .delivered."""
+
+    def letter(fields: Mapping[str, Any]) -> tuple[LineFile, Mapping[str, Any]]:
+        to = fields["to"]
+        return LineFile(Path(to["path"]), to["noun"], to["format"]), fields["fields"]
+
+    letters = LineFile(outbox, "note").latest(letter, most=MAX_LETTERS)
+    if letters:
+        outbox.replace(outbox.with_suffix(".delivered"))
+    for file, fields in letters.values():
+        file.note(fields)
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

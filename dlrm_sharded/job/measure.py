@@ -124,4 +124,5 @@ def note_run(
         return
     run = measured_run(plan, task, cost)
     if run is not None and journal.append(conditions, run):
-        log.info("noted in %s, which corrects the next prediction on this hardware", journal.path)
+        when = "the next prediction" if journal.outbox is None else "predictions after this sweep"
+        log.info("noted in %s, which corrects %s on this hardware", journal.path, when)

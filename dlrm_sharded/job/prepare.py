@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dlrm_sharded.calibration.picture import run_journal
 from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
+from dlrm_sharded.files.line_file import OUTBOX
 from dlrm_sharded.files.provenance import fbgemm_version, versions
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
@@ -67,7 +68,8 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         fbgemm=fbgemm_version(versions()),
     )
     with all_or_none():
-        journal = run_journal(context, settings.journal)
+        outbox = folder.path / OUTBOX if settings.is_in_sweep else None
+        journal = run_journal(context, settings.journal, outbox=outbox)
         planner = settings.new_planner(context) if rank.is_zero else None
     # A dataset may convert its files at first use, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))

@@ -28,6 +28,8 @@ class JobSettings:
         new_model: builds the model from tables, the number of dense features and a device.
         new_planner: builds the planner of a run; called on rank 0.
         journal: measured runs that correct predictions: "auto", a folder, or None.
+        is_in_sweep: whether the run shares its prices with others, and so adds to the journal only
+            when all of them have ended.
         resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
         init_from: checkpoint or run whose weights the first step begins from; None for none.
         objective: key of result.json whose value a run returns.
@@ -48,6 +50,7 @@ class JobSettings:
     new_model: Callable[..., Dlrm]
     new_planner: Callable[[RunContext], Planner]
     journal: str | None
+    is_in_sweep: bool
     resume: object
     init_from: object
     objective: str

@@ -22,6 +22,7 @@ from torchx.specs import InvalidRunConfigException
 
 from dlrm_sharded.files.errors import ConfigError, IncompleteSweepError, UserError
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.files.line_file import OUTBOX, deliver
 from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.compose import prepare
@@ -188,8 +189,13 @@ class Sweep:
             list(pool.map(lambda job: job.cancel(self._runner), active))
 
     def report(self) -> None:
-        """Write sweep.json, call `after` with the sweep's folder, and log what it returns."""
+        """Write sweep.json, call `after` with the sweep's folder, and log what it returns.
+
+        What the jobs have measured corrects later predictions from now on.
+        """
         self._save()
+        for job in self._jobs:
+            deliver(job.folder / OUTBOX)
         if self._options.after is not None and any(job.handle for job in self._jobs):
             try:
                 message = get_method(self._options.after)(self._sweep_dir)

@@ -46,7 +46,9 @@ def num_lines(sweep_dir: Path) -> int:
 
 def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
     """One combination that cannot run ends no other one."""
-    done = preloaded.run(*command(tmp_path, "sharder=random,size", "trainer.num_epochs=1,0"))
+    journal = tmp_path / "journal"
+    what = ["sharder=random,size", "trainer.num_epochs=1,0", f"journal={journal}"]
+    done = preloaded.run(*command(tmp_path, *what))
     assert done.returncode == 1
     assert states_of(tmp_path) == ["succeeded", "failed"] * 2
     assert jobs_of(tmp_path)[1]["reason"] == "trainer.num_epochs is 0, must be an integer >= 1"
@@ -66,6 +68,9 @@ def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
         result = result_of(tmp_path / run)
         assert result["steps"] == 12
         assert "round 2: embedding cost" in (tmp_path / run / "train.log").read_text()
+        assert (tmp_path / run / "journal.delivered").exists()
+    [noted] = journal.glob("*.jsonl")
+    assert len(noted.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("during", ["training", "rounds"])

@@ -1,5 +1,6 @@
 """A damaged line costs no other one, and what cannot be written costs a warning."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ import pytest
 
 from dlrm_sharded.files import line_file
 from dlrm_sharded.files.errors import ConfigError, DataError
-from dlrm_sharded.files.line_file import LineFile, changed_settings, locked
+from dlrm_sharded.files.line_file import LineFile, changed_settings, deliver, locked
 
 
 @pytest.fixture
@@ -124,3 +125,17 @@ def test_what_other_settings_are():
         changed_settings(before, {"seed": 2, "sizes": (1, 2)})
         == "seed: 1, now 2; gone: 3, now None"
     )
+
+
+def test_an_outbox_is_delivered_once(file, tmp_path):
+    """Until then, whoever reads the file does not see what others of the sweep have measured."""
+    outbox = tmp_path / "run" / "journal.jsonl"
+    notes = dataclasses.replace(file, outbox=outbox)
+    file.note({"number": 1})
+    assert notes.note({"number": 2})
+    assert notes.note({"number": 3})
+    assert list(notes.latest(number, most=9).values()) == [1]
+    for _ in range(2):
+        deliver(outbox)
+        assert list(file.latest(number, most=9).values()) == [1, 2, 3]
+    deliver(tmp_path / "nothing")
