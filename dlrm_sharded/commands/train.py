@@ -51,14 +51,15 @@ def train(cfg: DictConfig) -> float:
         return run(settings, rank, run_dir)
 
 
-def train_round(cfg: DictConfig, round_number: int, place: int) -> None:
+def train_round(cfg: DictConfig, round_number: int, place: int, attempt: int) -> None:
     """Measure a finished run of a sweep again, on all ranks together; see `job.rounds`."""
     with process_group(timeout_s=cfg.timeout_s) as rank:
         run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
         with all_or_none():
             check_count("round_steps", cfg.round_steps, least=1)
             settings = job_settings(cfg, rank)
-        measure_round(settings, rank, run_dir, Stretch(round_number, place, cfg.round_steps))
+        stretch = Stretch(round_number, place, attempt, num_steps=cfg.round_steps)
+        measure_round(settings, rank, run_dir, stretch)
 
 
 def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:

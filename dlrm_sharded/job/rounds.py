@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +37,13 @@ class Stretch:
     Args:
         round: number of the round, from 0.
         place: how many runs were measured before this one in the round.
+        attempt: see `Round`.
         num_steps: steps of the stretch, without those of the warm-up.
     """
 
     round: int
     place: int
+    attempt: int
     num_steps: int
 
 
@@ -53,7 +53,7 @@ def measure_round(settings: JobSettings, rank: Rank, run_dir: Path, stretch: Str
     Raises:
         ConfigError: the folder has no plan, or another job owns it.
     """
-    began = time.time()
+    began = time.perf_counter()
     with owned_folder(run_dir, rank) as folder:
         with all_or_none():
             plan = read_plan(run_dir / "plan.json")
@@ -63,7 +63,6 @@ def measure_round(settings: JobSettings, rank: Rank, run_dir: Path, stretch: Str
                 for split in ("train", "val")
             ]
         built = build_sharded(settings, rank, plan, task)
-        load = os.getloadavg()[0]
         embeddings = measure_embeddings(settings, rank, task, built)
         warmup = settings.trainer.num_warmup_steps
         trained = Trainer(
@@ -93,11 +92,11 @@ def measure_round(settings: JobSettings, rank: Rank, run_dir: Path, stretch: Str
                     embedding_cost_ms=embeddings.cost.cost_ms,
                     spread=max(embeddings.spread.values(), default=0.0),
                     step_ms=trained.step_ms,
+                    step_spread=trained.samples_per_s / trained.samples_per_s_p10 - 1,
                     samples_per_s=trained.samples_per_s,
-                    load=load,
-                    host=socket.gethostname(),
-                    time_s=began,
-                    seconds=time.time() - began,
+                    **dataclasses.asdict(trained.surroundings),
+                    seconds=time.perf_counter() - began,
+                    attempt=stretch.attempt,
                 )
                 rounds_file(run_dir).append(dataclasses.asdict(found))
                 log.info(

@@ -5,18 +5,36 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.runs.ranking import MeasuredRun, Ranking, measured_run, rank
+from dlrm_sharded.runs.disturbance import disturbance_text
+from dlrm_sharded.runs.ranking import (
+    MeasuredRun,
+    Measurement,
+    Ranking,
+    Standing,
+    measured_in_rounds,
+    plan_id,
+    rank,
+)
 from dlrm_sharded.runs.result import Platform, RunResult, Setting, setting_text
+from dlrm_sharded.runs.rounds import read_rounds
 from dlrm_sharded.runs.run_folder import Run
-from dlrm_sharded.runs.run_tables import BASELINE, FIGURES, run_table, summary_table
+from dlrm_sharded.runs.run_tables import (
+    BASELINE,
+    FIGURES,
+    run_table,
+    summary_table,
+    with_standings,
+)
 
 Group = tuple[Run, ...]
+Shared = tuple[Setting, Platform | None]
+"""What runs share that are ranked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +53,15 @@ class Row:
     Args:
         conditions: by title, the settings that distinguish rows of the same sharder.
         figures: spreads of the FIGURES that at least one run knows.
+        standing: in comparison with the fastest row of the same setting and platform; None without
+            a pair of runs.
     """
 
     sharder: str
     conditions: Mapping[str, str]
     runs: Group
     figures: Mapping[str, Spread]
+    standing: Standing | None = None
 
     @property
     def results(self) -> list[RunResult]:
@@ -58,8 +79,7 @@ class Comparison:
         rows: the rows of the summary, as texts and tables show them.
         common: overrides that all runs have.
         problems: messages about files that could not be read.
-        rankings: who is faster by the rounds of a sweep, with the setting that the runs share;
-            none without rounds.
+        rankings: who is faster, with the setting that the runs share; none without pairs.
     """
 
     table: pl.DataFrame
@@ -81,21 +101,34 @@ class Comparison:
 
 
 def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
-    """Group runs, pair them with the random ones, and average.
+    """Group runs, pair them with the fastest and the random ones, and average.
 
-    Within a setting and platform, the random rows come first; others follow from the highest mean
-    embedding cost to the lowest, and by name where no cost is known.
+    Within a setting and platform, the random rows come first; others follow from the slowest to the
+    fastest by pairs of runs, then from the highest mean embedding cost to the lowest, and by name
+    where no cost is known.
     """
     groups = _groups(_with_platforms(runs))
+    rankings = _rankings(groups)
+    standings = {
+        (*shared, standing.label): standing
+        for shared, ranking in rankings.items()
+        for standing in ranking.standings
+    }
+
+    def standing_of(group: Group) -> Standing | None:
+        return standings.get((group[0].setting, group[0].platform, _label(group[0])))
+
+    groups.sort(key=lambda group: _order(group, standing_of(group)))
     table = run_table([run for group in groups for run in group])
     summary = summary_table(table)
     common = _common([group[0].setting for group in groups])
     rows = tuple(
         Row(
-            sharder=group[0].sharder + (f" ({fields['options']})" if fields["options"] else ""),
+            sharder=_label(group[0]),
             conditions=conditions,
             runs=group,
             figures=_figures(fields),
+            standing=standing_of(group),
         )
         for group, conditions, fields in zip(
             groups, _conditions(groups, common), summary.iter_rows(named=True), strict=True
@@ -103,41 +136,63 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     )
     return Comparison(
         table=table,
-        summary=summary,
+        summary=with_standings(summary, [row.standing for row in rows]),
         rows=rows,
         common=common,
         problems=tuple(problems),
-        rankings=tuple(_rankings(rows)),
+        rankings=tuple((setting, ranking) for (setting, _), ranking in rankings.items()),
     )
 
 
-def _rankings(rows: Sequence[Row]) -> Iterator[tuple[Setting, Ranking]]:
-    """Yield the ranking of the runs of each setting and platform that were measured in rounds."""
-    by_setting: dict[tuple[Setting, Platform | None], list[MeasuredRun]] = {}
-    for row in rows:
-        for run in row.runs:
-            measured = measured_run(run.folder, row.sharder, run.seed or 0)
-            if run.succeeded and measured is not None:
-                by_setting.setdefault((run.setting, run.platform), []).append(measured)
-    for (setting, _), measured_runs in by_setting.items():
-        if (ranking := rank(measured_runs)) is not None:
-            yield setting, ranking
+def _label(run: Run) -> str:
+    return run.sharder + (f" ({setting_text(run.options)})" if run.options else "")
+
+
+def _rankings(groups: Sequence[Group]) -> dict[Shared, Ranking]:
+    """Return the ranking of the runs of each setting and platform that have pairs."""
+    by_setting: dict[Shared, list[Run]] = {}
+    for group in groups:
+        shared = group[0].setting, group[0].platform
+        by_setting.setdefault(shared, []).extend(run for run in group if run.succeeded)
+    rankings = {shared: _ranking(of_setting) for shared, of_setting in by_setting.items()}
+    return {shared: ranking for shared, ranking in rankings.items() if ranking is not None}
+
+
+def _ranking(runs: Sequence[Run]) -> Ranking | None:
+    """Rank runs by their rounds, or by their trainings if not all of them have rounds."""
+    rounds = [read_rounds(run.folder) for run in runs]
+    has_rounds = all(rounds)
+    measured = [
+        measured_in_rounds(run.folder, _label(run), run.seed or 0, of_run)
+        if has_rounds
+        else _trained(run)
+        for run, of_run in zip(runs, rounds, strict=True)
+    ]
+    ranking = rank(measured, baseline=BASELINE, has_rounds=has_rounds)
+    if ranking is None or not has_rounds:
+        return ranking
+    return dataclasses.replace(ranking, disturbance=disturbance_text(rounds))
+
+
+def _trained(run: Run) -> MeasuredRun:
+    result = run.result or RunResult()
+    measurement = Measurement(result.samples_per_s or 0.0, result.embedding_cost_ms or 0.0)
+    return MeasuredRun(_label(run), run.seed or 0, plan_id(run.folder), {0: measurement})
 
 
 def _groups(runs: Sequence[Run]) -> list[Group]:
-    """Put together the runs whose figures may be averaged, by seed and name, in order of rows."""
+    """Put together the runs whose figures may be averaged, by seed and name."""
     by_key: dict[object, list[Run]] = {}
     for run in runs:
         key = (run.sharder, run.options, run.setting, run.platform)
         by_key.setdefault(key, []).append(run)
-    groups = [
+    return [
         tuple(sorted(group, key=lambda run: (-1 if run.seed is None else run.seed, run.name)))
         for group in by_key.values()
     ]
-    return sorted(groups, key=_order)
 
 
-def _order(group: Group) -> tuple[object, ...]:
+def _order(group: Group, standing: Standing | None) -> tuple[object, ...]:
     run, platform = group[0], group[0].platform or Platform()
     results = [run.result for run in group if run.result is not None]
     costs_ms = [r.embedding_cost_ms for r in results if r.embedding_cost_ms is not None]
@@ -145,6 +200,8 @@ def _order(group: Group) -> tuple[object, ...]:
         _by_number(setting_text(run.setting)),
         (platform.world_size or -1, platform.device or "", platform.versions),
         run.sharder != BASELINE,
+        standing is None,
+        0.0 if standing is None or standing.behind is None else -standing.behind.ratio,
         -statistics.fmean(costs_ms) if costs_ms else 0.0,
         run.sharder,
         _by_number(setting_text(run.options)),

@@ -19,7 +19,9 @@ from dlrm_sharded.runs.event_file import EventFile
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
 
 EVENT_FILE_SUFFIX = ".comparison"
-"""Suffix of the event files that a later comparison replaces."""
+
+WRITTEN = f"events.out.tfevents.*{EVENT_FILE_SUFFIX}", "comparison.*.png", "cost_by_rank.*.png"
+"""Patterns of the files that a later comparison replaces."""
 
 CHARTS = {
     "embedding": (
@@ -35,13 +37,15 @@ CHARTS = {
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Write the event file of a comparison in place of an earlier one; other files stay."""
-    for old in folder.glob(f"events.out.tfevents.*{EVENT_FILE_SUFFIX}"):
-        old.unlink()
+    """Write the event file and pictures of a comparison in place of earlier ones."""
+    for pattern in WRITTEN:
+        for old in folder.glob(pattern):
+            old.unlink()
     with contextlib.closing(EventFile(folder, suffix=EVENT_FILE_SUFFIX)) as file:
         file.text("comparison/summary", comparison_markdown(comparison))
         for tag, figure in comparison_figures(comparison).items():
             file.figure(tag, figure)
+            figure.savefig(folder / f"{tag.replace('/', '.')}.png", dpi=150)
         file.summary(_charts())
         file.summary(hparams_config())
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import Comparison, Row
-from dlrm_sharded.runs.result import Platform, setting_text
-from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR
+from dlrm_sharded.runs.paired import PairedRatio
+from dlrm_sharded.runs.ranking import Standing, ratio_text
+from dlrm_sharded.runs.result import Platform, RunResult, setting_text
+from dlrm_sharded.runs.run_tables import PREDICTION_ERROR
 
 MAX_LINE = 400
 """Largest number of characters of a line in the terminal."""
@@ -41,11 +43,16 @@ COST = FigureColumn(title="embedding cost, ms", figure="embedding_cost_ms")
 IMBALANCE = FigureColumn(title="imbalance", figure="imbalance")
 PLANNING = FigureColumn(title="planning, s", figure="plan_solve_s", digits=None)
 THROUGHPUT_COLUMN = FigureColumn(title="samples/s", figure="samples_per_s", digits=0)
-GAINS = FigureColumn(title="against random, %", figure=GAIN, digits=1, scale=100, sign=True)
 GAP = FigureColumn(title="gap, %", figure="gap", digits=1, scale=100)
 PREDICTION = FigureColumn(
     title="prediction, %", figure=PREDICTION_ERROR, digits=1, scale=100, sign=True
 )
+RATIOS: Mapping[str, Callable[[Standing], PairedRatio | None]] = {
+    "x random (95 %)": lambda standing: standing.gain,
+    "fastest x (95 %)": lambda standing: standing.behind,
+}
+"""Columns of ratios of throughput by title."""
+
 STAGE_COLUMNS = (
     FigureColumn(title="critical path, ms", figure="critical_path_ms"),
     *(FigureColumn(title=stage.replace("_", " "), figure=f"{stage}_ms") for stage in STAGES),
@@ -54,12 +61,15 @@ STAGE_COLUMNS = (
 
 ABOUT_MEANS = """\
 Figures are means over the runs that succeeded, ± their standard deviation (n - 1) if there are
-several. The random rows come first, then the others from the highest mean embedding cost to the
-lowest. Against random is the gain in throughput: the mean over pairs of runs with the same seed,
-setting and hardware."""
+several. The random rows come first, then the others from the slowest to the fastest. "x random" is
+the throughput over that of random, and "fastest x" that of the fastest over that of the row, both
+with 95 % intervals."""
 ABOUT_ROUNDS = """\
-By the rounds, in which all runs were measured beside one another: ratios of throughput with 95 %
-intervals, from pairs of the same seed and round. No distribution is assumed."""
+Ratios are from pairs of runs with the same seed, measured in the same round, in which all runs were
+measured beside one another. No distribution is assumed; runs with the same plan count as one."""
+ABOUT_SEEDS = """\
+Ratios are from pairs of runs with the same seed, which were trained one after another or on other
+hosts. No distribution is assumed; runs with the same plan count as one."""
 ABOUT_GAP = """\
 Gap is an upper limit, in percent, on how far the plan's predicted embedding cost is above the
 lowest possible one."""
@@ -77,7 +87,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
     There are two tables of few columns, as TensorBoard breaks words to fit a wide one.
     """
-    columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT_COLUMN, GAINS], ABOUT_MEANS
+    columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT_COLUMN], ABOUT_MEANS
     predicts = comparison.has_one_set_of_prices
     if predicts and any(GAP.figure in row.figures for row in comparison.rows):
         columns.insert(columns.index(PLANNING), GAP)
@@ -89,12 +99,14 @@ def comparison_markdown(comparison: Comparison) -> str:
     lines = [
         *(f"- {_escaped(line)}" for line in _about(comparison)),
         "",
-        _table(comparison, columns, escaped=True).markdown(),
+        _table(comparison, columns, ratios=RATIOS, escaped=True).markdown(),
         "",
         about_means,
     ]
     if ranking := _ranking_lines(comparison):
-        lines += ["", ABOUT_ROUNDS, "", *(f"- {_escaped(line)}" for line in ranking)]
+        has_rounds = all(found.has_rounds for _, found in comparison.rankings)
+        about_ratios = ABOUT_ROUNDS if has_rounds else ABOUT_SEEDS
+        lines += ["", about_ratios, "", *(f"- {_escaped(line)}" for line in ranking)]
     if failures := _failures(comparison):
         lines += ["", "In no mean, as they did not succeed:", ""]
         lines += [f"- {_escaped(line)}" for line in failures]
@@ -105,13 +117,13 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def short_table(comparison: Comparison) -> str:
     """Return the main figures and every failure, for a terminal."""
-    table = _table(comparison, [COST, IMBALANCE, THROUGHPUT_COLUMN, GAINS])
+    table = _table(comparison, [COST, IMBALANCE, THROUGHPUT_COLUMN], ratios=RATIOS)
     failures = [_shortened(line) for line in _failures(comparison)]
     return "\n".join([table.text(), *failures, *_ranking_lines(comparison)])
 
 
 def _ranking_lines(comparison: Comparison) -> list[str]:
-    """Return who is how far ahead by the rounds of a sweep, and last what a person can do."""
+    """Return who is how far ahead, and last what a person can do."""
     lines = []
     for setting, ranking in comparison.rankings:
         which = f"{setting_text(setting)}: " if len(comparison.rankings) > 1 else ""
@@ -120,23 +132,34 @@ def _ranking_lines(comparison: Comparison) -> list[str]:
 
 
 def _table(
-    comparison: Comparison, columns: Sequence[FigureColumn], *, escaped: bool = False
+    comparison: Comparison,
+    columns: Sequence[FigureColumn],
+    *,
+    ratios: Mapping[str, Callable[[Standing], PairedRatio | None]] | None = None,
+    escaped: bool = False,
 ) -> TextTable:
     """Return a table with a row for each sharder and setting.
 
     Args:
+        ratios: further columns of ratios by title; those that no row has are left out.
         escaped: whether its texts are written so that Markdown shows them as they stand.
     """
     conditions = list(comparison.rows[0].conditions)
-    numbers = [*(column.title for column in columns), "runs"]
+    shown = {
+        title: cells
+        for title, of_standing in (ratios or {}).items()
+        if any(cells := [_ratio_cell(row.standing, of_standing) for row in comparison.rows])
+    }
+    numbers = [*(column.title for column in columns), *shown, "runs"]
     rows = [
         [
             row.sharder,
             *row.conditions.values(),
             *(_cell(row, column) for column in columns),
+            *(cells[place] for cells in shown.values()),
             f"{len(row.results)} / {len(row.runs)}",
         ]
-        for row in comparison.rows
+        for place, row in enumerate(comparison.rows)
     ]
     if escaped:
         rows = [[cell and _escaped(cell) for cell in row] for row in rows]
@@ -159,6 +182,18 @@ def _cell(row: Row, column: FigureColumn) -> str | None:
     return text
 
 
+def _ratio_cell(
+    standing: Standing | None, of_standing: Callable[[Standing], PairedRatio | None]
+) -> str | None:
+    ratio = None if standing is None else of_standing(standing)
+    if ratio is None:
+        return None
+    text, interval = ratio_text(ratio)
+    if math.isinf(ratio.high):
+        return f"{text} ({interval.partition(',')[0]})"
+    return f"{text} ({interval}{', tie' if ratio.is_tie else ''})"
+
+
 def _digits(value: float) -> int:
     return 1 if value == 0 else min(5, max(1, 1 - math.floor(math.log10(abs(value)))))
 
@@ -178,6 +213,8 @@ def _about(comparison: Comparison) -> Iterator[str]:
         ", ".join(f"{name} {text}" for name, text in platform.versions) or "unknown"
         for platform in platforms
     )
+    if not all(ranking.has_rounds for _, ranking in comparison.rankings):
+        yield from _surroundings(results)
     commits = [result.commit or "unknown" for result in results]
     note = "; rows do not tell commits apart" if len(set(commits)) > 1 else ""
     yield f"commit: {_counted(commit[:12] for commit in commits)}{note}"
@@ -191,6 +228,23 @@ def _about(comparison: Comparison) -> Iterator[str]:
         yield f"the same in all: {setting_text(comparison.common)}"
     if differing := list(comparison.rows[0].conditions):
         yield f"runs that differ in {', '.join(differing)} have rows of their own"
+
+
+def _surroundings(results: Sequence[RunResult]) -> Iterator[str]:
+    """Say what was not equal of the surroundings of runs that were measured apart."""
+    known = [result for result in results if result.hosts and result.began_s]
+    if len(known) < 2:
+        return
+    loads = [load for result in known for load in (result.hosts or {}).values()]
+    began_s = [result.began_s or 0.0 for result in known]
+    waits = [result.core_wait or 0.0 for result in known]
+    hosts = _counted(", ".join(sorted(result.hosts or {})) for result in known)
+    yield (
+        f"not measured side by side: on {hosts}; began within "
+        f"{(max(began_s) - min(began_s)) / 60:.0f} minutes, at a load of {min(loads):.1f} to "
+        f"{max(loads):.1f}; others had the cores for {100 * min(waits):.0f} to "
+        f"{100 * max(waits):.0f} % of a training"
+    )
 
 
 def _listed(seeds: Sequence[int]) -> str:

@@ -39,6 +39,9 @@ Finite = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 Objective = Annotated[Finite, "objective"]
 """A figure that a sweep can optimize."""
 
+Load = Annotated[float, Meta(ge=0, le=MAX_FIGURE)]
+"""What was measured of the surroundings of a run, and is no figure of the run itself."""
+
 Setting = tuple[tuple[str, str], ...]
 """Pairs of (key, value), in order of keys."""
 
@@ -84,6 +87,7 @@ class RunResult:
             they sum to it.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
+        hosts, began_s, core_wait: see `Surroundings`, of the training.
         steps: number of steps of the whole training, with those before an interruption.
         interruptions: how often the run was interrupted and started again.
     """
@@ -124,6 +128,9 @@ class RunResult:
     normalized_entropy: Objective | None = None
     peak_gib: Objective | None = None
     estimated_peak_gib: Finite | None = None
+    hosts: Mapping[str, Load] | None = None
+    began_s: Load | None = None
+    core_wait: Load | None = None
     steps: Int | None = None
     interruptions: Int | None = None
     versions: Mapping[str, str] | None = None
@@ -248,6 +255,7 @@ def run_result(
         normalized_entropy=training.evaluation.normalized_entropy,
         peak_gib=training.peak_gib,
         estimated_peak_gib=estimated_peak_gib,
+        **dataclasses.asdict(training.surroundings),
         steps=training.num_steps,
         interruptions=interruptions,
         versions=versions(),

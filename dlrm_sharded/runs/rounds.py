@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.files.limited import Int, Text
+from dlrm_sharded.files.limited import Int
 from dlrm_sharded.files.line_file import LineFile
-from dlrm_sharded.runs.result import MAX_FIGURE
+from dlrm_sharded.runs.result import MAX_FIGURE, Load
 
 FILE_NAME = "rounds.jsonl"
 
@@ -30,10 +30,10 @@ class Round:
         round: number of the round, from 0.
         place: how many runs were measured before this one in the round.
         spread: the largest of the stages' interquartile ranges, relative to their medians.
-        load: load average of rank 0's host when the measurement began.
-        host: name of that host.
-        time_s: when the measurement began, in seconds since 1970.
-        seconds: how long it took, with building the model.
+        step_spread: how much longer the slowest tenth of the steps took than the median, relative.
+        hosts, began_s, core_wait: see `Surroundings`, of the steps.
+        seconds: how long the measurement took, with building the model.
+        attempt: 1 if the round was disturbed and this is its repetition, else 0.
     """
 
     round: Int
@@ -41,11 +41,13 @@ class Round:
     embedding_cost_ms: Positive
     spread: float
     step_ms: Positive
+    step_spread: Load
     samples_per_s: Positive
-    load: float
-    host: Text
-    time_s: float
+    hosts: Mapping[str, Load]
+    began_s: Load
+    core_wait: Load
     seconds: float
+    attempt: Int = 0
 
 
 def rounds_file(run_dir: Path) -> LineFile:

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from dlrm_sharded.runs.ranking import Standing
 from dlrm_sharded.runs.result import METRICS, Platform, RunResult, setting_text
 from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
 
@@ -16,6 +17,9 @@ GAIN = "gain_against_random"
 
 PREDICTION_ERROR = "prediction_error"
 """Predicted embedding cost over the measured one, minus 1."""
+
+RATIOS = {"fastest_over": "behind", "cost_over_fastest": "cost", "over_random": "gain"}
+"""Columns of the summary by fields of a `Standing`."""
 
 FIGURES = (*METRICS, GAIN, PREDICTION_ERROR)
 CONDITIONS = ("setting", "world_size", "device", "versions")
@@ -61,6 +65,25 @@ def summary_table(table: pl.DataFrame) -> pl.DataFrame:
             for suffix, how in (("mean", pl.Expr.mean), ("std", pl.Expr.std), ("n", pl.Expr.count))
         ),
     )
+
+
+def with_standings(summary: pl.DataFrame, standings: Sequence[Standing | None]) -> pl.DataFrame:
+    """Add the ratios of each row's standing, with their intervals, and whether it is a tie.
+
+    Args:
+        standings: one for each row.
+    """
+    columns: dict[str, list[float | bool | None]] = {}
+    for standing in standings:
+        for name, key in RATIOS.items():
+            ratio = None if standing is None else getattr(standing, key)
+            for suffix in ("", "_low", "_high"):
+                value = None if ratio is None else getattr(ratio, suffix[1:] or "ratio")
+                columns.setdefault(f"{name}{suffix}", []).append(value)
+            columns.setdefault(f"{name}_pairs", []).append(ratio and ratio.num_pairs)
+        behind = None if standing is None else standing.behind
+        columns.setdefault("tie", []).append(None if behind is None else behind.is_tie)
+    return summary.with_columns(pl.Series(name, values) for name, values in columns.items())
 
 
 def _fields(run: Run) -> dict[str, Any]:

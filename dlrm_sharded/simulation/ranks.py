@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -37,6 +36,7 @@ from dlrm_sharded.plans.plan_cost import (
     StageCost,
 )
 from dlrm_sharded.ranks.process import release_freed_memory
+from dlrm_sharded.ranks.surroundings import core_wait_s
 from dlrm_sharded.simulation.cluster import Planned
 from dlrm_sharded.simulation.folding import fold
 from dlrm_sharded.simulation.store import Store
@@ -134,7 +134,7 @@ class RankTimer:
 
     def _measured(self, shards: Sequence[Shard], limit_s: float) -> RankTimes:
         folded, ids = fold(shards, self._ids, limit_bytes=self._limit_bytes)
-        started, waited_s = time.monotonic(), _core_wait_s()
+        started, waited_s = time.monotonic(), core_wait_s()
         try:
             with time_limit(limit_s):
                 stages = self._bench.measure(folded, ids)
@@ -143,7 +143,7 @@ class RankTimer:
                 MEASURED,
                 num_folded=len(ids.unfolded),
                 seconds=round(time.monotonic() - started, 1),
-                core_wait_s=round(_core_wait_s() - waited_s, 2),
+                core_wait_s=round(core_wait_s() - waited_s, 2),
             )
         finally:
             # modules are in reference cycles, and hold the ids of a rank until these are collected
@@ -166,14 +166,6 @@ def time_limit(limit_s: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _core_wait_s() -> float:
-    """Return how long this thread could have run and did not, since its start; 0 if not known."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, LookupError, ValueError):
-        return 0.0
 
 
 def stored_times(values: Mapping[str, Any]) -> RankTimes:

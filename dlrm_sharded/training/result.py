@@ -14,6 +14,7 @@ from dlrm_sharded.checkpoint.storage import num_not_finite
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.ranks.surroundings import Surroundings
 from dlrm_sharded.training.metrics import Evaluation
 
 
@@ -39,6 +40,7 @@ class TrainingResult:
     loss: float
     evaluation: Evaluation
     peak_gib: float
+    surroundings: Surroundings
     unsaved: str | None = None
 
 

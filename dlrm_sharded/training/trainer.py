@@ -24,6 +24,7 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.ranks.distributed import Rank, all_or_none, reported_by_rank_zero
+from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step
@@ -104,6 +105,7 @@ class Trainer:
         """
         torch.backends.cuda.matmul.allow_tf32 = self.config.tf32
         self.model.train()
+        watch = SurroundingsWatch()
         # A False would show the bar to users who set TQDM_DISABLE.
         hidden = {} if self.rank.is_zero else {"disable": True}
         with ExitStack() as stack:
@@ -118,7 +120,7 @@ class Trainer:
             self._train(bar)
         with all_or_none():
             check_dense_weights(self.model, self._num_steps)
-        return self._result()
+        return self._result(watch.conclude())
 
     def _train(self, bar: ProgressBar) -> None:
         first_step = self.start.step - len(self.start.window_losses)
@@ -295,7 +297,7 @@ class Trainer:
                 step,
             )
 
-    def _result(self) -> TrainingResult:
+    def _result(self, surroundings: Surroundings) -> TrainingResult:
         # A run that is all warm-up has no steady step; its throughput stays unknown (nan).
         steps_ms = np.array(self._step_ms or [float("nan")])
         median_ms, slow_ms = np.percentile(steps_ms, [50, 90])
@@ -310,6 +312,7 @@ class Trainer:
             loss=self._loss,
             evaluation=self._evaluation,
             peak_gib=peak_gib(self.rank),
+            surroundings=surroundings,
             unsaved=self.checkpoints.failure if self.checkpoints else None,
         )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm_sharded.files.json_files import read_json_object, write_json
-from dlrm_sharded.runs.ranking import measured_run, rank
+from dlrm_sharded.runs.disturbance import rounds_to_repeat
+from dlrm_sharded.runs.ranking import measured_in_rounds, rank
 from dlrm_sharded.runs.rounds import read_rounds
 from dlrm_torchx.mailbox import JobMailbox
 
@@ -49,20 +49,29 @@ class RoundsOrder:
     def read(cls, folder: Path) -> RoundsOrder:
         return cls(**read_json_object(folder / ORDER, noun="order of rounds"))
 
-    def unmeasured(self, number: int) -> list[tuple[int, int]]:
+    def unmeasured(self, number: int, *, attempt: int = 0) -> list[tuple[int, int]]:
         """Return place and number of each run that a round has still to measure.
 
         The order is drawn anew for each round, whoever is left out of it.
+
+        Args:
+            attempt: 1 for the repetition of the round.
         """
         trained = [i for i, box in enumerate(self.mailboxes) if mailbox_of(box).has_return()]
-        drawn = random.Random(f"{self.seed} {number}").sample(trained, len(trained))
+        drawn = random.Random(f"{self.seed} {number} {attempt}").sample(trained, len(trained))
         left_out = self._left_out(number)
-        return [
-            (place, run)
-            for place, run in enumerate(drawn)
-            if self.labels[run] not in left_out
-            and number not in read_rounds(Path(self.folders[run]))
-        ]
+
+        def is_unmeasured(run: int) -> bool:
+            found = read_rounds(Path(self.folders[run])).get(number)
+            if attempt:  # which repeats all that the round has
+                return found is not None and found.attempt < attempt
+            return found is None and self.labels[run] not in left_out
+
+        return [(place, run) for place, run in enumerate(drawn) if is_unmeasured(run)]
+
+    def to_repeat(self) -> list[int]:
+        """Return the rounds so far that are to be measured again, as they were disturbed."""
+        return rounds_to_repeat([read_rounds(Path(folder)) for folder in self.folders])
 
     def num_unmeasured(self) -> int:
         """Return how many measurements are left, as far as is known."""
@@ -74,10 +83,10 @@ class RoundsOrder:
             return set()
         earlier = []
         for folder, label, seed in zip(self.folders, self.labels, self.seeds, strict=True):
-            run = measured_run(Path(folder), label, seed)
-            if run is not None:
-                rounds = {n: found for n, found in run.rounds.items() if n < number}
-                earlier.append(dataclasses.replace(run, rounds=rounds))
+            rounds = read_rounds(Path(folder))
+            before = {n: found for n, found in rounds.items() if n < number}
+            if before:
+                earlier.append(measured_in_rounds(Path(folder), label, seed, before))
         ranking = rank(earlier)
         if ranking is None:
             return set()

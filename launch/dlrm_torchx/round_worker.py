@@ -44,11 +44,19 @@ def main(folder: Path) -> None:
                 if returned is not None and rank == 0:
                     mailbox.send_return(returned)
         for number in range(order.num_rounds):
-            for place, run in on_rank_zero(functools.partial(order.unmeasured, number)):
-                in_round = functools.partial(_in_round, number=number, place=place)
-                _done(mailbox_of(order.mailboxes[run]), rank, in_round)
+            _measure(order, rank, number, attempt=0)
+            for disturbed in on_rank_zero(order.to_repeat):
+                _measure(order, rank, disturbed, attempt=1)
     if rank == 0:
         JobMailbox(folder, ATTEMPT).send_return(JobReturn())
+
+
+def _measure(order: RoundsOrder, rank: int, number: int, *, attempt: int) -> None:
+    """Measure the runs that an attempt at a round has still to measure."""
+    unmeasured = functools.partial(order.unmeasured, number, attempt=attempt)
+    for place, run in on_rank_zero(unmeasured):
+        in_round = functools.partial(_in_round, number=number, attempt=attempt, place=place)
+        _done(mailbox_of(order.mailboxes[run]), rank, in_round)
 
 
 def _may_begin(mailbox: JobMailbox) -> bool:
@@ -79,13 +87,13 @@ def _done(
         gc.collect()  # sharded modules are in reference cycles
 
 
-def _in_round(call: HydraCall, *, number: int, place: int) -> HydraCall:
+def _in_round(call: HydraCall, *, number: int, attempt: int, place: int) -> HydraCall:
     """Return the call that measures a run in a round."""
     function = get_method(call.config.round)
 
     def task(cfg: Any) -> None:
         with exit_codes():
-            function(cfg, number, place)
+            function(cfg, number, place, attempt)
 
     return HydraCall(task, call.config, call.hydra_context, call.singletons)
 

@@ -138,8 +138,9 @@ def test_gains_are_paired_by_seed():
     assert only_row(comparison, "dim").figures[GAIN].n == 2
     assert GAIN not in only_row(comparison, "size").figures
     assert GAIN not in only_row(comparison, "random").figures
-    gains = [line[-2] for line in cells(comparison)[1:]]
-    assert gains == ["-", "+20.0 ± 14.1 (2 of 3)", "-"]
+    titles, *rows = cells(comparison)
+    gains = {row[0]: row[titles.index("x random (95 %)")] for row in rows}
+    assert gains == {"random": "-", "dim": "1.196 (2 pairs)", "size": "-"}
 
 
 @pytest.mark.parametrize(
@@ -206,9 +207,9 @@ def test_options_of_a_sharder_make_rows_but_share_the_random_runs():
         ]
     )
     sharders = [row.sharder for row in comparison.rows]
-    assert sharders == ["random", "torchrec", "torchrec (min_partition=16)"]
+    assert sharders == ["random", "torchrec (min_partition=16)", "torchrec"]  # from the slowest on
     gains = [row.figures[GAIN].mean for row in comparison.rows[1:]]
-    assert gains == pytest.approx([0.5, 0.2])
+    assert gains == pytest.approx([0.2, 0.5])
 
 
 def test_order_of_rows():
@@ -331,7 +332,7 @@ def test_the_terminal_is_not_too_narrow():
     for i, name in enumerate(["size", "size_lookup", "torchrec_blind", "neuroshard_paper"]):
         figures = {"embedding_cost_ms": 123.0, "imbalance": 1.5, "samples_per_s": 3e6 + i}
         runs += [ran(name, seed, **figures) for seed in (0, 1)]
-    *table, failure = short_table(summarize(runs)).splitlines()
+    *table, failure = short_table(summarize(runs)).splitlines()[:7]
     assert len({len(line) for line in table}) == 1
     assert len(table[0]) <= MAX_LINE
     assert len(failure) == MAX_LINE

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dlrm_sharded.runs.ranking import MeasuredRun, Ranking, rank
+from dlrm_sharded.runs.ranking import MeasuredRun, Measurement, Ranking, rank
 from dlrm_sharded.runs.rounds import Round
 
 ROUND = Round(
@@ -16,9 +16,10 @@ ROUND = Round(
     spread=0.1,
     step_ms=1.0,
     samples_per_s=1.0,
-    load=0.5,
-    host="a",
-    time_s=0.0,
+    step_spread=0.1,
+    hosts={"a": 0.5},
+    began_s=0.0,
+    core_wait=0.0,
     seconds=1.0,
 )
 
@@ -40,12 +41,9 @@ def sweep(
         host[num_rounds // 3 : num_rounds // 2] /= burst
         for label, speed in speeds.items():
             figures = 1000 * speed * host * np.exp(noise * rng.standard_t(4, num_rounds))
-            rounds = {
-                number: dataclasses.replace(ROUND, round=number, samples_per_s=float(figure))
-                for number, figure in enumerate(figures)
-            }
+            found = {i: Measurement(float(x), 1e4 / float(x)) for i, x in enumerate(figures)}
             plan = "shared" if label in same_plan else label
-            runs.append(MeasuredRun(label, seed, f"{plan} {seed}", rounds))
+            runs.append(MeasuredRun(label, seed, f"{plan} {seed}", found))
     return runs
 
 
@@ -94,6 +92,10 @@ def test_the_lines_say_ratios_and_what_would_tell() -> None:
     tied = ({"size", "lookup"} - {first}).pop()
     assert closing.startswith(f"{first} ties with {tied}; about ")
     assert closing.endswith(" would tell 2 % apart")
+    loud = ranked(sweep(rng, {"dim": 1.0, "size": 1.0}, noise=3.0))
+    assert loud.closing.endswith(
+        "more than 500 more pairs would tell 2 % apart: the measurements are too noisy"
+    )
     told = ranked(sweep(rng, {"dim": 1.0, "size": 1.2}))
     assert told.closing == "size is the fastest, with 95 % confidence in each ratio"
 
@@ -121,5 +123,6 @@ def test_what_was_not_measured_together_is_not_ranked() -> None:
     assert rank([runs[0], apart]) is None
     assert rank(runs[:1]) is None
     assert rank([]) is None
-    part = dataclasses.replace(runs[1], rounds={k: v for k, v in runs[1].rounds.items() if k < 3})
+    few = {number: found for number, found in runs[1].measurements.items() if number < 3}
+    part = dataclasses.replace(runs[1], measurements=few)
     assert not math.isfinite(ranked([runs[0], part]).standings[1].behind.high)  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import MadeFrom, PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.surroundings import Surroundings
 from dlrm_sharded.runs.result import (
     METRICS,
     OBJECTIVES,
@@ -52,7 +53,10 @@ REPORT = PlanReport(
 )
 UNPREDICTED = PlanReport("test", solve_s=0.5)
 WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
-TRAINING = TrainingResult(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25)
+SURROUNDINGS = Surroundings({"node1": 0.5, "node2": 1.5}, 1.7e9, 0.02)
+TRAINING = TrainingResult(
+    12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25, SURROUNDINGS
+)
 PREDICTION = {
     "predicted_ms": 6.25,
     "predicted_critical_path_ms": 7.75,
@@ -94,6 +98,7 @@ def test_all_that_a_run_says(tmp_path):
     assert fields.pop("versions").keys() >= {"python", "torch"}
     fields.pop("commit")
     assert fields == {
+        **{"hosts": {"node1": 0.5, "node2": 1.5}, "began_s": 1.7e9, "core_wait": 0.02},
         "sharder": "test",
         "world_size": 2,
         "batch_size": 64,
@@ -146,7 +151,7 @@ def test_what_is_not_predicted_is_null(report, tmp_path):
 
 
 def test_a_run_of_warm_up_steps_knows_no_throughput(tmp_path):
-    training = TrainingResult(3, *(math.nan,) * 5, Evaluation(0.7, 0.9, 64), 0.25)
+    training = TrainingResult(3, *(math.nan,) * 5, Evaluation(0.7, 0.9, 64), 0.25, SURROUNDINGS)
     fields = written(tmp_path, result_of(training=training))
     keys = ("step_ms", "samples_per_s", "samples_per_s_p10", "samples_per_s_overall", "loss")
     assert {fields[key] for key in keys} == {None}

@@ -16,6 +16,7 @@ from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.result import TrainingResult
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
 from tests.unit.runs.test_result import PREDICTED as PREDICTED_COST
+from tests.unit.runs.test_result import SURROUNDINGS
 
 MEASURED = MEASURED_COST.cost
 PREDICTED = PlanCost(PREDICTED_COST.per_rank)
@@ -42,7 +43,9 @@ def closing(
     cost: PlanCost = MEASURED,
     on_cuda: bool = False,
 ) -> str:
-    training = TrainingResult(12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25)
+    training = TrainingResult(
+        12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25, SURROUNDINGS
+    )
     return closing_text(report, cost, STEP, training, Path("runs/x"), on_cuda=on_cuda)
 
 
