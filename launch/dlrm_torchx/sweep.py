@@ -50,6 +50,8 @@ def launch(
     Hydra's sweepers fail when they read the value of a failed job. Here, the value of every job
     that did not succeed raises one `IncompleteSweepError` about the whole batch.
     """
+    if options.rounds is not None:
+        check_one_batch(config)
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     logging.getLogger("torchx").setLevel(logging.WARNING)
@@ -89,6 +91,16 @@ def launch(
                 sweep.stop()
             sweep.report()
     return returns(jobs, sweep_dir)
+
+
+def check_one_batch(config: DictConfig) -> None:
+    """Raise ConfigError if the sweeper works in batches, which share neither hosts nor minutes."""
+    sweeper = config.hydra.sweeper
+    if not str(sweeper._target_).endswith("BasicSweeper") or sweeper.max_batch_size is not None:
+        raise ConfigError(
+            "hydra.launcher.rounds measures all combinations beside one another, and this sweeper "
+            "works in batches; use hydra/sweeper=basic without hydra.sweeper.max_batch_size"
+        )
 
 
 def keep_settings(sweep_dir: Path, *, restore: bool = False) -> None:

@@ -163,6 +163,19 @@ def test_rounds_need_a_function_that_measures(application: Path, tmp_path: Path)
     assert "hydra.launcher.rounds needs a config with the key round" in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize(
+    "sweeper",
+    ["hydra.sweeper.max_batch_size=1", "hydra/sweeper=optuna"],
+    ids=["batches", "optuna"],
+)
+def test_rounds_need_all_combinations_at_once(sweeper, tmp_path):
+    """Round 0 of one batch and round 0 of the next would count as a pair."""
+    if "optuna" in sweeper:
+        pytest.importorskip("optuna")
+    done = preloaded.run(*command(tmp_path, "sharder=choice(random,size)", sweeper), exit_code=2)
+    assert "this sweeper works in batches; use hydra/sweeper=basic" in done.stderr
+
+
 def test_lines_that_are_no_rounds_are_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
