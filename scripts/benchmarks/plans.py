@@ -32,8 +32,8 @@ from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.ranks.workers import Refusal, in_processes
 from dlrm_sharded.sharders.planning import Planner
-from dlrm_sharded.simulation.workers import Refusal, in_processes
 from studies.parts import option
 from studies.processes import quiet
 from studies.study import Case, Row

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dlrm_sharded.files.errors import InfeasibleTaskError
-from dlrm_sharded.simulation.workers import Refusal, in_processes
+from dlrm_sharded.ranks.workers import Refusal, in_processes
 
 log = logging.getLogger("dlrm_sharded.test_workers")
 
@@ -34,12 +34,12 @@ def warned() -> int:
 
 
 def test_results_keep_their_order() -> None:
-    done: list[int] = []
+    done: dict[int, object] = {}
     found = in_processes(
         [lambda: 1, refused, broken, killed, lambda: 2],
         limit_s=LONG_S,
         num_workers=2,
-        done=done.append,
+        done=done.__setitem__,
     )
     assert found == [
         1,
@@ -48,7 +48,7 @@ def test_results_keep_their_order() -> None:
         Refusal("its process ended with exit code -9"),
         2,
     ]
-    assert sorted(done) == [0, 1, 2, 3, 4]
+    assert [done[index] for index in range(5)] == found
 
 
 def test_what_takes_too_long_is_ended() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
-
-import torch
 
 from dlrm_sharded.files.errors import InfeasibleTaskError, UserError
 
@@ -72,7 +71,7 @@ def in_processes(
     *,
     limit_s: float,
     num_workers: int,
-    done: Callable[[int], None] = lambda index: None,
+    done: Callable[[int, T | Refusal], None] = lambda index, result: None,
 ) -> list[T | Refusal]:
     """Return what functions return, each in a fork of this process, or why it does not.
 
@@ -81,7 +80,7 @@ def in_processes(
     Args:
         limit_s: time of one function.
         num_workers: number of processes at once.
-        done: called with the index of each function that has ended.
+        done: called with the index of each function that has ended, and its result.
     """
     results: dict[int, T | Refusal] = {}
     warned: set[str] = set()
@@ -101,7 +100,7 @@ def in_processes(
                 warned.update(warnings)
                 running.remove(worker)
                 worker.end()
-                done(worker.index)
+                done(worker.index, results[worker.index])
     finally:
         for worker in running:
             worker.end()
@@ -119,7 +118,8 @@ def _run(sender: Connection, function: Callable[[], object]) -> None:
     end_on_signals()
     warnings = _Warnings()
     logging.getLogger().handlers = [warnings]
-    torch.set_num_threads(1)  # threads of the parent are not there
+    if torch := sys.modules.get("torch"):  # planning loads it for few sharders
+        torch.set_num_threads(1)  # threads of the parent are not there
     result: object
     try:
         result = function()
