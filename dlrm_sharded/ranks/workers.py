@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import multiprocessing
 import signal
@@ -9,13 +10,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from dlrm_sharded.files.errors import InfeasibleTaskError, UserError
 
 T = TypeVar("T")
+
+Warnings = tuple[tuple[str, str], ...]
+"""The text of each warning, without its figures and with them."""
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +30,12 @@ class Refusal:
 
     Args:
         is_infeasible: whether the error says that no plan fits.
+        seconds: time until this was known.
     """
 
     message: str
     is_infeasible: bool = False
+    seconds: float = field(default=0.0, compare=False)
 
 
 class _Worker:
@@ -49,12 +55,18 @@ class _Worker:
     def left_s(self) -> float:
         return max(0.0, self._ends - time.monotonic())
 
-    def result(self) -> tuple[Any, tuple[str, ...]]:
+    def result(self) -> tuple[Any, Warnings]:
         """Return the result of the function and its warnings, or why it has none."""
+        result, warnings = self._received()
+        if isinstance(result, Refusal):
+            result = dataclasses.replace(result, seconds=self._limit_s - self.left_s)
+        return result, warnings
+
+    def _received(self) -> tuple[Any, Warnings]:
         if not self.receiver.poll():
             return Refusal(f"it takes more than {self._limit_s:g} s"), ()
         try:
-            received: tuple[Any, tuple[str, ...]] = self.receiver.recv()
+            received: tuple[Any, Warnings] = self.receiver.recv()
         except EOFError:
             self._process.join()
             return Refusal(f"its process ended with exit code {self._process.exitcode}"), ()
@@ -72,6 +84,7 @@ def in_processes(
     limit_s: float,
     num_workers: int,
     done: Callable[[int, T | Refusal], None] = lambda index, result: None,
+    each_kind_once: bool = False,
 ) -> list[T | Refusal]:
     """Return what functions return, each in a fork of this process, or why it does not.
 
@@ -81,6 +94,7 @@ def in_processes(
         limit_s: time of one function.
         num_workers: number of processes at once.
         done: called with the index of each function that has ended, and its result.
+        each_kind_once: whether warnings that differ in their figures alone count as one.
     """
     results: dict[int, T | Refusal] = {}
     warned: set[str] = set()
@@ -94,10 +108,10 @@ def in_processes(
             ready = wait([worker.receiver for worker in running], timeout=least_s)
             for worker in [w for w in running if w.receiver in ready or not w.left_s]:
                 results[worker.index], warnings = worker.result()
-                for warning in dict.fromkeys(warnings):
-                    if warning not in warned:
-                        log.warning("%s", warning)
-                warned.update(warnings)
+                for kind, message in warnings:
+                    if (key := kind if each_kind_once else message) not in warned:
+                        log.warning("%s", message)
+                        warned.add(key)
                 running.remove(worker)
                 worker.end()
                 done(worker.index, results[worker.index])
@@ -116,7 +130,7 @@ def end_on_signals() -> None:
 def _run(sender: Connection, function: Callable[[], object]) -> None:
     """Send what a function returns; log nothing, as several processes would mix their lines."""
     end_on_signals()
-    warnings = _Warnings()
+    warnings = _WarningsHandler()
     logging.getLogger().handlers = [warnings]
     if torch := sys.modules.get("torch"):  # planning loads it for few sharders
         torch.set_num_threads(1)  # threads of the parent are not there
@@ -132,13 +146,13 @@ def _run(sender: Connection, function: Callable[[], object]) -> None:
     sender.send((result, tuple(warnings.messages)))
 
 
-class _Warnings(logging.Handler):
+class _WarningsHandler(logging.Handler):
     """Keeps the warnings of this package."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.messages: list[str] = []
+        self.messages: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("dlrm_sharded"):
-            self.messages.append(record.getMessage())
+            self.messages.append((str(record.msg), record.getMessage()))

@@ -1,0 +1,82 @@
+"""The scores of a contest as tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlrm_sharded.contest.entry import Entry
+from dlrm_sharded.contest.score import Score, mean
+from dlrm_sharded.files.text_table import UNKNOWN, TextTable
+from dlrm_sharded.runs.paired import PairedRatio
+
+MAX_FAILURES = 20
+"""Number of cases without a plan that a text names."""
+
+
+def score_table(found: Sequence[Score], reference: str) -> TextTable:
+    """Return a line for each sharder; figures that were not measured are predicted."""
+    has_measured = any(score.measured for score in found)
+    columns = ["sharder", "plans", f"predicted / {reference} [95 %]", "geometric mean"]
+    columns += ["wins/ties/losses", "gap to bound, %: mean, worst (tasks)", "s: mean, worst"]
+    if has_measured:
+        columns += [f"measured / {reference} [95 %]", "measured wins/ties/losses"]
+    rows = []
+    for score in found:
+        gaps = [100 * gap for gap in score.gaps]
+        row: list[object] = [
+            score.sharder,
+            f"{score.num_solved}/{score.num_tasks}",
+            ratio_text(score.ratio),
+            UNKNOWN if score.mean_ratio is None else f"{score.mean_ratio:.4f}",
+            f"{score.wins}/{score.ties}/{score.losses}",
+            f"{mean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else UNKNOWN,
+            f"{mean(score.seconds):.2f}, {max(score.seconds):.2f}",
+        ]
+        if has_measured:
+            row.append(ratio_text(score.measured))
+            row.append(f"{score.measured_wins}/{score.measured_ties}/{score.measured_losses}")
+        rows.append(row)
+    return TextTable(columns, rows)
+
+
+def ratio_text(ratio: PairedRatio | None) -> str:
+    """Write a ratio and its interval, which fewer than 6 pairs do not have."""
+    if ratio is None:
+        return UNKNOWN
+    if ratio.low == 0:
+        return f"{ratio.ratio:.4f}"
+    return f"{ratio.ratio:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+
+
+def notes(
+    found: Sequence[Score], reference: str, *, common: int, num_tasks: int, margin: float
+) -> list[str]:
+    """Return what the figures of the table are."""
+    without = [score.sharder for score in found if not score.num_solved]
+    whose = f"all of them but {', '.join(without)}, without any plan," if without else "all of them"
+    texts = [
+        f"Ratios are of the {common} of {num_tasks} tasks that {whose} solve: the median of the "
+        "pairwise means (Hodges and Lehmann) with Wilcoxon's 95 % interval, which needs 6 tasks, "
+        "and the geometric mean.",
+        f"A tie with {reference} is a difference of at most {100 * margin:g} % of the predicted "
+        "cost; a plan where the other one has none is a win.",
+        "The gap is the distance from the best lower bound that any of them proves for a task.",
+    ]
+    if any(score.measured for score in found):
+        texts.append(
+            "Measured: the ranks' computation, one rank after another on this machine, in rounds "
+            "of a drawn order; exchanges are predicted. A win or a loss is a task whose rounds "
+            "tell the two apart with 95 % confidence."
+        )
+    return texts
+
+
+def failures(entries: Sequence[Entry], *, most: int = MAX_FAILURES) -> list[str]:
+    """Return a line for each case without a plan, the first `most` of them."""
+    lines = [
+        f"no plan: {entry.task}, {entry.sharder}: {entry.error}"
+        for entry in entries
+        if entry.error is not None
+    ]
+    more = len(lines) - most
+    return lines[:most] + ([f"and {more} more, in by_plan"] if more > 0 else [])
