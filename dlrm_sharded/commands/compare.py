@@ -19,7 +19,7 @@ import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import CONF_DIR, refuse_unused, run_hydra
 from dlrm_sharded.commands.sharders import (
     build_planner,
     config_of_sharder,
@@ -57,13 +57,13 @@ def hydra_main(cfg: DictConfig) -> None:
         sharders = checked_names("sharders", plain(cfg.sharders), example="sharders=[neuroshard]")
         setting = _setting(cfg, sharders)
         tasks = _tasks(cfg)
-        cases = _cases(cfg, sharders, tasks)
-        rounds = Rounds(cfg.measure.rounds, cfg.measure.iterations, seed=cfg.seed)
+        rounds = Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
         if cfg.measured:
             from dlrm_sharded.ranks.devices import device_type
 
             for name, (task, _) in tasks.items():
                 check_measurable(name, task, device_type())
+        cases = _cases(cfg, sharders, tasks)
         out = setting.out
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -88,11 +88,13 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
     """Check the values of a config that say how the comparison is made and written."""
     check_effects(cfg)
     check_flag("measured", cfg.measured)
+    if not cfg.measured:
+        refuse_unused(dict.fromkeys(("rounds", "iterations"), "measured=true measures plans"))
     check_count("seed", cfg.seed, least=0)
     check_number("tie", cfg.tie, most=1.0)
     check_number("limit_s", cfg.limit_s, above=True)
-    check_count("measure.rounds", cfg.measure.rounds, least=1)
-    check_count("measure.iterations", cfg.measure.iterations, least=1)
+    check_count("rounds", cfg.rounds, least=1)
+    check_count("iterations", cfg.iterations, least=1)
     if cfg.workers is not None:
         check_count("workers", cfg.workers, least=1)
     if cfg.format not in FORMATS:
@@ -109,7 +111,7 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
         num_workers=cfg.workers or num_cores(),
         limit_s=float(cfg.limit_s),
         prices="the cost model of the config" if cfg.hardware is None else str(cfg.hardware),
-        rounds=cfg.measure.rounds if cfg.measured else 0,
+        rounds=cfg.rounds if cfg.measured else 0,
         file_format=cfg.format,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 
 from dlrm_sharded.contest.entry import Entry, bound_ms
 from dlrm_sharded.contest.measurement import Measurement
@@ -18,6 +18,10 @@ Costs = Mapping[str, Mapping[str, float]]
 """A cost in ms by sharder and task; tasks without a plan are missing."""
 
 
+Tally = tuple[int, int, int]
+"""Numbers of tasks that a sharder wins, ties and loses against the reference."""
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """A sharder's figures over all tasks.
@@ -27,12 +31,12 @@ class Score:
         ratio: its predicted cost over that of the reference, on the tasks in common, see
             `common_tasks`; None if there are none.
         mean_ratio: geometric mean of the same ratios.
-        wins, ties, losses: tasks that it wins, ties and loses against the reference. A plan where
-            the other one has none is a win; tasks that neither solves do not count.
+        tally: by predicted costs. A plan where the other one has none is a win; tasks that neither
+            solves do not count.
         gaps: distance of each plan from the best bound of its task, relative, where there is one.
         seconds: of each case, with or without a plan.
         measured: as `ratio`, of measured costs; None if nothing was measured.
-        measured_wins, measured_ties, measured_losses: tasks by the intervals of their rounds.
+        measured_tally: by the intervals of the rounds of each task.
     """
 
     sharder: str
@@ -40,15 +44,11 @@ class Score:
     num_solved: int
     ratio: PairedRatio | None
     mean_ratio: float | None
-    wins: int
-    ties: int
-    losses: int
+    tally: Tally
     gaps: tuple[float, ...]
     seconds: tuple[float, ...]
     measured: PairedRatio | None = None
-    measured_wins: int = 0
-    measured_ties: int = 0
-    measured_losses: int = 0
+    measured_tally: Tally = (0, 0, 0)
 
 
 def predicted_costs(entries: Iterable[Entry]) -> dict[str, dict[str, float]]:
@@ -81,42 +81,24 @@ def scores(
         measurements: of plans, by task.
         margin: relative difference of predicted costs below which they are a tie.
     """
-    costs = predicted_costs(entries)
-    common = common_tasks(costs)
-    bounds = bounds_ms(entries)
-    measured_ms = measured_costs(measurements or {})
+    costs, bounds = predicted_costs(entries), bounds_ms(entries)
+    measured = measurements or {}
+    measured_ms = measured_costs(measured)
     found = []
     for sharder, by_task in costs.items():
-        own = [entry for entry in entries if entry.sharder == sharder]
-        ratio = _ratio(by_task, costs[reference], common)
-        wins, ties, losses = _outcomes(by_task, costs[reference], margin)
-        by_rounds = [
-            one.ratios(reference)[sharder]
-            for one in (measurements or {}).values()
-            if {sharder, reference} <= one.rounds_ms.keys()
-        ]
+        seconds = tuple(entry.solve_s for entry in entries if entry.sharder == sharder)
+        gaps = (ms / bounds[task] - 1 for task, ms in by_task.items() if task in bounds)
         found.append(
             Score(
                 sharder,
-                num_tasks=len(own),
-                num_solved=len(by_task),
-                ratio=ratio,
-                mean_ratio=None
-                if ratio is None
-                else geometric_mean([by_task[task] / costs[reference][task] for task in common]),
-                wins=wins,
-                ties=ties,
-                losses=losses,
-                gaps=tuple(ms / bounds[task] - 1 for task, ms in by_task.items() if task in bounds),
-                seconds=tuple(entry.solve_s for entry in own),
-                measured=_ratio(
-                    measured_ms.get(sharder, {}),
-                    measured_ms.get(reference, {}),
-                    common_tasks(measured_ms),
-                ),
-                measured_wins=sum(one.high < 1 for one in by_rounds),
-                measured_ties=sum(one.is_tie for one in by_rounds),
-                measured_losses=sum(one.low > 1 for one in by_rounds),
+                len(seconds),
+                len(by_task),
+                *_ratios(costs, sharder, reference),
+                tally(by_task, costs[reference], margin),
+                tuple(gaps),
+                seconds,
+                _ratios(measured_ms, sharder, reference)[0],
+                _tally_of_rounds(measured.values(), sharder, reference),
             )
         )
     return found
@@ -140,27 +122,32 @@ def measured_costs(measurements: Mapping[str, Measurement]) -> dict[str, dict[st
     return costs
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """Return the mean of values; None if there are none."""
-    return fmean(values) if values else None
+def tally(of: Mapping[str, float], reference: Mapping[str, float], margin: float) -> Tally:
+    """Compare costs task by task; those that differ by at most the margin are a tie."""
+    ratios = [of.get(task, math.inf) / reference[task] for task in reference]
+    only_here = len(of.keys() - reference.keys())
+    wins = sum(ratio < 1 - margin for ratio in ratios)
+    losses = sum(ratio > 1 + margin for ratio in ratios)
+    return wins + only_here, len(ratios) - wins - losses, losses
 
 
-def _ratio(
-    of: Mapping[str, float], reference: Mapping[str, float], tasks: Sequence[str]
-) -> PairedRatio | None:
-    figures = [[costs[task] for task in tasks] for costs in (of, reference) if costs]
-    if not tasks or len(figures) < 2 or min(map(min, figures)) <= 0:
-        return None
-    return paired_ratio(*figures)
-
-
-def _outcomes(
-    of: Mapping[str, float], reference: Mapping[str, float], margin: float
-) -> tuple[int, int, int]:
-    differences = [
-        of.get(task, math.inf) / reference.get(task, math.inf) if task in of else math.inf
-        for task in {*of, *reference}
+def _tally_of_rounds(found: Iterable[Measurement], sharder: str, reference: str) -> Tally:
+    ratios = [
+        one.ratios(reference)[sharder]
+        for one in found
+        if {sharder, reference} <= one.rounds_ms.keys()
     ]
-    wins = sum(ratio < 1 - margin for ratio in differences)
-    losses = sum(ratio > 1 + margin for ratio in differences)
-    return wins, len(differences) - wins - losses, losses
+    wins, losses = (sum(ratio.high < 1 for ratio in ratios), sum(ratio.low > 1 for ratio in ratios))
+    return wins, len(ratios) - wins - losses, losses
+
+
+def _ratios(costs: Costs, sharder: str, reference: str) -> tuple[PairedRatio | None, float | None]:
+    """Return the ratio on the tasks in common, and the geometric mean; None if there is none."""
+    own, other, tasks = costs.get(sharder), costs.get(reference), common_tasks(costs)
+    if not own or not other or not tasks:
+        return None, None
+    first, second = [own[task] for task in tasks], [other[task] for task in tasks]
+    if min(first + second) <= 0:  # by a cost model that is not ours
+        return None, None
+    ratios = [a / b for a, b in zip(first, second, strict=True)]
+    return paired_ratio(first, second), geometric_mean(ratios)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from dlrm_sharded.contest.entry import Entry
-from dlrm_sharded.contest.score import Score, mean
+from dlrm_sharded.contest.score import Score, Tally
 from dlrm_sharded.files.text_table import UNKNOWN, TextTable
 from dlrm_sharded.runs.paired import PairedRatio
 
@@ -28,13 +29,13 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
             f"{score.num_solved}/{score.num_tasks}",
             ratio_text(score.ratio),
             UNKNOWN if score.mean_ratio is None else f"{score.mean_ratio:.4f}",
-            f"{score.wins}/{score.ties}/{score.losses}",
-            f"{mean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else UNKNOWN,
-            f"{mean(score.seconds):.2f}, {max(score.seconds):.2f}",
+            tally_text(score.tally),
+            f"{fmean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else UNKNOWN,
+            f"{fmean(score.seconds):.2f}, {max(score.seconds):.2f}",
         ]
         if has_measured:
             row.append(ratio_text(score.measured))
-            row.append(f"{score.measured_wins}/{score.measured_ties}/{score.measured_losses}")
+            row.append(tally_text(score.measured_tally))
         rows.append(row)
     return TextTable(columns, rows)
 
@@ -46,6 +47,11 @@ def ratio_text(ratio: PairedRatio | None) -> str:
     if ratio.low == 0:
         return f"{ratio.ratio:.4f}"
     return f"{ratio.ratio:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+
+
+def tally_text(tally: Tally) -> str:
+    """Write the numbers of wins, ties and losses."""
+    return "/".join(map(str, tally))
 
 
 def notes(
@@ -72,11 +78,13 @@ def notes(
 
 
 def failures(entries: Sequence[Entry], *, most: int = MAX_FAILURES) -> list[str]:
-    """Return a line for each case without a plan, the first `most` of them."""
+    """Return a line for each task and reason why there is no plan, the first `most` of them."""
+    sharders: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        if entry.error is not None:
+            sharders.setdefault((entry.task, entry.error), []).append(entry.sharder)
     lines = [
-        f"no plan: {entry.task}, {entry.sharder}: {entry.error}"
-        for entry in entries
-        if entry.error is not None
+        f"no plan: {task}, {', '.join(names)}: {error}" for (task, error), names in sharders.items()
     ]
     more = len(lines) - most
     return lines[:most] + ([f"and {more} more, in by_plan"] if more > 0 else [])

@@ -10,11 +10,10 @@ import polars as pl
 
 from dlrm_sharded.contest.entry import Entry
 from dlrm_sharded.contest.measurement import Measurement
-from dlrm_sharded.contest.score import bounds_ms
+from dlrm_sharded.contest.score import bounds_ms, predicted_costs
 from dlrm_sharded.files.json_files import replaced_file
-from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, STAGE_LABELS, STAGES, StageCost
+from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, STAGE_LABELS, STAGES
 
-FORMATS = ("csv", "parquet")
 MAX_COSTLIEST = 3
 """Number of tables that a diagnosis in short names."""
 
@@ -50,50 +49,33 @@ def by_task(entries: Sequence[Entry]) -> list[Row]:
     for task in dict.fromkeys(entry.task for entry in entries):
         found = [entry for entry in entries if entry.task == task]
         costs = {entry.sharder: entry.cost.cost_ms for entry in found if entry.cost is not None}
-        best = min(costs, key=lambda sharder: costs[sharder], default=None)
-        rows.append(
-            {
-                "task": task,
-                "kind": found[0].kind,
-                "num_tables": found[0].num_tables,
-                "world_size": found[0].world_size,
-                "num_sharders": len(found),
-                "num_plans": len(costs),
-                "best_sharder": best,
-                "best_ms": None if best is None else costs[best],
-                "lower_bound_ms": bounds.get(task),
-            }
-        )
+        best = min(costs, key=lambda sharder: costs[sharder], default="")
+        size = {"num_tables": found[0].num_tables, "world_size": found[0].world_size}
+        num = {"num_sharders": len(found), "num_plans": len(costs)}
+        best_of = {"best_sharder": best or None, "best_ms": costs.get(best)}
+        bound = {"lower_bound_ms": bounds.get(task)}
+        rows.append({"task": task, "kind": found[0].kind, **size, **num, **best_of, **bound})
     return rows
 
 
 def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str) -> list[Row]:
     """Return a row for each task and sharder, with the diagnosis in short."""
     bounds = bounds_ms(entries)
-    reference_ms = {
-        entry.task: entry.cost.cost_ms
-        for entry in entries
-        if entry.cost is not None and entry.sharder == reference
-    }
+    reference_ms = predicted_costs(entries).get(reference, {})
     rows = []
     for entry in entries:
-        ms, bound = entry.cost and entry.cost.cost_ms, bounds.get(entry.task)
-        other_ms = reference_ms.get(entry.task)
+        cost, ms = entry.cost, entry.cost and entry.cost.cost_ms
+        bound, other_ms = bounds.get(entry.task), reference_ms.get(entry.task)
         rows.append(
             {
-                "task": entry.task,
-                "sharder": entry.sharder,
-                "error": entry.error,
-                "is_infeasible": entry.is_infeasible,
-                "cost_ms": ms,
+                **{"task": entry.task, "sharder": entry.sharder, "error": entry.error},
+                **{"is_infeasible": entry.is_infeasible, "cost_ms": ms},
                 "over_reference": ms / other_ms if ms and other_ms else None,
-                "critical_path_ms": entry.cost and entry.cost.critical_path_ms,
-                "imbalance": entry.cost and entry.cost.imbalance,
+                "critical_path_ms": cost and cost.critical_path_ms,
+                "imbalance": cost and cost.imbalance,
                 "gap": ms / bound - 1 if ms and bound else None,
-                "solve_s": entry.solve_s,
-                "num_shards": len(entry.shards) or None,
-                "peak_mib": entry.peak_mib,
-                **diagnosis(entry),
+                **{"solve_s": entry.solve_s, "num_shards": len(entry.shards) or None},
+                **{"peak_mib": entry.peak_mib, **diagnosis(entry)},
                 **_measured(entry, measurements.get(entry.task), reference),
                 "prices": entry.prices,
             }
@@ -126,47 +108,33 @@ def by_rank(entries: Sequence[Entry], measurements: Measurements) -> list[Row]:
     """Return a row for each rank of each plan: stages, redistribution of ids, and memory."""
     rows = []
     for entry in entries:
-        if entry.cost is None:
-            continue
         found = measurements.get(entry.task)
-        measured = None if found is None else found.costs[entry.sharder].per_rank
-        input_dist_ms = entry.cost.input_dist_ms
-        for rank, stages in enumerate(entry.cost.per_rank):
-            rows.append(
-                {
-                    "task": entry.task,
-                    "sharder": entry.sharder,
-                    "rank": rank,
-                    **stages.to_json(),
-                    "total_ms": stages.total_ms,
-                    "input_dist_ms": None if input_dist_ms is None else input_dist_ms[rank],
-                    "memory_bytes": entry.bytes_by_rank[rank],
-                    **(_measured_stages(measured[rank]) if measured else {}),
-                }
-            )
+        for rank, stages in enumerate(entry.cost.per_rank if entry.cost else ()):
+            ids_ms = entry.cost and entry.cost.input_dist_ms
+            names = {"task": entry.task, "sharder": entry.sharder, "rank": rank}
+            times = {**stages.to_json(), "total_ms": stages.total_ms}
+            others = {"input_dist_ms": ids_ms and ids_ms[rank]}
+            others["memory_bytes"] = entry.bytes_by_rank[rank]
+            measured = found and found.costs[entry.sharder].per_rank[rank]
+            if measured:
+                times |= {f"measured_{name}_ms": measured.stage_ms(name) for name in COMPUTE_STAGES}
+            rows.append({**names, **times, **others})
     return rows
 
 
 def by_shard(entries: Sequence[Entry]) -> list[Row]:
     """Return a row for each shard of each plan."""
-    return [
-        {
-            "task": entry.task,
-            "sharder": entry.sharder,
-            "table": shard.table,
-            "rank": shard.rank,
-            "first_row": shard.rows[0],
-            "end_row": shard.rows[1],
-            "first_col": shard.cols[0],
-            "end_col": shard.cols[1],
-            "replicated": shard.replicated,
-            "precision": shard.precision,
-            "compute_ms": entry.shard_ms[place][0] if entry.shard_ms else None,
-            "comm_ms": entry.shard_ms[place][1] if entry.shard_ms else None,
-        }
-        for entry in entries
-        for place, shard in enumerate(entry.shards)
-    ]
+    rows = []
+    for entry in entries:
+        for place, shard in enumerate(entry.shards):
+            names = {"task": entry.task, "sharder": entry.sharder, "table": shard.table}
+            rows_of = {"first_row": shard.rows[0], "end_row": shard.rows[1]}
+            cols_of = {"first_col": shard.cols[0], "end_col": shard.cols[1]}
+            kind = {"replicated": shard.replicated, "precision": shard.precision}
+            times_ms = entry.shard_ms[place] if entry.shard_ms else (None, None)
+            times = dict(zip(("compute_ms", "comm_ms"), times_ms, strict=True))
+            rows.append({**names, "rank": shard.rank, **rows_of, **cols_of, **kind, **times})
+    return rows
 
 
 def _measured(entry: Entry, found: Measurement | None, reference: str) -> Row:
@@ -179,7 +147,3 @@ def _measured(entry: Entry, found: Measurement | None, reference: str) -> Row:
     ratio = found.ratios(reference).get(entry.sharder) if reference in found.costs else None
     figures = (None,) * 3 if ratio is None else (ratio.ratio, ratio.low, ratio.high)
     return dict(zip(names, (found.costs[entry.sharder].cost_ms, *figures), strict=True))
-
-
-def _measured_stages(stages: StageCost) -> Row:
-    return {f"measured_{stage}_ms": stages.stage_ms(stage) for stage in COMPUTE_STAGES}
