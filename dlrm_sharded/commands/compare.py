@@ -33,6 +33,7 @@ from dlrm_sharded.contest.cases import run_cases
 from dlrm_sharded.contest.entry import Case, digest_of_prices
 from dlrm_sharded.contest.measure import Rounds, check_measurable, measure_tasks
 from dlrm_sharded.contest.report import Setting, write_report
+from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
 from dlrm_sharded.files.json_files import folder_to_write, read_json_object, write_json
@@ -64,6 +65,7 @@ def hydra_main(cfg: DictConfig) -> None:
             for name, (task, _) in tasks.items():
                 check_measurable(name, task, device_type())
         cases = _cases(cfg, sharders, tasks)
+        setting = dataclasses.replace(setting, prices=_prices_text(cases[0]))
         out = setting.out
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
         margin=float(cfg.tie),
         num_workers=cfg.workers or num_cores(),
         limit_s=float(cfg.limit_s),
-        prices="the cost model of the config" if cfg.hardware is None else str(cfg.hardware),
+        prices="",
         rounds=cfg.rounds if cfg.measured else 0,
         file_format=cfg.format,
     )
@@ -203,6 +205,13 @@ def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Named) -> list[Case]
         prices = digest_of_prices(of_context[sharders[0]].cost_model, plain(cfg.cost_model))
         cases += [Case(name, of, task, of_context[of], kind, prices) for of in sharders]
     return cases
+
+
+def _prices_text(case: Case) -> str:
+    """Say where the prices of a contest come from: they are calibrated, a prior, or of a user's."""
+    model = case.planner.cost_model
+    standing = standing_of(model)
+    return type(model).__name__ if standing is None else standing.text
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dlrm_sharded.contest.entry import Entry
 from dlrm_sharded.contest.measurement import Measurement
-from dlrm_sharded.contest.score import common_tasks, predicted_costs, scores
+from dlrm_sharded.contest.score import predicted_costs, scores
 from dlrm_sharded.contest.score_text import failures, notes, score_table
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file
@@ -57,13 +57,7 @@ def write_report(
     found = scores(entries, reference, measurements, margin=setting.margin)
     table = score_table(found, reference)
     num_tasks = len({entry.task for entry in entries})
-    lines = notes(
-        found,
-        reference,
-        common=len(common_tasks(predicted_costs(entries))),
-        num_tasks=num_tasks,
-        margin=setting.margin,
-    )
+    lines = notes(found, reference, predicted_costs(entries), margin=setting.margin)
     texts = ["# Comparison of sharders", _heading(entries, setting), table.markdown()]
     texts += ["\n".join(f"- {line}" for line in lines)]
     kinds = list(dict.fromkeys(entry.kind for entry in entries))
@@ -100,8 +94,8 @@ def _heading(entries: Sequence[Entry], setting: Setting) -> str:
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     load = ", ".join(f"{load:.2f}" for load in os.getloadavg())
     return (
-        f"{tasks} tasks of {_range(tables)} tables on {_range(sizes)} ranks, priced by "
-        f"{setting.prices} (digest {digests}). {setting.num_workers} cases at once, "
+        f"{tasks} tasks of {_range(tables)} tables on {_range(sizes)} ranks. Prices: "
+        f"{setting.prices}; digest {digests}. {setting.num_workers} cases at once, "
         f"{setting.limit_s:g} s each, on {cpu_name()} with {os.cpu_count()} cores; load average at "
         f"the end: {load}. Commit {commit()}; {software}."
     )

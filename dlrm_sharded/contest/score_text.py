@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from statistics import fmean
 
 from dlrm_sharded.contest.entry import Entry
-from dlrm_sharded.contest.score import Score, Tally
+from dlrm_sharded.contest.score import Costs, Score, Tally, common_tasks
 from dlrm_sharded.files.text_table import UNKNOWN, TextTable
 from dlrm_sharded.runs.paired import PairedRatio
 
-MAX_FAILURES = 20
-"""Number of cases without a plan that a text names."""
+MAX_FAILURES, MAX_REASON = 20, 120
+"""Number of cases without a plan that a text names, and characters of a reason; by_plan has all."""
 
 
 def score_table(found: Sequence[Score], reference: str) -> TextTable:
@@ -54,16 +55,22 @@ def tally_text(tally: Tally) -> str:
     return "/".join(map(str, tally))
 
 
-def notes(
-    found: Sequence[Score], reference: str, *, common: int, num_tasks: int, margin: float
-) -> list[str]:
-    """Return what the figures of the table are."""
+def notes(found: Sequence[Score], reference: str, costs: Costs, *, margin: float) -> list[str]:
+    """Return what the figures of the table are.
+
+    Args:
+        costs: predicted costs, of which the ratios are.
+    """
+    common, num_tasks = len(common_tasks(costs)), max(score.num_tasks for score in found)
     without = [score.sharder for score in found if not score.num_solved]
     whose = f"all of them but {', '.join(without)}, without any plan," if without else "all of them"
+    fewest = min(costs, key=lambda sharder: len(costs[sharder]) or num_tasks)
+    rest = len(common_tasks({name: of for name, of in costs.items() if name != fewest}))
+    spoils = f" Without {fewest}, they would be of {rest}." if rest > common else ""
     texts = [
         f"Ratios are of the {common} of {num_tasks} tasks that {whose} solve: the median of the "
         "pairwise means (Hodges and Lehmann) with Wilcoxon's 95 % interval, which needs 6 tasks, "
-        "and the geometric mean.",
+        f"and the geometric mean.{spoils}",
         f"A tie with {reference} is a difference of at most {100 * margin:g} % of the predicted "
         "cost; a plan where the other one has none is a win.",
         "The gap is the distance from the best lower bound that any of them proves for a task.",
@@ -82,7 +89,8 @@ def failures(entries: Sequence[Entry], *, most: int = MAX_FAILURES) -> list[str]
     sharders: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         if entry.error is not None:
-            sharders.setdefault((entry.task, entry.error), []).append(entry.sharder)
+            error = textwrap.shorten(entry.error, MAX_REASON, placeholder=" ...")
+            sharders.setdefault((entry.task, error), []).append(entry.sharder)
     lines = [
         f"no plan: {task}, {', '.join(names)}: {error}" for (task, error), names in sharders.items()
     ]

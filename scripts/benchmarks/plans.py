@@ -16,7 +16,7 @@ from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of
 from benchmarks.priors import MLPERF_BATCH_SIZES, mlperf_task
 from dlrm_sharded.contest.cases import solve_in_time
 from dlrm_sharded.contest.entry import Case, Entry
-from dlrm_sharded.contest.score import TIE, common_tasks, predicted_costs, scores
+from dlrm_sharded.contest.score import TIE, predicted_costs, scores
 from dlrm_sharded.contest.score_text import failures, notes, score_table
 from dlrm_sharded.contest.tables import by_plan
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
@@ -152,10 +152,8 @@ def _table(rows: Sequence[Row], reference: str | None) -> list[str]:
     reference = choose_reference(reference, sharders_of(rows))
     entries = [Entry.from_json(row["entry"]) for row in rows]
     found = scores(entries, reference)
-    common, num_tasks = common_tasks(predicted_costs(entries)), len({task_of(row) for row in rows})
-    texts = notes(found, reference, common=len(common), num_tasks=num_tasks, margin=TIE)
-    lines = [*texts, *failures(entries)]
-    return [score_table(found, reference).markdown(), "\n".join(f"- {line}" for line in lines)]
+    texts = notes(found, reference, predicted_costs(entries), margin=TIE) + failures(entries)
+    return [score_table(found, reference).markdown(), "\n".join(f"- {line}" for line in texts)]
 
 
 def _by_kind(rows: Sequence[Row]) -> str:

@@ -102,7 +102,7 @@ def test_a_preset(tmp_path):
         tmp_path, "preset=dreamshard_table_1", "num=1", "sharders=[dim,random]", "reference=dim"
     )
     summary = (tmp_path / "comparison" / "summary.md").read_text()
-    assert "priced by v100_pcie" in summary
+    assert "Prices: prior" in summary
     assert (tmp_path / "comparison" / "tasks" / "task_000.json").exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 from dlrm_sharded.contest.entry import bound_ms
 from dlrm_sharded.contest.figures import plot_scores
 from dlrm_sharded.contest.measurement import Measurement
-from dlrm_sharded.contest.score import scores, tally
+from dlrm_sharded.contest.score import predicted_costs, scores, tally
 from dlrm_sharded.contest.score_text import failures, notes, score_table
 from tests.unit.contest.entries import cost_of, entry_of
 
@@ -33,11 +33,19 @@ def test_ratios_are_of_the_tasks_that_all_solve():
 
 
 def test_a_sharder_without_any_plan_empties_no_mean():
-    found = scores(entries_of(a=[2, 2], b=[1, 1], c=[None, None]), "a")
+    entries = entries_of(a=[2, 2], b=[1, 1], c=[None, None])
+    found = scores(entries, "a")
     assert [one.mean_ratio for one in found] == [1.0, 0.5, None]
     assert found[2].tally == (0, 0, 2)
-    text = notes(found, "a", common=2, num_tasks=2, margin=1e-3)[0]
+    text = notes(found, "a", predicted_costs(entries), margin=1e-3)[0]
     assert "2 of 2 tasks that all of them but c, without any plan, solve" in text
+
+
+def test_who_leaves_few_tasks_in_common_is_named():
+    entries = entries_of(a=[2, 2, 2], b=[1, 1, 1], c=[1, None, None])
+    text = notes(scores(entries, "a"), "a", predicted_costs(entries), margin=1e-3)[0]
+    assert text.startswith("Ratios are of the 1 of 3 tasks that all of them solve")
+    assert text.endswith("Without c, they would be of 3.")
 
 
 def test_no_task_in_common():
