@@ -113,7 +113,6 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
         num_workers=cfg.workers or num_cores(),
         limit_s=float(cfg.limit_s),
         prices="",
-        rounds=cfg.rounds if cfg.measured else 0,
         file_format=cfg.format,
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.contest.entry import Case, Entry, no_plan, solve
+from dlrm_sharded.contest.entry import Case, Entry, digest, no_plan, solve
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.line_file import LineFile
@@ -26,9 +26,8 @@ log = logging.getLogger("dlrm_sharded.compare")
 
 
 def plan_path(out: Path, task: str, sharder: str) -> Path:
-    """Return the path of the plan of a case."""
-    task, sharder = (re.sub(r"[^\w.=,;-]+", "_", name) for name in (task, sharder))
-    return out / PLANS / task / f"{sharder}.json"
+    """Return the path of the plan of a case; names that differ have different paths."""
+    return out / PLANS / _file_name(task) / f"{_file_name(sharder)}.json"
 
 
 def solve_in_time(case: Case, *, limit_s: float) -> Entry:
@@ -93,6 +92,11 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
         raise
     log.info("%d cases planned in %.0f s", len(missing), time.monotonic() - begun)
     return [found[key] for key in by_key]
+
+
+def _file_name(name: str) -> str:
+    safe = re.sub(r"[^\w.=,;-]+", "_", name)
+    return safe if safe == name else f"{safe}-{digest(name)[:6]}"
 
 
 def _kept(fields: Mapping[str, Any]) -> tuple[str, Entry]:

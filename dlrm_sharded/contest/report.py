@@ -27,7 +27,6 @@ class Setting:
     Args:
         margin: see `scores`.
         prices: where the prices come from, for the summary.
-        rounds: number of rounds in which plans are measured; 0 if they are not.
         file_format: of the tables, csv or parquet.
     """
 
@@ -37,7 +36,6 @@ class Setting:
     num_workers: int
     limit_s: float
     prices: str
-    rounds: int
     file_format: str
 
 

@@ -47,11 +47,12 @@ def cost_of(*rank_ms: float) -> PlanCost:
 
 
 def entry_of(task: str, sharder: str, ms: float | None, **fields: Any) -> Entry:
-    """Return an entry whose plan has this cost, on the second of two ranks; without one, None."""
+    """Return an entry whose plan has this cost on the second of two ranks; None: it has no plan."""
     found: dict[str, Any] = {"num_tables": 2, "world_size": 2, "solve_s": 1.0, "limit_s": 9.0}
     if ms is None:
         return Entry(task, sharder, **found, error="no room", **fields)
-    shards = (Shard("x", 1, (0, 9), (0, 4)), Shard("y", 1, (0, 9), (0, 8)))
-    times: Mapping[str, Any] = {"shards": shards, "shard_ms": ((1.0, 0.5), (2.0, 1.0))}
+    places = (("x", 1, 4), ("y", 1, 8), ("z", 0, 4))
+    shards = tuple(Shard(table, rank, (0, 9), (0, columns)) for table, rank, columns in places)
+    times: Mapping[str, Any] = {"shards": shards, "shard_ms": ((1.0, 0.5), (2.0, 1.0), (9.0, 9.0))}
     cost = cost_of(ms / 2, ms)
     return Entry(task, sharder, **found, cost=cost, bytes_by_rank=(1, 2), **times | fields)

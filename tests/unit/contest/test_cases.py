@@ -87,6 +87,13 @@ def test_a_plan_that_is_gone_is_made_again(tmp_path):
     assert plan_path(tmp_path, "t", "a").exists()
 
 
+def test_names_that_differ_have_different_paths(tmp_path):
+    names = ["a b", "a_b", "a/b", "neuroshard;pin={t: [0]}", "neuroshard;pin={t: [1]}"]
+    paths = {plan_path(tmp_path, "t", name) for name in names}
+    assert len(paths) == len(names)
+    assert {path.parent for path in paths} == {tmp_path / PLANS / "t"}
+
+
 def test_more_time_is_another_chance(tmp_path, caplog):
     failing = case_of(error=KeyError("bug"))
     run([failing], tmp_path, limit_s=5.0)
