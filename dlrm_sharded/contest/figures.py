@@ -29,6 +29,7 @@ def plot_scores(found: Sequence[Score], reference: str) -> Figure:
     for number, (label, ratios) in enumerate(shown.items()):
         offset = 0.16 * (2 * number - len(shown) + 1)
         _draw(axes, ratios, offset, f"C{number}", label)
+    axes.margins(x=0.1)  # for the numbers
     axes.axvline(1.0, color="gray", lw=0.8, ls=":", zorder=0)
     names = [f"{score.sharder} ({score.num_solved}/{score.num_tasks})" for score in scores]
     axes.set_yticks(range(len(scores)), names, fontsize=9)

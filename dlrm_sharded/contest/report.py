@@ -10,7 +10,7 @@ from pathlib import Path
 from dlrm_sharded.contest.entry import Entry
 from dlrm_sharded.contest.measurement import Measurement
 from dlrm_sharded.contest.score import predicted_costs, scores
-from dlrm_sharded.contest.score_text import failures, notes, score_table
+from dlrm_sharded.contest.score_text import failures, notes, score_table, verdict
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
@@ -57,7 +57,8 @@ def write_report(
     num_tasks = len({entry.task for entry in entries})
     lines = notes(found, reference, predicted_costs(entries), margin=setting.margin)
     texts = ["# Comparison of sharders", _heading(entries, setting), table.markdown()]
-    texts += ["\n".join(f"- {line}" for line in lines)]
+    result = verdict(found, reference)
+    texts += [f"{result[0].upper()}{result[1:]}.", "\n".join(f"- {line}" for line in lines)]
     kinds = list(dict.fromkeys(entry.kind for entry in entries))
     for kind in kinds if len(kinds) > 1 else []:
         of_kind = [entry for entry in entries if entry.kind == kind]

@@ -84,6 +84,20 @@ def notes(found: Sequence[Score], reference: str, costs: Costs, *, margin: float
     return texts
 
 
+def verdict(found: Sequence[Score], reference: str) -> str:
+    """Return the result in a sentence: the cheapest sharder, and how sure that is."""
+    ranked = [(score.ratio.ratio, score) for score in found if score.ratio]
+    if not ranked:
+        return f"no task tells how any of them compares with {reference}"
+    _, best = min(ranked, key=lambda one: one[0])
+    if best.sharder == reference:
+        return f"none of them is cheaper than {reference}"
+    measured = f", measured {ratio_text(best.measured)} x" if best.measured else ""
+    is_sure = best.ratio is not None and best.ratio.high < 1
+    doubt = "" if is_sure else "; the tasks do not tell this apart from a tie"
+    return f"{best.sharder} costs {ratio_text(best.ratio)} x {reference}{measured}{doubt}"
+
+
 def failures(entries: Sequence[Entry], *, most: int = MAX_FAILURES) -> list[str]:
     """Return a line for each task and reason why there is no plan, the first `most` of them."""
     sharders: dict[tuple[str, str], list[str]] = {}

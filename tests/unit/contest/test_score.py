@@ -10,7 +10,7 @@ from dlrm_sharded.contest.entry import bound_ms
 from dlrm_sharded.contest.figures import plot_scores
 from dlrm_sharded.contest.measurement import Measurement
 from dlrm_sharded.contest.score import predicted_costs, scores, tally
-from dlrm_sharded.contest.score_text import failures, notes, score_table
+from dlrm_sharded.contest.score_text import failures, notes, score_table, verdict
 from tests.unit.contest.entries import cost_of, entry_of
 
 
@@ -99,6 +99,21 @@ def test_measured_costs_decide_by_rounds():
     assert other.measured.ratio == pytest.approx(0.5)
     assert other.ratio.ratio == 1.0
     assert "measured / a [95 %]" in score_table([other], "a").text()
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "b costs 0.5000 [0.5000, 0.5000] x a"),
+        ([1.0, 6.0, 3.0, 12.0, 5.0, 6.0], "; the tasks do not tell this apart from a tie"),
+        ([3.0, 6.0, 9.0, 12.0, 15.0, 18.0], "none of them is cheaper than a"),
+        ([None] * 6, "none of them is cheaper than a"),
+    ],
+    ids=["better", "perhaps", "worse", "no_plan"],
+)
+def test_the_result_in_a_sentence(costs, expected):
+    found = scores(entries_of(a=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0], b=costs), "a")
+    assert expected in verdict(found, "a")
 
 
 def test_cases_without_a_plan_are_named():
