@@ -58,7 +58,7 @@ def write_report(
     lines = notes(found, reference, predicted_costs(entries), margin=setting.margin)
     texts = ["# Comparison of sharders", _heading(entries, setting), table.markdown()]
     result = verdict(found, reference)
-    texts += [f"{result[0].upper()}{result[1:]}.", "\n".join(f"- {line}" for line in lines)]
+    texts += [f"Result: {result}.", "\n".join(f"- {line}" for line in lines)]
     kinds = list(dict.fromkeys(entry.kind for entry in entries))
     for kind in kinds if len(kinds) > 1 else []:
         of_kind = [entry for entry in entries if entry.kind == kind]
@@ -76,12 +76,8 @@ def write_report(
     except OSError as error:
         raise ConfigError(f"cannot write the results in out = {out}: {error.strerror}") from error
     wrote = f"wrote {', '.join([SUMMARY, PICTURE, *files])} and plans: {out}"
-    return [
-        f"comparison of {num_tasks} tasks:\n{table.text()}",
-        *lines,
-        *failures(entries, most=MAX_SHOWN),
-        wrote,
-    ]
+    shown = f"comparison of {num_tasks} tasks:\n{table.text()}"
+    return [shown, *lines, *failures(entries, most=MAX_SHOWN), wrote, f"result: {result}"]
 
 
 def _heading(entries: Sequence[Entry], setting: Setting) -> str:

@@ -47,6 +47,7 @@ def test_compares_and_goes_on(tasks):
     words = ["sharders=[dim,random;seed=3]", "tasks=tasks", "out=out"]
     done = compare(tasks, *words)
     assert "comparison of 2 tasks:" in done.output
+    assert "result: " in done.output.splitlines()[-1]
     assert sorted(path.name for path in (tasks / "out").iterdir() if path.name[0] != ".") == [
         *("by_plan.csv", "by_rank.csv", "by_shard.csv", "by_task.csv", "cases.jsonl"),
         *("plans", "prices", "ratios.png", "summary.md"),
