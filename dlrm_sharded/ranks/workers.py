@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from dlrm_sharded.files.errors import InfeasibleTaskError, UserError
+from dlrm_sharded.ranks.process import die_with_parent
 
 T = TypeVar("T")
 
@@ -45,7 +47,9 @@ class _Worker:
         context = multiprocessing.get_context("fork")  # a new process would load torch for seconds
         self.index = index
         self.receiver, sender = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(sender, function), daemon=True)
+        self._process = context.Process(
+            target=_run, args=(sender, function, os.getpid()), daemon=True
+        )
         self._process.start()
         sender.close()
         self._limit_s = limit_s
@@ -127,8 +131,9 @@ def end_on_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _run(sender: Connection, function: Callable[[], object]) -> None:
+def _run(sender: Connection, function: Callable[[], object], parent: int) -> None:
     """Send what a function returns; log nothing, as several processes would mix their lines."""
+    die_with_parent(parent)
     end_on_signals()
     warnings = _WarningsHandler()
     logging.getLogger().handlers = [warnings]

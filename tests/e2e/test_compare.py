@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import polars as pl
@@ -10,6 +11,7 @@ import pytest
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.plan_cost import STAGES
+from dlrm_sharded.ranks.process import start_ticks
 from dlrm_sharded.testing import small_tasks
 from tests import preloaded
 
@@ -25,6 +27,13 @@ class LastRank:
         rank = self.rank % task.topology.world_size
         return whole_tables(task, [rank] * len(task.tables))
 """
+WAITING = """
+        import os, pathlib, time
+        if not os.path.exists("pid"):
+            pathlib.Path("pid").write_text(str(os.getpid()))
+            time.sleep(600)
+        rank ="""
+HANG_S = 60.0
 
 
 def compare(folder: Path, *words: str, exit_code: int = 0) -> preloaded.Ended:
@@ -84,6 +93,28 @@ def test_a_sharder_of_ones_own(tasks):
     assert "2 of 4 cases are taken over" in compare(tasks, *words).output
     found = pl.read_parquet(tasks / "out" / "by_plan.parquet").filter(pl.col("sharder") == "last")
     assert set(found["slowest_rank"]) == {1}
+
+
+def test_a_killed_command_goes_on(tasks):
+    """Its forks end with it: none goes on to hold a core, or the folder's lock."""
+    (tasks / "mine" / "sharder").mkdir(parents=True)
+    (tasks / "mine" / "sharder" / "last.yaml").write_text("_target_: mine_sharder.LastRank\n")
+    (tasks / "mine_sharder.py").write_text(OWN.replace("        rank =", WAITING, 1))
+    words = ["--config-dir=mine", "sharders=[dim,last]", "tasks=tasks/task_0.json", "out=out"]
+    kept = tasks / "out" / "cases.jsonl"
+    module = ("-m", "dlrm_sharded.commands.compare")
+    with preloaded.start(*module, *words, cwd=tasks, own_process=True) as process:
+        while not (kept.exists() and (tasks / "pid").exists()):
+            time.sleep(0.05)
+            assert process.poll() is None
+        process.kill()
+    pid, deadline = int((tasks / "pid").read_text()), time.monotonic() + HANG_S
+    while start_ticks(pid) is not None:
+        time.sleep(0.05)
+        assert time.monotonic() < deadline
+    done = compare(tasks, *words)
+    assert "1 of 2 cases are taken over" in done.output
+    assert pl.read_csv(tasks / "out" / "by_plan.csv")["cost_ms"].null_count() == 0
 
 
 def test_measures_in_rounds(tasks):
