@@ -62,7 +62,7 @@ def cost_picture(
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
             write_prices(path, _picture_now(context, artifact, journal, gpu))
-    log.info("prices: those of the whole sweep, %s", path)
+    log.info("prices: the snapshot %s", path)
     return read_prices(path)
 
 

@@ -33,10 +33,10 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology, memory_of
 from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.workers import Refusal
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.simulation.candidates import Case, Question
 from dlrm_sharded.simulation.machines import Machine, TableMemory, machine_of, with_prices
-from dlrm_sharded.simulation.workers import Refusal
 
 DEFAULT_SHARDER = "neuroshard"
 NOT_COMPARED = ("plan_file",)

@@ -13,6 +13,7 @@ from dlrm_sharded.ranks.version_sets import missing_text
 CONFIGS = {
     "commands.advise": "advise",
     "commands.collect_costs": "collect",
+    "commands.compare": "compare",
     "commands.fit_cost_model": "fit",
     "commands.plan": "plan",
     "commands.simulate": "simulate",
@@ -49,6 +50,7 @@ advise = functools.partial(_run, "commands.advise")
 calibrate = functools.partial(_run, "commands.calibrate")
 check_install = functools.partial(_run, "commands.check_install")
 collect_costs = functools.partial(_run, "commands.collect_costs")
+compare = functools.partial(_run, "commands.compare")
 convert_criteo = functools.partial(_run, "commands.convert_criteo")
 export = functools.partial(_run, "commands.export")
 fit_cost_model = functools.partial(_run, "commands.fit_cost_model")

@@ -177,7 +177,7 @@ def context_here(topology: Topology, optimizer: str | None) -> RunContext:
 
 
 def with_sharder_list(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which `sharder=a,b` is the list `sharders` of the config.
+    """Return a command line in which `sharder=a,b` or `sharders=[a,b]` is a list for Hydra.
 
     Raises:
         ConfigError: the line asks for multirun, names sharders twice, or sets a key of a sharder
@@ -186,9 +186,9 @@ def with_sharder_list(arguments: Sequence[str]) -> list[str]:
     found, others = [], []
     for argument in arguments:
         if argument in ("-m", "--multirun"):
-            raise ConfigError("leave -m out: one simulation has several sharders, sharder=a,b")
-        if argument.startswith(f"{KEY}="):
-            found.append(argument.removeprefix(f"{KEY}="))
+            raise ConfigError("leave -m out: one command has several sharders, sharder=a,b")
+        if argument.startswith((f"{KEY}=", f"{LIST}=")):
+            found.append(argument.partition("=")[2])
         elif argument.lstrip("+~").startswith(f"{KEY}."):
             setting = argument.lstrip("+~").removeprefix(f"{KEY}.")
             raise ConfigError(
@@ -199,9 +199,8 @@ def with_sharder_list(arguments: Sequence[str]) -> list[str]:
             others.append(argument)
     if not found:
         return others
-    num_named = len(found) + sum(other.startswith(f"{LIST}=") for other in others)
-    if num_named > 1:
-        raise ConfigError(f"sharder is there {num_named} times; name all in one: sharder=a,b")
+    if len(found) > 1:
+        raise ConfigError(f"sharder is there {len(found)} times; name all in one: sharder=a,b")
     names = split_list(found[0])
     if not names:
         raise ConfigError(f"sharder is {found[0]!r}, names no sharder")

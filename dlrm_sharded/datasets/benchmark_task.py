@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.datasets.presets import Tables, draw_tables
+from dlrm_sharded.datasets.presets import PAPER_DIMS, Tables, draw_tables
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -43,8 +43,31 @@ def cpu_ranks(world_size: int, memory_bytes: int, *, on_hosts: bool = False) -> 
     )
 
 
-def draw(pool: Sequence[Table], num_tables: int, rng: np.random.Generator) -> Tables:
-    return draw_tables(pool, num_tables=num_tables, seed=int(rng.integers(2**32)))
+def draw(
+    pool: Sequence[Table],
+    num_tables: int,
+    rng: np.random.Generator,
+    dims: Sequence[int] = PAPER_DIMS,
+) -> Tables:
+    return draw_tables(pool, num_tables=num_tables, dims=dims, seed=int(rng.integers(2**32)))
+
+
+def with_max_dim(found: BenchmarkTask, max_dim: int, *, seed: int) -> BenchmarkTask:
+    """Return a task whose wider tables get widths that are drawn from those of the papers.
+
+    Tables with one of `PAPER_DIMS`, each as likely, become tables with each of those up to
+    `max_dim` as likely, as if these had been drawn.
+    """
+    dims = [dim for dim in PAPER_DIMS if dim <= max_dim]
+    rng = np.random.default_rng(seed)
+    drawn = rng.choice(dims, size=len(found.task.tables)).tolist()
+    tables = tuple(
+        table
+        if table.embedding_dim <= max_dim
+        else dataclasses.replace(table, embedding_dim=drawn[place])
+        for place, table in enumerate(found.task.tables)
+    )
+    return BenchmarkTask(found.kind, dataclasses.replace(found.task, tables=tables))
 
 
 def num_bytes(tables: Sequence[Table]) -> int:

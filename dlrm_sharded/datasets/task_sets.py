@@ -23,6 +23,14 @@ from dlrm_sharded.datasets.benchmark_task import (
     with_rows,
 )
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
+from dlrm_sharded.datasets.paper_tables import (
+    PAPER_BATCH_SIZE,
+    PAPER_MEMORY_BYTES,
+    PAPER_NUM_TABLES,
+    PAPER_SETS,
+    PAPER_WORLD_SIZE,
+    drawn_task,
+)
 from dlrm_sharded.datasets.presets import (
     Tables,
     criteo_kaggle,
@@ -38,13 +46,11 @@ from dlrm_sharded.datasets.presets import (
 )
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
-PAPER_BATCH_SIZE = 65_536
-PAPER_NUM_TABLES = (10, 59)
-PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES = 4, 4 * GIB
-PAPER_MAX_BYTES = 15_000_000_000
-
 SCALE_SIZES = ((400, 32), (1000, 128), (10_000, 1024))
 """Numbers of tables and of ranks of `scale_tasks`."""
+
+PRODUCTION_SIZE = (1000, 128)
+"""Numbers of tables and of ranks of `production_tasks`."""
 
 SCALE_MEMORY_USE = 0.7
 SCALE_MAX_TABLE_SHARE = 0.5
@@ -85,19 +91,11 @@ def paper_tasks(seed: int = 0, *, num: int = 100) -> list[BenchmarkTask]:
     The tables take less than 15 GB. The paper draws from Meta's tables, this function from
     `dlrm_datasets_pool`.
     """
-    pool = dlrm_datasets_pool()
-    topology = cpu_ranks(PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES)
-    tasks = []
-    for number in range(num):
-        rng = np.random.default_rng([seed, number])
-        num_tables = int(rng.integers(PAPER_NUM_TABLES[0], PAPER_NUM_TABLES[1] + 1))
-        while True:
-            tables = draw(pool, num_tables, rng)
-            task = ShardingTask(tables, topology, PAPER_BATCH_SIZE)
-            if task.table_bytes < PAPER_MAX_BYTES:
-                break
-        tasks.append(BenchmarkTask("paper", task))
-    return tasks
+    ranks = cpu_ranks(PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES)
+    return [
+        drawn_task("paper", np.random.default_rng([seed, number]), ranks, PAPER_NUM_TABLES)
+        for number in range(num)
+    ]
 
 
 def scale_tasks(
@@ -118,6 +116,22 @@ def scale_tasks(
         )
         for number, (num_tables, world_size) in enumerate(SCALE_SIZES[:num])
     ]
+
+
+def production_tasks(seed: int = 0, *, num: int = 1) -> list[BenchmarkTask]:
+    """Return stand-ins for the model of NeuroShard's Table 3, whose tables are not public.
+
+    They are as those of `scale_whole`, on 128 GPUs of 16 hosts.
+    """
+    tasks = []
+    for number in range(num):
+        rng = np.random.default_rng([seed, number])
+        task = _scaling_task(*PRODUCTION_SIZE, rng, SCALE_MAX_TABLE_SHARE)
+        gpus = dataclasses.replace(
+            task.topology, compute_device="cuda", inter_host_bytes_per_s=None
+        )
+        tasks.append(BenchmarkTask("production", dataclasses.replace(task, topology=gpus)))
+    return tasks
 
 
 def measured_tasks(
@@ -196,6 +210,8 @@ TASK_SETS: dict[str, Callable[..., list[BenchmarkTask]]] = {
     "scale_whole": functools.partial(scale_tasks, max_table_share=SCALE_MAX_TABLE_SHARE),
     "measured": measured_tasks,
     "models": models_tasks,
+    **PAPER_SETS,
+    "neuroshard_table_3": production_tasks,
 }
 """Functions by name of the set; all take a seed and, by keyword, the number of tasks `num`."""
 

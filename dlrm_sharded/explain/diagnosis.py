@@ -76,6 +76,12 @@ def diagnose(plan: ShardingPlan, task: PricedTask, *, alternatives: bool) -> Dia
     )
 
 
+def shard_costs(plan: ShardingPlan, task: PricedTask) -> tuple[ShardCost, ...]:
+    """Return the time that each shard of a valid plan adds to its rank, in the plan's order."""
+    priced = _PricedPlan(plan, task)
+    return tuple(map(priced.shard, range(len(plan.shards))))
+
+
 def _alternatives(task: PricedTask, cost_ms: float, deadline: float) -> tuple[Alternative, ...]:
     return tuple(
         Alternative(change, _better_cost_ms(task.with_task(changed), cost_ms, deadline))
@@ -107,16 +113,18 @@ class _PricedPlan:
         share = np.minimum(rank_comm_ms / np.maximum(workload.by_rank(comm_ms), 1e-12), 1.0)
         self._comm_ms = comm_ms * share[workload.rank]
 
+    def shard(self, place: int) -> ShardCost:
+        shard = self._plan.shards[place]
+        return ShardCost(
+            shard=shard,
+            table=self._tables[shard.table],
+            compute_ms=float(self._compute_ms[place]),
+            comm_ms=float(self._comm_ms[place]),
+        )
+
     def rank(self, rank: int) -> RankCost:
         shards = [
-            ShardCost(
-                shard=shard,
-                table=self._tables[shard.table],
-                compute_ms=float(self._compute_ms[i]),
-                comm_ms=float(self._comm_ms[i]),
-            )
-            for i, shard in enumerate(self._plan.shards)
-            if shard.rank == rank
+            self.shard(place) for place, shard in enumerate(self._plan.shards) if shard.rank == rank
         ]
         return RankCost(
             rank=rank,

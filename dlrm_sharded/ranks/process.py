@@ -120,13 +120,17 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
             signal.signal(number, handler)
 
 
-def die_with_parent() -> None:
-    """Let Linux kill this process when its parent dies, so that no orphan holds a GPU."""
+def die_with_parent(parent: int = PARENT) -> None:
+    """Let Linux kill this process when its parent dies, so that no orphan holds a GPU.
+
+    Args:
+        parent: the process that started this one.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
         has_no_launcher = launcher and start_ticks(launcher) is None
-        if has_no_launcher or os.getppid() != PARENT:  # it has died already: Linux sends nothing
+        if has_no_launcher or os.getppid() != parent:  # it has died already: Linux sends nothing
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.workers import Refusal
 from dlrm_sharded.simulation.candidates import GROUPS, Candidate
 from dlrm_sharded.simulation.choice import Choice
 from dlrm_sharded.simulation.scaling import Scaling
 from dlrm_sharded.simulation.simulation_text import counted, one_line
-from dlrm_sharded.simulation.workers import Refusal
 from dlrm_sharded.step.parts import PART_LABELS
 
 UNIT_SAMPLES = 1e9

@@ -19,10 +19,10 @@ from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
 from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.ranks.workers import Refusal, in_processes
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.simulation.cluster import Cluster, Planned
 from dlrm_sharded.simulation.machines import Machine
-from dlrm_sharded.simulation.workers import Refusal, in_processes
 from dlrm_sharded.step.parts import (
     ALL_REDUCE,
     DENSE_BACKWARD,
@@ -211,7 +211,7 @@ class Question:
                 [functools.partial(self._outcome, *entry, box_s) for entry in planned],
                 limit_s=box_s,
                 num_workers=num_workers,
-                done=lambda _: bar.update(),
+                done=lambda index, result: bar.update(),
             )
         rest = iter(outcomes)
         return [

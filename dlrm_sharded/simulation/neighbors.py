@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from dlrm_sharded.simulation.workers import end_on_signals
+from dlrm_sharded.ranks.workers import end_on_signals
 
 NUM_ROWS, NUM_COLS = 2**20, 64
 """Size of a neighbor's table of fp32 numbers: 256 MiB, more than the caches."""

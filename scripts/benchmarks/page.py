@@ -142,7 +142,7 @@ def plot_ratios(rows: Sequence[Row]) -> Figure:
 
 def _write_tables(rows: Rows, folder: Path) -> None:
     """Write all rows as results.parquet, and as results.csv without their lists."""
-    nested = ("plan", "predicted", "measured", "rounds_ms")
+    nested = ("plan", "predicted", "measured", "rounds_ms", "entry")
     every = [
         {key: value for key, value in row.items() if key not in nested}
         for of_study in rows.values()

@@ -8,35 +8,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import math
-import resource
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from benchmarks.figures import (
-    Costs,
-    costs_of,
-    exponent,
-    sharder_table,
-    sharders_of,
-    task_of,
-)
+from benchmarks.figures import choose_reference, exponent, sharders_of, task_of
 from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of
 from benchmarks.priors import MLPERF_BATCH_SIZES, mlperf_task
+from dlrm_sharded.contest.cases import solve_in_time
+from dlrm_sharded.contest.entry import Case, Entry
+from dlrm_sharded.contest.score import TIE, predicted_costs, scores
+from dlrm_sharded.contest.score_text import failures, notes, score_table
+from dlrm_sharded.contest.tables import by_plan
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.task_sets import TASK_SETS, scaling_task
-from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.sharders.planning import Planner
-from dlrm_sharded.simulation.workers import Refusal, in_processes
 from studies.parts import option
 from studies.processes import quiet
-from studies.study import Case, Row
+from studies.study import Case as StudyCase
+from studies.study import Row
 
 BASIS = "predicted"
 SHARDERS = (
@@ -47,8 +38,6 @@ MLPERF, SIZED, PRODUCTION = "mlperf", "sized", "production"
 SETS = (*TASK_SETS, MLPERF, SIZED, PRODUCTION)
 INFEASIBLE = "infeasible"
 GPUS_OF_HOST = 8
-MIB_OF_MAXRSS = 1 / 1024
-"""Factor from `ru_maxrss`, which Linux gives in KiB, to MiB."""
 
 PAPER_COST_MS = {
     **{"random": 118.3, "size": 107.6, "dim": 90.8, "lookup": 102.4, "size_lookup": 109.2},
@@ -73,7 +62,7 @@ OPTIONS = {
 }
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[StudyCase]:
     device = "cuda" if options.gpu else options.device
     name = f"{options.set} on {options.gpu}" if options.gpu else options.set
     if options.set in (MLPERF, SIZED, PRODUCTION):
@@ -84,7 +73,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         for sharder in options.sharders:
             size = f"{len(task.task.tables)}x{task.task.topology.world_size}"
             run = functools.partial(_rows, name, number, task, sharder, device, options)
-            yield Case(f"{name}/{number}, {size}/{sharder}", run)
+            yield StudyCase(f"{name}/{number}, {size}/{sharder}", run)
 
 
 def _tasks(
@@ -129,58 +118,15 @@ def _rows(
     quiet()
     hardware = Hardware(gpu_specs()[options.gpu].device_name) if options.gpu else None
     planner = planner_of(sharder, device=device, hardware=hardware)
-    row: Row = {"set": name, "gpu": options.gpu, "number": number, "sharder": sharder}
-    return [row | outcome_in_time(found, planner, limit_s=options.limit_s)]
-
-
-def outcome_in_time(found: BenchmarkTask, planner: Planner, *, limit_s: float) -> Row:
-    """Plan a task in a limited time; a sharder that takes longer or fails has found no plan."""
-    started = time.perf_counter()
-    [row] = in_processes([lambda: outcome(found, planner)], limit_s=limit_s, num_workers=1)
-    topology = found.task.topology
-    size: Row = {"num_tables": len(found.task.tables), "world_size": topology.world_size}
-    size |= {"kind": found.kind, "memory_bytes": topology.memory_bytes}
-    if isinstance(row, Refusal):
-        row = NO_PLAN | {"solve_s": time.perf_counter() - started, "error": row.message}
-    return size | row
-
-
-FIGURES = ("num_shards", "cost_ms", "critical_path_ms", "lower_bound_ms", "gap", "error")
-NO_PLAN: Row = dict.fromkeys(FIGURES) | {"refused": False, "before_mib": None, "peak_mib": None}
-
-
-def outcome(found: BenchmarkTask, planner: Planner) -> Row:
-    """Plan a task; the cost is that of the planner's cost model, whatever the sharder predicts."""
-    before_mib, started = _peak_mib(), time.perf_counter()
-    try:
-        plan, report = planner.plan(found.task)
-    except ShardingError as error:
-        return NO_PLAN | {
-            "solve_s": time.perf_counter() - started,
-            "error": f"{type(error).__name__}: {error}",
-            "refused": isinstance(error, InfeasibleTaskError),
-        }
-    cost = report.cost
-    assert cost is not None, "planners of comparisons have a cost model"
-    return NO_PLAN | {
-        "solve_s": report.solve_s,
-        "num_shards": len(plan.shards),
-        "cost_ms": cost.cost_ms,
-        "critical_path_ms": cost.critical_path_ms,
-        "lower_bound_ms": report.lower_bound_ms,
-        "gap": report.gap,
-        "before_mib": before_mib,
-        "peak_mib": _peak_mib(),
-    }
-
-
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MIB_OF_MAXRSS
+    case = Case(f"{name} {number}", sharder, found.task, planner, found.kind)
+    entry = solve_in_time(case, limit_s=options.limit_s)
+    row: Row = {"set": name, "gpu": options.gpu, "number": number}
+    row |= {"num_tables": entry.num_tables, "world_size": entry.world_size, "kind": entry.kind}
+    return [row | by_plan([entry], {}, sharder)[0] | {"entry": entry.to_json()}]
 
 
 def report(rows: Sequence[Row], reference: str | None) -> str:
     """Write how many plans each sharder finds in each set, in what time and at what cost."""
-    rows = [{"set": "tasks", "gpu": None} | row for row in rows]  # older rows name no set
     texts = []
     for name in dict.fromkeys(row["set"] for row in rows):
         of_set = [row for row in rows if row["set"] == name]
@@ -191,7 +137,10 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
         texts.append(f"The set `{name}`: {num_tasks} tasks on {ranks} ranks, under {prices}.")
         feasible = [row for row in of_set if row["kind"] != INFEASIBLE]
         if len(set(Counter(row["sharder"] for row in feasible).values())) == 1:  # on equal tasks
-            texts.append(_table(feasible, reference, is_production=name.startswith(PRODUCTION)))
+            texts += _table(feasible, reference)
+        if name.startswith(PRODUCTION):
+            papers = (f"{sharder} {ms}" for sharder, ms in PAPER_COST_MS.items())
+            texts.append(f"The paper's costs in ms: {', '.join(papers)}.")
         if len({row["kind"] for row in of_set}) > 1:
             texts.append(_by_kind(of_set))
         if name.startswith(SIZED):
@@ -199,63 +148,12 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
     return "\n\n".join(texts)
 
 
-def _table(rows: Sequence[Row], reference: str | None, *, is_production: bool) -> str:
-    costs, bounds = costs_of(rows), _bounds(rows)
-    num_common, means = over_best(costs)
-
-    def gaps(found: Sequence[Row]) -> str:
-        gaps = [
-            100 * (row["cost_ms"] / bounds[task_of(row)] - 1)
-            for row in found
-            if row["cost_ms"] is not None and task_of(row) in bounds
-        ]
-        return f"{np.mean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else "-"
-
-    def solve_s(found: Sequence[Row]) -> str:
-        seconds = [row["solve_s"] for row in found]
-        return f"{np.mean(seconds):.3f}, {max(seconds):.3f}"
-
-    def cost_ms(found: Sequence[Row]) -> str:
-        costs_ms = [row["cost_ms"] for row in found if row["cost_ms"] is not None]
-        return f"{np.mean(costs_ms):.2f}" if costs_ms else f"{found[0]['error']}"[:60]
-
-    def memory(found: Sequence[Row]) -> str:
-        used = [row["peak_mib"] - row["before_mib"] for row in found if row["peak_mib"]]
-        return f"{max(used):,.0f}" if used else "-"
-
-    others = {
-        "ms, mean": cost_ms,
-        f"cost / best ({num_common} tasks that all solve)": lambda found: (
-            f"{means[found[0]['sharder']]:.4f}" if num_common else "-"
-        ),
-        "gap to bound, %: mean, worst (tasks)": gaps,
-        "s, with or without a plan: mean, worst": solve_s,
-        "MiB, worst": memory,
-    }
-    if is_production:
-        others["the paper's, ms"] = lambda found: str(PAPER_COST_MS.get(found[0]["sharder"], "-"))
-    return sharder_table(rows, reference, {"cost": "cost_ms"}, others)
-
-
-def over_best(costs: Costs) -> tuple[int, dict[str, float]]:
-    """Return the number of tasks that all sharders solve, and there each mean ratio to the best."""
-    common = set.intersection(*(set(by_task) for by_task in costs.values()))
-    best = {task: min(by_task[task] for by_task in costs.values()) for task in common}
-    return len(common), {
-        sharder: float(np.mean([by_task[task] / best[task] for task in common]))
-        if common
-        else math.nan
-        for sharder, by_task in costs.items()
-    }
-
-
-def _bounds(rows: Sequence[Row]) -> dict[tuple[object, ...], float]:
-    """Return the highest lower bound that any sharder proved, by task."""
-    bounds: dict[tuple[object, ...], float] = {}
-    for row in rows:
-        if row["lower_bound_ms"] is not None:
-            bounds[task_of(row)] = max(bounds.get(task_of(row), 0.0), row["lower_bound_ms"])
-    return bounds
+def _table(rows: Sequence[Row], reference: str | None) -> list[str]:
+    reference = choose_reference(reference, sharders_of(rows))
+    entries = [Entry.from_json(row["entry"]) for row in rows]
+    found = scores(entries, reference)
+    texts = notes(found, reference, predicted_costs(entries), margin=TIE) + failures(entries)
+    return [score_table(found, reference).markdown(), "\n".join(f"- {line}" for line in texts)]
 
 
 def _by_kind(rows: Sequence[Row]) -> str:
@@ -265,7 +163,7 @@ def _by_kind(rows: Sequence[Row]) -> str:
         cells = [sharder]
         for kind in kinds:
             found = [row for row in rows if row["sharder"] == sharder and row["kind"] == kind]
-            key = "refused" if kind == INFEASIBLE else "cost_ms"
+            key = "is_infeasible" if kind == INFEASIBLE else "cost_ms"
             cells.append(f"{sum(bool(row[key]) for row in found)}/{len(found)}")
         lines.append(cells)
     return TextTable(["sharder", *kinds], lines).markdown()

@@ -57,6 +57,13 @@ def test_makes_tasks_without_torch(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_compares_without_torch(tmp_path):
+    words = [write_task(tmp_path).replace("task=", "tasks="), "sharders=[neuroshard,dim]"]
+    done = run(tmp_path, "compare", *words, "out=out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "summary.md").exists()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

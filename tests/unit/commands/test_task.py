@@ -10,7 +10,7 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, with_optimizer
-from dlrm_sharded.simulation.workers import Refusal
+from dlrm_sharded.ranks.workers import Refusal
 
 TASK = ShardingTask((Table("a", 1000, 16, 1.0),), Topology(2, 10**9), 64)
 FILES = {

@@ -8,12 +8,18 @@ import pytest
 from dlrm_sharded.commands import make_tasks
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS, feasibility_tasks
+from dlrm_sharded.datasets.paper_tables import (
+    autoshard_synthetic,
+    dreamshard_table_1,
+    neuroshard_table_1,
+)
 from dlrm_sharded.datasets.task_sets import (
     PUBLISHED_MODELS,
     TASK_SETS,
     measured_tasks,
     models_tasks,
     paper_tasks,
+    production_tasks,
     scale_tasks,
 )
 from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
@@ -123,6 +129,71 @@ def test_models_tasks_are_all_models_on_all_ranks_and_batches():
         assert benchmark.task.tables == PUBLISHED_MODELS[benchmark.kind]()
         assert memory_use(benchmark.task) < 0.8001
         assert largest(benchmark.task) < 0.8001
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_tasks_of_neuroshards_first_table(number):
+    """12 kinds, in turns: 4 and 8 GPUs, widths up to 4, 8, ... 128."""
+    found = neuroshard_table_1(num=12)[number]
+    num_gpus, max_dim = (4, 8)[number // 6], 4 * 2 ** (number % 6)
+    assert found.kind == f"{num_gpus} GPUs, widths to {max_dim}"
+    assert {table.embedding_dim for table in found.task.tables} <= {4, 8, 16, 32, 64, max_dim}
+    assert max(table.embedding_dim for table in found.task.tables) <= max_dim
+    least, most = ((10, 59), (20, 119))[number // 6]
+    assert least <= len(found.task.tables) <= most
+    assert found.task.table_bytes < (15e9, 31e9)[number // 6]
+    topology = found.task.topology
+    assert (topology.world_size, topology.compute_device) == (num_gpus, "cuda")
+
+
+def test_tasks_of_the_other_papers():
+    for number, found in enumerate(dreamshard_table_1(num=5)):
+        assert found.kind == f"DLRM-{20 * (number + 1)} (4)"
+        assert len({table.name for table in found.task.tables}) == 20 * (number + 1)
+        assert {table.embedding_dim for table in found.task.tables} == {16}
+    [found] = autoshard_synthetic(num=1)
+    assert len({table.name for table in found.task.tables}) == 80
+    assert {table.embedding_dim for table in found.task.tables} == {16, 32}
+    [found] = production_tasks(num=1)
+    topology = found.task.topology
+    assert (len(found.task.tables), topology.world_size, topology.ranks_per_host) == (1000, 128, 8)
+    assert memory_use(found.task) == pytest.approx(0.7, rel=1e-3)
+
+
+def test_the_script_makes_tasks_for_gpus(tmp_path, run_command):
+    out = tmp_path / "tasks"
+    gpu, narrow = ("hardware=h100", "num=3"), "max_dim=32"
+    assert run_command(make_tasks.main, "paper", f"out={out}", *gpu, narrow).returncode == 0
+    for number, drawn in enumerate(paper_tasks(num=3)):
+        task = read_task(out / f"task_{number:03d}.json")
+        topology = task.topology
+        assert topology.compute_device == "cuda"
+        assert topology.memory_bytes == int(0.7 * 80 * GIB)
+        assert (topology.intra_host_bytes_per_s, topology.inter_host_bytes_per_s) == (450e9, 50e9)
+        for table, before in zip(task.tables, drawn.task.tables, strict=True):
+            assert table.embedding_dim <= 32
+            if before.embedding_dim <= 32:
+                assert table == before
+        assert any(table.embedding_dim < 32 for table in task.tables)
+    made_from = json.loads((out / "tasks.json").read_text())
+    assert (made_from["hardware"], made_from["max_dim"]) == ("h100", 32)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("hardware=h1000",), "hardware is 'h1000'; known are"),
+        (("hardware=h100", "memory_gib=81"), "has 80 GiB"),
+        (("hardware=h100", "memory_gib=0"), "memory_gib is 0"),
+        (("memory_gib=4",), "name one: hardware="),
+        (("max_dim=2",), "max_dim is 2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_the_script_refuses(words, message, tmp_path, run_command):
+    done = run_command(make_tasks.main, "paper", f"out={tmp_path / 'x'}", "num=1", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
 def test_script_writes_the_tasks(tmp_path, run_command):

@@ -17,15 +17,17 @@ from scipy.stats import ttest_1samp
 from benchmarks import figures, plans, priors, step_errors, whole
 from benchmarks.page import CLAIMS, page
 from benchmarks.planners import planner_of
-from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
+from dlrm_sharded.contest import entry as contest
+from dlrm_sharded.contest.cases import solve_in_time
 from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS, feasibility_tasks
 from dlrm_sharded.datasets.task_sets import TRAINED_MAX_TABLE_SHARE, scaling_task, trained_task
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from studies import parts, store
 from studies.processes import quiet
 from studies.study import Case, StudyRun
+from tests.unit.contest.entries import entry_of
 
 COSTS = {
     "a": {(0,): 1.0, (1,): 2.0, (2,): 3.0, (4,): 1.0},
@@ -51,10 +53,6 @@ def test_ratios_are_of_tasks_that_both_solve():
     found = figures.versus(COSTS, "a", "b")
     assert (found.num, found.score) == (3, "2/1/2")
     assert found.mean == pytest.approx((0.5 + 1 + 1.5) / 3)
-    assert plans.over_best(COSTS) == (
-        3,
-        {"a": pytest.approx((1 + 1 + 1.5) / 3), "b": pytest.approx((2 + 1 + 1) / 3)},
-    )
     assert figures.behind(COSTS, "a") == {(2,): "b", (3,): "b"}
     assert figures.versus(COSTS, "a", "b", margin=0.6).score == "1/3/1"
 
@@ -62,9 +60,6 @@ def test_ratios_are_of_tasks_that_both_solve():
 def test_nothing_in_common():
     costs = {"a": {(0,): 1.0}, "b": {(1,): 1.0}}
     assert str(figures.versus(costs, "a", "b")) == "-"
-    num, means = plans.over_best(costs)
-    assert num == 0
-    assert np.isnan(list(means.values())).all()
 
 
 def test_interval_is_students():
@@ -192,42 +187,47 @@ def test_outcomes_of_plans_and_of_refusals():
     tasks = {of_set.kind: of_set for of_set in feasibility_tasks(num=20)}
     planner = planner_of("size,sharder.seed=1")
     quiet()
-    solved = plans.outcome(tasks["roomy"], planner)
+
+    def entry_of_kind(kind, planner, limit_s=60.0):
+        case = contest.Case(kind, "size", tasks[kind].task, planner, kind)
+        return solve_in_time(case, limit_s=limit_s)
+
+    solved = entry_of_kind("roomy", planner)
     plan, report = planner.plan(tasks["roomy"].task)
-    assert solved["cost_ms"] == report.cost.cost_ms
-    assert (solved["lower_bound_ms"], solved["gap"]) == (report.lower_bound_ms, report.gap)
-    assert solved["num_shards"] == len(plan.shards)
-    assert solved["error"] is None
+    assert solved.cost == report.cost
+    assert (solved.lower_bound_ms, solved.shards) == (report.lower_bound_ms, plan.shards)
+    assert len(solved.shard_ms) == len(plan.shards)
+    assert solved.error is None
     for kind, reason in {"large_columns": "table", "infeasible": "no plan can fit"}.items():
-        refused = plans.outcome(tasks[kind], planner)
-        assert refused["refused"]
-        assert refused["cost_ms"] is None
-        assert refused["error"].startswith(f"InfeasibleTaskError: {reason}")
+        refused = entry_of_kind(kind, planner)
+        assert refused.is_infeasible
+        assert refused.error.startswith(reason)
 
     @dataclasses.dataclass
     class Nothing:
         def shard(self, task: ShardingTask) -> ShardingPlan:
             return ShardingPlan(task.topology.world_size, ())
 
-    broken = dataclasses.replace(planner, sharder=Nothing())
-    failed = plans.outcome(tasks["roomy"], broken)
-    assert failed["error"].startswith(InvalidPlanError.__name__)
-    assert not failed["refused"]
+    failed = entry_of_kind("roomy", dataclasses.replace(planner, sharder=Nothing()))
+    assert failed.error
+    assert not failed.is_infeasible
 
+    @dataclasses.dataclass
+    class Slow:
+        def shard(self, task: ShardingTask) -> ShardingPlan:
+            time.sleep(600)
 
-def test_a_sharder_that_takes_too_long_has_no_plan(monkeypatch):
-    monkeypatch.setattr(plans, "outcome", lambda *given: time.sleep(600))
-    task = BenchmarkTask("scaling", scaling_task(10, 2))
-    found = plans.outcome_in_time(task, planner_of("dim"), limit_s=0.2)
-    assert found["cost_ms"] is None
-    assert found["error"] == "it takes more than 0.2 s"
-    assert 0.2 <= found["solve_s"] < 600
+    found = entry_of_kind("roomy", dataclasses.replace(planner, sharder=Slow()), limit_s=0.2)
+    assert found.error == "it takes more than 0.2 s"
+    assert 0.2 <= found.solve_s < 600
 
 
 def plan_row(number, sharder, cost_ms, kind="x", task_set="paper", **fields):
-    size = {"set": task_set, "gpu": None, "kind": kind, "num_tables": 10, "world_size": 4}
-    figures = plans.NO_PLAN | {"solve_s": 0.5, "cost_ms": cost_ms, "refused": True}
-    return row_of(number, sharder, **size) | figures | fields
+    frame = {"set": task_set, "gpu": None, "number": number, "num_tables": 10, "world_size": 4}
+    row = frame | {"kind": kind, "sharder": sharder, "cost_ms": cost_ms, "is_infeasible": True}
+    bound = {"lower_bound_ms": fields.pop("lower_bound_ms", None)}
+    entry = entry_of(str(number), sharder, cost_ms, **bound).to_json()
+    return row | {"solve_s": 0.5, "entry": entry} | fields
 
 
 def test_plans_report():
@@ -236,11 +236,11 @@ def test_plans_report():
     rows += [plan_row(2, "a", None, "infeasible"), plan_row(2, "b", None, "infeasible")]
     lines = plans.report(rows, "b").splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith(("| a", "| b"))]
-    assert cells[0][1:4] == ["2/2", "0.5000", "2/0/0"]
-    assert cells[0][6:8] == ["25.0, 25.0 (1)", "0.500, 0.500"]
-    assert cells[1][6] == "150.0, 150.0 (1)"  # the bound that a proved holds for b
+    assert cells[0][1:5] == ["2/2", "0.5000", "0.5000", "2/0/0"]
+    assert cells[0][5:7] == ["25.0, 25.0 (1)", "1.00, 1.00"]
+    assert cells[1][5] == "150.0, 150.0 (1)"  # the bound that a proved holds for b
     assert cells[2:] == [["a", "2/2", "1/1"], ["b", "1/2", "1/1"]]
-    assert "On task paper 4 1, b finds no plan, and a does." in lines
+    assert "- no plan: 1, b: no room" in lines
 
 
 def test_the_report_says_how_planning_time_grows():

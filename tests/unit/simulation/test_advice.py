@@ -15,6 +15,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.ranks.workers import Refusal
 from dlrm_sharded.simulation import machines
 from dlrm_sharded.simulation.advice_text import (
     choice_text,
@@ -34,7 +35,6 @@ from dlrm_sharded.simulation.machines import (
     with_prices,
 )
 from dlrm_sharded.simulation.scaling import gain_of, scaling_of
-from dlrm_sharded.simulation.workers import Refusal
 from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.step.prediction import StepPrediction

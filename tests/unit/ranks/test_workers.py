@@ -1,5 +1,6 @@
 """Functions in processes of their own: results, refusals, warnings and limits of time."""
 
+import functools
 import logging
 import os
 import signal
@@ -8,7 +9,7 @@ import time
 import pytest
 
 from dlrm_sharded.files.errors import InfeasibleTaskError
-from dlrm_sharded.simulation.workers import Refusal, in_processes
+from dlrm_sharded.ranks.workers import Refusal, in_processes
 
 log = logging.getLogger("dlrm_sharded.test_workers")
 
@@ -34,12 +35,12 @@ def warned() -> int:
 
 
 def test_results_keep_their_order() -> None:
-    done: list[int] = []
+    done: dict[int, object] = {}
     found = in_processes(
         [lambda: 1, refused, broken, killed, lambda: 2],
         limit_s=LONG_S,
         num_workers=2,
-        done=done.append,
+        done=done.__setitem__,
     )
     assert found == [
         1,
@@ -48,7 +49,7 @@ def test_results_keep_their_order() -> None:
         Refusal("its process ended with exit code -9"),
         2,
     ]
-    assert sorted(done) == [0, 1, 2, 3, 4]
+    assert [done[index] for index in range(5)] == found
 
 
 def test_what_takes_too_long_is_ended() -> None:
@@ -62,6 +63,16 @@ def test_a_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert in_processes([warned, warned], limit_s=LONG_S, num_workers=1) == [3, 3]
     assert [record.getMessage() for record in caplog.records] == ["assumed"]
+
+
+def test_warnings_of_a_kind_can_count_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    functions = [functools.partial(log.warning, "%d of 9 tables", number) for number in range(3)]
+    with caplog.at_level(logging.WARNING):
+        in_processes(functions, limit_s=LONG_S, num_workers=1)
+        assert len(caplog.records) == 3
+        caplog.clear()
+        in_processes(functions, limit_s=LONG_S, num_workers=1, each_kind_once=True)
+    assert [record.getMessage() for record in caplog.records] == ["0 of 9 tables"]
 
 
 def test_nothing_to_do() -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import multiprocessing
+import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-import torch
-
 from dlrm_sharded.files.errors import InfeasibleTaskError, UserError
+from dlrm_sharded.ranks.process import die_with_parent
 
 T = TypeVar("T")
+
+Warnings = tuple[tuple[str, str], ...]
+"""The text of each warning, without its figures and with them."""
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +32,12 @@ class Refusal:
 
     Args:
         is_infeasible: whether the error says that no plan fits.
+        seconds: time until this was known.
     """
 
     message: str
     is_infeasible: bool = False
+    seconds: float = field(default=0.0, compare=False)
 
 
 class _Worker:
@@ -40,7 +47,9 @@ class _Worker:
         context = multiprocessing.get_context("fork")  # a new process would load torch for seconds
         self.index = index
         self.receiver, sender = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(sender, function), daemon=True)
+        self._process = context.Process(
+            target=_run, args=(sender, function, os.getpid()), daemon=True
+        )
         self._process.start()
         sender.close()
         self._limit_s = limit_s
@@ -50,12 +59,18 @@ class _Worker:
     def left_s(self) -> float:
         return max(0.0, self._ends - time.monotonic())
 
-    def result(self) -> tuple[Any, tuple[str, ...]]:
+    def result(self) -> tuple[Any, Warnings]:
         """Return the result of the function and its warnings, or why it has none."""
+        result, warnings = self._received()
+        if isinstance(result, Refusal):
+            result = dataclasses.replace(result, seconds=self._limit_s - self.left_s)
+        return result, warnings
+
+    def _received(self) -> tuple[Any, Warnings]:
         if not self.receiver.poll():
             return Refusal(f"it takes more than {self._limit_s:g} s"), ()
         try:
-            received: tuple[Any, tuple[str, ...]] = self.receiver.recv()
+            received: tuple[Any, Warnings] = self.receiver.recv()
         except EOFError:
             self._process.join()
             return Refusal(f"its process ended with exit code {self._process.exitcode}"), ()
@@ -72,7 +87,8 @@ def in_processes(
     *,
     limit_s: float,
     num_workers: int,
-    done: Callable[[int], None] = lambda index: None,
+    done: Callable[[int, T | Refusal], None] = lambda index, result: None,
+    each_kind_once: bool = False,
 ) -> list[T | Refusal]:
     """Return what functions return, each in a fork of this process, or why it does not.
 
@@ -81,7 +97,8 @@ def in_processes(
     Args:
         limit_s: time of one function.
         num_workers: number of processes at once.
-        done: called with the index of each function that has ended.
+        done: called with the index of each function that has ended, and its result.
+        each_kind_once: whether warnings that differ in their figures alone count as one.
     """
     results: dict[int, T | Refusal] = {}
     warned: set[str] = set()
@@ -95,13 +112,13 @@ def in_processes(
             ready = wait([worker.receiver for worker in running], timeout=least_s)
             for worker in [w for w in running if w.receiver in ready or not w.left_s]:
                 results[worker.index], warnings = worker.result()
-                for warning in dict.fromkeys(warnings):
-                    if warning not in warned:
-                        log.warning("%s", warning)
-                warned.update(warnings)
+                for kind, message in warnings:
+                    if (key := kind if each_kind_once else message) not in warned:
+                        log.warning("%s", message)
+                        warned.add(key)
                 running.remove(worker)
                 worker.end()
-                done(worker.index)
+                done(worker.index, results[worker.index])
     finally:
         for worker in running:
             worker.end()
@@ -114,12 +131,14 @@ def end_on_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _run(sender: Connection, function: Callable[[], object]) -> None:
+def _run(sender: Connection, function: Callable[[], object], parent: int) -> None:
     """Send what a function returns; log nothing, as several processes would mix their lines."""
+    die_with_parent(parent)
     end_on_signals()
-    warnings = _Warnings()
+    warnings = _WarningsHandler()
     logging.getLogger().handlers = [warnings]
-    torch.set_num_threads(1)  # threads of the parent are not there
+    if torch := sys.modules.get("torch"):  # planning loads it for few sharders
+        torch.set_num_threads(1)  # threads of the parent are not there
     result: object
     try:
         result = function()
@@ -132,13 +151,13 @@ def _run(sender: Connection, function: Callable[[], object]) -> None:
     sender.send((result, tuple(warnings.messages)))
 
 
-class _Warnings(logging.Handler):
+class _WarningsHandler(logging.Handler):
     """Keeps the warnings of this package."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.messages: list[str] = []
+        self.messages: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("dlrm_sharded"):
-            self.messages.append(record.getMessage())
+            self.messages.append((str(record.msg), record.getMessage()))

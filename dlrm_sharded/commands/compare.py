@@ -1,0 +1,225 @@
+"""Compare the plans of several sharders on many tasks: the command `dlrm-compare`.
+
+dlrm-compare sharders=[neuroshard,torchrec,size_lookup] tasks=FOLDER out=FOLDER
+dlrm-compare preset=neuroshard_table_1 out=FOLDER
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.hydra_app import CONF_DIR, refuse_unused, run_hydra
+from dlrm_sharded.commands.sharders import (
+    build_planner,
+    config_of_sharder,
+    plain,
+    run_context,
+    with_sharder_list,
+)
+from dlrm_sharded.commands.task import check_effects
+from dlrm_sharded.commands.words import checked_names
+from dlrm_sharded.contest.cases import run_cases
+from dlrm_sharded.contest.entry import Case, digest_of_prices
+from dlrm_sharded.contest.measure import Rounds, check_measurable, measure_tasks
+from dlrm_sharded.contest.report import Setting, write_report
+from dlrm_sharded.cost.base import standing_of
+from dlrm_sharded.datasets.task_sets import TASK_SETS
+from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
+from dlrm_sharded.files.json_files import folder_to_write, read_json_object, write_json
+from dlrm_sharded.files.line_file import locked
+from dlrm_sharded.plans.task import ShardingTask, read_task
+from dlrm_sharded.ranks.process import num_cores
+from dlrm_sharded.sharders.planning import Planner
+
+CONFIG = "compare"
+MANIFEST = "tasks.json"
+FORMATS = ("csv", "parquet")
+
+log = logging.getLogger("dlrm_sharded.compare")
+
+Named = Mapping[str, tuple[ShardingTask, str]]
+"""Tasks and their kinds by name."""
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
+def hydra_main(cfg: DictConfig) -> None:
+    with exit_codes():
+        sharders = checked_names("sharders", plain(cfg.sharders), example="sharders=[neuroshard]")
+        setting = _setting(cfg, sharders)
+        tasks = _tasks(cfg)
+        rounds = Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
+        if cfg.measured:
+            from dlrm_sharded.ranks.devices import device_type
+
+            for name, (task, _) in tasks.items():
+                check_measurable(name, task, device_type())
+        cases = _cases(cfg, sharders, tasks)
+        setting = dataclasses.replace(setting, prices=_prices_text(cases[0]))
+        out = setting.out
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make out = {out}: {error.strerror}") from error
+        lock = locked(
+            out / ".lock",
+            refusal=f"another process compares in out = {out}; wait for it, or name another folder",
+        )
+        with lock:
+            if cfg.task_set is not None:
+                for name, (task, _) in tasks.items():
+                    (out / "tasks").mkdir(exist_ok=True)
+                    write_json(out / "tasks" / f"{name}.json", task.to_json())
+            entries = run_cases(cases, out, limit_s=cfg.limit_s, num_workers=setting.num_workers)
+            measurements = measure_tasks(cases, entries, out, rounds) if cfg.measured else {}
+            for line in write_report(entries, measurements, setting):
+                log.info("%s", line)
+
+
+def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
+    """Check the values of a config that say how the comparison is made and written."""
+    check_effects(cfg)
+    check_flag("measured", cfg.measured)
+    if not cfg.measured:
+        refuse_unused(dict.fromkeys(("rounds", "iterations"), "measured=true measures plans"))
+    check_count("seed", cfg.seed, least=0)
+    check_number("tie", cfg.tie, most=1.0)
+    check_number("limit_s", cfg.limit_s, above=True)
+    check_count("rounds", cfg.rounds, least=1)
+    check_count("iterations", cfg.iterations, least=1)
+    if cfg.workers is not None:
+        check_count("workers", cfg.workers, least=1)
+    if cfg.format not in FORMATS:
+        raise ConfigError(f"format is {cfg.format!r}, must be csv or parquet")
+    reference = sharders[0] if cfg.reference is None else cfg.reference
+    if reference not in sharders:
+        raise ConfigError(f"reference is {reference!r}, must be one of {', '.join(sharders)}")
+    if not cfg.out:
+        raise ConfigError("out is not set; name the folder of the results")
+    return Setting(
+        out=folder_to_write("out", str(cfg.out)),
+        reference=reference,
+        margin=float(cfg.tie),
+        num_workers=cfg.workers or num_cores(),
+        limit_s=float(cfg.limit_s),
+        prices="",
+        file_format=cfg.format,
+    )
+
+
+def _tasks(cfg: DictConfig) -> Named:
+    """Return the tasks of the config: of files, or of a set.
+
+    Raises:
+        ConfigError: there is no task, or a file does not describe one.
+    """
+    if (cfg.tasks is None) == (cfg.task_set is None):
+        raise ConfigError(
+            "name tasks=, a folder or a pattern of files, or task_set=, one of "
+            f"{', '.join(TASK_SETS)}, and not both"
+        )
+    if cfg.task_set is not None:
+        if cfg.task_set not in TASK_SETS:
+            raise ConfigError(f"task_set is {cfg.task_set!r}; known: {', '.join(TASK_SETS)}")
+        if cfg.num is not None:
+            check_count("num", cfg.num, least=1)
+        found = TASK_SETS[cfg.task_set](cfg.seed, **({} if cfg.num is None else {"num": cfg.num}))
+        return {f"task_{i:03d}": (one.task, one.kind) for i, one in enumerate(found)}
+    if cfg.num is not None:
+        raise ConfigError(f"num={cfg.num} has no effect: it is of a task_set, not of tasks=")
+    paths = task_files(str(cfg.tasks))
+    kinds = {folder: kinds_of(folder) for folder in dict.fromkeys(path.parent for path in paths)}
+    return {
+        name: (read_task(path), kinds[path.parent].get(path.name, ""))
+        for name, path in task_names(paths).items()
+    }
+
+
+def task_files(pattern: str) -> list[Path]:
+    """Return the files of a folder or of a pattern, in order; ConfigError if there are none."""
+    wanted = os.path.join(glob.escape(pattern), "task*.json") if Path(pattern).is_dir() else pattern  # noqa: PTH118
+    found = [Path(path) for path in sorted(glob.glob(wanted, recursive=True))]  # noqa: PTH207
+    paths = [path for path in found if path.name != MANIFEST]
+    if not paths:
+        raise ConfigError(
+            f"tasks is {pattern!r}, and no task is there: it must be a folder with task*.json, "
+            "such as dlrm-make-tasks writes, or a pattern of files"
+        )
+    return paths
+
+
+def task_names(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the files by the names of their tasks, which have their folders if they need them.
+
+    Raises:
+        ConfigError: two tasks have the same name even so.
+    """
+    stems = [path.stem for path in paths]
+    if len(set(stems)) < len(stems):
+        top = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+        parts = [path.absolute().relative_to(top).with_suffix("").parts for path in paths]
+        stems = ["-".join(part) for part in parts]
+    [(name, count)] = Counter(stems).most_common(1)
+    if count > 1:
+        twice = [str(path) for path, stem in zip(paths, stems, strict=True) if stem == name]
+        raise ConfigError(f"{' and '.join(twice)} are both named {name!r}; rename one of them")
+    return dict(zip(stems, paths, strict=True))
+
+
+def kinds_of(folder: Path) -> dict[str, str]:
+    """Return the kinds of the tasks of a folder by their files, as dlrm-make-tasks wrote them."""
+    path = folder / MANIFEST
+    kinds = read_json_object(path, noun="tasks").get("kinds") if path.exists() else {}
+    return {str(name): str(kind) for name, kind in kinds.items()} if isinstance(kinds, dict) else {}
+
+
+def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Named) -> list[Case]:
+    """Return a case for each task and sharder; planners of a task share a cost model."""
+    configs = {sharder: config_of_sharder(CONFIG, sharder) for sharder in sharders}
+    if cfg.get("cost_model") is None:
+        raise ConfigError("cost_model is none; a comparison needs one to predict costs")
+    planners: dict[str, dict[str, Planner]] = {}
+    cases = []
+    for name, (task, kind) in tasks.items():
+        context = run_context(cfg.hardware, task, task.known_optimizer)
+        if repr(context) not in planners:
+            of_context: dict[str, Planner] = {}
+            cost_model = None
+            for sharder, of_sharder in configs.items():
+                planner = build_planner(of_sharder, context, cost_model=cost_model)
+                of_context[sharder] = dataclasses.replace(planner, value_profiles=None)
+                cost_model = planner.cost_model
+            planners[repr(context)] = of_context
+        of_context = planners[repr(context)]
+        prices = digest_of_prices(of_context[sharders[0]].cost_model, plain(cfg.cost_model))
+        cases += [Case(name, of, task, of_context[of], kind, prices) for of in sharders]
+    return cases
+
+
+def _prices_text(case: Case) -> str:
+    """Say where the prices of a contest come from: they are calibrated, a prior, or of a user's."""
+    model = case.planner.cost_model
+    standing = standing_of(model)
+    return type(model).__name__ if standing is None else standing.text
+
+
+def main() -> None:
+    def start() -> None:
+        sys.argv[1:] = with_sharder_list(sys.argv[1:])
+        hydra_main()
+
+    run_hydra(start)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""A task for a sharder, and what comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.cost.base import price
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.price_file import prices_digest
+from dlrm_sharded.explain.diagnosis import shard_costs
+from dlrm_sharded.files.json_forms import form_of, read_form
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.workers import Refusal
+from dlrm_sharded.sharders.planning import Planner
+
+KIB_PER_MIB = 1024
+"""`ru_maxrss` is in KiB on Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A task that a sharder is to plan.
+
+    Args:
+        task_name, sharder: their names in tables and paths.
+        kind: group of the task within its set; "" if the set has none.
+        prices: hash of what the cost model predicts from, the same for all sharders of a task.
+    """
+
+    task_name: str
+    sharder: str
+    task: ShardingTask
+    planner: Planner
+    kind: str = ""
+    prices: str = ""
+
+    def key(self) -> str:
+        """Return a hash of all that the plan and its cost follow from."""
+        options = self.planner.options
+        return digest(
+            [self.task_name, self.sharder, self.task.to_json(), self.prices],
+            source_digest(self.planner.sharder, options),
+            str(self.planner.exchange_precision),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a sharder made of a task.
+
+    Args:
+        solve_s: time of the sharder; without a plan, the time until that was known.
+        limit_s: time that it had.
+        error: why there is no plan; None if there is one.
+        is_infeasible: whether the sharder says that no plan fits.
+        cost: predicted cost of the plan, by the prices that all sharders share.
+        lower_bound_ms: lower bound of the cost of all plans, which this sharder's report proves.
+        bytes_by_rank: memory of the ranks' shards.
+        shards: shards of the plan.
+        shard_ms: time that each shard adds to its rank, in lookups and in exchanges; empty under a
+            cost model that is not additive.
+        peak_mib: memory that planning took, beyond that of the process before.
+    """
+
+    task: str
+    sharder: str
+    num_tables: int
+    world_size: int
+    solve_s: float
+    limit_s: float
+    kind: str = ""
+    prices: str = ""
+    error: str | None = None
+    is_infeasible: bool = False
+    cost: PlanCost | None = None
+    lower_bound_ms: float | None = None
+    bytes_by_rank: tuple[int, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    shard_ms: tuple[tuple[float, float], ...] = ()
+    peak_mib: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that `from_json` reads."""
+        fields = form_of(self) | {"shards": [shard.to_json() for shard in self.shards]}
+        return fields | ({} if self.cost is None else {"cost": dataclasses.asdict(self.cost)})
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Entry:
+        """Read what `to_json` returned; DataError if it has another form."""
+        return read_form(fields, cls, name="an entry")
+
+
+def no_plan(case: Case, refusal: Refusal, *, limit_s: float) -> Entry:
+    """Return the entry of a sharder that has no plan."""
+    return Entry(
+        **_frame(case),
+        solve_s=refusal.seconds,
+        limit_s=limit_s,
+        error=refusal.message,
+        is_infeasible=refusal.is_infeasible,
+    )
+
+
+def solve(case: Case, *, limit_s: float) -> tuple[Entry, dict[str, Any]]:
+    """Plan a task; return the entry and the form of plan.json.
+
+    The cost is that of the planner's cost model, whatever the sharder predicts.
+
+    Raises:
+        ShardingError, and whatever a sharder raises.
+    """
+    before_mib = _peak_mib()
+    plan, report = case.planner.plan(case.task)
+    peak_mib = _peak_mib() - before_mib
+    entry = Entry(
+        **_frame(case),
+        solve_s=report.solve_s,
+        limit_s=limit_s,
+        cost=report.cost,
+        lower_bound_ms=report.lower_bound_ms,
+        bytes_by_rank=tuple(int(size) for size in plan.bytes_by_rank(case.task.topology)),
+        shards=plan.shards,
+        shard_ms=_shard_ms(plan, report, case),
+        peak_mib=peak_mib,
+    )
+    return entry, plan_json(plan, report)
+
+
+def digest(*parts: Any) -> str:
+    """Return a short hash of JSON."""
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def source_digest(made: object, options: Mapping[str, Any] | None) -> str:
+    """Return a hash of an object's options and of the file of its class, which may change."""
+    path = inspect.getsourcefile(type(made))
+    source = Path(path).read_text(encoding="utf-8") if path else ""
+    return digest(dict(options or {}), source)
+
+
+def digest_of_prices(model: object, options: Mapping[str, Any] | None) -> str:
+    """Return a hash of what a cost model predicts from, as far as that is known."""
+    if isinstance(model, LearnedCostModel):
+        return prices_digest(model)
+    return source_digest(model, options)
+
+
+def _frame(case: Case) -> dict[str, Any]:
+    return {
+        "task": case.task_name,
+        "sharder": case.sharder,
+        "num_tables": len(case.task.tables),
+        "world_size": case.task.topology.world_size,
+        "kind": case.kind,
+        "prices": case.prices,
+    }
+
+
+def _shard_ms(
+    plan: ShardingPlan, report: PlanReport, case: Case
+) -> tuple[tuple[float, float], ...]:
+    priced = price(case.planner.cost_model, case.task, report.exchange_precision)
+    if priced is None:
+        return ()
+    priced = priced.with_task(with_precisions(priced.task, plan))
+    return tuple((shard.compute_ms, shard.comm_ms) for shard in shard_costs(plan, priced))
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
+
+
+def bound_ms(entries: Sequence[Entry]) -> float | None:
+    """Return the best lower bound that any sharder's report proves for a task.
+
+    A bound above a plan's cost is of plans in another precision, and does not hold for all.
+    """
+    costs = [entry.cost.cost_ms for entry in entries if entry.cost is not None]
+    bounds = [entry.lower_bound_ms for entry in entries if entry.lower_bound_ms is not None]
+    return max((bound for bound in bounds if bound <= min(costs)), default=None)

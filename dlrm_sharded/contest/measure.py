@@ -1,0 +1,157 @@
+"""Measures the plans of a task: the computation of their ranks, on this machine, in rounds.
+
+Each round builds and measures every rank of every plan once, in an order that is drawn anew, so
+that all sharders share what else happens on the machine. Exchanges have their predicted times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlrm_sharded.contest.cases import plan_path
+from dlrm_sharded.contest.entry import Case, Entry, digest
+from dlrm_sharded.contest.measurement import Measurement
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import read_json_object
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.host_memory import available_host_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+MEASUREMENTS = "measurements.jsonl"
+OPTIMIZER = "rowwise_adagrad"
+"""Optimizer of measured tables whose task names none."""
+
+MEMORY_SHARE = 0.5
+"""Largest share of this machine's memory for the tables of a rank."""
+
+log = logging.getLogger("dlrm_sharded.compare")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How plans are measured.
+
+    Args:
+        num: rounds of each task; fewer than 6 tell nothing with 95 % confidence.
+        iterations, warmup, num_batches: of a rank in one round, see `MeasureConfig`.
+        seed: of the ids and the order.
+    """
+
+    num: int
+    iterations: int = 8
+    warmup: int = 2
+    num_batches: int = 3
+    seed: int = 0
+
+
+def measure_tasks(
+    cases: Sequence[Case], entries: Sequence[Entry], out: Path, rounds: Rounds
+) -> dict[str, Measurement]:
+    """Measure the plans of all tasks, one task after the other; the folder keeps what is done.
+
+    Raises:
+        ConfigError: a task is for other devices than this machine has, or a rank is too large.
+    """
+    from dlrm_sharded.ranks.devices import device_type
+
+    plans: dict[str, dict[str, ShardingPlan]] = {}
+    keys: dict[str, list[str]] = {}
+    tasks = {case.task_name: case.task for case in cases}
+    for case, entry in zip(cases, entries, strict=True):
+        if entry.error is None:
+            fields = read_json_object(plan_path(out, entry.task, entry.sharder), noun="plan")
+            plan = ShardingPlan.from_json(fields)
+            plans.setdefault(entry.task, {})[entry.sharder] = plan
+            keys.setdefault(entry.task, []).append(case.key())
+    for name in plans:
+        check_measurable(name, tasks[name], device_type())
+    file = LineFile(out / MEASUREMENTS, "measurement")
+    settings = [dataclasses.asdict(rounds), device_type()]
+    key_of = {name: digest(keys[name], *settings) for name in plans}
+    kept = dict(file.read(_kept).values())
+    predicted = {(entry.task, entry.sharder): entry.cost for entry in entries}
+    missing = [name for name, key in key_of.items() if key not in kept]
+    if missing:
+        from dlrm_sharded.ranks.distributed import process_group
+
+        with process_group() as rank:
+            for name in missing:
+                costs = {sharder: predicted[name, sharder] for sharder in plans[name]}
+                measured = _measured(tasks[name], plans[name], costs, rounds, rank.device)
+                file.append({"key": key_of[name], "measurement": dataclasses.asdict(measured)})
+                kept[key_of[name]] = measured
+                texts = (f"{of} {cost.cost_ms:.2f}" for of, cost in measured.costs.items())
+                log.info("measured %s, ms: %s", name, ", ".join(texts))
+    return {name: kept[key] for name, key in key_of.items()}
+
+
+def check_measurable(name: str, task: ShardingTask, device: str) -> None:
+    """Refuse a task whose ranks this machine cannot stand in for."""
+    if task.topology.compute_device != device:
+        raise ConfigError(
+            f"measured=true measures on this machine, a {device}, and {name} is for ranks on "
+            f"{task.topology.compute_device}; leave measured out, or make tasks for this device"
+        )
+
+
+def _measured(
+    task: ShardingTask,
+    plans: Mapping[str, ShardingPlan],
+    predicted: Mapping[str, PlanCost | None],
+    rounds: Rounds,
+    device: torch.device,
+) -> Measurement:
+    """Measure the plans of a task in a job of a single rank, all on the same ids."""
+    import torch
+
+    from dlrm_sharded.calibration.measure import MeasureConfig
+    from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
+
+    ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
+    fullest = max(sum(shard.weight_bytes for shard in shards) for shards in ranks)
+    if fullest > MEMORY_SHARE * available_host_bytes():
+        raise ConfigError(
+            f"a rank has {fullest:,} B of tables, more than half of this machine's memory; measure "
+            "smaller tasks, such as those of `dlrm-make-tasks measured`"
+        )
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(rounds.seed)
+    ids = draw_ids(
+        task.tables,
+        batch_size=task.batch_size,
+        num_batches=rounds.num_batches,
+        seed=int(rng.integers(2**32)),
+        num_ranks=task.topology.world_size,
+    )
+    config = MeasureConfig(
+        iterations=rounds.iterations, warmup=rounds.warmup, num_batches=rounds.num_batches
+    )
+    optimizer = task.known_optimizer or OPTIMIZER
+    bench = RankBench(config, device, table_bytes=fullest, optimizer=optimizer)
+    measured = iter(bench.measure_rounds(ranks, ids, rounds=rounds.num, rng=rng))
+    rounds_ms, costs = {}, {}
+    for sharder, cost in predicted.items():
+        assert cost is not None, "plans of a contest have a predicted cost"
+        by_rank = [next(measured) for _ in cost.per_rank]
+        computation_ms = np.array([[c.computation_ms for c in times] for times in by_rank])
+        exchange_ms = np.array([rank_cost.exchange_ms for rank_cost in cost.per_rank])
+        rounds_ms[sharder] = tuple((computation_ms + exchange_ms[:, None]).max(axis=0).tolist())
+        costs[sharder] = with_measured(cost, by_rank)
+    return Measurement(rounds_ms, costs)
+
+
+def _kept(fields: Mapping[str, Any]) -> tuple[str, Measurement]:
+    return str(fields["key"]), read_form(fields["measurement"], Measurement, name="a measurement")

@@ -1,0 +1,123 @@
+"""Cases in processes: what has ended is kept, what has changed is planned again."""
+
+import dataclasses
+import json
+
+import pytest
+
+from dlrm_sharded.contest import cases as cases_module
+from dlrm_sharded.contest.cases import CASES, PLANS, plan_path, run_cases
+from dlrm_sharded.contest.entry import Entry
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plans.plan import read_plan
+from tests.unit.contest.entries import TASK, case_of
+
+
+def run(cases, out, limit_s=60.0):
+    return run_cases(cases, out, limit_s=limit_s, num_workers=2)
+
+
+def test_an_entry_says_what_came_of_a_case(tmp_path):
+    [entry] = run([case_of(rank=1)], tmp_path)
+    assert entry.cost.cost_ms == 28.0
+    assert (entry.num_tables, entry.world_size, entry.error) == (3, 2, None)
+    assert entry.bytes_by_rank == (0, TASK.table_bytes)
+    assert read_plan(plan_path(tmp_path, "t", "a")).shards == entry.shards
+    assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "is_infeasible"),
+    [
+        (InfeasibleTaskError("no room"), "no room", True),
+        (KeyError("bug"), "KeyError: 'bug'", False),
+    ],
+    ids=["refused", "broken"],
+)
+def test_a_sharder_that_fails_is_an_entry(tmp_path, error, message, is_infeasible):
+    entries = run([case_of(error=error), case_of(sharder="b")], tmp_path)
+    assert [entry.error for entry in entries] == [message, None]
+    assert entries[0].is_infeasible is is_infeasible
+    assert entries[0].cost is None
+
+
+def test_the_same_command_goes_on(tmp_path, caplog):
+    """A kill in the middle of a line costs that case alone."""
+    cases = [case_of(sharder=name) for name in "abc"]
+    before = run(cases, tmp_path)
+    path = tmp_path / CASES
+    path.write_bytes(path.read_bytes()[:-20])
+    with caplog.at_level("INFO"):
+        again = run(cases, tmp_path)
+    assert "2 of 3 cases are taken over" in caplog.text
+    assert "1 of 3 lines of the journal of cases" in caplog.text
+    assert "1 cases planned" in caplog.text
+    assert [entry.cost for entry in again] == [entry.cost for entry in before]
+    assert len(path.read_bytes().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        case_of(task=dataclasses.replace(TASK, batch_size=2048)),
+        case_of(rank=1),
+        dataclasses.replace(case_of(), prices="others"),
+    ],
+    ids=["task", "option", "prices"],
+)
+def test_what_has_changed_is_planned_again(tmp_path, changed, caplog):
+    run([case_of(), case_of(sharder="b")], tmp_path)
+    with caplog.at_level("INFO"):
+        run([changed, case_of(sharder="b")], tmp_path)
+    assert "1 of 2 cases are taken over" in caplog.text
+
+
+def test_a_changed_class_is_planned_again(tmp_path, monkeypatch):
+    key = case_of().key()
+    source = tmp_path / "edited.py"
+    source.write_text("class AllOn: ...")
+    monkeypatch.setattr("inspect.getsourcefile", lambda of: str(source))
+    assert case_of().key() != key
+
+
+def test_a_plan_that_is_gone_is_made_again(tmp_path):
+    run([case_of()], tmp_path)
+    plan_path(tmp_path, "t", "a").unlink()
+    run([case_of()], tmp_path)
+    assert plan_path(tmp_path, "t", "a").exists()
+
+
+def test_names_that_differ_have_different_paths(tmp_path):
+    names = ["a b", "a_b", "a/b", "neuroshard;pin={t: [0]}", "neuroshard;pin={t: [1]}"]
+    paths = {plan_path(tmp_path, "t", name) for name in names}
+    assert len(paths) == len(names)
+    assert {path.parent for path in paths} == {tmp_path / PLANS / "t"}
+
+
+def test_more_time_is_another_chance(tmp_path, caplog):
+    failing = case_of(error=KeyError("bug"))
+    run([failing], tmp_path, limit_s=5.0)
+    with caplog.at_level("INFO"):
+        run([failing], tmp_path, limit_s=4.0)
+        assert "1 of 1 cases are taken over" in caplog.text
+        caplog.clear()
+        run([failing], tmp_path, limit_s=6.0)
+        assert "taken over" not in caplog.text
+
+
+def test_an_interrupt_keeps_what_has_ended(tmp_path, monkeypatch, caplog):
+    def interrupted(functions, *, done, **options):
+        done(0, functions[0]())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cases_module, "in_processes", interrupted)
+    with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
+        run([case_of(), case_of(sharder="b")], tmp_path)
+    assert "the same command goes on from 1 cases" in caplog.text
+    assert len((tmp_path / CASES).read_bytes().splitlines()) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / PLANS).write_text("a file")
+    with pytest.raises(ConfigError, match="cannot write in out"):
+        run([case_of()], tmp_path)

@@ -1,0 +1,135 @@
+"""Scores of made-up entries: means are of tasks in common, and nothing without a plan is hidden."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from dlrm_sharded.contest.entry import bound_ms
+from dlrm_sharded.contest.figures import plot_scores
+from dlrm_sharded.contest.measurement import Measurement
+from dlrm_sharded.contest.score import predicted_costs, scores, tally
+from dlrm_sharded.contest.score_text import failures, notes, score_table, verdict
+from tests.unit.contest.entries import cost_of, entry_of
+
+
+def entries_of(**costs):
+    return [
+        entry_of(f"t{number}", sharder, ms)
+        for sharder, of_tasks in costs.items()
+        for number, ms in enumerate(of_tasks)
+    ]
+
+
+def test_ratios_are_of_the_tasks_that_all_solve():
+    found = scores(entries_of(a=[2, 2, 9, None], b=[1, 4, None, 1]), "a")
+    assert [(one.num_solved, one.num_tasks) for one in found] == [(3, 4), (3, 4)]
+    [reference, other] = found
+    assert (reference.mean_ratio, reference.tally) == (1.0, (0, 3, 0))
+    assert other.mean_ratio == pytest.approx(math.sqrt(0.5 * 2))
+    assert other.ratio.num_pairs == 2
+    assert other.tally == (2, 0, 2)  # a plan where the other one has none is a win
+
+
+def test_a_sharder_without_any_plan_empties_no_mean():
+    entries = entries_of(a=[2, 2], b=[1, 1], c=[None, None])
+    found = scores(entries, "a")
+    assert [one.mean_ratio for one in found] == [1.0, 0.5, None]
+    assert found[2].tally == (0, 0, 2)
+    text = notes(found, "a", predicted_costs(entries), margin=1e-3)[0]
+    assert "2 of 2 tasks that all of them but c, without any plan, solve" in text
+
+
+def test_who_leaves_few_tasks_in_common_is_named():
+    entries = entries_of(a=[2, 2, 2], b=[1, 1, 1], c=[1, None, None])
+    text = notes(scores(entries, "a"), "a", predicted_costs(entries), margin=1e-3)[0]
+    assert text.startswith("Ratios are of the 1 of 3 tasks that all of them solve")
+    assert text.endswith("Without c, they would be of 3.")
+
+
+def test_no_task_in_common():
+    found = scores(entries_of(a=[2, None], b=[None, 1]), "a")
+    assert [one.ratio for one in found] == [None, None]
+    assert score_table(found, "a").rows[1][:5] == ["b", "1/2", "-", "-", "1/0/1"]
+
+
+def test_equal_sharders_tie():
+    costs = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    [_, other] = scores(entries_of(a=costs, b=costs), "a")
+    assert (other.ratio.ratio, other.ratio.low, other.ratio.high) == (1.0, 1.0, 1.0)
+    assert other.ratio.is_tie
+    assert other.tally == (0, 6, 0)
+
+
+def test_scores_do_not_depend_on_the_order_of_the_entries():
+    rng = random.Random(0)
+    entries = entries_of(
+        a=[rng.uniform(1, 2) for _ in range(12)], b=[rng.uniform(1, 2) for _ in range(12)]
+    )
+    before = {one.sharder: (one.ratio, one.tally) for one in scores(entries, "a")}
+    rng.shuffle(entries)
+    assert {one.sharder: (one.ratio, one.tally) for one in scores(entries, "a")} == before
+
+
+@pytest.mark.parametrize(
+    ("ms", "expected"), [(0.5, (1, 0, 0)), (0.995, (0, 1, 0)), (1.02, (0, 0, 1))], ids=str
+)
+def test_a_margin_is_a_tie(ms, expected):
+    assert tally({"t": ms}, {"t": 1.0}, 0.01) == expected
+
+
+def test_the_gap_is_from_the_best_bound_of_any_sharder():
+    a, b = entry_of("t", "a", 2.0, lower_bound_ms=1.6), entry_of("t", "b", 3.0, lower_bound_ms=1.0)
+    found = scores([a, b], "a")
+    assert [one.gaps for one in found] == [pytest.approx((0.25,)), pytest.approx((0.875,))]
+    in_other_precision = dataclasses.replace(b, lower_bound_ms=2.5)
+    assert bound_ms([a, in_other_precision]) == 1.6
+
+
+def test_measured_costs_decide_by_rounds():
+    """Six rounds that all say the same tell two plans apart; rounds that disagree do not."""
+    rounds = {"a": (2.0, 3.0, 2.0, 2.1, 2.0, 2.5)}
+    apart = rounds | {"b": tuple(ms / 2 for ms in rounds["a"])}
+    mixed = rounds | {"b": (3.0, 2.0, 2.1, 2.0, 2.5, 2.0)}
+    costs = {"a": cost_of(2.0), "b": cost_of(1.0)}
+    measured = {"t0": Measurement(apart, costs), "t1": Measurement(mixed, costs)}
+    [_, other] = scores(entries_of(a=[1, 1], b=[1, 1]), "a", measured)
+    assert other.measured_tally == (1, 1, 0)
+    assert other.measured.ratio == pytest.approx(0.5)
+    assert other.ratio.ratio == 1.0
+    assert "measured / a [95 %]" in score_table([other], "a").text()
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "b costs 0.5000 [0.5000, 0.5000] x a"),
+        ([1.0, 6.0, 3.0, 12.0, 5.0, 6.0], "; the tasks do not tell this apart from a tie"),
+        ([3.0, 6.0, 9.0, 12.0, 15.0, 18.0], "none of them is cheaper than a"),
+        ([None] * 6, "none of them is cheaper than a"),
+    ],
+    ids=["better", "perhaps", "worse", "no_plan"],
+)
+def test_the_result_in_a_sentence(costs, expected):
+    found = scores(entries_of(a=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0], b=costs), "a")
+    assert expected in verdict(found, "a")
+
+
+def test_cases_without_a_plan_are_named():
+    entries = entries_of(a=[1, None, None], b=[None, None, 1])
+    lines = failures(entries, most=2)
+    assert lines[0] == "no plan: t1, a, b: no room"
+    assert lines[-1] == "and 1 more, in by_plan"
+
+
+def test_the_picture_has_each_interval():
+    found = scores(entries_of(a=[1, 2, 3, 4, 5, 6], b=[2, 3, 4, 5, 6, 7], c=[None] * 6), "a")
+    axes = plot_scores(found, "a").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        *("a (6/6)", "b (6/6)", "c (0/6)"),
+    ]
+    widths = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2]
+    assert [tuple(width) for width in widths[:2]] == [
+        (one.ratio.low, one.ratio.high) for one in found[:2]
+    ]
