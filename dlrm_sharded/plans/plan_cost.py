@@ -159,6 +159,11 @@ class PlanCost:
         """Sum over stages of the max over ranks, which a synchronous step takes."""
         return sum(self.stage_max_ms(stage) for stage in STAGES)
 
+    def weighed_ms(self, critical_path_share: float) -> float:
+        """Return the cost and the critical path, weighed: what a search minimizes."""
+        share = critical_path_share
+        return (1.0 - share) * self.cost_ms + share * self.critical_path_ms
+
     @property
     def imbalance(self) -> float:
         """Max over mean of the ranks' totals; 1 if all ranks cost the same."""

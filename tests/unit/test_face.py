@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 import dlrm_sharded as d
+from dlrm_sharded.commands.hydra_app import CONF_DIR
 
 FRAME = pl.DataFrame(
     {
@@ -18,6 +19,7 @@ FRAME = pl.DataFrame(
         "owner": ["x", "y", "z"],
     }
 )
+SHARDERS = sorted({path.stem for path in (CONF_DIR / "sharder").glob("*.yaml")} - {"plan_file"})
 TOPOLOGY = d.Topology(np.int64(2), np.int64(10**9), compute_device="cpu")  # type: ignore[arg-type]
 
 
@@ -51,6 +53,20 @@ def test_a_frame_is_a_task_and_numbers_of_numpy_are_numbers() -> None:
 def test_a_frame_that_is_no_task(frame: pl.DataFrame, said: str) -> None:
     with pytest.raises(d.ConfigError, match=said):
         task(frame)
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_a_sharder_plans_alike_by_itself_and_in_a_planner(name: str) -> None:
+    """Also tables whose accesses nobody knows, of which both assume the same."""
+    rng = np.random.default_rng(0)
+    tables = [
+        d.Table(f"t{i}", int(rng.integers(100, 10**6)), 16, float(rng.integers(1, 40)))
+        for i in range(12)
+    ]
+    unprofiled = d.ShardingTask(tuple(tables), TOPOLOGY, 4096)
+    model = d.learned_cost_model(d.RunContext())
+    made = [d.make_sharder(name, model) for _ in range(2)]
+    assert made[0].shard(unprofiled) == d.Planner(made[1], model).plan(unprofiled)[0]
 
 
 def test_a_plan_of_ones_own_is_priced_and_shown_as_frames() -> None:
