@@ -89,6 +89,11 @@ class LearnedCostModel:
     codecs: Mapping[str, CodecTimes] | None = None
     correction: Mapping[str, Sequence[float]] | None = None
 
+    def __repr__(self) -> str:
+        prices = "unknown prices" if self.standing is None else self.standing.text
+        runs = "no runs" if self.correction is None else "measured runs"
+        return f"LearnedCostModel of {self.name} ({self.device})\n  {prices}\n  corrected by {runs}"
+
     def price(
         self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE
     ) -> PricedTask:

@@ -172,7 +172,9 @@ class _Neighbors:
         priced.own_ms[units] = np.maximum(inside_ms - shared_ms, 0.0)
         priced.shared_ms[units] = shared_ms.sum(axis=1)
         first_ms = 0.0
-        together = [i for i, unit in enumerate(units) if self._is_whole[unit]][:NUM_TOGETHER]
+        # Times of small units add up, also under a model that is not quite additive.
+        smallest = np.argsort(inside_ms.sum(axis=1), kind="stable").tolist()
+        together = [i for i in smallest if self._is_whole[units[i]]][:NUM_TOGETHER]
         if len(together) > 1:
             [with_all_ms] = self._parts_ms([[Change(units[i], group) for i in together]])
             all_ms = with_all_ms - self._base_ms

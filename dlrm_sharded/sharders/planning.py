@@ -59,6 +59,11 @@ class Planner:
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
     options: Mapping[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        model = repr(self.cost_model).partition("\n")[0]
+        sharder, precision = sharder_name(self.sharder), self.exchange_precision
+        return f"Planner: sharder {sharder}\n  cost model {model}\n  exchanges in {precision}"
+
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
         """Return the sharder's validated plan and a report on it.
 
