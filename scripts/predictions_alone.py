@@ -30,15 +30,6 @@ NUM_TABLES, NUM_RANKS = (10, 20, 40, 60, 80, 120), (4, 6, 8)
 NUM_REPEATS = 1
 NEAR = 1.02
 COLUMNS = ("tables", "ranks", "priced s", "asked s", "plans", "ratio", "same time", "2 % at s")
-    "tables",
-    "ranks",
-    "prices s",
-    "predictions s",
-    "asked",
-    "ratio",
-    "same time",
-    "2 % at s",
-)
 
 
 class OnlyPredicts:

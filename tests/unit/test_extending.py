@@ -187,7 +187,7 @@ def test_linear_cost_model_with_a_yaml(project: Path) -> None:
     plan, report = made.plan(TASK)
 
     validate(plan, TASK)
-    assert 0 <= report.gap < 0.2
+    assert 0 <= report.gap < 0.25
 
 
 def test_search_on_a_cost_model_that_only_predicts(project: Path) -> None:
@@ -250,7 +250,7 @@ def test_hardware(project: Path) -> None:
 
 @pytest.mark.parametrize("page", ["planning", "tour"])
 def test_planning_in_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = PYTHON_BLOCK.findall((ROOT / "docs" / "guide" / f"{page}.md").read_text())
+    example, *continued = PYTHON_BLOCK.findall((ROOT / "docs" / "guide" / f"{page}.md").read_text())
     write_json(tmp_path / "task.json", TASK.to_json())
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -258,3 +258,6 @@ def test_planning_in_python(page: str, tmp_path: Path, monkeypatch: pytest.Monke
     exec(example, names)
 
     assert names["report"].gap >= 0
+    for block in continued:
+        exec(block, names)
+    assert ("own" in names) == (page in ("planning", "tour"))
