@@ -20,6 +20,7 @@ from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.local_prices import local_problem
 from dlrm_sharded.search.predictions import COMPUTE_PARTS, EXCHANGE_PART, Predictions, parts_ms
 from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.replication import replicate
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import StoppingRule
@@ -132,6 +133,9 @@ def _rebuilds(
     rebuilder = Rebuilder(state, rng, splits=splits)
     descent.run()
     plans = {state_shards(state): None}
+    if splits and replicate(state):  # rebuilds make single replicas, which may not pay alone
+        descent.run()
+        plans[state_shards(state)] = None
     for _ in range(NUM_REBUILDS - 1):
         state.undo()
         if rebuilder.rebuild():

@@ -82,7 +82,8 @@ class Planner:
         solve_s = time.perf_counter() - started
         if not isinstance(plan, ShardingPlan):
             name = type(self.sharder).__name__
-            raise ConfigError(f"{name}.shard returned {plan!r}, which is not a ShardingPlan")
+            made = type(plan).__name__
+            raise ConfigError(f"{name}.shard returned a {made}, which is not a ShardingPlan")
         plan = self._with_precision(plan)
         validate(plan, profiled)
         return plan, self._report(plan, task, priced, solve_s)
