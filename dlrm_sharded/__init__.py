@@ -28,6 +28,7 @@ from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
 if TYPE_CHECKING:
     from dlrm_sharded.commands.sharders import make_sharder
     from dlrm_sharded.cost.learned import learned_cost_model
+    from dlrm_sharded.cost.linear import LinearCostModel
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
     from dlrm_sharded.hardware.context import RunContext
     from dlrm_sharded.plans.frames import task_from_frame
@@ -44,6 +45,7 @@ __all__ = [
     "DataError",
     "InfeasibleTaskError",
     "InvalidPlanError",
+    "LinearCostModel",
     "NeuroShardSharder",
     "PlanCost",
     "PlanReport",
@@ -70,6 +72,7 @@ __all__ = [
 _LOADED_WHEN_ASKED = {
     "CalibratedPerfEstimator": "sharders.baselines.torchrec_estimator",
     "Constraints": "search.constraints",
+    "LinearCostModel": "cost.linear",
     "NeuroShardSharder": "sharders.neuroshard",
     "Planner": "sharders.planning",
     "RunContext": "hardware.context",

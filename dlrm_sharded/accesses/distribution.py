@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 _NUM_CELLS_LOG2 = 12
+NO_REUSE = 1e-6
+"""Expected uses of the most popular rank below which the share of reused ones is rounding error."""
+
 _CELL_SHIFT = np.uint64(64 - _NUM_CELLS_LOG2)
 _FRACTION_MASK = np.uint64(2 ** (64 - _NUM_CELLS_LOG2) - 1)
 
@@ -63,6 +66,8 @@ class AccessDistribution:
         if num_unique == 0.0:
             return (0.0,) * NUM_REUSE_BINS
         uses = self._expected_uses(num_draws)
+        if uses.max() < NO_REUSE:
+            return (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
         # [bins + 1, R], probability of at most 0, 1, 2, 4, ... uses of a rank
         at_most = np.ones((NUM_REUSE_BINS + 1, len(uses)))
         at_most[0] = np.exp(-uses)

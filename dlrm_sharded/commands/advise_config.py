@@ -27,7 +27,7 @@ from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import ConfigError, check_count
-from dlrm_sharded.hardware.artifact import has_artifact
+from dlrm_sharded.hardware.artifact import CALIBRATED, has_artifact
 from dlrm_sharded.hardware.artifact_kinds import policy_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.optimizers import OptimizerConfig
@@ -254,7 +254,7 @@ def _all_sharders() -> list[str]:
 def _applies(name: str, machine: Machine) -> bool:
     """Return whether a sharder needs no policy, or one that was trained for the machine."""
     device = "cuda" if machine.is_gpu else "cpu"
-    return name not in POLICIES or has_artifact(policy_kind(POLICIES[name]), device)
+    return name not in POLICIES or has_artifact(policy_kind(POLICIES[name]), device, CALIBRATED)
 
 
 def _sharder_node(cfg: DictConfig, name: str) -> DictConfig:

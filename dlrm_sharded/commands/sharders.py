@@ -18,6 +18,7 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import fbgemm_version, versions
+from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
@@ -141,7 +142,7 @@ def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None)
     """
     topology = task.topology
     if hardware is None:
-        return RunContext(device=topology.compute_device)
+        return RunContext(device=topology.compute_device, calibrated=CALIBRATED)
     if hardware == HERE:
         return context_here(topology, optimizer)
     spec = named_gpu_spec(hardware, key="hardware")
@@ -151,7 +152,13 @@ def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None)
             "or topology.compute_device to cuda in task.json"
         )
     spec.check_memory(max(topology.rank_memory_bytes) / GIB)
-    return RunContext("cuda", Hardware(spec.device_name), optimizer, topology.ranks_per_host)
+    return RunContext(
+        "cuda",
+        Hardware(spec.device_name),
+        optimizer,
+        topology.ranks_per_host,
+        calibrated=CALIBRATED,
+    )
 
 
 def context_here(topology: Topology, optimizer: str | None) -> RunContext:
@@ -173,7 +180,7 @@ def context_here(topology: Topology, optimizer: str | None) -> RunContext:
     torch.set_num_threads(threads)
     hardware = local_hardware(torch.device(device))
     fbgemm = fbgemm_version(versions())
-    return RunContext(device, hardware, optimizer, topology.ranks_per_host, fbgemm)
+    return RunContext(device, hardware, optimizer, topology.ranks_per_host, fbgemm, CALIBRATED)
 
 
 def with_sharder_list(arguments: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ from dlrm_sharded.files.errors import ConfigError, check_count, check_path
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.files.provenance import commit, versions
-from dlrm_sharded.hardware.artifact import name_in_folder, write_artifact
+from dlrm_sharded.hardware.artifact import CALIBRATED, name_in_folder, write_artifact
 from dlrm_sharded.hardware.artifact_kinds import policy_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
@@ -241,7 +241,13 @@ def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
     model: CostModel = instantiate(cfg.cost_model)(
-        RunContext(device, hardware, cfg.optimizer, ranks_per_host=pool.world_size)
+        RunContext(
+            device,
+            hardware,
+            cfg.optimizer,
+            ranks_per_host=pool.world_size,
+            calibrated=CALIBRATED,
+        )
     )
     return model
 

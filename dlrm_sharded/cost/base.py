@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.communication import CommunicationModel, Hosts
-from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.compute import LookupPrices
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.files.errors import ConfigError, UserError, shortened
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import (
     BWD_COMM,
@@ -29,6 +33,11 @@ class CostModel(Protocol):
 
     A cost model may have a `standing` and a method `caveat(topology)`, see `standing_of` and
     `caveat_of`; an `AdditiveCostModel` says both of each task that it prices.
+
+    A model that predicts many plans faster together than one by one may have a method
+    `predict_plans(plans, task)`, which returns their costs in order; a search asks it for up to 64
+    at a time, see `predict_plans`. A model that assumes an access profile of tables without one
+    says so by `assumes_profiles = True`.
     """
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
@@ -55,7 +64,8 @@ class AdditiveCostModel(CostModel, Protocol):
     ) -> PricedTask:
         """Return the task with the prices of its lookups, and of its exchanges in a precision.
 
-        The task of the result is the given one with an access profile for every table.
+        The task of the result is the given one, with an access profile for every table if the
+        model reads profiles.
         """
 
 
@@ -65,7 +75,7 @@ class PricedTask:
 
     Args:
         model: what priced the task.
-        task: its tables all have an access profile.
+        task: its tables all have an access profile, if the model reads profiles.
         exchange_precision: precision of the exchanges that `communication` prices.
         compute: prices of lookups: the vector of each shard, and the times of sums of vectors.
         communication: prices of exchanges between the ranks of this task.
@@ -78,7 +88,7 @@ class PricedTask:
     model: AdditiveCostModel
     task: ShardingTask
     exchange_precision: ExchangePrecision
-    compute: ComputeModel = field(compare=False)
+    compute: LookupPrices = field(compare=False)
     communication: CommunicationModel = field(compare=False)
     hosts: Hosts = field(compare=False)
     standing: Standing | None = field(default=None, compare=False)
@@ -109,7 +119,7 @@ class PricedTask:
 
 
 def workload_cost(
-    workload: Workload, compute: ComputeModel, communication: CommunicationModel, hosts: Hosts
+    workload: Workload, compute: LookupPrices, communication: CommunicationModel, hosts: Hosts
 ) -> PlanCost:
     """Return the predicted cost of the shards of a workload, on any hosts."""
     sums = workload.by_rank(compute.vectors(workload))
@@ -142,6 +152,59 @@ def price(
 ) -> PricedTask | None:
     """Return the task with the prices of a model; None if that has none to tell."""
     return model.price(task, exchange_precision) if is_additive(model) else None
+
+
+def with_assumed_profiles(model: CostModel | None, task: ShardingTask) -> ShardingTask:
+    """Return the task as a model reads it: with the profiles that it assumes, if it assumes any."""
+    priced = price(model, task)
+    if priced is not None:
+        return priced.task
+    return with_profiles(task) if getattr(model, "assumes_profiles", False) else task
+
+
+def predict_plans(
+    model: CostModel, plans: Sequence[ShardingPlan], task: ShardingTask
+) -> list[PlanCost]:
+    """Predict plans of one task, all at once if the model can.
+
+    Raises:
+        ConfigError: the model fails, or what it returns are not times of all ranks.
+    """
+    name, together = type(model).__name__, getattr(model, "predict_plans", None)
+    try:
+        if together is None:
+            costs = [model.predict(plan, task) for plan in plans]
+        else:
+            costs = list(together(plans, task))
+    except UserError:
+        raise
+    except Exception as error:  # whatever a model of a user may raise
+        raise ConfigError(
+            f"the cost model {name} failed at a plan of {len(task.tables)} tables on "
+            f"{task.topology.world_size} ranks: {type(error).__name__}: {error}"
+        ) from error
+    if len(costs) != len(plans):
+        raise ConfigError(f"{name}.predict_plans returned {len(costs)} costs of {len(plans)} plans")
+    for cost in costs:
+        check_prediction(model, cost, task)
+    return costs
+
+
+def check_prediction(model: CostModel, cost: PlanCost, task: ShardingTask) -> None:
+    """Raise ConfigError unless a prediction has a finite time of every rank, 0 or more."""
+    name, world_size = type(model).__name__, task.topology.world_size
+    if not isinstance(cost, PlanCost):
+        raise ConfigError(f"the cost model {name} returned {shortened(cost)}, no PlanCost")
+    if len(cost.per_rank) != world_size:
+        raise ConfigError(
+            f"the cost model {name} predicted {len(cost.per_rank)} ranks of {world_size}"
+        )
+    for rank, stages in enumerate(cost.per_rank):
+        if not 0.0 <= stages.total_ms < math.inf:
+            raise ConfigError(
+                f"the cost model {name} predicts {stages.total_ms:g} ms for rank {rank}; a time "
+                "must be a finite number, 0 or more; use another cost_model"
+            )
 
 
 def caveat_of(model: CostModel | None, topology: Topology) -> str | None:

@@ -89,6 +89,11 @@ class LearnedCostModel:
     codecs: Mapping[str, CodecTimes] | None = None
     correction: Mapping[str, Sequence[float]] | None = None
 
+    def __repr__(self) -> str:
+        prices = "unknown prices" if self.standing is None else self.standing.text
+        runs = "no runs" if self.correction is None else "measured runs"
+        return f"LearnedCostModel of {self.name} ({self.device})\n  {prices}\n  corrected by {runs}"
+
     def price(
         self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE
     ) -> PricedTask:
@@ -195,7 +200,8 @@ def learned_cost_model(
     On GPUs, if none was calibrated, it is the prior of the run's GPU.
 
     Args:
-        artifact: file of a fitted model; None to look for the one of the hardware.
+        artifact: file of a fitted model; None to look for the one of the hardware in the package,
+            and in `context.calibrated` if that names a folder.
         gpu: figures of a GPU that is in no data sheet of the package, see `GpuSpec.stated`; its
             prior is used, even if a GPU is calibrated.
 
@@ -204,7 +210,7 @@ def learned_cost_model(
         ConfigError: the figures of the GPU cannot be used.
     """
     kind = cost_model_kind(KIND)
-    needs_prior = gpu is not None or not has_artifact(kind, "cuda")
+    needs_prior = gpu is not None or not has_artifact(kind, "cuda", context.calibrated)
     if artifact is None and context.device == "cuda" and needs_prior:
         return prior_cost_model(context, gpu)
     loaded = load_artifact(artifact, kind, learned_features, context)
@@ -249,7 +255,7 @@ def shipped_prior(context: RunContext) -> LearnedCostModel:
 def _shipped(context: RunContext) -> str:
     """Return the path of the packaged model that fits a run's hardware best."""
     kind = cost_model_kind(KIND)
-    return str(find_artifact(kind, context.hardware, context.device, shipped_only=True))
+    return str(find_artifact(kind, context.hardware, context.device))
 
 
 def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -95,6 +95,8 @@ class PaperCostModel:
         device: type of the device that computed there, "cpu" or "cuda".
         standing: origin of the prices and their expected error.
     """
+
+    assumes_profiles: ClassVar[bool] = True
 
     nets: PaperNets
     name: str

@@ -1,7 +1,8 @@
 """Artefacts: fitted cost models and trained policies, each in one safetensors file.
 
 The header of the file says on what hardware, and from what, the artefact was made. Artefacts are
-searched in `calibration/` of the working directory, where commands write them, then in the package.
+searched in the folder that a run names, then in the package. Commands name `calibration/` of the
+working directory, where they write artefacts; Python names none unless told to.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -148,7 +149,7 @@ def built_from(artifact: Artifact, kind: Kind) -> Iterator[None]:
 
 
 def find_artifact(
-    kind: Kind, hardware: Hardware | None, device: str, *, shipped_only: bool = False
+    kind: Kind, hardware: Hardware | None, device: str, calibrated: Path | None = None
 ) -> Path:
     """Return the path of the artefact that fits best.
 
@@ -160,14 +161,14 @@ def find_artifact(
     Args:
         hardware: what the ranks compute on; None for any of the device type.
         device: "cpu" or "cuda".
-        shipped_only: leave out what was calibrated here.
+        calibrated: see `RunContext`.
 
     Raises:
         DataError: there is no artefact of this kind.
     """
     candidates: list[tuple[tuple[float, ...], Path]] = []
     damaged: list[Path] = []
-    for path, meta, made_on in _files(kind, (SHIPPED,) if shipped_only else (CALIBRATED, SHIPPED)):
+    for path, meta, made_on in _files(kind, calibrated):
         if meta is not None:
             fitness = _fitness(meta, hardware, device)
         else:
@@ -177,8 +178,9 @@ def find_artifact(
         candidates.append((fitness, path))
     if not candidates:
         raise DataError(
-            f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
-            f"package; make one with {kind.made_with}"
+            f"there is no {kind.noun} of the kind {kind.name!r}, "
+            f"{f'in {calibrated}/ or ' if calibrated else ''}in the package; make one with "
+            f"{kind.made_with}"
         )
     chosen = max(candidates, key=lambda entry: entry[0])[1]
     for path in damaged:
@@ -217,7 +219,10 @@ def load_artifact(
     """
     if artifact is not None:
         check_path(f"the artifact of the {kind.noun}", artifact)
-    path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
+    if artifact:
+        path = Path(artifact)
+    else:
+        path = find_artifact(kind, context.hardware, context.device, context.calibrated)
     read = read_artifact(path, kind=kind, features=features)
     match = match_of(context.hardware, read.hardware)
     loaded = dataclasses.replace(read, match=match)
@@ -319,23 +324,24 @@ def _sound_header(path: Path, kind: Kind) -> dict[str, Any] | None:
     return meta
 
 
-def has_artifact(kind: Kind, device: str) -> bool:
+def has_artifact(kind: Kind, device: str, calibrated: Path | None) -> bool:
     """Return whether there is an artefact of a type of device; damaged files count by their names.
 
     Args:
         device: "cpu" or "cuda".
+        calibrated: see `RunContext`.
     """
-    return any(device == made_on for _, _, made_on in _files(kind, (CALIBRATED, SHIPPED)))
+    return any(device == made_on for _, _, made_on in _files(kind, calibrated))
 
 
 def _files(
-    kind: Kind, folders: Sequence[Path]
+    kind: Kind, calibrated: Path | None
 ) -> Iterator[tuple[Path, dict[str, Any] | None, str]]:
     """Yield the files of a kind, with their descriptions and types of device.
 
     A damaged file has no description, and the type of device that its name says.
     """
-    for folder in folders:
+    for folder in [calibrated, SHIPPED] if calibrated else [SHIPPED]:
         for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             meta = _sound_header(path, kind)
             on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))

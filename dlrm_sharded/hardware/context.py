@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dlrm_sharded.hardware.hardware import Hardware
 
@@ -18,6 +19,8 @@ class RunContext:
         optimizer: fused optimizer of the tables; None if any will do.
         ranks_per_host: ranks that share a host's cores and links; None if it is not known.
         fbgemm: version of FBGEMM that looks up rows; None if it is not known.
+        calibrated: folder with artefacts that were made here, such as `calibration`, in which
+            commands look; None for those of the package alone.
     """
 
     device: str = "cpu"
@@ -25,3 +28,4 @@ class RunContext:
     optimizer: str | None = None
     ranks_per_host: int | None = None
     fbgemm: str | None = None
+    calibrated: Path | None = None

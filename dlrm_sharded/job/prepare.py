@@ -11,6 +11,7 @@ from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
 from dlrm_sharded.files.line_file import OUTBOX
 from dlrm_sharded.files.provenance import fbgemm_version, versions
+from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.job.memory_check import traced_workload
@@ -66,6 +67,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         optimizer=settings.optimizer.embedding,
         ranks_per_host=rank.local_world_size,
         fbgemm=fbgemm_version(versions()),
+        calibrated=CALIBRATED,
     )
     with all_or_none():
         outbox = folder.path / OUTBOX if settings.is_in_sweep else None

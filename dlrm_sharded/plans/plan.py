@@ -134,6 +134,18 @@ class ShardingPlan:
         """Return the plan that places every table of a task whole, the i-th on `ranks[i]`."""
         return whole_tables(task, [int(rank) for rank in ranks])
 
+    def __repr__(self) -> str:
+        by_table, counts = self.shards_by_table(), [len(of) for of in self.shards_by_rank()]
+        num_whole = sum(len(shards) == 1 for shards in by_table.values())
+        num_replicated = len(self.replicated_tables)
+        return (
+            f"ShardingPlan: {len(by_table)} tables in {len(self.shards)} shards on "
+            f"{self.world_size} ranks\n"
+            f"  {num_whole} whole, {len(by_table) - num_whole - num_replicated} split, "
+            f"{num_replicated} replicated\n"
+            f"  {min(counts)} to {max(counts)} a rank, exchanges in {self.exchange_precision}"
+        )
+
     def to_frame(self) -> polars.DataFrame:
         """Return a row for each shard: its table, rank, rows and columns (half-open), and kind."""
         import polars  # takes longer to load than most plans to make

@@ -134,6 +134,16 @@ class PlanCost:
             input_dist_ms=None if input_dist_ms is None else tuple(input_dist_ms),
         )
 
+    def __repr__(self) -> str:
+        slowest = max(range(len(self.per_rank)), key=lambda rank: self.per_rank[rank].total_ms)
+        stages = (f"{stage} {self.per_rank[slowest].stage_ms(stage):.3g}" for stage in STAGES)
+        return (
+            f"PlanCost: {self.cost_ms:.4g} ms on the slowest of {len(self.per_rank)} ranks, "
+            f"{self.imbalance:.2f} times their mean\n"
+            f"  rank {slowest}: {', '.join(stages)} ms\n"
+            f"  critical path {self.critical_path_ms:.4g} ms"
+        )
+
     def with_added(self, stage: str, added_ms: Sequence[float]) -> PlanCost:
         """Return a cost in which a stage takes longer, by [W] ms."""
         times_ms = [rank.stage_ms(stage) for rank in self.per_rank]
@@ -158,6 +168,11 @@ class PlanCost:
     def critical_path_ms(self) -> float:
         """Sum over stages of the max over ranks, which a synchronous step takes."""
         return sum(self.stage_max_ms(stage) for stage in STAGES)
+
+    def weighed_ms(self, critical_path_share: float) -> float:
+        """Return the cost and the critical path, weighed: what a search minimizes."""
+        share = critical_path_share
+        return (1.0 - share) * self.cost_ms + share * self.critical_path_ms
 
     @property
     def imbalance(self) -> float:

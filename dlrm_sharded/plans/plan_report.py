@@ -214,6 +214,14 @@ class PlanReport:
     cached: CacheForecast | None = None
     made_from: MadeFrom | None = None
 
+    def __repr__(self) -> str:
+        cost = "no cost model" if self.cost is None else f"predicted {self.cost.cost_ms:.4g} ms"
+        gap = (
+            "no lower bound" if self.gap is None else f"{100 * self.gap:.1f} % above a lower bound"
+        )
+        prices = "unknown prices" if self.standing is None else self.standing.text
+        return f"PlanReport: {self.sharder}, in {self.solve_s:.2g} s\n  {cost}, {gap}\n  {prices}"
+
     @property
     def gap(self) -> float | None:
         """Distance of the predicted cost from the lower bound, relative to the bound."""

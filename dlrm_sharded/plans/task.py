@@ -238,6 +238,18 @@ class ShardingTask:
                 f"{names.count(twice)} tables are named {twice!r}; names must be unique"
             )
 
+    def __repr__(self) -> str:
+        ranks, dims = self.topology, [table.embedding_dim for table in self.tables]
+        profiled = sum(table.reuse_histogram is not None for table in self.tables)
+        memory = sorted(memory_bytes / GIB for memory_bytes in ranks.rank_memory_bytes)
+        return (
+            f"ShardingTask: {len(self.tables)} tables of {self.table_bytes / GIB:.2f} GiB, "
+            f"{min(dims)} to {max(dims)} columns, {profiled} with an access profile\n"
+            f"  {ranks.world_size} {ranks.compute_device} ranks, {ranks.ranks_per_host} a host, "
+            f"with {memory[0]:.2f} to {memory[-1]:.2f} GiB each\n"
+            f"  batch size {self.batch_size:,}"
+        )
+
     def with_values(self, **fields: Mapping[str, Any]) -> ShardingTask:
         """Return the task with other values of fields of some tables, by the tables' names."""
 

@@ -158,7 +158,7 @@ def packaged_net(method: str, context: RunContext) -> PlacementNet:
         DataError: the package has no sound policy of this method.
     """
     kind = policy_kind(method)
-    path = find_artifact(kind, context.hardware, context.device, shipped_only=True)
+    path = find_artifact(kind, context.hardware, context.device)
     return read_net(method, path)
 
 

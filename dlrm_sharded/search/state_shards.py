@@ -8,6 +8,7 @@ from dlrm_sharded.plans.layouts import ColumnShards, is_replicated, is_row_wise,
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 
 ShardsByTable = Mapping[str, Sequence[Shard]]
@@ -28,7 +29,17 @@ def state_shards(state: State, earlier: ShardsByTable | None = None) -> tuple[Sh
 
 def unit_shards(state: State, unit: int, earlier: ShardsByTable | None = None) -> list[Shard]:
     """Return the shards of a unit's tables."""
-    problem, group = state.problem, int(state.group[unit])
+    return shards_of_unit(state.problem, unit, int(state.group[unit]), state.widths[unit], earlier)
+
+
+def shards_of_unit(
+    problem: Problem,
+    unit: int,
+    group: int,
+    widths: Mapping[int, int],
+    earlier: ShardsByTable | None = None,
+) -> list[Shard]:
+    """Return the shards of a unit's tables in a layout, see `State`."""
     shards: list[Shard] = []
     for index in problem.tables[unit]:
         table = problem.task.tables[index]
@@ -37,7 +48,7 @@ def unit_shards(state: State, unit: int, earlier: ShardsByTable | None = None) -
             continue
         step = int(problem.columns_per_step[unit]) or table.embedding_dim
         before = () if earlier is None else earlier[table.name]
-        shards += _column_shards(table, state.widths[unit], step, before)
+        shards += _column_shards(table, widths, step, before)
     return shards
 
 

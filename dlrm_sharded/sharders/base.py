@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dlrm_sharded.cost.base import CostModel, PricedTask, is_additive
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.cost.base import CostModel, PricedTask, is_additive, with_assumed_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -64,6 +65,13 @@ class SharderContext:
                 f"sharder={sharder} needs an additive cost model; choose cost_model=learned"
             )
         return functools.partial(self.cost_model.price, exchange_precision=self.exchange_precision)
+
+    def with_profiles(self, task: ShardingTask) -> ShardingTask:
+        """Return the task with an access profile for every table: what the cost model assumes.
+
+        Without a model that assumes any, it is a Zipf distribution, as for `with_profiles`.
+        """
+        return with_profiles(with_assumed_profiles(self.cost_model, task))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan, which has the run's precision unless it has one of its own.

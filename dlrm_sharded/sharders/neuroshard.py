@@ -16,8 +16,9 @@ import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import PricedTask, is_additive
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.linear import BYTES, NO_PRICES
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError, check_count, check_number
 from dlrm_sharded.host_memory.cached_search import CACHE_TABLES, cached_problem, find_cached_state
 from dlrm_sharded.plans.plan import ShardingPlan, with_load_factors
@@ -32,8 +33,10 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, without_memory_limit
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
+from dlrm_sharded.search.find_by_prediction import find_by_prediction
 from dlrm_sharded.search.find_plan import find_state, improve_within
 from dlrm_sharded.search.move_budget import MoveBudget
+from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
@@ -51,7 +54,9 @@ class NeuroShardSharder:
     """Searches for the plan of the least predicted cost.
 
     Args:
-        context: has an additive cost model.
+        context: has a cost model. One that is not additive is asked for predictions alone, see
+            `find_by_prediction`; then there is no lower bound, `time_budget_s` usually is used up
+            later, and precisions are stated.
         constraints: what users require of the plan, besides a low cost.
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
         time_budget_s: time after which the search returns its best plan; small tasks end earlier.
@@ -100,7 +105,8 @@ class NeuroShardSharder:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        self.context.pricing_for(self.name)  # which refuses a run without prices
+        if self.context.cost_model is None:
+            raise ConfigError("sharder=neuroshard searches by predicted costs; choose a cost_model")
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
         check_count("sharder.seed", self.seed, least=0)
         if self.time_budget_s is not None:
@@ -124,8 +130,10 @@ class NeuroShardSharder:
         return self.exchange_precision is not None
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        priced = self.context.pricing_for(self.name)(task)
         self.constraints.check(task)
+        if not is_additive(self.context.cost_model):
+            return self._by_prediction(task)
+        priced = self.context.pricing_for(self.name)(task)
         if self.table_precision == AUTO:
             return plan_that_fits(priced.task, lambda tried: self._plan(priced.with_task(tried)))
         if self.table_precision == "fp16":
@@ -180,11 +188,48 @@ class NeuroShardSharder:
         plan = with_load_factors(plan, load_factors) if load_factors else plan
         return with_precisions_of(plan, task)
 
+    def _by_prediction(self, task: ShardingTask) -> ShardingPlan:
+        """Return the best plan found by a cost model that predicts plans and prices nothing."""
+        model, context = self.context.cost_model, self.context
+        assert model is not None
+        for key, value, needs_none in (
+            ("exchange_precision", self.exchange_precision, self.exchange_precision != AUTO),
+            ("table_precision", self.table_precision, self.table_precision != AUTO),
+            ("cache_tables", self.cache_tables, self.cache_tables != AUTO),
+            ("warm_start", self.constraints.warm_start, self.constraints.warm_start is None),
+        ):
+            if not needs_none:
+                raise ConfigError(
+                    f"sharder.{key} is {value}, which needs an additive cost model, and "
+                    f"{type(model).__name__} only predicts plans; leave it out, or choose "
+                    "cost_model=learned"
+                )
+        if self.table_precision == "fp16":
+            task = in_half(task, [table.name for table in task.tables])
+        clock = _clock(self.time_budget_s)
+        stated = _stated_precision(self.exchange_precision, context.run.device)
+        by_bytes = dataclasses.replace(context, cost_model=BYTES)
+        first = dataclasses.replace(self, context=by_bytes, patience=0, exchange_precision=None)
+        shards = find_by_prediction(
+            build_problem(
+                NO_PRICES.price(task),
+                self.constraints,
+                critical_path_share=self.critical_path_share,
+                split_error=0.0,
+                all_replicas=True,
+            ),
+            first._search(BYTES.price(task), self.time_budget_s).shards,
+            Predictions(model, task, stated or context.exchange_precision, clock),
+            split_error=self.split_error,
+            seed=self.seed,
+            stopping=StoppingRule(self.patience, GOOD_GAP, clock),
+        )
+        plan = with_precisions_of(ShardingPlan(task.topology.world_size, shards), task)
+        return plan if stated is None else dataclasses.replace(plan, exchange_precision=stated)
+
     def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> float:
         """Return the predicted cost and critical path of a plan, weighed as in the objective."""
-        cost = priced.predict(plan)
-        share = self.critical_path_share
-        return (1.0 - share) * cost.cost_ms + share * cost.critical_path_ms
+        return priced.predict(plan).weighed_ms(self.critical_path_share)
 
     def _find(self, problem: Problem, clock: Clock) -> State | None:
         """Return the best state found; None if none fits, or none was found."""

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
-from dlrm_sharded.cost.base import CostModel, PricedTask, caveat_of, price, standing_of
+from dlrm_sharded.cost.base import (
+    CostModel,
+    PricedTask,
+    caveat_of,
+    predict_plans,
+    price,
+    standing_of,
+    with_assumed_profiles,
+)
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
@@ -19,7 +26,6 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.host_memory.cache_prices import cache_forecast
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
-from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import Diagnosis, MadeFrom, PlanReport, ProfileValue
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask, without_memory_limit
@@ -53,6 +59,11 @@ class Planner:
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
     options: Mapping[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        model = repr(self.cost_model).partition("\n")[0]
+        sharder, precision = sharder_name(self.sharder), self.exchange_precision
+        return f"Planner: sharder {sharder}\n  cost model {model}\n  exchanges in {precision}"
+
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
         """Return the sharder's validated plan and a report on it.
 
@@ -61,15 +72,18 @@ class Planner:
             ConfigError: the sharder does not return a plan.
         """
         priced = price(self.cost_model, task, self.exchange_precision)
-        if self.cost_model is not None:
+        profiled = with_assumed_profiles(self.cost_model, task)
+        if profiled != task:
             _warn_about_assumed_profiles(task, is_priced=priced is not None)
-        profiled = with_profiles(task) if priced is None else priced.task
+        if self.cost_model is None:
+            profiled = with_profiles(task)  # for sharders that read profiles
         started = time.perf_counter()
         plan = self.sharder.shard(profiled)
         solve_s = time.perf_counter() - started
         if not isinstance(plan, ShardingPlan):
             name = type(self.sharder).__name__
-            raise ConfigError(f"{name}.shard returned {plan!r}, which is not a ShardingPlan")
+            made = type(plan).__name__
+            raise ConfigError(f"{name}.shard returned a {made}, which is not a ShardingPlan")
         plan = self._with_precision(plan)
         validate(plan, profiled)
         return plan, self._report(plan, task, priced, solve_s)
@@ -102,14 +116,14 @@ class Planner:
         """Report on a plan of a task as it was given, and with its prices."""
         model, unprofiled = self.cost_model, with_precisions(task, plan)
         if priced is None:
-            task = with_profiles(unprofiled)
+            task = with_assumed_profiles(model, unprofiled)
             standing, caveat = standing_of(model), caveat_of(model, task.topology)
         else:
             priced = priced.with_task(with_precisions(priced.task, plan))
             priced = priced.with_precision(plan.exchange_precision)
             task, standing, caveat = priced.task, priced.standing, priced.caveat
-        cached = cache_forecast(plan, task, standing)
-        cost = None if model is None else _finite(model.predict(plan, task))
+        cached = cache_forecast(plan, with_profiles(task), standing)
+        cost = None if model is None else predict_plans(model, [plan], task)[0]
         bound_ms = diagnosis = profile_value = None
         if priced is not None:
             # A bound of times that do not hold here would read as one of the real times.
@@ -146,17 +160,6 @@ class Planner:
 def _software() -> tuple[str | None, dict[str, str]]:
     """Return commit and versions, which a process asks for once."""
     return commit(), versions()
-
-
-def _finite(cost: PlanCost) -> PlanCost:
-    """Return a predicted cost; ConfigError if a time is no number, which JSON cannot say."""
-    for rank, stages in enumerate(cost.per_rank):
-        if not math.isfinite(stages.total_ms):
-            raise ConfigError(
-                f"the cost model predicts {stages.total_ms} ms for rank {rank}; a time must be a "
-                "finite number; use another cost_model"
-            )
-    return cost
 
 
 def _warn_about_assumed_profiles(task: ShardingTask, *, is_priced: bool) -> None:

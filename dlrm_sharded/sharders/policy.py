@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ class PolicySharder:
         replicate: whether tables may be replicated, where that pays by an additive cost model.
         cost_model: prices of the run, by which a portfolio is judged; None for the policy alone.
         exchange_precision: precision of exchanges for which plans are priced.
+        complete: gives tables without an access profile the one that the run's cost model assumes.
     """
 
     policy: Policy
@@ -50,6 +52,7 @@ class PolicySharder:
     seed: int = 0
     cost_model: CostModel | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
+    complete: Callable[[ShardingTask], ShardingTask] = with_profiles
 
     def __post_init__(self) -> None:
         check_count("sharder.num_samples", self.num_samples, least=0)
@@ -59,7 +62,7 @@ class PolicySharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         _check_feasible(task, split=self.split)
-        task = with_profiles(task)
+        task = self.complete(task)
         priced = price(self.cost_model, task, self.exchange_precision)
         for splitting in splittings(task) if self.split else [unsplit(task)]:
             plans = self._plans(splitting)
@@ -154,6 +157,7 @@ def policy_sharder(
         name=f"{method}_portfolio" if portfolio else method,
         cost_model=context.cost_model if portfolio else None,
         exchange_precision=context.exchange_precision,
+        complete=context.with_profiles,
         **options,
     )
 

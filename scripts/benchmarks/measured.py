@@ -34,7 +34,7 @@ from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measur
 from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.files.errors import ShardingError
-from dlrm_sharded.hardware.artifact import find_artifact
+from dlrm_sharded.hardware.artifact import CALIBRATED, find_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -129,7 +129,7 @@ def open_bench(
 def cost_model_file(device: torch.device) -> str:
     """Return the file of the model that prices plans here."""
     kind = cost_model_kind(KIND)
-    return str(find_artifact(kind, local_hardware(device), device.type).resolve())
+    return str(find_artifact(kind, local_hardware(device), device.type, CALIBRATED).resolve())
 
 
 def task_rows(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -18,13 +19,16 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import Planner, RunContext, ShardingPlan, ShardingTask, Table, Topology, validate
+from dlrm_sharded.calibration.costs_file import read_costs, write_costs
+from dlrm_sharded.calibration.samples import workload_of_sample
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.testing import check_sharder, small_tasks
+from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
+from tests.unit.cost.hardware import MANIFEST, measured_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "guide" / "extending.md"
@@ -70,7 +74,9 @@ def test_every_file_of_the_page_is_used() -> None:
 
     assert sorted(name for name, _ in files) == [
         "best_of.py",
+        "fit_linear_model.py",
         "my_conf/cost_model/bandwidth.yaml",
+        "my_conf/cost_model/linear.yaml",
         "my_conf/data/films.yaml",
         "my_conf/model/concatenated.yaml",
         "my_conf/sharder/best_of.yaml",
@@ -78,6 +84,7 @@ def test_every_file_of_the_page_is_used() -> None:
         "my_conf/topology/my_cluster.yaml",
         "my_cost_model.py",
         "my_dataset.py",
+        "my_linear_model.py",
         "my_model.py",
         "my_sharder.py",
         "test_my_cost_model.py",
@@ -167,6 +174,46 @@ def test_cost_model_counts_bytes(project: Path) -> None:
     assert cost.fwd_comm_ms == cost.bwd_comm_ms == pytest.approx(0.016)
 
 
+@pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
+def test_linear_cost_model(project: Path, task: ShardingTask) -> None:
+    model = module(project, "my_linear_model").linear(network_gb_per_s=2)
+
+    check_cost_model(model, task)
+
+
+def test_linear_cost_model_with_a_yaml(project: Path) -> None:
+    made = planner(project, "cost_model=linear", "sharder=neuroshard")
+
+    plan, report = made.plan(TASK)
+
+    validate(plan, TASK)
+    assert 0 <= report.gap < 0.25
+
+
+def test_search_on_a_cost_model_that_only_predicts(project: Path) -> None:
+    made = planner(project, "cost_model=bandwidth", "sharder=neuroshard")
+    heuristic = planner(project, "cost_model=bandwidth", "sharder=size_lookup")
+
+    plan, report = made.plan(TASK)
+
+    validate(plan, TASK)
+    assert report.lower_bound_ms is None
+    assert report.cost.cost_ms <= heuristic.plan(TASK)[1].cost.cost_ms
+
+
+def test_linear_cost_model_of_measurements(project: Path) -> None:
+    path = project / "costs.parquet"
+    write_costs(path, measured_plans(60, 10, seed=0), MANIFEST)
+
+    model = module(project, "fit_linear_model").fitted(path)
+
+    check_cost_model(model, TASK)
+    samples = [s for s in read_costs(path).samples if s.kind == "computation"]
+    found = [model.price(TASK).compute.vectors(workload_of_sample(s))[:, :2].sum() for s in samples]
+    measured = [sum(rank.computation_ms for rank in s.cost.per_rank) for s in samples]
+    assert np.corrcoef(found, measured)[0, 1] > 0.7
+
+
 def test_torchrecs_planner_with_our_prices(project: Path) -> None:
     model = EmbeddingBagCollection(tables=bag_configs(TASK.tables), device=torch.device("meta"))
 
@@ -203,7 +250,7 @@ def test_hardware(project: Path) -> None:
 
 @pytest.mark.parametrize("page", ["planning", "tour"])
 def test_planning_in_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = PYTHON_BLOCK.findall((ROOT / "docs" / "guide" / f"{page}.md").read_text())
+    example, *continued = PYTHON_BLOCK.findall((ROOT / "docs" / "guide" / f"{page}.md").read_text())
     write_json(tmp_path / "task.json", TASK.to_json())
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -211,3 +258,6 @@ def test_planning_in_python(page: str, tmp_path: Path, monkeypatch: pytest.Monke
     exec(example, names)
 
     assert names["report"].gap >= 0
+    for block in continued:
+        exec(block, names)
+    assert ("own" in names) == (page in ("planning", "tour"))

@@ -1,6 +1,7 @@
 """What users import: sharders by name, tasks from frames, plans and costs as frames."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import polars as pl
 import pytest
 
 import dlrm_sharded as d
+from dlrm_sharded.commands.hydra_app import CONF_DIR
 
 FRAME = pl.DataFrame(
     {
@@ -18,6 +20,7 @@ FRAME = pl.DataFrame(
         "owner": ["x", "y", "z"],
     }
 )
+SHARDERS = sorted({path.stem for path in (CONF_DIR / "sharder").glob("*.yaml")} - {"plan_file"})
 TOPOLOGY = d.Topology(np.int64(2), np.int64(10**9), compute_device="cpu")  # type: ignore[arg-type]
 
 
@@ -51,6 +54,20 @@ def test_a_frame_is_a_task_and_numbers_of_numpy_are_numbers() -> None:
 def test_a_frame_that_is_no_task(frame: pl.DataFrame, said: str) -> None:
     with pytest.raises(d.ConfigError, match=said):
         task(frame)
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_a_sharder_plans_alike_by_itself_and_in_a_planner(name: str) -> None:
+    """Also tables whose accesses nobody knows, of which both assume the same."""
+    rng = np.random.default_rng(0)
+    tables = [
+        d.Table(f"t{i}", int(rng.integers(100, 10**6)), 16, float(rng.integers(1, 40)))
+        for i in range(12)
+    ]
+    unprofiled = d.ShardingTask(tuple(tables), TOPOLOGY, 4096)
+    model = d.learned_cost_model(d.RunContext())
+    made = [d.make_sharder(name, model) for _ in range(2)]
+    assert made[0].shard(unprofiled) == d.Planner(made[1], model).plan(unprofiled)[0]
 
 
 def test_a_plan_of_ones_own_is_priced_and_shown_as_frames() -> None:
@@ -91,3 +108,27 @@ def test_options_of_a_sharder_are_those_of_its_yaml() -> None:
 def test_a_sharder_that_is_not_there(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(d.ConfigError, match=said):
         d.make_sharder(name, **options)
+
+
+def test_what_a_notebook_shows_fits_three_short_lines() -> None:
+    model = d.learned_cost_model(d.RunContext())
+    planner = d.Planner(d.make_sharder("neuroshard", model), model)
+    plan, report = planner.plan(task())
+    uneven = d.Topology(2, 10**9, memory_bytes_by_rank=(10**9, 3 * 10**9), compute_device="cpu")
+    shown = {
+        "ShardingTask": [task(), d.ShardingTask(task().tables, uneven, 512)],
+        "ShardingPlan": [plan, d.ShardingPlan.from_ranks(task(), [0, 1, 0])],
+        "PlanCost": [report.cost],
+        "PlanReport": [report, d.PlanReport("mine", 0.1)],
+        "LearnedCostModel": [model],
+        "Planner": [planner, d.Planner(d.make_sharder("dim"), None)],
+    }
+    for name, values in shown.items():
+        for value in values:
+            lines = repr(value).split("\n")
+            assert lines[0].startswith(name)
+            assert len(lines) == 3
+            assert max(map(len, lines)) <= 160
+            assert not re.search(r"\d\.\d{4}", repr(value)), "figures are rounded"
+    assert "3 tables in 3 shards on 2 ranks" in repr(shown["ShardingPlan"][1])
+    assert "0.93 to 2.79 GiB" in repr(shown["ShardingTask"][1])

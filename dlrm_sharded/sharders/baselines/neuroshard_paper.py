@@ -31,7 +31,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.shapes import PiecePricer
@@ -82,7 +81,7 @@ class NeuroShardPaperSharder:
         check_count("sharder.max_splits", self.max_splits, least=0)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        priced = self.context.pricing_for(NAME)(with_profiles(task))
+        priced = self.context.pricing_for(NAME)(task)
         shapes = _Shapes.from_task(priced)
         limits = np.linspace(MIN_LIMIT, MAX_LIMIT, self.num_limits)
         inner = _GreedyGrid(priced, shapes, limits)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,20 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dlrm_sharded.calibration.costs_file import SCHEMA, manifest_path, read_costs, write_costs
+from dlrm_sharded.calibration.costs_file import (
+    COSTS_FORMAT,
+    SCHEMA,
+    manifest_path,
+    read_costs,
+    write_costs,
+)
 from dlrm_sharded.calibration.samples import Sample, repeatability
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from tests.unit.calibration.cases import sample
 from tests.unit.damage import change_a_byte, cut_off
 
+ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = [
     sample(0),
     sample(1, kind="communication", times_ms=((0.1, 0.2, 0.3, 0.4, 1e-5),) * 4),
@@ -218,3 +226,18 @@ def test_repeatability_by_hand() -> None:
 
 def test_nothing_repeated_is_no_repeatability() -> None:
     assert repeatability([sample(0), sample(1)]) == {}
+
+
+def test_the_page_names_all_columns_of_the_file() -> None:
+    """With their units: a name ends with _ms exactly if the page says ms."""
+    page = (ROOT / "docs" / "reference" / "files.md").read_text()
+    section = page.split("## The measurements: costs.parquet")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| *(.*?) *\| (.+) \|$", section, re.M)
+    columns = []
+    for name, kind in SCHEMA.items():
+        inner = kind.inner if isinstance(kind, pl.List) else None
+        fields = inner.fields if isinstance(inner, pl.Struct) else []
+        columns += [f"{name}[].{field.name}" for field in fields] or [name]
+    assert [name for name, _, _ in rows] == columns
+    assert all(name.endswith("_ms") == (unit == "ms") for name, unit, _ in rows)
+    assert f"`format`, {COSTS_FORMAT} today" in section

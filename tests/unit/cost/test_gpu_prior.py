@@ -15,7 +15,6 @@ from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR, UPDATE_LINES, gpu_comput
 from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
 from dlrm_sharded.cost.workload import workload_of_rows
-from dlrm_sharded.hardware import artifact
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
@@ -193,8 +192,7 @@ def test_it_has_the_form_of_a_fitted_model() -> None:
     np.testing.assert_allclose(twice.forward.biases[0], model.compute.forward.biases[0] + np.log(2))
 
 
-def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact, "CALIBRATED", tmp_path)
+def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path) -> None:
     prior = learned_cost_model(H100)
     meta = {
         **{"kind": KIND, "hardware": H100.hardware.name, "device": "cuda", "cores": 8},
@@ -202,7 +200,8 @@ def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path, monkeypatch: pytest.Mon
         "features": learned_features("cuda"),
     }
     write_artifact(tmp_path, "learned-h100", to_arrays(prior.compute, prior.communication), meta)
-    assert learned_cost_model(H100).exchange_curves is None
+    calibrated = dataclasses.replace(H100, calibrated=tmp_path)
+    assert learned_cost_model(calibrated).exchange_curves is None
     assert learned_cost_model(RunContext("cpu")).device == "cpu"
 
 

@@ -1,5 +1,6 @@
 """Artefacts whose checksum is right, but whose content cannot be used; and damaged ones."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_a_damaged_calibration_is_no_reason_to_use_the_packages(
     assert damage(data) != data
     (CALIBRATED / shipped(kind).name).write_bytes(damage(data))
     with pytest.raises(DataError, match=rf"calibration/{kind}-cpu_amd_epyc"):
-        LOADERS[kind](RunContext("cpu", hardware), None)
+        LOADERS[kind](RunContext("cpu", hardware, calibrated=CALIBRATED), None)
 
 
 def test_a_damaged_file_that_is_not_needed_is_named(
@@ -157,7 +158,7 @@ def test_a_damaged_file_that_is_not_needed_is_named(
     monkeypatch.chdir(tmp_path)
     CALIBRATED.mkdir()
     (CALIBRATED / "learned-mine.safetensors").write_bytes(b"")
-    learned_cost_model(CPU)
+    learned_cost_model(dataclasses.replace(CPU, calibrated=CALIBRATED))
     used = shipped("learned")
     assert caplog.messages == [
         f"calibration/learned-mine.safetensors is damaged and passed over; {used} is used"

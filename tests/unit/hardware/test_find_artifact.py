@@ -54,7 +54,7 @@ def put(folder: Path, hardware: str, device: str, kind: str = KIND.name) -> Path
 
 def found(hardware: str | None, device: str) -> Path:
     named = None if hardware is None else Hardware(hardware)
-    return find_artifact(KIND, named, device).resolve()
+    return find_artifact(KIND, named, device, artifact.CALIBRATED).resolve()
 
 
 def put_of(folder: Path, name: str, hardware: Hardware, device: str = "cpu") -> Path:
@@ -67,7 +67,7 @@ def test_finds_the_same_hardwares_then_the_closest(folders: tuple[Path, Path]) -
     calibrated, shipped = folders
 
     def chosen() -> Path:
-        return find_artifact(KIND, HARDWARE, "cpu").resolve()
+        return find_artifact(KIND, HARDWARE, "cpu", artifact.CALIBRATED).resolve()
 
     older = put(calibrated, HARDWARE.name, "cpu")
     put_of(calibrated, "a_gpu", ON_GPU, "cuda")
@@ -109,6 +109,17 @@ def test_what_was_calibrated_here_comes_first(folders: tuple[Path, Path]) -> Non
     assert found(None, "cpu") == mine
 
 
+def test_python_takes_nothing_from_the_working_folder(folders: tuple[Path, Path]) -> None:
+    """A run that names no folder has the package's, wherever it stands."""
+    calibrated, shipped = folders
+    packaged = put(shipped, "cpu: y", "cpu")
+    mine = put(calibrated, "cpu: x", "cpu")
+    of_a_run = RunContext("cpu", Hardware("cpu: x"))
+    assert load_artifact(None, KIND, FEATURES, of_a_run).path == packaged
+    named = dataclasses.replace(of_a_run, calibrated=calibrated)
+    assert load_artifact(None, KIND, FEATURES, named).path == mine
+
+
 def test_a_renamed_model_is_still_of_its_hardware(folders: tuple[Path, Path]) -> None:
     calibrated, shipped = folders
     put(shipped, "cpu: y", "cpu")
@@ -144,10 +155,10 @@ def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path
     (calibrated / "costs.json").write_text(json.dumps(meta()))
     (calibrated / "costs.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="no cost model of the kind 'learned'") as error:
-        find_artifact(KIND, HARDWARE, "cpu")
+        find_artifact(KIND, HARDWARE, "cpu", artifact.CALIBRATED)
     assert "dlrm-calibrate" in str(error.value)
     with pytest.raises(DataError) as error:
-        find_artifact(POLICY, HARDWARE, "cpu")
+        find_artifact(POLICY, HARDWARE, "cpu", artifact.CALIBRATED)
     assert str(error.value) == (
         "there is no policy of the kind 'dreamshard', in calibration/ or in the package; make one "
         "with `dlrm-train-policy policy=dreamshard`"

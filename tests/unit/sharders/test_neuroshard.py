@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded import Constraints, NeuroShardSharder, Planner, RunContext, ShardingPlan, validate
+from dlrm_sharded import Constraints, NeuroShardSharder, Planner, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
@@ -218,11 +216,9 @@ def test_bad_arguments(keys: dict[str, Any], message: str) -> None:
         neuroshard(**keys)
 
 
-@pytest.mark.parametrize("name", ["none", "paper"])
-def test_needs_an_additive_model(name: str) -> None:
-    cost_model: CostModel | None = None if name == "none" else paper_cost_model(RunContext())
-    with pytest.raises(ConfigError, match="cost_model=learned"):
-        NeuroShardSharder(SharderContext(cost_model=cost_model))
+def test_needs_a_model() -> None:
+    with pytest.raises(ConfigError, match="searches by predicted costs; choose a cost_model"):
+        NeuroShardSharder(SharderContext())
 
 
 def odd(

@@ -15,7 +15,9 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.linear import LinearCostModel
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.plans.plan_report import Diagnosis, plan_json
@@ -134,7 +136,13 @@ def test_the_bound_of_a_task_that_nothing_fits(model: LearnedCostModel) -> None:
         Planner(Fixed(PLAN), model).plan(tight)
 
 
-@pytest.mark.parametrize("make_model", [Flat, None], ids=["only_predicts", "additive"])
+class Assuming(Flat):
+    """Reads profiles, and assumes some where there are none."""
+
+    assumes_profiles = True
+
+
+@pytest.mark.parametrize("make_model", [Assuming, None], ids=["only_predicts", "additive"])
 def test_says_once_which_profiles_it_assumes(
     make_model: Callable[[], Flat] | None, model: LearnedCostModel, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +155,20 @@ def test_says_once_which_profiles_it_assumes(
     caplog.clear()
     planner.plan(with_profiles(TASK))
     assert "reuse_histogram" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "cost_model",
+    [Flat(), LinearCostModel(lambda shards: (shards.num_ids, shards.num_ids))],
+    ids=["only_predicts", "linear"],
+)
+def test_says_nothing_of_profiles_for_a_model_that_assumes_none(cost_model, caplog):
+    caplog.set_level(logging.INFO)
+    sharder = Fixed(PLAN)
+    plan, report = Planner(sharder, cost_model, value_profiles=value_profiles).plan(TASK)
+    assert caplog.messages == []
+    assert plan_json(plan, report)["profiles"] is None
+    assert sharder.tasks == [TASK]
 
 
 @pytest.mark.parametrize("returned", [None, {}, (PLAN, 1.0)], ids=["nothing", "dict", "pair"])
@@ -175,7 +197,7 @@ class Nonsense:
 @pytest.mark.parametrize("time_ms", [math.nan, math.inf, -math.inf])
 def test_predictions_are_numbers(time_ms: float) -> None:
     """plan.json could not hold others."""
-    with pytest.raises(ConfigError, match=r"the cost model predicts .* ms for rank 1"):
+    with pytest.raises(ConfigError, match=r"the cost model Nonsense predicts .* ms for rank 1"):
         Planner(Fixed(PLAN), Nonsense(time_ms)).plan(TASK)
 
 

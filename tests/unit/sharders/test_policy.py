@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded import PlanCost, ShardingTask, StageCost, validate
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
@@ -331,6 +332,6 @@ def test_alone_a_policy_places_as_without_prices(method: str) -> None:
     portfolio = policy_sharder(context, method=method, portfolio=True)
     assert (alone.name, portfolio.name) == (method, f"{method}_portfolio")
     assert (alone.cost_model, portfolio.cost_model) == (None, context.cost_model)
-    task = small_tasks()["w3-mixed"]
+    task = with_profiles(small_tasks()["w3-mixed"])
     unpriced = policy_sharder(SharderContext(RunContext("cpu")), method=method)
     assert alone.shard(task) == unpriced.shard(task)
