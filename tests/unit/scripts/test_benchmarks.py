@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks import figures, plans, priors, step_errors, whole
+from benchmarks import figures, plans, policies, priors, step_errors, whole
 from benchmarks.page import CLAIMS, page
 from benchmarks.planners import planner_of
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
@@ -355,3 +355,16 @@ def test_a_rehearsal_writes_its_files_and_does_nothing_twice(tmp_path, capsys):
     assert whole.run(options) == 0
     assert "scaling: ok, earlier" in capsys.readouterr().out
     assert (tmp_path / "out" / "scaling.json").stat().st_mtime_ns == before
+
+
+def test_a_policy_has_a_share_of_what_the_search_gains_over_the_best_heuristic():
+    costs = {"dreamshard": 11.0, "dim": 12.0, "lookup": 15.0, policies.SEARCH: 10.0}
+    kind = {"set": "16 columns", "accesses": "typical", "size": "50x4", "world_size": 4}
+    rows = [
+        row_of(number, sharder, cost_ms=factor * cost, solve_s=0.01) | kind
+        for number, factor in enumerate((1.0, 2.0))
+        for sharder, cost in costs.items()
+    ]
+    rows.append(row_of(2, "dim") | kind)  # it found no plan
+    [line] = [line for line in policies.report(rows, None).splitlines() if "| dreamshard |" in line]
+    assert line.split(" | ")[3:7] == ["1.091", "1.364", "0.909", "50%"]
