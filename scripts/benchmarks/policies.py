@@ -65,8 +65,8 @@ def _rows(options: argparse.Namespace, accesses: str, widths: str, size: str) ->
     rng = np.random.default_rng([options.seed, pool.num_tables, pool.world_size])
     tasks = [pool.task(pool.draw(rng)) for _ in range(options.tasks)]
     rows = _measured(options, pool, tasks) if options.rounds else _planned(options, tasks)
-    kind = {"set": f"{widths} columns", "accesses": accesses, "size": size}
-    return [kind | row | {"world_size": pool.world_size} for row in rows]
+    kind = {"set": f"{widths} columns, {accesses} accesses, {size}", "world_size": pool.world_size}
+    return [kind | row for row in rows]
 
 
 def _pool(accesses: str, widths: str, size: str, batch_size: int) -> TaskPool:
@@ -144,23 +144,18 @@ def _table(rows: Sequence[Row], key: str, reference: str) -> str:
     others = [name for name in sharders_of(rows) if name not in policies]
     titles = ["the search" if name == SEARCH else name for name in others]
     lines = []
-    for kind in dict.fromkeys((row["accesses"], row["set"], row["size"]) for row in rows):
-        found = [row for row in rows if (row["accesses"], row["set"], row["size"]) == kind]
+    for kind in dict.fromkeys(row["set"] for row in rows):
+        found = [row for row in rows if row["set"] == kind]
         costs = costs_of(found, key)
         for policy in policies:
             ratios = [_mean_ratio(costs[name], costs[policy]) for name in others]
             seconds = [
                 row["solve_s"] for row in found if row["sharder"] == policy and "solve_s" in row
             ]
-            lines.append(
-                (
-                    *(f"{kind[1]}, {kind[0]} accesses", kind[2], policy, *ratios),
-                    _share(costs, policy, reference),
-                    max(seconds) if seconds else None,
-                )
-            )
-    columns = [
-        *("tables of", "tables x ranks", "policy"),
+            share = _share(costs, policy, reference)
+            lines.append((kind, policy, *ratios, share, max(seconds) if seconds else None))
+    columns: list[Column | str] = [
+        *("tasks", "policy"),
         *(Column(title, ".3f") for title in titles),
         *(Column("share of the gain", ".0%"), Column("s to plan, worst", ".3f")),
     ]
