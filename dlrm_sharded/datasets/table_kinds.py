@@ -21,7 +21,7 @@ HALVES = ("training", "unseen")
 MAX_TABLE_BYTES = GIB // 2
 """Largest table, so that a task for four ranks can be measured on a laptop."""
 
-NUM_VARIED = 2000
+NUM_VARIED = 4000
 VARIED_ROWS = (3, 40_000_000)
 VARIED_POOLING_FACTORS = (0.3, 400.0)
 """Ranges of `varied_tables`; values are drawn evenly on a log scale."""
