@@ -75,7 +75,7 @@ def varied_tables(half: str) -> Tables:
         low, high = np.log(VARIED_POOLING_FACTORS)
         is_one_hot = rng.random() < ONE_HOT_SHARE
         pooling_factor = 1.0 if is_one_hot else float(np.exp(rng.uniform(low, high)))
-        tables.append(Table(f"v{i:04d}", num_rows, dim, pooling_factor))
+        tables.append(Table(f"{half}_{i:04d}", num_rows, dim, pooling_factor))
     return tuple(tables)
 
 

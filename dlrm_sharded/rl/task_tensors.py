@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, USES_OF_BIN, profile_of
-from dlrm_sharded.cost.workload import workload_of_tables
+from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, profile_of
+from dlrm_sharded.cost.workload import USES_OF_BIN, workload_of_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask
 

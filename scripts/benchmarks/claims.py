@@ -49,7 +49,7 @@ class Claim:
         chosen = [row for row in of_study if self.task_set in (None, row.get("set"))]
         figure = self.figure(chosen, self.sharder)
         if figure is None:
-            return None, "not measured"
+            return None, "no plan" if chosen else "not measured"
         return figure, "holds" if self.least <= figure <= self.most else "does not hold"
 
 

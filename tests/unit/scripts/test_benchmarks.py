@@ -389,5 +389,7 @@ def test_a_paper_is_judged_by_the_sharder_of_its_name_alone():
     assert found[2] == ["`dreamshard`", "0.50 s", "scaling", "holds |"]
     assert found[4] == ["`dreamshard`", "1.11 x", "planned, models", "holds |"]
     assert found[6] == ["`autoshard`", "0.91 x", "planned, models", "does not hold |"]
+    assert found[3][1:] == ["-", "policies", "not measured |"]
+    assert found[5][1:] == ["-", "scaling", "no plan |"]
     papers = [claim for claim in CLAIMS if claim.source != OURS]
     assert {claim.sharder for claim in papers} == {"neuroshard_paper", "dreamshard", "autoshard"}
