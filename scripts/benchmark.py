@@ -7,6 +7,7 @@ python scripts/benchmark.py loop        the trainer's loop against a bare one
 python scripts/benchmark.py plain       training against a plain TorchRec script
 python scripts/benchmark.py plans       sharders side by side under one cost model
 python scripts/benchmark.py measured    measured costs of the sharders' plans
+python scripts/benchmark.py policies    the papers' policies alone against the heuristics
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py steps       predicted whole steps against measured ones
@@ -29,7 +30,7 @@ from studies.parts import add_part_arguments, part_of, run_part
 
 WHOLE = "all"
 PARTS = (
-    *("data", "loop", "plain", "plans", "measured", "elsewhere"),
+    *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
     *("priors", "steps", "cluster"),
 )
 

@@ -27,6 +27,12 @@ batch uses once are expected less often; with 0.25, tables with enough rows have
 that is used, as the published mean is 6.9."""
 
 
+MAX_EXPONENT = 1.25
+HOT_ROWS, HOT_ACCESSES = (1e-4, 0.1), (0.3, 0.95)
+"""Ranges of `draw_accesses`: Zipf exponents, the share of hot rows, on a log scale, and the share
+of the accesses that go to them."""
+
+
 class AccessPattern(Protocol):
     """A family of distributions, one for each size of a table."""
 
@@ -108,3 +114,17 @@ class ReuseBinAccesses:
             np.concatenate([[0.0], edges[1:][is_there]]),
             masses if last else mass.sum(keepdims=True),
         )
+
+
+def draw_accesses(rng: np.random.Generator, zipf_share: float) -> AccessPattern:
+    """Draw a pattern, which is Zipf-distributed with probability `zipf_share`."""
+    if rng.random() < zipf_share:
+        return ZipfAccesses(float(rng.uniform(0.0, MAX_EXPONENT)))
+    kind = rng.integers(3)
+    if kind == 0:
+        return UniformAccesses()
+    if kind == 1:
+        return ReuseBinAccesses()
+    low, high = np.log(HOT_ROWS)
+    hot_rows = float(np.exp(rng.uniform(low, high)))
+    return HotSetAccesses(hot_rows, float(rng.uniform(*HOT_ACCESSES)))

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.accesses.patterns import (
+    MAX_EXPONENT,
     AccessPattern,
-    HotSetAccesses,
-    ReuseBinAccesses,
-    UniformAccesses,
     ZipfAccesses,
+    draw_accesses,
 )
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 
@@ -29,14 +28,10 @@ MAX_SHARDS = 100
 MAX_COLS = 256
 MIN_DRAWN_ROWS, MAX_DRAWN_ROWS = 100, 40_000_000
 MIN_POOLING, MAX_POOLING = 0.1, 400.0
-MAX_EXPONENT = 1.25
-"""Ranges of the tables' widths, rows, pooling factors and Zipf exponents."""
+"""Ranges of the tables' widths, rows and pooling factors."""
 
 ZIPF_SHARES = (1.0, 0.5, 0.0)
 """Shares of Zipf-distributed tables that a plan may have, with equal probability."""
-
-HOT_ROWS, HOT_ACCESSES = (1e-4, 0.1), (0.3, 0.95)
-"""Ranges of the shares of hot rows, on a log scale, and of the accesses that go to them."""
 
 SINGLE_SHARE, ROW_WISE_SHARE = 0.2, 0.2
 """Fractions of the plans with a single shard on each rank, and with row-wise tables."""
@@ -176,22 +171,9 @@ def _draw_table(
         num_rows=round(MIN_DRAWN_ROWS * (rows_top / MIN_DRAWN_ROWS) ** rng.random()),
         num_cols=_draw_cols(rng, widest),
         pooling_factor=float(MIN_POOLING * (pooling_top / MIN_POOLING) ** rng.random()),
-        accesses=_draw_accesses(rng, zipf_share),
+        accesses=draw_accesses(rng, zipf_share),
         rank=rank,
     )
-
-
-def _draw_accesses(rng: np.random.Generator, zipf_share: float) -> AccessPattern:
-    if rng.random() < zipf_share:
-        return ZipfAccesses(float(rng.uniform(0.0, MAX_EXPONENT)))
-    kind = rng.integers(3)
-    if kind == 0:
-        return UniformAccesses()
-    if kind == 1:
-        return ReuseBinAccesses()
-    low, high = np.log(HOT_ROWS)
-    hot_rows = float(np.exp(rng.uniform(low, high)))
-    return HotSetAccesses(hot_rows, float(rng.uniform(*HOT_ACCESSES)))
 
 
 def _draw_widest(rng: np.random.Generator, limits: RankLimits) -> int:

@@ -37,7 +37,7 @@ from dlrm_sharded.plans.plan_cost import (
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, Topology
 
-TYPICAL_ACCESSES = ZipfAccesses(ASSUMED_EXPONENT)
+TYPICAL_ACCESSES: AccessPattern = ZipfAccesses(ASSUMED_EXPONENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,17 @@ def draw_ids(
     batch_size: int,
     num_batches: int,
     seed: int,
-    accesses: AccessPattern = TYPICAL_ACCESSES,
+    accesses: Mapping[str, AccessPattern] | None = None,
     num_ranks: int = 1,
 ) -> TableIds:
-    """Draw ids, by default with the skew that fits Meta's dlrm_datasets best."""
+    """Draw ids, by default with the skew that fits Meta's dlrm_datasets best.
+
+    Args:
+        accesses: patterns of tables with other accesses, by name.
+    """
+    patterns = {table.name: TYPICAL_ACCESSES for table in tables} | dict(accesses or {})
     drawn = [
-        DrawnTable(t.num_embeddings, t.embedding_dim, t.pooling_factor, accesses, rank=0)
+        DrawnTable(t.num_embeddings, t.embedding_dim, t.pooling_factor, patterns[t.name], rank=0)
         for t in tables
     ]
     batches = []

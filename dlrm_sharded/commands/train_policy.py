@@ -288,6 +288,7 @@ def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> Mea
             batch_size=task.batch_size,
             num_batches=cfg.measure.num_batches,
             seed=int(rng.integers(2**32)),
+            accesses=pool.accesses(task),
             num_ranks=plan.world_size,
         )
         rounds = bench.measure_rounds(plan.shards_by_rank(), ids)

@@ -6,10 +6,11 @@ The tables have no reuse histograms, because these depend on the batch size.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from dlrm_sharded.accesses.patterns import AccessPattern, draw_accesses
 from dlrm_sharded.datasets.presets import PAPER_DIMS, Tables, dlrm_datasets_pool
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB
@@ -20,10 +21,15 @@ HALVES = ("training", "unseen")
 MAX_TABLE_BYTES = GIB // 2
 """Largest table, so that a task for four ranks can be measured on a laptop."""
 
-NUM_VARIED = 2000
+NUM_VARIED = 4000
 VARIED_ROWS = (3, 40_000_000)
 VARIED_POOLING_FACTORS = (0.3, 400.0)
 """Ranges of `varied_tables`; values are drawn evenly on a log scale."""
+
+ASSUMED_SHARE, ZIPF_SHARE = 0.5, 0.5
+"""Of a kind's tables, the share that keep the assumed profile, and of the others, the share that
+are Zipf-distributed. Rows, widths and ids tell the cost of tables with assumed profiles; policies
+have to read the profiles of the others."""
 
 ONE_HOT_SHARE = 0.3
 """Share of `varied_tables` that have exactly one id per sample, as Criteo's tables do."""
@@ -69,9 +75,20 @@ def varied_tables(half: str) -> Tables:
         low, high = np.log(VARIED_POOLING_FACTORS)
         is_one_hot = rng.random() < ONE_HOT_SHARE
         pooling_factor = 1.0 if is_one_hot else float(np.exp(rng.uniform(low, high)))
-        tables.append(Table(f"v{i:04d}", num_rows, dim, pooling_factor))
+        tables.append(Table(f"{half}_{i:04d}", num_rows, dim, pooling_factor))
     return tuple(tables)
 
 
 TABLE_KINDS: dict[str, Callable[[str], Tables]] = {"papers": paper_tables, "varied": varied_tables}
 """Functions by kind that return the tables of one of the `HALVES`."""
+
+
+def drawn_accesses(tables: Sequence[Table], half: str) -> dict[str, AccessPattern]:
+    """Return patterns of accesses for half of the tables, by name.
+
+    Args:
+        half: one of `HALVES`.
+    """
+    rng = np.random.default_rng([2, HALVES.index(half)])
+    drawn = {table.name: draw_accesses(rng, ZIPF_SHARE) for table in tables}
+    return {name: accesses for name, accesses in drawn.items() if rng.random() >= ASSUMED_SHARE}

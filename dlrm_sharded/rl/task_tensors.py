@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, profile_of
-from dlrm_sharded.cost.workload import workload_of_tables
+from dlrm_sharded.cost.workload import USES_OF_BIN, workload_of_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask
 
@@ -23,9 +23,13 @@ FEATURE_NAMES = (
     "log_pooling_factor",
     "log_reuse",
     "log_bytes_read",
-    *(f"reuse_bin_{i}" for i in range(NUM_REUSE_BINS)),
+    *(f"accesses_up_to_bin_{i}" for i in range(NUM_REUSE_BINS)),
 )
-"""The features of a table, in the order of their tensor."""
+"""The features of a table, in the order of their tensor.
+
+Of the papers' reuse bins, the features are the shares of the accesses to rows of a bin or of bins
+of less reuse. The papers count rows, of which the few that are used most have hardly a share.
+"""
 
 WORK_NAMES = ("ids", "id_columns", "pooled_columns", "unique_lines")
 """The amounts of work per step that a table's cost grows with: ids, columns looked up, columns
@@ -104,6 +108,7 @@ def table_tensors(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Ten
     """Return the features [T, F] and the work [T, M] of whole tables."""
     workload = workload_of_tables(tables, batch_size)
     num_cols = workload.num_cols
+    accesses = workload.reuse_histogram * USES_OF_BIN
     pooling_factor = np.array([t.pooling_factor for t in tables])
     features = np.column_stack(
         [
@@ -112,7 +117,7 @@ def table_tensors(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Ten
             np.log10(np.maximum(pooling_factor, MIN_POOLING_FACTOR)),
             profile_of(workload)[:, PROFILE.index("log_reuse")],
             np.log10(np.maximum(workload.unique_bytes(), 1.0)),
-            workload.reuse_histogram,
+            (accesses / np.maximum(accesses.sum(axis=1, keepdims=True), 1e-9)).cumsum(axis=1),
         ]
     )
     work = np.column_stack(

@@ -6,8 +6,8 @@ Letters: E episodes, N tables of all sets, T tables of a task, F features, M ter
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_sharded.accesses.patterns import AccessPattern
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.datasets.table_kinds import HALVES, TABLE_KINDS
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.datasets.table_kinds import HALVES, TABLE_KINDS, drawn_accesses
+from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
 from dlrm_sharded.rl.task_tensors import TaskTensors, table_tensors
@@ -25,25 +26,47 @@ from dlrm_sharded.rl.task_tensors import TaskTensors, table_tensors
 
 @dataclass(frozen=True)
 class TableSet:
-    """Tables to draw tasks from, with their reuse histograms at one batch size."""
+    """Tables to draw tasks from, with their reuse histograms at one batch size.
+
+    Args:
+        accesses: patterns by table; the histograms of tables without one are measured or assumed.
+    """
 
     tables: tuple[Table, ...]
     batch_size: int
+    accesses: Mapping[str, AccessPattern] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.tables:
             raise ConfigError("there are no tables to draw tasks from")
 
     @classmethod
-    def from_tables(cls, tables: Sequence[Table], batch_size: int) -> TableSet:
-        """Build a set, with assumed reuse histograms for tables that have none."""
+    def from_tables(
+        cls,
+        tables: Sequence[Table],
+        batch_size: int,
+        accesses: Mapping[str, AccessPattern] | None = None,
+    ) -> TableSet:
+        """Build a set, with assumed reuse histograms for tables that have none and no pattern."""
         task = ShardingTask(tuple(tables), Topology(world_size=1, memory_bytes=1), batch_size)
-        return cls(with_profiles(task).tables, batch_size)
+        histograms = {}
+        for table in tables:
+            if pattern := (accesses or {}).get(table.name):
+                num_ids = batch_size * table.pooling_factor
+                distribution = pattern.distribution(table.num_embeddings, num_ids)
+                histograms[table.name] = distribution.expected_reuse_histogram(num_ids)
+        task = with_profiles(task.with_values(reuse_histogram=histograms))
+        return cls(task.tables, batch_size, accesses or {})
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Features [N, F] and work [N, M] of all tables."""
         return table_tensors(self.tables, self.batch_size)
+
+    @cached_property
+    def widths(self) -> NDArray[np.int64]:
+        """Columns of all tables, [N]."""
+        return np.array([table.embedding_dim for table in self.tables])
 
     @cached_property
     def size_bytes(self) -> NDArray[np.int64]:
@@ -74,6 +97,7 @@ class TaskPool:
     Args:
         memory_use: smallest and largest share of all memory that a task's tables take.
         max_table_share: no table takes more than this share of a rank's memory.
+        few_widths: share of the tasks whose tables have one width or two, drawn from their set.
     """
 
     sets: tuple[TableSet, ...]
@@ -81,11 +105,13 @@ class TaskPool:
     world_size: int
     memory_use: tuple[float, float] = (0.6, 0.9)
     max_table_share: float = 0.75
+    few_widths: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("tasks.num_tables", self.num_tables, least=1)
         check_count("tasks.world_size", self.world_size, least=1)
         check_number("tasks.largest", self.max_table_share, above=True, most=1.0)
+        check_number("tasks.few_widths", self.few_widths, most=1.0)
         check_number("tasks.full", self.memory_use[1], above=True, most=1.0)
         if not 0 < self.memory_use[0] <= self.memory_use[1]:
             raise ConfigError(f"tasks.full is {list(self.memory_use)}, must be two rising shares")
@@ -98,6 +124,12 @@ class TaskPool:
         features, work = zip(*(table_set.tensors for table_set in self.sets), strict=True)
         return torch.cat(features), torch.cat(work)
 
+    def accesses(self, task: ShardingTask) -> dict[str, AccessPattern]:
+        """Return the patterns of the tables of a task that was drawn from the pool, by name."""
+        known = {name: pattern for one in self.sets for name, pattern in one.accesses.items()}
+        in_pool = {table.name: table.name.rpartition("_")[0] for table in task.tables}
+        return {name: known[found] for name, found in in_pool.items() if found in known}
+
     @property
     def rank_bytes(self) -> int:
         """Twice the mean size of the tables on one rank."""
@@ -108,6 +140,9 @@ class TaskPool:
         set_index = int(rng.integers(len(self.sets)))
         table_set = self.sets[set_index]
         tables = rng.integers(len(table_set.tables), size=self.num_tables)
+        if rng.random() < self.few_widths:
+            widths = table_set.widths[tables[: rng.integers(1, 3)]]
+            tables = rng.choice(np.isin(table_set.widths, widths).nonzero()[0], self.num_tables)
         sizes = table_set.size_bytes[tables]
         memory_bytes = sizes.sum() / (rng.uniform(*self.memory_use) * self.world_size)
         memory_bytes = max(memory_bytes, sizes.max() / self.max_table_share)
@@ -149,6 +184,8 @@ def training_tasks(
     batch_sizes: Sequence[int] = (512, 2048, 8192),
     full: Sequence[float] = (0.3, 0.7),
     largest: float = 0.5,
+    few_widths: float = 0.5,
+    varied_accesses: bool = True,
 ) -> TaskPool:
     """Return the pool to train on, with one set of tables for each kind and batch size.
 
@@ -158,6 +195,9 @@ def training_tasks(
         batch_sizes: global batch sizes.
         full: smallest and largest share of all memory that a task's tables take.
         largest: no table takes more than this share of a rank's memory.
+        few_widths: share of the tasks whose tables have one width or two.
+        varied_accesses: whether half of a kind's tables have patterns of accesses of their own,
+            see `drawn_accesses`; the histograms of the others are assumed.
     """
     check_count("tasks.world_size", world_size, least=1)
     for key, chosen in (("tables", tables), ("batch_sizes", batch_sizes)):
@@ -171,13 +211,20 @@ def training_tasks(
         check_number("a share in tasks.full", share, above=True, most=1.0)
     if part not in HALVES:
         raise ConfigError(f"tasks.part is {part!r}; known: {', '.join(HALVES)}")
-    sets = [_table_set(name, part, batch_size) for name in tables for batch_size in batch_sizes]
-    return TaskPool(tuple(sets), num_tables, world_size, (full[0], full[1]), largest)
+    check_flag("tasks.varied_accesses", varied_accesses)
+    sets = [
+        _table_set(name, part, batch_size, varied_accesses=varied_accesses)
+        for name in tables
+        for batch_size in batch_sizes
+    ]
+    return TaskPool(tuple(sets), num_tables, world_size, (full[0], full[1]), largest, few_widths)
 
 
-def _table_set(name: str, half: str, batch_size: int) -> TableSet:
+def _table_set(name: str, half: str, batch_size: int, *, varied_accesses: bool) -> TableSet:
     if name in TABLE_KINDS:
-        return TableSet.from_tables(TABLE_KINDS[name](half), batch_size)
+        tables = TABLE_KINDS[name](half)
+        accesses = drawn_accesses(tables, half) if varied_accesses else {}
+        return TableSet.from_tables(tables, batch_size, accesses)
     if not str(name).endswith(".json"):
         known = ", ".join(TABLE_KINDS)
         raise ConfigError(f"a kind in tasks.tables is {name!r}; known: {known}, and json files")

@@ -28,6 +28,7 @@ from benchmarks.figures import (
     versus,
 )
 from benchmarks.planners import SHARDERS_TEXT, on_device, planners_of
+from dlrm_sharded.accesses.patterns import AccessPattern
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
@@ -140,8 +141,13 @@ def task_rows(
     rng: np.random.Generator,
     *,
     rounds: int,
+    accesses: Mapping[str, AccessPattern] | None = None,
 ) -> list[Row]:
-    """Return the rows of the sharders' plans of a task, all measured on the same ids."""
+    """Return the rows of the sharders' plans of a task, all measured on the same ids.
+
+    Args:
+        accesses: see `draw_ids`.
+    """
     rows: list[Row] = []
     plans: list[tuple[ShardingPlan, PlanCost]] = []
     for name, planner in planners.items():
@@ -158,6 +164,7 @@ def task_rows(
         batch_size=task.batch_size,
         num_batches=NUM_BATCHES,
         seed=int(rng.integers(2**32)),
+        accesses=accesses,
         num_ranks=task.topology.world_size,
     )
     ranks = [shards for plan, _ in plans for shards in plan.shards_by_rank()]

@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
+from benchmarks.claims import claims_table
 from benchmarks.figures import costs_of, sharders_of, versus
 from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.runs.event_file import EventFile
@@ -27,25 +28,6 @@ OPENING = """# Benchmark
 on one device, with predicted exchanges. Every figure is a fact about this machine; on yours, run
 `make calibrate` and then the command. How each figure is made, and more of them, is in
 [the measurements](measurements.md)."""
-NEUROSHARD, DREAMSHARD = "NeuroShard (arXiv:2305.01868)", "DreamShard (arXiv:2210.02023)"
-AUTOSHARD, OURS = "AutoShard (arXiv:2208.06399)", "this project"
-TRANSFERS = "transfers to other tables and ranks without training"
-CLAIMS = (
-    (NEUROSHARD, "random costs 2.14 x as much on the production model", "production table"),
-    (NEUROSHARD, "TorchRec's planner costs 1.57 x as much on it", "production table"),
-    (NEUROSHARD, "throughput gains 54.9 % over random on it", "production table"),
-    (DREAMSHARD, "hundreds of tables in under a second", "planning time"),
-    (DREAMSHARD, "up to 19 % faster than the best heuristic", "embedding cost"),
-    (DREAMSHARD, TRANSFERS, "plans of the set `models`"),
-    (AUTOSHARD, "hundreds of tables in seconds", "planning time"),
-    (AUTOSHARD, TRANSFERS, "plans of the set `models`"),
-    (OURS, "neuroshard is first or tied on 95 % of the tasks", "embedding cost"),
-    (OURS, "random costs 1.5 x on 4 ranks and 1.7 x on 8", "embedding cost"),
-    (OURS, "torchrec costs 1.05 x on 4 ranks", "embedding cost"),
-    (OURS, "random costs 1.5 x on GPUs, torchrec 1.05 x", "plans of the set `paper` on GPUs"),
-)
-"""Names what was claimed, and the tables to compare it with."""
-
 CLOSING = """## Data
 
 Every row is in `results.parquet` and `results.csv` of the benchmark's folder (`benchmark/` by
@@ -73,9 +55,8 @@ def page(
     pictures: Mapping[str, Figure],
 ) -> str:
     """Return the page: a section for each study that has rows."""
-    claims = TextTable(["source", "claim", "see"], CLAIMS)
     sections = [OPENING, TextTable(["condition", ""], list(conditions.items())).markdown()]
-    sections += ["## The papers' claims, and ours", claims.markdown()]
+    sections += ["## The papers' claims, and ours", claims_table(rows)]
     for study in studies:
         if not rows.get(study.name):
             continue

@@ -65,6 +65,12 @@ STUDIES = (
         "A sharder that takes more than 30 s has no plan, which is a loss.",
     ),
     _study(
+        "policies",
+        "The papers' policies alone",
+        (f"policies {SEED} --sizes 50x4 20x4 200x4 50x2 50x8 200x16",),
+        (f"policies {SEED} --sizes 10x2 --tasks 2 --widths 16 --accesses typical",),
+    ),
+    _study(
         "measured",
         "Embedding cost: computation measured, exchanges predicted",
         (f"measured --tasks 5 2 --ranks 4 8 {SEED} {MEASURED}",),
@@ -83,7 +89,7 @@ STUDIES = (
         "Planning time as measured, and costs",
         (
             f"{PLANS} sized --sizes {TABLES} 10000x32 {RANKS} 1000x1024 --sharders neuroshard dim",
-            f"{PLANS} sized --sizes {TABLES} {RANKS} --sharders autoshard dreamshard",
+            f"{PLANS} sized --sizes {TABLES} 500x32 {RANKS} --sharders autoshard dreamshard",
             f"{PLANS} sized --sizes {TABLES} 1000x2 --sharders torchrec",
         ),
         (f"{PLANS} sized --sizes 5x2 10x2 10x4 --sharders neuroshard torchrec autoshard dim",),

@@ -88,8 +88,8 @@ def test_ids_are_drawn_with_the_given_skew():
     num_unique = [
         len(np.unique(ids.batches[0]["a"].values))
         for ids in (
-            draw_ids([table], batch_size=1000, num_batches=1, seed=0),
-            draw_ids([table], batch_size=1000, num_batches=1, seed=0, accesses=UniformAccesses()),
+            draw_ids([table], batch_size=1000, num_batches=1, seed=0, accesses=accesses)
+            for accesses in (None, {"a": UniformAccesses()})
         )
     ]
     uniform = 10_000 * (1 - np.exp(-0.5))

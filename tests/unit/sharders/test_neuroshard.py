@@ -51,7 +51,7 @@ TINY: dict[str, tuple[dict[str, Any], float, float]] = {
     "2x2": ({"num_tables": 2, "hosts": (2, 2), "full": 0.3}, 1.12, 1.03),
     "strong_caches": ({"num_tables": 3}, 1.1, 1.02),
 }
-"""Shape of a task, and how much dearer than the best a plan is at the most and in the mean. On
+"""Shape of a task, and how much dearer than the best a plan is at most and on average. On
 hosts, exchanges are linearised; where caches overflow, pieces cost much else than on most ranks."""
 
 CASES = [*itertools.product(list(TINY)[:4], ("shipped", "plain", "links", "sparse"))]
