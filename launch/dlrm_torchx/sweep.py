@@ -145,6 +145,7 @@ class Sweep:
         self._runner = runner
         self._shape = options.shape()
         self._args = options.args_for(runner)
+        options.check_shared(sweep_dir)
 
     def take_up(self, records: Sequence[dict[str, Any]]) -> None:
         """Find what is left of a stopped sweep, by the records of its jobs."""
@@ -278,7 +279,7 @@ class RoundSweep(Sweep):
         for job in self._active():
             if not job.take_end():
                 job.fail(allocation.reason or "the ranks ended before it began")
-        if allocation.state is not JobState.SUCCEEDED:
+        if not allocation.mailbox.has_return():  # the state of another driver's app is a guess
             log.error(
                 "the rounds did not end: %s; the same command makes the %d measurements left",
                 allocation.reason,

@@ -80,7 +80,8 @@ def take_up(
         state = JobState(record["state"])
         if state.is_active or in_one_app:  # the driver was killed
             state = state_now(record["app"], runner)
-        if state.is_active and record["app"].startswith("local"):  # nobody will know how it ends
+        is_local = record["app"].startswith("local")
+        if state.is_active and is_local and not in_one_app:  # nobody will know how it ends
             raise ConfigError(
                 f"{job.title} of the stopped sweep still runs; wait for its end, or end it "
                 f"with `torchx cancel {record['app']}`"
