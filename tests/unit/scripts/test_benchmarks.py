@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks import figures, plans, priors, step_errors, whole
+from benchmarks import figures, plans, priors, step_errors, sweeps, whole
 from benchmarks.page import CLAIMS, page
 from benchmarks.planners import planner_of
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
@@ -355,3 +355,21 @@ def test_a_rehearsal_writes_its_files_and_does_nothing_twice(tmp_path, capsys):
     assert whole.run(options) == 0
     assert "scaling: ok, earlier" in capsys.readouterr().out
     assert (tmp_path / "out" / "scaling.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "found"),
+    [
+        ("quiet", [90.0, 91.0, 90.0, 92.0, 89.0, 90.0, 91.0], "2 | 2 | 0 | 0 | 6"),
+        ("quiet", [110.0, 90.0, 105.0, 95.0, 101.0, 99.0, 100.0], "2 | 0 | 0 | 2 | -"),
+        ("apart", [103.0], "2 | 0 | 2 | 0 | -"),
+        ("apart", [101.0], "2 | 0 | 0 | 2 | -"),
+    ],
+    ids=["slower", "tie", "apart", "apart_tie"],
+)
+def test_what_sweeps_tell_apart_is_counted(kind, other, found):
+    rows = [
+        {"kind": kind, "step_ms": 10.0, "plan": plan, "samples_per_s": [figures] * 2}
+        for plan, figures in (("first", [100.0] * len(other)), ("mirrored", other))
+    ]
+    assert f"| {kind} | 10.0 | mirrored | {found} |" in sweeps.report(rows, None)
