@@ -128,7 +128,7 @@ class SweepJob:
     def _may_come_back(self, status: AppStatus | None) -> bool:
         if status is None:
             return True
-        return status.state == AppState.FAILED and status.num_restarts < self.retries
+        return status.state == AppState.FAILED and 0 < self.retries > status.num_restarts
 
     def cancel(self, runner: Runner) -> None:
         assert self.handle is not None

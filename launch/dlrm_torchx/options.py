@@ -23,6 +23,8 @@ from hydra_plugins.dlrm_torchx_launcher import TorchXLauncherConf
 RANKS_WITHOUT_GPUS = 2
 LOCAL_POLL_S = 0.1
 CLUSTER_POLL_S = 5.0
+CONTAINER_SCHEDULERS = ("kubernetes", "kubernetes_mcad", "aws_batch", "local_docker")
+"""Schedulers whose containers see only what is mounted."""
 
 
 @dataclass(kw_only=True)
@@ -93,6 +95,18 @@ class SweepOptions(TorchXLauncherConf):
 
     def seconds_between_polls(self) -> float:
         return self.poll_s or (LOCAL_POLL_S if self.is_local else CLUSTER_POLL_S)
+
+    def check_shared(self, folder: Path) -> None:
+        """Raise ConfigError unless a mount shows a sweep's folder to the containers of its jobs."""
+        if not self.image or self.scheduler not in CONTAINER_SCHEDULERS:
+            return
+        mounts = parse_mounts(list(self.mounts or []))
+        if not any(folder.is_relative_to(mount.dst_path) for mount in mounts):
+            raise ConfigError(
+                f"no hydra.launcher.mounts has {folder} in its dst, where the containers would "
+                "look for their call; mount a disk that they share with this machine under its "
+                "own path, or give a hydra.sweep.dir on it"
+            )
 
     def args_for(self, runner: Runner) -> dict[str, Any]:
         """Return the scheduler's own options, with the defaults of .torchxconfig.

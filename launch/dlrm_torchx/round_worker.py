@@ -18,14 +18,17 @@ from typing import Any
 from hydra.core.utils import JobReturn
 from hydra.utils import get_method
 
-from dlrm_sharded.commands.exit_codes import ReportedExit, exit_codes
+from dlrm_sharded.commands.exit_codes import EXIT_PREEMPTED, ReportedExit, exit_codes
 from dlrm_sharded.ranks.distributed import on_rank_zero, process_group
 from dlrm_sharded.ranks.process import die_with_parent
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
-from dlrm_torchx.round_order import ATTEMPT, RoundsOrder, mailbox_of
-from dlrm_torchx.worker import run_call
+from dlrm_torchx.round_order import RoundsOrder, mailbox_of
+from dlrm_torchx.worker import attempt_mailbox, run_call
 
 log = logging.getLogger(__name__)
+
+STARTS = "starts"
+"""File in the mailbox of a run with the number of times that it was begun."""
 
 MAX_STARTS = 2
 """How often a run is begun: one that has ended all ranks twice is left out."""
@@ -35,7 +38,13 @@ def main(folder: Path) -> None:
     """Train what is not trained yet, then measure; only rank 0 logs, writes and reports."""
     die_with_parent()
     rank = int(os.environ["RANK"])
-    order = RoundsOrder.read(folder)
+    with attempt_mailbox(folder, rank) as mailbox:
+        _run(RoundsOrder.read(folder), rank)
+        if rank == 0:
+            mailbox.send_return(JobReturn())
+
+
+def _run(order: RoundsOrder, rank: int) -> None:
     with exit_codes(), process_group(timeout_s=order.timeout_s):
         for box in order.mailboxes:
             mailbox = mailbox_of(box)
@@ -47,8 +56,6 @@ def main(folder: Path) -> None:
             _measure(order, rank, number, attempt=0)
             for disturbed in on_rank_zero(order.to_repeat):
                 _measure(order, rank, disturbed, attempt=1)
-    if rank == 0:
-        JobMailbox(folder, ATTEMPT).send_return(JobReturn())
 
 
 def _measure(order: RoundsOrder, rank: int, number: int, *, attempt: int) -> None:
@@ -63,7 +70,7 @@ def _may_begin(mailbox: JobMailbox) -> bool:
     """Return whether a run is to be trained, and count the attempt."""
     if mailbox.has_return() or mailbox.receive_first_failure() is not None:
         return False
-    path = mailbox.folder / "starts"
+    path = mailbox.folder / STARTS
     starts = int(path.read_text()) if path.exists() else 0
     if starts >= MAX_STARTS:
         mailbox.send_failure(0, f"it has ended all ranks {starts} times")
@@ -75,11 +82,17 @@ def _may_begin(mailbox: JobMailbox) -> bool:
 def _done(
     mailbox: JobMailbox, rank: int, changed: Callable[[HydraCall], HydraCall]
 ) -> JobReturn | None:
-    """Make a run's call; return None if it ended with an error that all ranks have."""
+    """Make a run's call; return None if it ended with an error that all ranks have.
+
+    A run that was stopped after a checkpoint has not failed: it ends these ranks, and goes on when
+    they start again.
+    """
     try:
         return run_call(changed(mailbox.receive_call()), rank)
     except ReportedExit as ended:
-        if not ended.is_agreed:
+        if ended.code == EXIT_PREEMPTED and rank == 0:
+            (mailbox.folder / STARTS).unlink(missing_ok=True)
+        if ended.code == EXIT_PREEMPTED or not ended.is_agreed:
             raise
         mailbox.send_failure(rank, ended.reason)
         return None

@@ -31,7 +31,7 @@ from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.round_order import RoundsOrder
 from dlrm_torchx.signals import STOPPING_SIGNALS, delayed_signals, raise_on_signals
-from dlrm_torchx.take_up import RECORD, check_same_sweep, recorded_jobs, take_up
+from dlrm_torchx.take_up import RECORD, check_same_sweep, recorded_jobs, state_now, take_up
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def launch(
         sweep = kind(options, jobs, earlier, sweep_dir, runner)
         raise_on_signals(before)
         if records:
-            take_up(jobs, records, sweep_dir, runner)
+            sweep.take_up(records)
         try:
             sweep.run(hydra_context, task_function)
         finally:
@@ -157,6 +157,11 @@ class Sweep:
         self._runner = runner
         self._shape = options.shape()
         self._args = options.args_for(runner)
+        options.check_shared(sweep_dir)
+
+    def take_up(self, records: Sequence[dict[str, Any]]) -> None:
+        """Find what is left of a stopped sweep, by the records of its jobs."""
+        take_up(self._jobs, records, self._sweep_dir, self._runner)
 
     def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
         waiting = [job for job in self._jobs if job.state is JobState.NOT_STARTED]
@@ -258,6 +263,9 @@ class RoundSweep(Sweep):
 
     _allocation: SweepJob | None = None
 
+    def take_up(self, records: Sequence[dict[str, Any]]) -> None:
+        take_up(self._jobs, records, self._sweep_dir, self._runner, in_one_app=True)
+
     def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
         jobs = [job for job in self._jobs if job.state is not JobState.SKIPPED]
         for job in jobs:
@@ -268,20 +276,22 @@ class RoundSweep(Sweep):
                 job.mailbox.send_call(HydraCall(task_function, job.config, hydra_context, state))
             job.folder.mkdir(parents=True, exist_ok=True)
         order = self._order(jobs)
-        if all(job.mailbox.has_return() for job in jobs) and not order.num_unmeasured():
-            return
-        self._allocation = allocation = self._submit_all(jobs, order)
+        allocation = self._running(jobs)
+        if allocation is None:
+            if all(job.mailbox.has_return() for job in jobs) and not order.num_unmeasured():
+                return
+            allocation = self._submit_all(jobs, order)
         while allocation.state.is_active:
             time.sleep(self._options.seconds_between_polls())
             allocation.poll(self._runner, patience_s=self._options.patience_s)
             for job in jobs:
-                if job.state is JobState.NOT_STARTED and job.take_end():
+                if job.state.is_active and job.take_end():
                     self._log_end(job)
                     self._save()
-        for job in jobs:
-            if job.state is JobState.NOT_STARTED:
+        for job in self._active():
+            if not job.take_end():
                 job.fail(allocation.reason or "the ranks ended before it began")
-        if allocation.state is not JobState.SUCCEEDED:
+        if not allocation.mailbox.has_return():  # the state of another driver's app is a guess
             log.error(
                 "the rounds did not end: %s; the same command makes the %d measurements left",
                 allocation.reason,
@@ -290,8 +300,12 @@ class RoundSweep(Sweep):
 
     def stop(self) -> None:
         """Cancel the app, if it still runs."""
-        if self._allocation is not None and self._allocation.state.is_active:
-            self._allocation.cancel(self._runner)
+        allocation = self._allocation
+        if allocation is not None and allocation.state.is_active:
+            log.info("cancelling the job of all runs")
+            allocation.cancel(self._runner)
+            for job in self._active():
+                job.state, job.reason = allocation.state, allocation.reason
         super().stop()
 
     def _order(self, jobs: Sequence[SweepJob]) -> RoundsOrder:
@@ -308,15 +322,17 @@ class RoundSweep(Sweep):
         )
 
     def _submit_all(self, jobs: Sequence[SweepJob], order: RoundsOrder) -> SweepJob:
-        """Submit the app of all jobs; return it as a job of its own."""
-        folder = self._sweep_dir / ".torchx" / "rounds"
+        """Submit the app of all jobs, and return it."""
+        allocation = self._new_allocation(jobs)
+        folder = allocation.folder
         folder.mkdir(parents=True, exist_ok=True)
+        allocation.mailbox.remove_earlier_attempts()
         order.write(folder)
-        first = jobs[0]
-        allocation = SweepJob(first.num, "all runs", [], first.config, folder, JobMailbox(folder))
-        app = self._options.app("rounds", first.num, folder, program="dlrm_torchx.round_worker")
+        num = allocation.num
+        app = self._options.app("rounds", num, folder, program="dlrm_torchx.round_worker")
         with delayed_signals():
             allocation.submit(self._runner, app, self._options.scheduler, self._args)
+            self._allocation = allocation
         log.info(
             "%d runs, then %d rounds, in one job of %dx%d ranks on %s: %s, log in %s",
             len(jobs),
@@ -329,9 +345,28 @@ class RoundSweep(Sweep):
         )
         for job in jobs:
             job.handle, job.log = allocation.handle, allocation.log
-            job.started_s = allocation.started_s
+            if job.state is JobState.NOT_STARTED:
+                job.state, job.started_s = JobState.PENDING, allocation.started_s
         self._save()
         return allocation
+
+    def _running(self, jobs: Sequence[SweepJob]) -> SweepJob | None:
+        """Return the app of a sweep whose driver was killed, if it still runs."""
+        handle = next((job.handle for job in jobs if job.handle is not None), None)
+        state = JobState.NOT_STARTED if handle is None else state_now(handle, self._runner)
+        if not state.is_active:
+            return None
+        allocation = self._new_allocation(jobs)
+        allocation.handle, allocation.state = handle, state
+        allocation.retries, allocation.started_s = self._options.max_retries, allocation.clock()
+        log.info("waiting for the job of all runs, %s", handle)
+        self._allocation = allocation
+        return allocation
+
+    def _new_allocation(self, jobs: Sequence[SweepJob]) -> SweepJob:
+        """Return the app of all jobs as a job of its own."""
+        folder, first = self._sweep_dir / ".torchx" / "rounds", jobs[0]
+        return SweepJob(first.num, "all runs", [], first.config, folder, JobMailbox(folder))
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:

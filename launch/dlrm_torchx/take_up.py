@@ -58,9 +58,18 @@ def check_same_sweep(
 
 
 def take_up(
-    jobs: Sequence[SweepJob], records: Sequence[dict[str, Any]], sweep_dir: Path, runner: Runner
+    jobs: Sequence[SweepJob],
+    records: Sequence[dict[str, Any]],
+    sweep_dir: Path,
+    runner: Runner,
+    *,
+    in_one_app: bool = False,
 ) -> None:
     """Set the state of jobs that have succeeded or still run; the others start again.
+
+    Args:
+        in_one_app: whether one app runs all jobs, one after another. Then a job has succeeded if it
+            has returned, however the app ended.
 
     Raises:
         ConfigError: a job still runs on this machine, without its driver.
@@ -69,17 +78,20 @@ def take_up(
         if job.state is JobState.SKIPPED or record["app"] is None:
             continue
         state = JobState(record["state"])
-        if state.is_active:  # the driver was killed
-            state = _state_now(record["app"], runner)
+        if state.is_active or in_one_app:  # the driver was killed
+            state = state_now(record["app"], runner)
+        is_local = record["app"].startswith("local")
+        if state.is_active and is_local and not in_one_app:  # nobody will know how it ends
+            raise ConfigError(
+                f"{job.title} of the stopped sweep still runs; wait for its end, or end it "
+                f"with `torchx cancel {record['app']}`"
+            )
+        if in_one_app and (job.mailbox.has_return() or not state.is_active):
+            state = JobState.SUCCEEDED if job.mailbox.has_return() else JobState.FAILED
         if state is JobState.SUCCEEDED:
             if reason := job.take_return():
                 log.info("%s: %s", job.title, reason)
         elif state.is_active:
-            if record["app"].startswith("local"):  # nobody will know how it ends
-                raise ConfigError(
-                    f"{job.title} of the stopped sweep still runs; wait for its end, or end it "
-                    f"with `torchx cancel {record['app']}`"
-                )
             job.state, job.started_s = state, job.clock()
         if job.state is JobState.NOT_STARTED:
             job.is_restart = True
@@ -99,7 +111,8 @@ def take_up(
     )
 
 
-def _state_now(app: str, runner: Runner) -> JobState:
+def state_now(app: str, runner: Runner) -> JobState:
+    """Return how an app is; one that the scheduler does not know has failed."""
     status = runner.status(app)
     if status is None:
         return JobState.FAILED

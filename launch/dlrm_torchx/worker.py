@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra._internal.callbacks import Callbacks
@@ -21,11 +23,20 @@ def main(folder: Path) -> None:
     """Make the job's call as Hydra would; only rank 0 logs, writes files and sends the result."""
     die_with_parent()
     rank = int(os.environ["RANK"])
+    with attempt_mailbox(folder, rank) as mailbox:
+        job_return = run_call(mailbox.receive_call(), rank)
+        if rank == 0:
+            mailbox.send_return(job_return)
+
+
+@contextmanager
+def attempt_mailbox(folder: Path, rank: int) -> Iterator[JobMailbox]:
+    """Yield the mailbox of this start of all ranks, and tell it what ends the block."""
     # torchrun takes a new port whenever it starts all ranks, so the port identifies the attempt.
     mailbox = JobMailbox(folder, attempt=os.environ["MASTER_PORT"])
     mailbox.remove_earlier_attempts()
     try:
-        _run(mailbox, rank)
+        yield mailbox
     except SystemExit as ended:
         if ended.code:
             reason = ended.code if isinstance(ended.code, str) else f"exit code {ended.code}"
@@ -34,12 +45,6 @@ def main(folder: Path) -> None:
     except Exception as error:
         mailbox.send_failure(rank, f"{type(error).__name__}: {error}")
         raise
-
-
-def _run(mailbox: JobMailbox, rank: int) -> None:
-    job_return = run_call(mailbox.receive_call(), rank)
-    if rank == 0:
-        mailbox.send_return(job_return)
 
 
 def run_call(call: HydraCall, rank: int) -> JobReturn:

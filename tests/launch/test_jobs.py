@@ -178,8 +178,8 @@ def test_a_failed_job_that_is_not_queued_again_has_failed(restarts, tmp_path):
 
 @pytest.mark.parametrize(
     ("scheduler", "retries", "restarts"),
-    [("slurm", 0, 0), ("slurm", 2, 2), ("slurm", 2, 3), ("local_cwd", 2, 0)],
-    ids=["none_wanted", "used_up", "preempted_too", "local"],
+    [("slurm", 0, 0), ("slurm", 2, 2), ("slurm", 2, 3), ("local_cwd", 2, 0), ("slurm", 0, -1)],
+    ids=["none_wanted", "used_up", "preempted_too", "local", "none_told"],
 )
 def test_a_failure_without_retries_left_is_the_end(scheduler, retries, restarts, tmp_path):
     job = submitted(tmp_path, scheduler, retries=retries)

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks import figures, plans, policies, priors, step_errors, whole
+from benchmarks import figures, plans, policies, priors, step_errors, sweeps, whole
 from benchmarks.claims import CLAIMS, OURS, claims_table
 from benchmarks.page import page
 from benchmarks.planners import planner_of
@@ -393,3 +393,21 @@ def test_a_paper_is_judged_by_the_sharder_of_its_name_alone():
     assert found[5][1:] == ["-", "scaling", "no plan |"]
     papers = [claim for claim in CLAIMS if claim.source != OURS]
     assert {claim.sharder for claim in papers} == {"neuroshard_paper", "dreamshard", "autoshard"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "found"),
+    [
+        ("quiet", [90.0, 91.0, 90.0, 92.0, 89.0, 90.0, 91.0], "2 | 2 | 0 | 0 | 6"),
+        ("quiet", [110.0, 90.0, 105.0, 95.0, 101.0, 99.0, 100.0], "2 | 0 | 0 | 2 | -"),
+        ("apart", [103.0], "2 | 0 | 2 | 0 | -"),
+        ("apart", [101.0], "2 | 0 | 0 | 2 | -"),
+    ],
+    ids=["slower", "tie", "apart", "apart_tie"],
+)
+def test_what_sweeps_tell_apart_is_counted(kind, other, found):
+    rows = [
+        {"kind": kind, "step_ms": 10.0, "plan": plan, "samples_per_s": [figures] * 2}
+        for plan, figures in (("first", [100.0] * len(other)), ("mirrored", other))
+    ]
+    assert f"| {kind} | 10.0 | mirrored | {found} |" in sweeps.report(rows, None)

@@ -1,0 +1,84 @@
+"""What schedulers are asked for by a sweep in rounds: one app, whose pods share its folder."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+from torchx.runner import get_runner
+from torchx.specs import AppDef, AppState, AppStatus
+
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_torchx.jobs import SweepJob
+from dlrm_torchx.mailbox import JobMailbox
+from dlrm_torchx.options import SweepOptions
+from dlrm_torchx.round_order import mailbox_of
+from dlrm_torchx.sweep import RoundSweep
+
+
+class DryCluster:
+    """Keeps the requests that TorchX would send, and lets each app succeed at once."""
+
+    def __init__(self, sweep_dir: Path) -> None:
+        self.requests: list[Any] = []
+        self._torchx = get_runner()
+        self._boxes = sweep_dir / ".torchx"
+
+    def scheduler_run_opts(self, scheduler: str) -> Any:
+        return self._torchx.scheduler_run_opts(scheduler)
+
+    def run(self, app: AppDef, scheduler: str, args: dict[str, Any]) -> str:
+        self.requests.append(self._torchx.dryrun(app, scheduler, args).request)
+        return "kubernetes://torchx/default:rounds-0"
+
+    def status(self, handle: str) -> AppStatus:
+        for box in self._boxes.iterdir():
+            mailbox_of(str(box)).send_return(JobReturn(status=JobStatus.COMPLETED))
+        return AppStatus(AppState.SUCCEEDED)
+
+
+def rounds_on_kubernetes(sweep_dir: Path, mounted: str) -> RoundSweep:
+    options = SweepOptions(
+        scheduler="kubernetes",
+        scheduler_args={"queue": "training"},
+        j="2x8",
+        image="dlrm:1",
+        memMB=64_000,
+        mounts=["type=volume", "src=shared", f"dst={mounted}"],
+        rounds=5,
+        poll_s=0.01,
+        after=None,
+    )
+    config = OmegaConf.create({"round": "none", "seed": 0})
+    config.hydra = {"runtime": {"choices": {}}}
+    jobs = [
+        SweepJob(
+            *(num, f"#{num} sharder={name}", [], config, sweep_dir / name),
+            mailbox=JobMailbox(sweep_dir / ".torchx" / str(num)),
+        )
+        for num, name in enumerate(("random", "size", "dim"))
+    ]
+    return RoundSweep(options, jobs, [], sweep_dir, DryCluster(sweep_dir))  # type: ignore[arg-type]
+
+
+def test_a_sweep_in_rounds_is_one_app_on_kubernetes(tmp_path):
+    sweep = rounds_on_kubernetes(tmp_path, str(tmp_path))
+    sweep.run(SimpleNamespace(), print)
+    [request] = sweep._runner.requests
+    tasks = request.resource["spec"]["tasks"]
+    assert [task["replicas"] for task in tasks] == [1, 1]
+    for task in tasks:
+        [container] = task["template"].spec.containers
+        command = container.command[-1]
+        assert "--nnodes 2 --nproc-per-node 8" in command
+        assert command.endswith(f"-m dlrm_torchx.round_worker {tmp_path}/.torchx/rounds")
+        assert str(tmp_path) in [mount.mount_path for mount in container.volume_mounts]
+    assert [job.state for job in sweep._jobs] == ["succeeded"] * 3
+
+
+def test_pods_that_cannot_see_the_folder_are_refused(tmp_path):
+    """They would end at once, for a reason that is in their log only."""
+    with pytest.raises(ConfigError, match=r"hydra\.launcher\.mounts .* hydra\.sweep\.dir"):
+        rounds_on_kubernetes(tmp_path, "/elsewhere")
