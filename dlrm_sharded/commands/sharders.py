@@ -152,13 +152,8 @@ def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None)
             "or topology.compute_device to cuda in task.json"
         )
     spec.check_memory(max(topology.rank_memory_bytes) / GIB)
-    return RunContext(
-        "cuda",
-        Hardware(spec.device_name),
-        optimizer,
-        topology.ranks_per_host,
-        calibrated=CALIBRATED,
-    )
+    named = Hardware(spec.device_name)
+    return RunContext("cuda", named, optimizer, topology.ranks_per_host, calibrated=CALIBRATED)
 
 
 def context_here(topology: Topology, optimizer: str | None) -> RunContext:

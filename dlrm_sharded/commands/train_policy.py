@@ -241,13 +241,7 @@ def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
     model: CostModel = instantiate(cfg.cost_model)(
-        RunContext(
-            device,
-            hardware,
-            cfg.optimizer,
-            ranks_per_host=pool.world_size,
-            calibrated=CALIBRATED,
-        )
+        RunContext(device, hardware, cfg.optimizer, pool.world_size, calibrated=CALIBRATED)
     )
     return model
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.communication import CommunicationModel, Hosts
-from dlrm_sharded.cost.compute import LookupPrices
+from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError, UserError, shortened
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -88,7 +88,7 @@ class PricedTask:
     model: AdditiveCostModel
     task: ShardingTask
     exchange_precision: ExchangePrecision
-    compute: LookupPrices = field(compare=False)
+    compute: ComputeModel = field(compare=False)
     communication: CommunicationModel = field(compare=False)
     hosts: Hosts = field(compare=False)
     standing: Standing | None = field(default=None, compare=False)
@@ -119,7 +119,7 @@ class PricedTask:
 
 
 def workload_cost(
-    workload: Workload, compute: LookupPrices, communication: CommunicationModel, hosts: Hosts
+    workload: Workload, compute: ComputeModel, communication: CommunicationModel, hosts: Hosts
 ) -> PlanCost:
     """Return the predicted cost of the shards of a workload, on any hosts."""
     sums = workload.by_rank(compute.vectors(workload))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -41,36 +40,6 @@ rows is slow there (docs/reference/precision.md, "lookups on a CPU")."""
 READ_MB = -1
 """Column of a shard's vector with the MB of weights that a step reads. The other columns are the
 priced work of both directions, and on GPUs `widest.width_vectors`."""
-
-
-class LookupPrices(Protocol):
-    """What search, lower bound and diagnosis ask of the computation of an additive cost model.
-
-    `ComputeModel` describes the methods; its formulas of the vectors V may be others here, but that
-    the last number of a vector is `READ_MB`, or 0.
-    """
-
-    @property
-    def widest_ms(self) -> Floats | None:
-        """Prices of the widest shard of a rank; None if it slows down no other."""
-
-    def vectors(self, workload: Workload) -> Floats:
-        """Return [S, V], each shard's contribution to its rank."""
-
-    def times_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
-        """Return [N, 2], time of forward and backward computation."""
-
-    def work_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return [N, 2], the times that shards add to ranks."""
-
-    def stand_alone_ms(self, vectors: Floats) -> Floats:
-        """Return [N], both directions of shards, each on a rank of its own."""
-
-    def crowding_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return [..., 2], by how much shards and a crowd are slower on one rank than apart."""
-
-    def launch_ms(self, num_lookups: Floats) -> Floats:
-        """Return [N, 2], time to launch the lookups, without their work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,22 @@
 """An additive cost model of one's own, in which a shard adds the time that a function gives.
 
-Letters: S shards, N ranks.
+Letters: S shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
+from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, workload_of_plan
 from dlrm_sharded.files.errors import check_number
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import DIRECTIONS, PlanCost
+from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
 
@@ -60,7 +60,7 @@ class LinearCostModel:
             model=self,
             task=task,
             exchange_precision=exchange_precision,
-            compute=LinearLookups(self.lookup_ms, self.launch_ms),
+            compute=_lookups(self.lookup_ms, self.launch_ms),
             communication=_BUSIEST_RANK.with_precision(exchange_precision, {}),
             hosts=hosts,
         )
@@ -71,43 +71,25 @@ class LinearCostModel:
         return priced.predict_workload(workload_of_plan(plan, task))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearLookups:
-    """Computation of ranks as sums over shards: the `LookupPrices` of a `LinearCostModel`.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LinearLookups(ComputeModel):
+    """Computation of ranks as sums over shards, whose times a function gives in place of nets.
 
-    A shard's vector has its two times, and 0 MB read, as what a rank reads changes no price.
+    A shard's vector has its two times, and 0 MB read, as no price depends on what a rank reads.
     """
 
     shard_ms: ShardTimes
-    next_launch_ms: float
-    widest_ms: ClassVar[None] = None
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, 3], forward and backward time of each shard, and 0."""
         times = [np.broadcast_to(ms, workload.rank.shape) for ms in self.shard_ms(workload)]
         return np.column_stack([*times, np.zeros(len(workload.rank))])
 
-    def times_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
-        """Return [N, 2], time of forward and backward computation."""
-        return self.work_ms(sums, sums) + self.launch_ms(num_lookups)
 
-    def work_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return [N, 2], the times that shards add to ranks with any crowd."""
-        times: Floats = vectors[:, : len(DIRECTIONS)]
-        return times
-
-    def stand_alone_ms(self, vectors: Floats) -> Floats:
-        """Return [N], both directions of shards on ranks of their own."""
-        times: Floats = self.work_ms(vectors, vectors).sum(axis=1)
-        return times
-
-    def crowding_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return zeros: shards do not slow each other down."""
-        return np.zeros(len(DIRECTIONS))
-
-    def launch_ms(self, num_lookups: Floats) -> Floats:
-        """Return [N, 2], time to launch the lookups."""
-        return self.next_launch_ms * np.repeat(num_lookups[:, None], len(DIRECTIONS), axis=1)
+def _lookups(shard_ms: ShardTimes, launch_ms: float) -> LinearLookups:
+    none = np.zeros(0)
+    net = PriceNet((), (), none.reshape(0, 0), none, none, launch_ms, launch_ms)
+    return LinearLookups(none, none, none, none, net, net, shard_ms=shard_ms)
 
 
 _BUSIEST_RANK: CommunicationModel = with_stated(UNMEASURED, measured=())

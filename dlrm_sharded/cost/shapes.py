@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.compute import LookupPrices
+from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, row_layout
@@ -97,7 +97,7 @@ class Shapes:
 
     @classmethod
     def from_task(
-        cls, task: ShardingTask, compute: LookupPrices, *, max_widths: int = MAX_COLUMNS
+        cls, task: ShardingTask, compute: ComputeModel, *, max_widths: int = MAX_COLUMNS
     ) -> Shapes:
         """Price all shapes of a task whose tables all have a reuse histogram (`with_profiles`).
 
@@ -142,7 +142,7 @@ class Shapes:
 class PiecePricer:
     """Prices pieces of the tables of a task whose tables all have a reuse histogram."""
 
-    def __init__(self, task: ShardingTask, compute: LookupPrices) -> None:
+    def __init__(self, task: ShardingTask, compute: ComputeModel) -> None:
         self._task = task
         self._compute = compute
         self._dims = np.array([t.embedding_dim for t in task.tables], dtype=np.int64)

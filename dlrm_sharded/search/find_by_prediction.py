@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.find_plan import MAX_STUCK, find_state
 from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.local_prices import local_problem
-from dlrm_sharded.search.predictions import COMPUTE_PARTS, EXCHANGE_PART, Predictions, parts_ms
+from dlrm_sharded.search.predictions import Predictions, Shards, loads_of, parts_ms
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.replication import replicate
 from dlrm_sharded.search.state import State
@@ -35,8 +35,6 @@ MIN_GAIN = 1e-4
 
 NUM_REBUILDS = 8
 """Number of rebuilt plans that are predicted together."""
-
-Shards = tuple[Shard, ...]
 
 
 def find_by_prediction(
@@ -59,9 +57,9 @@ def find_by_prediction(
         ConfigError: the cost model fails.
     """
     share = problem.weights.critical_path_share
-    best, near, cost = first, problem, predictions.cost(first)
+    best, near, cost = first, problem, predictions.at_once([first])[0]
     for other in _uniform_plans(problem, first):
-        predicted = predictions.cost(other)
+        [predicted] = predictions.at_once([other])
         if predicted.weighed_ms(share) < cost.weighed_ms(share):
             best, cost = other, predicted
     for number in range(MAX_ROUNDS if problem.world_size > 1 else 0):
@@ -78,7 +76,7 @@ def find_by_prediction(
         if found is None:
             break
         shards = state_shards(found)
-        predicted = predictions.cost(shards)
+        [predicted] = predictions.at_once([shards])
         before_ms, after_ms = cost.weighed_ms(share), predicted.weighed_ms(share)
         if after_ms < before_ms:
             best, cost = shards, predicted
@@ -113,13 +111,10 @@ def _rebuilt(
         state = _state(problem, best)
         # Prices are of differences: the ranks begin with what the model predicts.
         [parts] = parts_ms([cost], problem.world_size)
-        load = parts[:, COMPUTE_PARTS] @ problem.weights.compute
-        load += parts[:, [EXCHANGE_PART]] * problem.weights.exchange
-        state.add_load(load - state.load)
+        state.add_load(loads_of(parts, problem.weights) - state.load)
         plans = [plan for plan in _rebuilds(state, rng, stopping, splits) if plan != best]
-        costs = predictions.costs(plans)
         failures += 1
-        for plan, predicted in zip(plans, costs, strict=False):
+        for plan, predicted in zip(plans, predictions.at_once(plans), strict=True):
             if predicted.weighed_ms(share) < cost.weighed_ms(share) * (1 - MIN_GAIN):
                 best, cost, failures = plan, predicted, 0
     return best, cost

@@ -13,28 +13,25 @@ import numpy as np
 from dlrm_sharded.cost.base import CostModel, predict_plans
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import BACKWARD_STAGES, EXCHANGE_STAGES, STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, EXCHANGE_STAGES, FORWARD_STAGES, PlanCost
 from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.search.problem import LoadWeights
 from dlrm_sharded.search.stopping import Clock
 
 BATCH = 64
 """Largest number of plans that a model predicts between two looks at the clock."""
 
-COMPUTE_PARTS, EXCHANGE_PART = slice(0, 2), 2
-"""Parts of a rank's time: forward computation, backward computation, and all exchanges."""
+COMPUTE, EXCHANGE = slice(0, 2), slice(2, 3)
+"""Parts of a rank's time: forward and backward computation, and all exchanges."""
 
-_STAGES_OF_PARTS = np.array(
-    [
-        [
-            stage not in EXCHANGE_STAGES and stage not in BACKWARD_STAGES,
-            stage not in EXCHANGE_STAGES and stage in BACKWARD_STAGES,
-            stage in EXCHANGE_STAGES,
-        ]
-        for stage in STAGES
-    ],
-    dtype=np.float64,
+_PARTS = (
+    [stage for stage in COMPUTE_STAGES if stage in FORWARD_STAGES],
+    [stage for stage in COMPUTE_STAGES if stage not in FORWARD_STAGES],
+    EXCHANGE_STAGES,
 )
+
+Shards = tuple[Shard, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +43,33 @@ class Predictions:
     exchange_precision: ExchangePrecision
     clock: Clock
 
-    def costs(self, plans: Sequence[tuple[Shard, ...]]) -> list[PlanCost]:
-        """Predict plans of these shards; fewer of them if the time is over."""
+    def costs(self, plans: Sequence[Shards]) -> list[PlanCost]:
+        """Predict plans of these shards; TimeoutError if the time is over."""
         costs = list[PlanCost]()
         for first in range(0, len(plans), BATCH):
             if self.clock.is_over:
-                break
-            costs += self._together(plans[first : first + BATCH])
+                raise TimeoutError
+            costs += self.at_once(plans[first : first + BATCH])
         return costs
 
-    def cost(self, plan: tuple[Shard, ...]) -> PlanCost:
-        """Predict the plan of these shards, even if the time is over."""
-        return self._together([plan])[0]
-
-    def _together(self, plans: Sequence[tuple[Shard, ...]]) -> list[PlanCost]:
+    def at_once(self, plans: Sequence[Shards]) -> list[PlanCost]:
+        """Predict plans of these shards even if the time is over."""
         world_size, precision = self.task.topology.world_size, self.exchange_precision
         made = [ShardingPlan(world_size, shards, precision) for shards in plans]
         return predict_plans(self.model, made, self.task)
 
+    def parts_ms(self, plans: Sequence[Shards]) -> Floats:
+        """Return [n, W, P], parts of the ranks' times; TimeoutError if the time is over."""
+        return parts_ms(self.costs(plans), self.task.topology.world_size)
+
 
 def parts_ms(costs: Sequence[PlanCost], world_size: int) -> Floats:
-    """Return [n, W, P], the parts of the ranks' times."""
-    by_stage = [[[r.stage_ms(s) for s in STAGES] for r in cost.per_rank] for cost in costs]
-    shape = (len(costs), world_size, len(STAGES))
-    parts: Floats = np.array(by_stage, dtype=np.float64).reshape(shape) @ _STAGES_OF_PARTS
-    return parts
+    """Return [n, W, P], parts of the ranks' times."""
+    ranks = [[[sum(map(rank.stage_ms, p)) for p in _PARTS] for rank in c.per_rank] for c in costs]
+    return np.array(ranks, dtype=np.float64).reshape(len(costs), world_size, len(_PARTS))
+
+
+def loads_of(parts: Floats, weights: LoadWeights) -> Floats:
+    """Return the loads [..., L] of parts [..., P] of times."""
+    loads: Floats = parts[..., COMPUTE] @ weights.compute
+    return loads + parts[..., EXCHANGE] * weights.exchange

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.compute import READ_MB, LookupPrices
+from dlrm_sharded.cost.compute import READ_MB, ComputeModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats
@@ -24,7 +24,7 @@ class Pricing:
         mean_read_mb: MB that a rank reads in a step on average.
     """
 
-    compute: LookupPrices
+    compute: ComputeModel
     prices: ExchangePrices
     weights: LoadWeights
     split_error: float

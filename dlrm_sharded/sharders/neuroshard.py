@@ -192,13 +192,9 @@ class NeuroShardSharder:
         """Return the best plan found by a cost model that predicts plans and prices nothing."""
         model, context = self.context.cost_model, self.context
         assert model is not None
-        for key, value, needs_none in (
-            ("exchange_precision", self.exchange_precision, self.exchange_precision != AUTO),
-            ("table_precision", self.table_precision, self.table_precision != AUTO),
-            ("cache_tables", self.cache_tables, self.cache_tables != AUTO),
-            ("warm_start", self.constraints.warm_start, self.constraints.warm_start is None),
-        ):
-            if not needs_none:
+        for key in ("exchange_precision", "table_precision", "cache_tables", "warm_start"):
+            value = getattr(self.constraints if key == "warm_start" else self, key)
+            if value == AUTO or (key == "warm_start" and value is not None):
                 raise ConfigError(
                     f"sharder.{key} is {value}, which needs an additive cost model, and "
                     f"{type(model).__name__} only predicts plans; leave it out, or choose "
