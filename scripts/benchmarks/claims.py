@@ -65,20 +65,20 @@ def over(other: str) -> Figure:
 
 
 def best_heuristic(choose: Callable[[list[float]], float]) -> Figure:
-    """Return the figure: how many times as much the best heuristic's plan of a task costs.
+    """Return the figure: how many times as much the plans of the best heuristic cost, on average.
 
     Args:
-        choose: makes one figure of those of all tasks.
+        choose: makes one figure of those of all sets of tasks.
     """
 
     def chosen(rows: Sequence[Row], sharder: str) -> float | None:
-        costs = costs_of(rows)
-        best: dict[Task, float] = {}
-        for heuristic in HEURISTICS:
-            for task, cost_ms in costs.get(heuristic, {}).items():
-                best[task] = min(cost_ms, best.get(task, np.inf))
-        ratios = _ratios(best, costs.get(sharder, {}))
-        return float(choose(ratios)) if ratios else None
+        found = []
+        for task_set in dict.fromkeys(row.get("set") for row in rows):
+            of_set = [row for row in rows if row.get("set") == task_set]
+            ratios = [over(heuristic)(of_set, sharder) for heuristic in HEURISTICS]
+            found += [min((r for r in ratios if r is not None), default=None)]
+        known = [ratio for ratio in found if ratio is not None]
+        return choose(known) if known else None
 
     return chosen
 
@@ -95,15 +95,14 @@ def _ratios(costs: Mapping[Task, float], others: Mapping[Task, float]) -> list[f
 
 NEUROSHARD, DREAMSHARD = "NeuroShard (arXiv:2305.01868)", "DreamShard (arXiv:2210.02023)"
 AUTOSHARD, OURS = "AutoShard (arXiv:2208.06399)", "this project"
-TRANSFERS = "transfers to other tables and ranks: no dearer than the best heuristic on average"
+TRANSFERS = "transfers to other models and ranks: the best heuristic costs no less"
 PRODUCTION, PLANNED, MODELS = "production", "planned", "models"
 
 _neuroshard = functools.partial(Claim, NEUROSHARD, "neuroshard_paper")
 _dreamshard = functools.partial(Claim, DREAMSHARD, "dreamshard")
 _autoshard = functools.partial(Claim, AUTOSHARD, "autoshard")
 _ours = functools.partial(Claim, OURS, "neuroshard")
-_at_most = best_heuristic(max)
-_on_average = best_heuristic(np.mean)
+_at_most, _at_least = best_heuristic(max), best_heuristic(min)
 
 CLAIMS: tuple[Claim, ...] = (
     _neuroshard(
@@ -112,9 +111,9 @@ CLAIMS: tuple[Claim, ...] = (
     _neuroshard("TorchRec's planner costs 1.57 x on it", over("torchrec"), PRODUCTION, least=1.57),
     _dreamshard("hundreds of tables in under a second", seconds, "scaling", most=1.0),
     _dreamshard("the best heuristic costs up to 1.19 x", _at_most, "policies", least=1.19),
-    _dreamshard(TRANSFERS, _on_average, PLANNED, MODELS, least=1.0),
+    _dreamshard(TRANSFERS, _at_least, PLANNED, MODELS, least=1.0),
     _autoshard("hundreds of tables in seconds", seconds, "scaling", most=SECONDS),
-    _autoshard(TRANSFERS, _on_average, PLANNED, MODELS, least=1.0),
+    _autoshard(TRANSFERS, _at_least, PLANNED, MODELS, least=1.0),
     _ours("random costs 1.5 x", over("random"), PLANNED, "paper", least=1.5),
     _ours("torchrec costs 1.05 x", over("torchrec"), PLANNED, "paper", least=1.05),
 )

@@ -207,9 +207,8 @@ def by_table_size(bench: RankBench, sizes: Sizes) -> list[dict[str, Any]]:
 def _per_id(
     bench: RankBench, tables: Sequence[Table], batch_size: int, *, exponent: float
 ) -> dict[str, float]:
-    ids = draw_ids(
-        tables, batch_size=batch_size, num_batches=2, seed=0, accesses=ZipfAccesses(exponent)
-    )
+    accesses = {table.name: ZipfAccesses(exponent) for table in tables}
+    ids = draw_ids(tables, batch_size=batch_size, num_batches=2, seed=0, accesses=accesses)
     cost = bench.measure(_whole(tables), ids)
     num_ids = sum(len(of_table.values) for of_table in ids.batches[0].values())
     return {
