@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.runs.disturbance import rounds_to_repeat
-from dlrm_sharded.runs.ranking import measured_in_rounds, rank
+from dlrm_sharded.runs.ranking import MeasuredRun, measured_in_rounds, rank
 from dlrm_sharded.runs.rounds import read_rounds
 from dlrm_torchx.mailbox import JobMailbox
 
@@ -78,21 +78,31 @@ class RoundsOrder:
         return sum(len(self.unmeasured(number)) for number in range(self.num_rounds))
 
     def _left_out(self, number: int) -> set[str]:
-        """Return who is not measured in a round, by the ranking of the rounds before it."""
+        """Return who is not measured in a round, by the rankings of the rounds before it.
+
+        Each ranking has the runs that share all overrides but those of the sharder.
+        """
         if self.until is None:
             return set()
-        earlier = []
+        by_setting: dict[str, list[MeasuredRun]] = {}
         for folder, label, seed in zip(self.folders, self.labels, self.seeds, strict=True):
             rounds = read_rounds(Path(folder))
             before = {n: found for n, found in rounds.items() if n < number}
             if before:
-                earlier.append(measured_in_rounds(Path(folder), label, seed, before))
-        ranking = rank(earlier)
-        if ranking is None:
-            return set()
-        if ranking.is_decided(self.until):
-            return set(self.labels)
-        return ranking.clearly_behind(self.until)
+                run = measured_in_rounds(Path(folder), label, seed, before)
+                by_setting.setdefault(_setting(label), []).append(run)
+        left_out: set[str] = set()
+        for runs in by_setting.values():
+            ranking = rank(runs)
+            if ranking is not None and ranking.is_decided(self.until):
+                left_out |= {run.label for run in runs}
+            elif ranking is not None:
+                left_out |= ranking.clearly_behind(self.until)
+        return left_out
+
+
+def _setting(label: str) -> str:
+    return " ".join(part for part in label.split() if not part.startswith(("sharder=", "sharder.")))
 
 
 def mailbox_of(folder: str) -> JobMailbox:

@@ -26,6 +26,7 @@ from tests.launch.conftest import LISTENING, jobs_of, states_of
 from tests.processes import wait_until
 
 NUM_ROUNDS = 3
+ABC = ("sharder=a", "sharder=b", "sharder=c")
 RUNS = ["random_0", "size_1"]
 SOUND = {
     **{"round": 0, "place": 0, "embedding_cost_ms": 1.0, "spread": 0.1, "step_ms": 2.0},
@@ -115,17 +116,27 @@ def test_a_stopped_sweep_cancels_the_job_of_all_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("speeds", "until", "measured"),
+    ("speeds", "until", "measured", "labels"),
     [
-        ((1.0, 1.5, 2.0), None, [0, 1, 2]),
-        ((1.0, 1.98, 2.0), 0.01, [1, 2]),  # the first is left out, two are not told apart
-        ((1.0, 1.5, 2.0), 0.02, []),
-        ((1.0, 1.0, 1.0), 0.1, []),  # they differ by less than asked for
+        ((1.0, 1.5, 2.0), None, [0, 1, 2], ABC),
+        ((1.0, 1.98, 2.0), 0.01, [1, 2], ABC),  # one is left out, two are not told apart
+        ((1.0, 1.5, 2.0), 0.02, [], ABC),
+        ((1.0, 1.0, 1.0), 0.1, [], ABC),  # they differ by less than asked for
+        (
+            (1.0, 1.0, 2.0),
+            0.02,
+            [0, 1, 2],
+            ("sharder=a", "x=1 sharder=a", "x=2 sharder=a"),
+        ),  # all alone
     ],
     ids=str,
 )
 def test_rounds_end_when_the_fastest_is_told(
-    speeds: tuple[float, ...], until: float | None, measured: list[int], tmp_path: Path
+    speeds: tuple[float, ...],
+    until: float | None,
+    measured: list[int],
+    labels: tuple[str, ...],
+    tmp_path: Path,
 ) -> None:
     rng = random.Random(0)
     boxes, folders = [], []
@@ -140,7 +151,6 @@ def test_rounds_end_when_the_fastest_is_told(
         mailbox_of(str(box)).send_return(JobReturn())
         boxes.append(str(box))
         folders.append(str(folder))
-    labels = tuple("abc")
     order = RoundsOrder(tuple(boxes), tuple(folders), labels, (0, 0, 0), 9, 0, until, 60.0)
     assert sorted(run for _, run in order.unmeasured(8)) == measured
     assert order.unmeasured(7) == []  # it is measured
