@@ -27,6 +27,8 @@ from tests.processes import wait_until
 
 NUM_ROUNDS = 3
 ABC = ("sharder=a", "sharder=b", "sharder=c")
+APART = ("sharder=a", "x=1 sharder=a", "x=2 sharder=a")
+"""Labels of runs that share no setting, so that none is compared."""
 RUNS = ["random_0", "size_1"]
 SOUND = {
     **{"round": 0, "place": 0, "embedding_cost_ms": 1.0, "spread": 0.1, "step_ms": 2.0},
