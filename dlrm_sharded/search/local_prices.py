@@ -112,19 +112,20 @@ class _Neighbors:
     def columns(self) -> tuple[Floats, Floats, Floats]:
         """Return prices of all column shapes: [N, P] of their ranks and [N] of all, and [N] shares.
 
-        Costly units are cut in halves, and prices are linear in the columns. A part of any other
+        Costly units are cut at a quarter, and prices are linear in the columns. A part of any other
         unit costs as much as the whole. A share is that of the unit's columns.
         """
         units = np.flatnonzero(self._is_costly & (self._steps > 1))
-        home, half = self._homes[units], self._steps // 2
-        ms = self._cut_ms(units, home, half[units]) - self._without_ms[units]
+        home = self._homes[units]
+        narrow = np.where(self._steps < 4, self._steps // 2, self._steps // 4)
+        ms = self._cut_ms(units, home, narrow[units]) - self._without_ms[units]
         elsewhere = np.ones(ms.shape[:2], dtype=bool)
         elsewhere[np.arange(len(units))[:, None], np.stack([home, self._others[units]], 1)] = False
         shared_ms = (ms * elsewhere[:, :, None]).sum(axis=1) / max(1, ms.shape[1] - 2)
-        half_ms, piece_ms = self.whole_ms.copy(), np.zeros(len(self._steps))
-        half_ms[units] = np.maximum(ms[np.arange(len(units)), home] - shared_ms, 0.0)
+        narrow_ms, piece_ms = self.whole_ms.copy(), np.zeros(len(self._steps))
+        narrow_ms[units] = np.maximum(ms[np.arange(len(units)), home] - shared_ms, 0.0)
         piece_ms[units] = np.maximum(shared_ms.sum(axis=1), 0.0)
-        step_ms = (self.whole_ms - half_ms) / (self._steps - half)[:, None]
+        step_ms = (self.whole_ms - narrow_ms) / (self._steps - narrow)[:, None]
         left = np.concatenate([np.arange(steps)[::-1] for steps in self._steps])
         own_ms = np.repeat(self.whole_ms, self._steps, 0) - left[:, None] * np.repeat(
             step_ms, self._steps, 0
