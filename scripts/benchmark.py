@@ -12,6 +12,7 @@ python scripts/benchmark.py elsewhere   prices on other hardware, after runs and
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py steps       predicted whole steps against measured ones
 python scripts/benchmark.py cluster     a large model on simulated ranks
+python scripts/benchmark.py predictions the search on a cost model that only predicts
 python scripts/benchmark.py sweeps      what sweeps tell apart, in rounds and apart
 
 With --jsonl FILE a part keeps each case as it ends, and the same command goes on after a kill.
@@ -32,7 +33,7 @@ from studies.parts import add_part_arguments, part_of, run_part
 WHOLE = "all"
 PARTS = (
     *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
-    *("priors", "steps", "cluster", "sweeps"),
+    *("priors", "steps", "cluster", "predictions", "sweeps"),
 )
 
 
