@@ -106,7 +106,10 @@ class NeuroShardSharder:
 
     def __post_init__(self) -> None:
         if self.context.cost_model is None:
-            raise ConfigError("sharder=neuroshard searches by predicted costs; choose a cost_model")
+            raise ConfigError(
+                "sharder=neuroshard searches by predicted costs; choose cost_model=learned, or one "
+                "of your own"
+            )
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
         check_count("sharder.seed", self.seed, least=0)
         if self.time_budget_s is not None:

@@ -42,7 +42,7 @@ def test_a_plan_on_standard_output_is_json(folder, source):
         (("simulate", "task=task.json", "out=pipe"), "pipe is not a folder"),
         (("compare", "tasks=task.json", "out=pipe"), "pipe is not a folder"),
         (("compare", "tasks=task.json", "out=-"), "out is '-', standard output"),
-        (("collect_costs", "out=-"), "out is '-', standard output"),
+        (("collect_costs", "out=-"), "out is '-', but more than one file is written"),
         (("collect_costs", "out=."), "out is '.': it is a folder; name a file"),
         (("fit_cost_model", "out=task.json"), "task.json is not a folder"),
         (("train_policy", "out=-"), "out is '-', standard output"),

@@ -217,7 +217,7 @@ def test_bad_arguments(keys: dict[str, Any], message: str) -> None:
 
 
 def test_needs_a_model() -> None:
-    with pytest.raises(ConfigError, match="searches by predicted costs; choose a cost_model"):
+    with pytest.raises(ConfigError, match="searches by predicted costs; choose cost_model=learned"):
         NeuroShardSharder(SharderContext())
 
 
