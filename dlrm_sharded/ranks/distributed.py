@@ -48,6 +48,9 @@ MEMORY_TOLERANCE = 0.01
 """Relative difference below which free memory of two ranks counts as equal."""
 
 
+_further_groups: list[dist.ProcessGroup] = []
+"""Groups that `new_group` has made, beside that of the job."""
+
 _group_timeout: timedelta | None = None
 """Timeout of the job's group, for the groups that are made later."""
 
@@ -104,7 +107,8 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
     """
     rank = rank_from_environment()
     if dist.is_initialized():
-        yield rank
+        with _further_groups_end():
+            yield rank
         return
     on_cuda = rank.device.type == "cuda"
     _prepare_device(rank)
@@ -164,7 +168,32 @@ def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
     # Without a timeout of its own, torch would give the group one of 30 minutes.
     group = dist.new_group(backend=backend, timeout=_group_timeout)
     assert isinstance(group, dist.ProcessGroup)  # as this rank is in it
+    _further_groups.append(group)
     return group
+
+
+@contextmanager
+def _further_groups_end() -> Iterator[None]:
+    """Leave the further groups of the block at its end, whose threads would run on.
+
+    After an error that not all ranks have, others may be in a collective of such a group.
+    """
+    first = len(_further_groups)
+    try:
+        yield
+    except Exception as error:
+        source = error.__cause__
+        if not (isinstance(source, RankError) and source.on_all_ranks):
+            raise
+        _leave_further_groups(first)
+        raise
+    _leave_further_groups(first)
+
+
+def _leave_further_groups(first: int) -> None:
+    for group in _further_groups[first:]:
+        dist.destroy_process_group(group)
+    del _further_groups[first:]
 
 
 def _prepare_device(rank: Rank) -> None:
@@ -182,6 +211,7 @@ def _prepare_device(rank: Rank) -> None:
 
 def _leave_group() -> None:
     dist.destroy_process_group()
+    _further_groups.clear()
     # Sharded modules hold the group in reference cycles. A gloo thread that outlives the
     # interpreter aborts the process when it next wants the GIL.
     gc.collect()

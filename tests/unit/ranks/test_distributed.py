@@ -1,5 +1,6 @@
 """A job of one process, and what a rank knows of itself and its memory."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from dlrm_sharded.ranks.distributed import (
     Rank,
     all_or_none,
     detect_topology,
+    new_group,
     on_rank_zero,
     patiently_on_rank_zero,
     process_group,
@@ -261,3 +263,24 @@ def test_what_a_process_uses(alone):
     used, available = distributed.used_and_available_bytes(alone)
     assert 2**26 < used < 2**40
     assert 0 < available < 2**62
+
+
+@pytest.mark.parametrize(
+    ("error", "num_left"),
+    [(None, 1), (ConfigError("on all ranks"), 1), (KeyError("on this rank"), 2)],
+    ids=["done", "agreed", "alone"],
+)
+def test_further_groups_end_with_the_block_that_made_them(error, num_left):
+    """Each has threads, and a sweep in rounds makes a model, and so a group, for each measurement."""
+    groups = torch.distributed.distributed_c10d._world.pg_names
+    with process_group():
+        new_group(backend="gloo")
+        before = len(groups)
+        with contextlib.suppress(ConfigError, KeyError), process_group():
+            new_group(backend="gloo")
+            if isinstance(error, ConfigError):
+                with all_or_none():
+                    raise error
+            if error is not None:
+                raise error
+        assert len(groups) == before + num_left - 1
