@@ -271,7 +271,7 @@ def test_what_a_process_uses(alone):
     ids=["done", "agreed", "alone"],
 )
 def test_further_groups_end_with_the_block_that_made_them(error, num_left):
-    """Each has threads, and a sweep in rounds makes a model, and so a group, for each measurement."""
+    """Each has threads, and a sweep in rounds makes a model and its group for each measurement."""
     groups = torch.distributed.distributed_c10d._world.pg_names
     with process_group():
         new_group(backend="gloo")
