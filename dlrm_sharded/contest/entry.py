@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a sharder made of a task.
+    """Holds the plan that a sharder made for a task, or why it made none.
 
     Args:
         solve_s: time of the sharder; without a plan, the time until that was known.

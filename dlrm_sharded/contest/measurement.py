@@ -1,4 +1,4 @@
-"""What was measured of the plans of a task."""
+"""Holds the measured costs of the plans of a task."""
 
 from __future__ import annotations
 

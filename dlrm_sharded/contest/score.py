@@ -1,4 +1,4 @@
-"""What the entries of a contest say of each sharder, in comparison with one of them."""
+"""Compares the entries of each sharder in a contest with those of one of them."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ VARIED_POOLING_FACTORS = (0.3, 400.0)
 """Ranges of `varied_tables`; values are drawn evenly on a log scale."""
 
 ASSUMED_SHARE, ZIPF_SHARE = 0.5, 0.5
-"""Of a kind's tables, the share that keep the assumed profile, and of the others, the share that
-are Zipf-distributed. Rows, widths and ids tell the cost of tables with assumed profiles; policies
-have to read the profiles of the others."""
+"""The first is the share of tables that keep the assumed profile; the second is the share of the
+others that are Zipf-distributed. Rows, widths and ids tell the cost of tables with assumed
+profiles; policies have to read the profiles of the others."""
 
 ONE_HOT_SHARE = 0.3
 """Share of `varied_tables` that have exactly one id per sample, as Criteo's tables do."""

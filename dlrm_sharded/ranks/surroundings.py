@@ -1,4 +1,4 @@
-"""What else went on where ranks computed: measurements beside other work are slower."""
+"""Watches what else runs where ranks compute, as measurements beside other work are slower."""
 
 from __future__ import annotations
 

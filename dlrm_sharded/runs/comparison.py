@@ -34,7 +34,7 @@ from dlrm_sharded.runs.run_tables import (
 
 Group = tuple[Run, ...]
 Shared = tuple[Setting, Platform | None]
-"""What runs share that are ranked."""
+"""Setting and platform, which runs must share to be ranked."""
 
 
 @dataclass(frozen=True, slots=True)

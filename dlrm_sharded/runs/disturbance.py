@@ -1,4 +1,4 @@
-"""Which rounds of a sweep other work on the hosts has disturbed, and how that is said.
+"""Finds the rounds of a sweep that other work on the hosts has disturbed, and says so.
 
 What is usual follows from the sweep itself: the threads of a rank wait for one another too, and
 steps of one model vary more than those of another.

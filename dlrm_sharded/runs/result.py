@@ -40,7 +40,7 @@ Objective = Annotated[Finite, "objective"]
 """A figure that a sweep can optimize."""
 
 Load = Annotated[float, Meta(ge=0, le=MAX_FIGURE)]
-"""What was measured of the surroundings of a run, and is no figure of the run itself."""
+"""Form of figures that describe the surroundings of a run, and not the run itself."""
 
 Setting = tuple[tuple[str, str], ...]
 """Pairs of (key, value), in order of keys."""

@@ -182,8 +182,6 @@ def test_rounds_need_a_function_that_measures(application: Path, tmp_path: Path)
 )
 def test_rounds_need_all_combinations_at_once(sweeper, tmp_path):
     """Round 0 of one batch and round 0 of the next would count as a pair."""
-    if "optuna" in sweeper:
-        pytest.importorskip("optuna")
     done = preloaded.run(*command(tmp_path, "sharder=choice(random,size)", sweeper), exit_code=2)
     assert "this sweeper works in batches; use hydra/sweeper=basic" in done.stderr
 
