@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,12 @@ from studies.study import Case, Row
 
 BASIS = "measured"
 PLANTED = {"first": 0.0, "mirrored": 0.0, "slower_5": 0.05, "slower_10": 0.1}
-"""Share of a step that a run waits. All but the first have its plan with the ranks exchanged."""
+"""By how much a run is planted slower. All but the first have its plan with ranks exchanged."""
+
+PROBE = 0.3
+"""Share of a step that the run waits from which the hidden part of a wait is found."""
+
+PROBE_ROUNDS = 12
 
 SLOW = 0.2
 """Share of a step that a slow host adds."""
@@ -45,6 +50,7 @@ BATCH_SIZE = 1024
 KINDS = ("quiet", "slow host", "bursts", "separate", "apart", "apart, slow hosts", "apart, bursts")
 OPTIONS = {
     "kinds": option(KINDS, "what is planted", choices=KINDS),
+    "plans": option(tuple(PLANTED)[1:], "what the first is compared with", choices=PLANTED),
     "experiments": option(20, "experiments of a kind"),
     "rounds": option(10, "rounds of an experiment"),
     "steps": option(30, "steps of a measurement"),
@@ -58,6 +64,9 @@ SIZES = [
 ]
 
 
+Throughputs = Callable[..., dict[str, list[list[float]]]]
+
+
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     for kind in options.kinds:
         yield Case(kind, functools.partial(_rows, kind, options))
@@ -66,12 +75,12 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 def _rows(kind: str, options: argparse.Namespace) -> list[Row]:
     """Return the throughputs of each plan in each experiment of a kind, [rounds]."""
     num, rounds, began = options.experiments, options.rounds, time.perf_counter()
-    is_apart, names = kind.startswith("apart"), list(PLANTED)
-    waits = dict.fromkeys([*names, SLOW_HOST, SLOW_HOSTS], 0.0)
+    is_apart, names = kind.startswith("apart"), ["first", *options.plans]
+    waits = dict.fromkeys([*PLANTED, SLOW_HOST, SLOW_HOSTS], 0.0)
     run = functools.partial(_throughputs, steps=options.steps)
-    [[speeds]] = run(["first"], waits, rounds=5).values()
-    step_ms = 1e3 * BATCH_SIZE / float(np.median(speeds))
-    waits |= {name: share * step_ms for name, share in PLANTED.items()}
+    step_ms, hidden_ms = _step_and_hidden_ms(run, waits)
+    planted = {name: share * step_ms + hidden_ms for name, share in PLANTED.items() if share}
+    waits |= planted
     waits |= {host: SLOW * step_ms for host in (SLOW_HOST, SLOW_HOSTS) if kind.endswith(host)}
     if kind not in ("quiet", "separate", "apart"):
         names = ["first", "slower_10"]
@@ -84,7 +93,22 @@ def _rows(kind: str, options: argparse.Namespace) -> list[Row]:
         one = run(names, waits, rounds=num * rounds, burst_every=rounds * ("bursts" in kind))
         found = {name: np.reshape(one[name][0], (num, rounds)).tolist() for name in names}
     shared = {"kind": kind, "step_ms": step_ms, "seconds": time.perf_counter() - began}
-    return [shared | {"plan": name, "samples_per_s": found[name]} for name in names]
+    return [
+        shared | {"plan": name, "wait_ms": waits[name], "samples_per_s": found[name]}
+        for name in names
+    ]
+
+
+def _step_and_hidden_ms(run: Throughputs, waits: dict[str, float]) -> tuple[float, float]:
+    """Return the time of a step, and how much of a wait is hidden by what other ranks wait for."""
+    [[speeds]] = run(["first"], waits, rounds=5).values()
+    step_ms = 1e3 * BATCH_SIZE / float(np.median(speeds))
+    wait_ms = PROBE * step_ms
+    [first], [waiting] = run(
+        ["first", "mirrored"], waits | {"mirrored": wait_ms}, rounds=PROBE_ROUNDS
+    ).values()
+    effect_ms = step_ms * (paired_ratio(first, waiting).ratio - 1)
+    return step_ms, max(0.0, wait_ms - effect_ms)
 
 
 def _throughputs(
