@@ -43,7 +43,8 @@ from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.ranks.distributed import Rank, all_or_none, on_rank_zero
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.process import num_cores
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from dlrm_sharded.calibration.random_plans import MAX_COLS, RankLimits
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.task import CAN_REPLICATE, GIB, memory_of
-from dlrm_sharded.ranks.distributed import Rank, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import reported_by_rank_zero
+from dlrm_sharded.ranks.distributed import Rank
 
 POOLED_COPIES = 8
 """Largest number of copies of a rank's pooled vectors that a measurement holds at a time: vectors

@@ -15,7 +15,7 @@ from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.model_state import ModelState
 from dlrm_sharded.checkpoint.storage import is_table, is_weight, read_pieces, torch_dtype
 from dlrm_sharded.files.errors import CheckpointError
-from dlrm_sharded.ranks.distributed import all_or_none
+from dlrm_sharded.ranks.agreement import all_or_none
 
 log = logging.getLogger(__name__)
 

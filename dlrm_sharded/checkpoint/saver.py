@@ -31,7 +31,8 @@ from dlrm_sharded.files.errors import (
     check_count,
     check_number,
 )
-from dlrm_sharded.ranks.distributed import Rank, new_group, on_rank_zero, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import on_rank_zero, reported_by_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, new_group
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from dlrm_sharded.checkpoint.manifest import (
 )
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError, DivergenceError
 from dlrm_sharded.files.json_files import write_durably
-from dlrm_sharded.ranks.distributed import all_or_none, on_rank_zero
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 
 T = TypeVar("T")
 

@@ -24,8 +24,9 @@ from dlrm_sharded.commands.hydra_app import (
 )
 from dlrm_sharded.files.errors import check_count
 from dlrm_sharded.files.json_files import check_file_to_write
+from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.devices import device_type
-from dlrm_sharded.ranks.distributed import all_or_none, process_group
+from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_sharded.ranks.process import threads_of_a_rank
 from dlrm_sharded.ranks.torchrun import launch

@@ -10,7 +10,6 @@ import dataclasses
 import glob
 import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,13 +18,13 @@ import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, refuse_unused, run_hydra
+from dlrm_sharded.commands.hydra_app import CONF_DIR, refuse_unused
 from dlrm_sharded.commands.sharders import (
     build_planner,
     config_of_sharder,
     plain,
     run_context,
-    with_sharder_list,
+    run_with_sharder_list,
 )
 from dlrm_sharded.commands.task import check_effects
 from dlrm_sharded.commands.words import checked_names
@@ -214,11 +213,7 @@ def _prices_text(case: Case) -> str:
 
 
 def main() -> None:
-    def start() -> None:
-        sys.argv[1:] = with_sharder_list(sys.argv[1:])
-        hydra_main()
-
-    run_hydra(start)
+    run_with_sharder_list(hydra_main)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate
+from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, run_hydra
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
 from dlrm_sharded.cost.base import CostModel
@@ -176,6 +177,16 @@ def context_here(topology: Topology, optimizer: str | None) -> RunContext:
     hardware = local_hardware(torch.device(device))
     fbgemm = fbgemm_version(versions())
     return RunContext(device, hardware, optimizer, topology.ranks_per_host, fbgemm, CALIBRATED)
+
+
+def run_with_sharder_list(hydra_main: Callable[[], object]) -> None:
+    """Do what `run_hydra` does, with several sharders in one run rather than in a sweep."""
+
+    def start() -> None:
+        sys.argv[1:] = with_sharder_list(sys.argv[1:])
+        hydra_main()
+
+    run_hydra(start)
 
 
 def with_sharder_list(arguments: Sequence[str]) -> list[str]:

@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,12 +24,12 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import (
     build_planner,
     config_of_sharder,
     plain,
-    with_sharder_list,
+    run_with_sharder_list,
 )
 from dlrm_sharded.commands.simulated_cluster import (
     SimulatedCluster,
@@ -259,11 +258,7 @@ def _settings(cfg: DictConfig, cluster: SimulatedCluster) -> dict[str, Any]:
 
 
 def main() -> None:
-    def start() -> None:
-        sys.argv[1:] = with_sharder_list(sys.argv[1:])
-        hydra_main()
-
-    run_hydra(start)
+    run_with_sharder_list(hydra_main)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,8 @@ from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.plans.task import Topology
-from dlrm_sharded.ranks.distributed import (
-    Rank,
-    all_or_none,
-    on_rank_zero,
-    process_group,
-    reported_by_rank_zero,
-)
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, reported_by_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.runs.result import OBJECTIVES
 from dlrm_sharded.sharders.planning import Planner
 

@@ -30,6 +30,9 @@ from dlrm_sharded.ranks.host_memory import available_host_bytes
 if TYPE_CHECKING:
     import torch
 
+    from dlrm_sharded.accesses.patterns import AccessPattern
+    from dlrm_sharded.calibration.rank_bench import RankBench
+
 MEASUREMENTS = "measurements.jsonl"
 OPTIMIZER = "rowwise_adagrad"
 """Optimizer of measured tables whose task names none."""
@@ -82,7 +85,7 @@ def measure_tasks(
     settings = [dataclasses.asdict(rounds), device_type()]
     key_of = {name: digest(keys[name], *settings) for name in plans}
     kept = dict(file.read(_kept).values())
-    predicted = {(entry.task, entry.sharder): entry.cost for entry in entries}
+    predicted = {(one.task, one.sharder): one.cost for one in entries if one.cost is not None}
     missing = [name for name, key in key_of.items() if key not in kept]
     if missing:
         from dlrm_sharded.ranks.distributed import process_group
@@ -110,7 +113,7 @@ def check_measurable(name: str, task: ShardingTask, device: str) -> None:
 def _measured(
     task: ShardingTask,
     plans: Mapping[str, ShardingPlan],
-    predicted: Mapping[str, PlanCost | None],
+    predicted: Mapping[str, PlanCost],
     rounds: Rounds,
     device: torch.device,
 ) -> Measurement:
@@ -118,7 +121,7 @@ def _measured(
     import torch
 
     from dlrm_sharded.calibration.measure import MeasureConfig
-    from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
+    from dlrm_sharded.calibration.rank_bench import RankBench
 
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
     fullest = max(sum(shard.weight_bytes for shard in shards) for shards in ranks)
@@ -128,23 +131,45 @@ def _measured(
             "smaller tasks, such as those of `dlrm-make-tasks measured`"
         )
     torch.set_num_threads(1)
-    rng = np.random.default_rng(rounds.seed)
-    ids = draw_ids(
-        task.tables,
-        batch_size=task.batch_size,
-        num_batches=rounds.num_batches,
-        seed=int(rng.integers(2**32)),
-        num_ranks=task.topology.world_size,
-    )
     config = MeasureConfig(
         iterations=rounds.iterations, warmup=rounds.warmup, num_batches=rounds.num_batches
     )
     optimizer = task.known_optimizer or OPTIMIZER
     bench = RankBench(config, device, table_bytes=fullest, optimizer=optimizer)
+    rng = np.random.default_rng(rounds.seed)
+    return measure_plans(task, plans, predicted, bench, rounds, rng)
+
+
+def measure_plans(
+    task: ShardingTask,
+    plans: Mapping[str, ShardingPlan],
+    predicted: Mapping[str, PlanCost],
+    bench: RankBench,
+    rounds: Rounds,
+    rng: np.random.Generator,
+    accesses: Mapping[str, AccessPattern] | None = None,
+) -> Measurement:
+    """Measure the ranks of a task's plans in rounds, all on the same ids.
+
+    Args:
+        predicted: costs of the plans, whose exchanges count as predicted.
+        accesses: see `draw_ids`.
+    """
+    from dlrm_sharded.calibration.rank_bench import draw_ids, with_measured
+
+    ids = draw_ids(
+        task.tables,
+        batch_size=task.batch_size,
+        num_batches=rounds.num_batches,
+        seed=int(rng.integers(2**32)),
+        accesses=accesses,
+        num_ranks=task.topology.world_size,
+    )
+    ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
     measured = iter(bench.measure_rounds(ranks, ids, rounds=rounds.num, rng=rng))
     rounds_ms, costs = {}, {}
-    for sharder, cost in predicted.items():
-        assert cost is not None, "plans of a contest have a predicted cost"
+    for sharder in plans:
+        cost = predicted[sharder]
         by_rank = [next(measured) for _ in cost.per_rank]
         computation_ms = np.array([[c.computation_ms for c in times] for times in by_rank])
         exchange_ms = np.array([rank_cost.exchange_ms for rank_cost in cost.per_rank])

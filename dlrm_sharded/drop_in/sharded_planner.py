@@ -26,12 +26,8 @@ from dlrm_sharded.plans.layouts import Replicas, RowBlocks, can_split_rows, layo
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.task import MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.ranks.distributed import (
-    all_or_none,
-    detect_topology,
-    on_rank_zero,
-    with_memory_of_all_ranks,
-)
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
+from dlrm_sharded.ranks.distributed import detect_topology, with_memory_of_all_ranks
 from dlrm_sharded.search.build_problem import worth_replicating
 from dlrm_sharded.sharders.base import Sharder
 

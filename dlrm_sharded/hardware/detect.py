@@ -21,7 +21,8 @@ from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.hardware.probe import Probe
 from dlrm_sharded.hardware.probing import measure_exchange, measure_probe
-from dlrm_sharded.ranks.distributed import Rank, on_rank_zero
+from dlrm_sharded.ranks.agreement import on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.process import forget_peak_memory, release_freed_memory
 
 log = logging.getLogger(__name__)

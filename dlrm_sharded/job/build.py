@@ -18,7 +18,8 @@ from dlrm_sharded.model.dlrm import warn_of_slow_bf16
 from dlrm_sharded.model.sharded_model import dry_shard_model, shard_model
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.ranks.distributed import Rank, all_or_none
+from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.ranks.distributed import Rank
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.ranks.distributed import Rank, all_or_none, on_rank_zero, used_and_available_bytes
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, used_and_available_bytes
 from dlrm_sharded.training.memory import (
     RankMemory,
     Workload,

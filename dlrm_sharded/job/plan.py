@@ -16,7 +16,7 @@ from dlrm_sharded.job.start import note_start
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.ranks.distributed import on_rank_zero
+from dlrm_sharded.ranks.agreement import on_rank_zero
 
 log = logging.getLogger(__name__)
 

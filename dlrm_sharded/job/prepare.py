@@ -19,13 +19,8 @@ from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.start import Start, check_length, find_start
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.distributed import (
-    Rank,
-    all_or_none,
-    on_rank_zero,
-    patiently_on_rank_zero,
-    with_memory_of_all_ranks,
-)
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, with_memory_of_all_ranks
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.training.memory import Workload
 

@@ -23,7 +23,8 @@ from dlrm_sharded.job.run_folder import owned_folder
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.plans.plan import read_plan, with_precisions
 from dlrm_sharded.plans.task import read_task
-from dlrm_sharded.ranks.distributed import Rank, all_or_none
+from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.rounds import Round, rounds_file
 from dlrm_sharded.training.trainer import Trainer
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm_sharded.ranks.distributed import Rank, all_or_none
+from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.owner import claim
 
 

@@ -16,8 +16,9 @@ from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.files.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.attempt import is_restart
-from dlrm_sharded.ranks.distributed import Rank, all_or_none, on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
 from dlrm_sharded.training.trainer import TrainerConfig
 

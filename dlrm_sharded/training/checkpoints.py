@@ -11,7 +11,8 @@ from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.files.errors import PreemptedError, UnsavedError
-from dlrm_sharded.ranks.distributed import Rank, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import reported_by_rank_zero
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.meeting import Meeting
 from dlrm_sharded.training.progress import Progress
 

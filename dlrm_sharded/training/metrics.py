@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
-from dlrm_sharded.ranks.distributed import reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import reported_by_rank_zero
 
 
 @dataclass(frozen=True, slots=True)

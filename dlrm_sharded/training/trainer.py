@@ -23,7 +23,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
-from dlrm_sharded.ranks.distributed import Rank, all_or_none, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace
 from dlrm_sharded.training.checkpoints import Checkpoints

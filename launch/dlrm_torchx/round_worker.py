@@ -19,7 +19,8 @@ from hydra.core.utils import JobReturn
 from hydra.utils import get_method
 
 from dlrm_sharded.commands.exit_codes import EXIT_PREEMPTED, ReportedExit, exit_codes
-from dlrm_sharded.ranks.distributed import on_rank_zero, process_group
+from dlrm_sharded.ranks.agreement import on_rank_zero
+from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.ranks.process import die_with_parent
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.round_order import RoundsOrder, mailbox_of

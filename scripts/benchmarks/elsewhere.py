@@ -235,16 +235,16 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
 
 
 def repeatability(rows: Sequence[Row]) -> float | None:
-    """Return the error of a measured round, in percent, if it predicted the other rounds.
+    """Return the error of a plan's cost in a round, in percent, if it predicted the other rounds.
 
     No prediction can be expected to have a smaller one. It is None where nothing is measured.
     """
     errors = []
     for row in rows:
-        rounds = np.array(row.get("rounds_ms", []))  # [ranks, rounds]
-        for i in range(rounds.shape[1] if rounds.ndim == 2 and rounds.shape[1] > 1 else 0):
-            others = np.median(np.delete(rounds, i, axis=1), axis=1).max()
-            errors.append(abs(rounds[:, i].max() / others - 1))
+        rounds = row.get("cost_rounds_ms", [])
+        if len(rounds) > 1:
+            others = [np.median(np.delete(rounds, i)) for i in range(len(rounds))]
+            errors += [abs(ms / other - 1) for ms, other in zip(rounds, others, strict=True)]
     return 100 * float(np.mean(errors)) if errors else None
 
 

@@ -8,10 +8,10 @@ that the model assumes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,9 @@ from benchmarks.planners import SHARDERS_TEXT, on_device, planners_of
 from dlrm_sharded.accesses.patterns import AccessPattern
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.calibration.measure import MeasureConfig
-from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
+from dlrm_sharded.calibration.rank_bench import RankBench
+from dlrm_sharded.contest.measure import Rounds, measure_plans
+from dlrm_sharded.contest.measurement import Measurement
 from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.files.errors import ShardingError
@@ -39,7 +41,7 @@ from dlrm_sharded.hardware.artifact import CALIBRATED, find_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.sharders.planning import Planner
@@ -114,7 +116,7 @@ def _scaled(task: ShardingTask, options: argparse.Namespace) -> ShardingTask:
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_bench(
     iterations: int, *, table_bytes: int, threads: int = 1
 ) -> Iterator[tuple[RankBench, torch.device]]:
@@ -148,43 +150,31 @@ def task_rows(
     Args:
         accesses: see `draw_ids`.
     """
-    rows: list[Row] = []
-    plans: list[tuple[ShardingPlan, PlanCost]] = []
+    plans: dict[str, ShardingPlan] = {}
+    predicted: dict[str, PlanCost] = {}
     for name, planner in planners.items():
-        rows.append({"number": number, "sharder": name})
-        try:
-            plan, report = planner.plan(task)
-        except ShardingError:
-            continue
-        assert report.cost is not None
-        plans.append((plan, report.cost))
-        rows[-1]["plan"] = plan.to_json()["shards"]
-    ids = draw_ids(
-        task.tables,
-        batch_size=task.batch_size,
-        num_batches=NUM_BATCHES,
-        seed=int(rng.integers(2**32)),
-        accesses=accesses,
-        num_ranks=task.topology.world_size,
-    )
-    ranks = [shards for plan, _ in plans for shards in plan.shards_by_rank()]
-    measured = iter(bench.measure_rounds(ranks, ids, rounds=rounds, rng=rng))
-    costs = (
-        _costs(predicted, [next(measured) for _ in predicted.per_rank]) for _, predicted in plans
-    )
-    return [row | (next(costs) if "plan" in row else {}) for row in rows]
+        with contextlib.suppress(ShardingError):
+            plans[name], report = planner.plan(task)
+            assert report.cost is not None
+            predicted[name] = report.cost
+    measure = functools.partial(measure_plans, task, plans, predicted, bench)
+    measurement = measure(Rounds(rounds, num_batches=NUM_BATCHES), rng, accesses)
+    return [
+        {"number": number, "sharder": name}
+        | (_figures(plans[name], predicted[name], measurement, name) if name in plans else {})
+        for name in planners
+    ]
 
 
-def _costs(predicted: PlanCost, by_rank: Sequence[Sequence[StageCost]]) -> Row:
-    """Return the figures of a plan, measured in rounds, [W, rounds]."""
-    measured = with_measured(predicted, by_rank)
-    rounds_ms = np.array([[cost.computation_ms for cost in rounds] for rounds in by_rank])
-    exchanges_ms = np.array([rank.exchange_ms for rank in predicted.per_rank])
+def _figures(
+    plan: ShardingPlan, predicted: PlanCost, measurement: Measurement, sharder: str
+) -> Row:
+    measured = measurement.costs[sharder]
     return {
+        "plan": plan.to_json()["shards"],
         "predicted": predicted.to_json(),
         "measured": measured.to_json(),
-        "rounds_ms": rounds_ms.tolist(),
-        "cost_rounds_ms": (rounds_ms + exchanges_ms[:, None]).max(axis=0).tolist(),
+        "cost_rounds_ms": list(measurement.rounds_ms[sharder]),
         "cost_ms": measured.cost_ms,
         "critical_path_ms": measured.critical_path_ms,
         "predicted_ms": predicted.cost_ms,

@@ -31,7 +31,8 @@ from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.model.torchrec_adapter import bag_configs
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero
+from dlrm_sharded.ranks.agreement import on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.training.trainer import TrainerConfig
 from studies.on_ranks import Loop, compared_loops
 from studies.study import Case, Row

@@ -37,7 +37,8 @@ from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero
+from dlrm_sharded.ranks.agreement import on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.step.prediction import DensePart, predict_step
 from dlrm_sharded.training.trainer import TrainerConfig
 from studies.on_ranks import rows_on_ranks

@@ -12,13 +12,8 @@ import torch
 
 from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError, RankError
 from dlrm_sharded.plans.task import Topology
-from dlrm_sharded.ranks.distributed import (
-    Rank,
-    all_or_none,
-    on_rank_zero,
-    patiently_on_rank_zero,
-    with_memory_of_all_ranks,
-)
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, with_memory_of_all_ranks
 from dlrm_sharded.ranks.job_store import wait_for_all_ranks
 from tests.preloaded.ranks import gathered, run_ranks
 

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.errors import ConfigError, UnsavedError
+from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE, is_restart
-from dlrm_sharded.ranks.distributed import Rank, all_or_none, process_group
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.ranks.process import die_with_parent
 
 FOREVER_S = 600

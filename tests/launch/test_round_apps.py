@@ -15,7 +15,7 @@ from dlrm_torchx.jobs import SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.round_order import mailbox_of
-from dlrm_torchx.sweep import RoundSweep
+from dlrm_torchx.round_sweep import RoundSweep
 
 
 class DryCluster:

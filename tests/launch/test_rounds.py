@@ -18,7 +18,7 @@ from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds, rounds_file
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.round_order import RoundsOrder, mailbox_of
-from dlrm_torchx.sweep import RoundSweep
+from dlrm_torchx.round_sweep import RoundSweep
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of

@@ -1,6 +1,6 @@
 """Hydra's launcher `torchx`, which runs every job of a sweep as a TorchX app of its own.
 
-Hydra loads this module for every command, so imports of TorchX wait in `dlrm_torchx.sweep`.
+Hydra loads this module for every command, so imports of TorchX wait in `dlrm_torchx.launch`.
 """
 
 from collections.abc import Sequence
@@ -83,8 +83,8 @@ class TorchXLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
+        from dlrm_torchx.launch import launch
         from dlrm_torchx.options import SweepOptions
-        from dlrm_torchx.sweep import launch
 
         assert self._setup is not None
         hydra_context, task_function, config = self._setup

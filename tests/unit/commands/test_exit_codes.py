@@ -35,7 +35,7 @@ from dlrm_sharded.files.errors import (
     LostFolderError,
     UnsavedError,
 )
-from dlrm_sharded.ranks.distributed import _sendable, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import _sendable, reported_by_rank_zero
 from tests.unit.commands.conftest import composed_config
 
 NO_PLAN = "table 't' needs 8 B, the freest rank has 4 B"

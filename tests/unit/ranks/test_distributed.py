@@ -12,16 +12,18 @@ import torch
 from dlrm_sharded.files.errors import ConfigError, DivergenceError, InfeasibleTaskError, RankError
 from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks import distributed
-from dlrm_sharded.ranks.distributed import (
-    Rank,
+from dlrm_sharded.ranks.agreement import (
     all_or_none,
-    detect_topology,
-    new_group,
     on_rank_zero,
     patiently_on_rank_zero,
+    reported_by_rank_zero,
+)
+from dlrm_sharded.ranks.distributed import (
+    Rank,
+    detect_topology,
+    new_group,
     process_group,
     rank_from_environment,
-    reported_by_rank_zero,
     with_memory_of_all_ranks,
 )
 

@@ -1,0 +1,109 @@
+"""Agreement between ranks: what one of them finds or fails at, all of them return or raise."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from dlrm_sharded.files.errors import RankError, UserError
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+
+POLL_S = 0.1
+"""Time between two looks at whether rank 0 has finished work of unknown length."""
+
+
+def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
+    """Run `fn` on rank 0 only; every rank returns its result or raises its exception."""
+    source = 0 if group is None else dist.get_global_rank(group, 0)
+    sent: list[Any] = [None, None]
+    if dist.get_rank() == source:
+        try:
+            result = fn()
+            pickle.dumps(result)  # fails here rather than in the broadcast, which others wait for
+        except Exception as error:
+            dist.broadcast_object_list([None, _sendable(error)], src=source, group=group)
+            raise error from _agreed(error, failed_rank=source, reporter=source, group=group)
+        dist.broadcast_object_list([result, None], src=source, group=group)
+        return result
+    dist.broadcast_object_list(sent, src=source, group=group)
+    if sent[1] is not None:
+        raise sent[1] from _agreed(sent[1], failed_rank=source, reporter=source, group=group)
+    return cast(T, sent[0])
+
+
+def patiently_on_rank_zero(fn: Callable[[], T]) -> T:
+    """Do what `on_rank_zero` does, for work of unknown length, such as the conversion of a dataset.
+
+    The other ranks ask the job's store whether rank 0 has finished, because a collective ends with
+    an error after the timeout of its group. They do not block in the store, which watchdogs share.
+    """
+    # Stores may outlive a restart of the ranks, so each call has a key that no other call has.
+    key = on_rank_zero(lambda: f"finished_{uuid.uuid4().hex}")
+    store = distributed_c10d._get_default_store()
+
+    def work() -> T:
+        try:
+            return fn()
+        finally:
+            store.set(key, "")
+
+    while dist.get_rank() != 0 and not store.check([key]):
+        time.sleep(POLL_S)
+    return on_rank_zero(work)
+
+
+@contextmanager
+def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Leave the block on all ranks, or raise the error of the first failing rank on all of them.
+
+    The error's cause is a `RankError`; rank 0 of the group reports it. The block must not contain
+    collectives, in which ranks that succeed would wait for those that failed.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    errors: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(errors, None if error is None else _sendable(error), group=group)
+    failed = next((rank for rank, other in enumerate(errors) if other is not None), None)
+    if failed is None:
+        return
+    mine = error if error is not None and failed == dist.get_rank(group) else errors[failed]
+    failed, first = (r if group is None else dist.get_global_rank(group, r) for r in (failed, 0))
+    raise mine from _agreed(mine, failed_rank=failed, reporter=first, group=group)
+
+
+def _agreed(
+    error: Exception, *, failed_rank: int, reporter: int, group: dist.ProcessGroup | None
+) -> RankError:
+    return RankError(error, failed_rank=failed_rank, reporter=reporter, on_all_ranks=group is None)
+
+
+def reported_by_rank_zero(error: E) -> E:
+    """Return an error that all ranks raise alike, so that rank 0 alone reports it."""
+    error.__cause__ = RankError(error, failed_rank=0, reporter=0, on_all_ranks=True)
+    return error
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or one with its message if it cannot be pickled.
+
+    The cause of an error is not pickled, so a UserError in Hydra's wrapper replaces the wrapper.
+    """
+    if isinstance(error.__cause__, UserError):
+        error = error.__cause__
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # a class can raise anything when it is pickled or built again
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
