@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -191,10 +192,12 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
         first, *others = (row for row in rows if row["kind"] == kind)
         for other in others:
             pairs = list(zip(first["samples_per_s"], other["samples_per_s"], strict=True))
-            lines.append((kind, first["step_ms"], other["plan"], *_counts(kind, pairs)))
+            found = (other.get("wait_ms"), *_counts(kind, pairs))  # older rows have no wait
+            lines.append((kind, first["step_ms"], other["plan"], *found))
     columns: list[Column | str] = [
-        *("kind", Column("step, ms", ".1f"), "against the first", "experiments", "told slower"),
-        *("told faster", "tie", "rounds to tell", Column("ratio", ".3f")),
+        *("kind", Column("step, ms", ".1f"), "against the first"),
+        *(Column("wait, ms", ".2f"), "experiments", "told slower"),
+        *("told faster", "tie", "rounds to tell", "all rounds"),
     ]
     text = (
         f"In rounds, a plan is told slower or faster by its {100 * CONFIDENCE:.0f} % interval; of "
@@ -206,10 +209,9 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
 def _counts(kind: str, pairs: Sequence[tuple[list[float], list[float]]]) -> tuple[object, ...]:
     """Return the columns of `report` after the name of the plan."""
     slower = faster = 0
-    needed, ratios = [], []
+    needed = []
     for first, other in pairs:
         found = paired_ratio(first, other)
-        ratios.append(found.ratio)
         is_tie = abs(found.ratio - 1) < NOTICED if kind.startswith("apart") else found.is_tie
         slower += not is_tie and found.ratio > 1
         faster += not is_tie and found.ratio < 1
@@ -218,11 +220,13 @@ def _counts(kind: str, pairs: Sequence[tuple[list[float], list[float]]]) -> tupl
             n for n in range(least, len(first) + 1) if not paired_ratio(first[:n], other[:n]).is_tie
         ][:1]
     median = f"{np.median(needed):.0f}" if needed else "-"
+    every = [list(itertools.chain.from_iterable(figures)) for figures in zip(*pairs, strict=True)]
+    whole = paired_ratio(*every)
     return (
         len(pairs),
         slower,
         faster,
         len(pairs) - slower - faster,
         median,
-        float(np.median(ratios)),
+        f"{whole.ratio:.3f} ({whole.low:.3f} to {whole.high:.3f})",
     )

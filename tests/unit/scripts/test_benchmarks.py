@@ -368,4 +368,4 @@ def test_what_sweeps_tell_apart_is_counted(kind, other, found):
         {"kind": kind, "step_ms": 10.0, "plan": plan, "samples_per_s": [figures] * 2}
         for plan, figures in (("first", [100.0] * len(other)), ("mirrored", other))
     ]
-    assert f"| {kind} | 10.0 | mirrored | {found} |" in sweeps.report(rows, None)
+    assert f"| {kind} | 10.0 | mirrored | - | {found} |" in sweeps.report(rows, None)
