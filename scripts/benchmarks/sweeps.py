@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +65,6 @@ SIZES = [
 ]
 
 
-Throughputs = Callable[..., dict[str, list[list[float]]]]
-
-
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     for kind in options.kinds:
         yield Case(kind, functools.partial(_rows, kind, options))
@@ -79,7 +76,7 @@ def _rows(kind: str, options: argparse.Namespace) -> list[Row]:
     is_apart, names = kind.startswith("apart"), ["first", *options.plans]
     waits = dict.fromkeys([*PLANTED, SLOW_HOST, SLOW_HOSTS], 0.0)
     run = functools.partial(_throughputs, steps=options.steps)
-    step_ms, hidden_ms = _step_and_hidden_ms(run, waits)
+    step_ms, hidden_ms = _step_and_hidden_ms(options.steps)
     planted = {name: share * step_ms + hidden_ms for name, share in PLANTED.items() if share}
     waits |= planted
     waits |= {host: SLOW * step_ms for host in (SLOW_HOST, SLOW_HOSTS) if kind.endswith(host)}
@@ -100,16 +97,17 @@ def _rows(kind: str, options: argparse.Namespace) -> list[Row]:
     ]
 
 
-def _step_and_hidden_ms(run: Throughputs, waits: dict[str, float]) -> tuple[float, float]:
+@functools.cache
+def _step_and_hidden_ms(steps: int) -> tuple[float, float]:
     """Return the time of a step, and how much of a wait is hidden by what other ranks wait for."""
-    [[speeds]] = run(["first"], waits, rounds=5).values()
+    waits = dict.fromkeys([*PLANTED, SLOW_HOST, SLOW_HOSTS], 0.0)
+    [[speeds]] = _throughputs(["first"], waits, steps=steps, rounds=5).values()
     step_ms = 1e3 * BATCH_SIZE / float(np.median(speeds))
-    wait_ms = PROBE * step_ms
-    [first], [waiting] = run(
-        ["first", "mirrored"], waits | {"mirrored": wait_ms}, rounds=PROBE_ROUNDS
-    ).values()
+    waits["mirrored"] = PROBE * step_ms
+    probe = _throughputs(["first", "mirrored"], waits, steps=steps, rounds=PROBE_ROUNDS)
+    [first], [waiting] = probe.values()
     effect_ms = step_ms * (paired_ratio(first, waiting).ratio - 1)
-    return step_ms, max(0.0, wait_ms - effect_ms)
+    return step_ms, max(0.0, waits["mirrored"] - effect_ms)
 
 
 def _throughputs(
