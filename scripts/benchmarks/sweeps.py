@@ -32,13 +32,11 @@ from studies.processes import SCRIPTS, module_command, tied_command
 from studies.study import Case, Row
 
 BASIS = "measured"
-PLANTED = {"first": 0.0, "mirrored": 0.0, "slower_5": 0.05, "slower_10": 0.1}
-"""By how much a run is planted slower. All but the first have its plan with ranks exchanged."""
+PLANTED = {"first": 0.0, "mirrored": 0.0, "waits_5": 0.05, "waits_10": 0.1, "waits_15": 0.15}
+"""Share of a step that one rank waits. All but the first have its plan with ranks exchanged.
 
-PROBE = 0.3
-"""Share of a step that the run waits from which the hidden part of a wait is found."""
-
-PROBE_ROUNDS = 12
+The step is lengthened by less, as ranks wait for each other anyway; all rounds tell by how much.
+"""
 
 SLOW = 0.2
 """Share of a step that a slow host adds."""
@@ -76,12 +74,10 @@ def _rows(kind: str, options: argparse.Namespace) -> list[Row]:
     is_apart, names = kind.startswith("apart"), ["first", *options.plans]
     waits = dict.fromkeys([*PLANTED, SLOW_HOST, SLOW_HOSTS], 0.0)
     run = functools.partial(_throughputs, steps=options.steps)
-    step_ms, hidden_ms = _step_and_hidden_ms(options.steps)
-    planted = {name: share * step_ms + hidden_ms for name, share in PLANTED.items() if share}
-    waits |= planted
+    [[speeds]] = run(["first"], waits, rounds=5).values()
+    step_ms = 1e3 * BATCH_SIZE / float(np.median(speeds))
+    waits |= {name: share * step_ms for name, share in PLANTED.items()}
     waits |= {host: SLOW * step_ms for host in (SLOW_HOST, SLOW_HOSTS) if kind.endswith(host)}
-    if kind not in ("quiet", "separate", "apart"):
-        names = ["first", "slower_10"]
     if is_apart:
         found = run(names, waits, seeds=num, burst_every=3 if "bursts" in kind else 0)
     elif kind == "separate":
@@ -95,19 +91,6 @@ def _rows(kind: str, options: argparse.Namespace) -> list[Row]:
         shared | {"plan": name, "wait_ms": waits[name], "samples_per_s": found[name]}
         for name in names
     ]
-
-
-@functools.cache
-def _step_and_hidden_ms(steps: int) -> tuple[float, float]:
-    """Return the time of a step, and how much of a wait is hidden by what other ranks wait for."""
-    waits = dict.fromkeys([*PLANTED, SLOW_HOST, SLOW_HOSTS], 0.0)
-    [[speeds]] = _throughputs(["first"], waits, steps=steps, rounds=5).values()
-    step_ms = 1e3 * BATCH_SIZE / float(np.median(speeds))
-    waits["mirrored"] = PROBE * step_ms
-    probe = _throughputs(["first", "mirrored"], waits, steps=steps, rounds=PROBE_ROUNDS)
-    [first], [waiting] = probe.values()
-    effect_ms = step_ms * (paired_ratio(first, waiting).ratio - 1)
-    return step_ms, max(0.0, waits["mirrored"] - effect_ms)
 
 
 def _throughputs(
