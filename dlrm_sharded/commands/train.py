@@ -14,6 +14,7 @@ from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.own_folder import write_hydra_files
 from dlrm_sharded.commands.sharders import asked_precision, build_planner
 from dlrm_sharded.commands.task import build_dataset, check_batch_size, check_effects
+from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
 from dlrm_sharded.hardware.context import RunContext
@@ -79,8 +80,9 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     if reason := why_not_exchanged(asked_precision(cfg), rank.device.type, local_batch_size):
         raise ConfigError(reason)
     topology: Topology = instantiate(cfg.topology)
+    data = OmegaConf.to_container(cfg.data, resolve=True)
     return JobSettings(
-        dataset=build_dataset(cfg),
+        dataset=_dataset(json.dumps(data), cfg.batch_size),
         topology=dataclasses.replace(
             topology,
             bytes_per_element=optimizer.bytes_per_element,
@@ -104,6 +106,15 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
         write_config=functools.partial(write_hydra_files, cfg),
     )
+
+
+@functools.lru_cache(maxsize=1)
+def _dataset(data: str, batch_size: int) -> Dataset:
+    """Build the dataset of `cfg.data` as JSON, or return it if it is the last one that was built.
+
+    The runs of a sweep in rounds share their processes, and most of them their data.
+    """
+    return build_dataset(OmegaConf.create({"data": json.loads(data), "batch_size": batch_size}))
 
 
 def _planner(cfg: DictConfig, context: RunContext) -> Planner:

@@ -1,0 +1,58 @@
+"""A job that loses a host goes on with the ranks that are left, under a plan for them."""
+
+import functools
+import json
+import os
+import signal
+import socket
+
+from tests import preloaded
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import environment, result_of
+from tests.processes import wait_until
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_lost_host(tmp_path):
+    """Two launchers stand for two hosts; the one that serves the rendezvous is left."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run = tmp_path / "run"
+    plan = run / "plan.json"
+    arguments = [
+        *("-m", "dlrm_sharded.ranks.torchrun", "--nnodes", "1:2", "--nproc-per-node", "1"),
+        *("--rdzv-backend", "c10d", "--rdzv-id", "a_job", "--rdzv-endpoint", f"127.0.0.1:{port}"),
+        *("--rdzv-conf", "last_call_timeout=10", "--max-restarts", "2"),
+        *("-m", "dlrm_sharded.train", f"hydra.run.dir={run}", "sharder=dim", *SMALL_RUN),
+        *("trainer.num_steps=600", "trainer.num_epochs=999", "trainer.checkpoint.every_steps=20"),
+    ]
+    with (tmp_path / "log").open("w") as log:
+        start = functools.partial(
+            preloaded.start, *arguments, env=environment(), stdout=log, own_process=True
+        )
+        left = start()
+        wait_until(lambda: is_listening(port), "the first host listens")
+        lost = start()
+        try:
+            wait_until(
+                lambda: plan.exists() and json.loads(plan.read_text())["world_size"] == 2,
+                "both hosts have a plan",
+            )
+            wait_until(lambda: list(run.glob("checkpoints/*/manifest.json")), "a checkpoint")
+            os.killpg(lost.pid, signal.SIGKILL)
+            exit_code = left.wait()
+        finally:
+            for host in (left, lost):
+                if host.poll() is None:
+                    os.killpg(host.pid, signal.SIGKILL)
+    output = (tmp_path / "log").read_text()
+    assert exit_code == 0, output
+    assert "all ranks start again (restart 1)" in output
+    assert "resuming at step" in output
+    assert json.loads(plan.read_text())["world_size"] == 1
+    assert result_of(run)["steps"] == 600
