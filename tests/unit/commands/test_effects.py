@@ -135,18 +135,6 @@ def test_a_flag_of_a_run_is_true_or_false(composed, key):
         job_settings(composed("train", DATA, f"{key}=maybe"), Rank(0, 1, 0, 1, torch.device("cpu")))
 
 
-def test_runs_of_one_process_share_their_data(composed):
-    """A sweep in rounds would otherwise generate it for each measurement."""
-    rank = Rank(0, 1, 0, 1, torch.device("cpu"))
-    first, same, other = (
-        job_settings(composed("train", DATA, override), rank).dataset
-        for override in ("sharder=dim", "sharder=size", "batch_size=512")
-    )
-    assert first is same
-    assert other is not first
-    assert other.batch_size == 512
-
-
 def test_the_dense_part_of_the_files_optimizer_is_simulated(composed):
     """The config has Adagrad, unless told otherwise."""
     write_json("task.json", with_optimizer(TASK, "sgd").to_json())
