@@ -24,7 +24,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run install sweep calibrate simulate advise bringup test check lint unit tensorboard benchmark soak docs help clean
+.PHONY: run install sweep calibrate simulate advise bringup test check lint unit tensorboard benchmark soak wheels docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.ranks.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -70,6 +70,9 @@ benchmark: $(VENV)/installed  ## all sharders on the same tasks, writes docs/ben
 
 soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"
 	$(BIN)/python -m tests.soak $(ARGS)
+
+wheels: ## a folder of wheels for machines without network; ARGS="FOLDER --part-gb 4", docs/guide/launch.md
+	$(PYTHON) scripts/wheels.py fill $(or $(ARGS),wheels) --requirements $(REQUIREMENTS)
 
 docs: $(VENV)/installed  ## the documentation's site, in site/
 	$(BIN)/zensical build --strict --clean
