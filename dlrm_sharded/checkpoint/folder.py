@@ -8,47 +8,71 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar, cast
 
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, has_whole_parts, read_manifest
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
 from dlrm_sharded.files.json_files import sync_folder
+from dlrm_sharded.files.remote_files import Location, RemotePath
 
 log = logging.getLogger(__name__)
 
+FOLDER_KEY = "trainer.checkpoint.folder"
 FOLDER_NAME = "checkpoints"
+P = TypeVar("P", bound=Location)
 NAME = re.compile(r"step-(\d{10,})")
 SET_ASIDE = "set-aside-"
 """Beginning of the names of checkpoints that no run reads, counts or removes."""
 
 
-def checkpoint_path(run_dir: Path, step: int) -> Path:
+def checkpoint_path(run_dir: P, step: int) -> P:
     """Return the folder of the checkpoint at a step."""
-    return run_dir / FOLDER_NAME / f"step-{step:010}"
+    return cast(P, run_dir / FOLDER_NAME / f"step-{step:010}")
 
 
-def partial_path(final: Path) -> Path:
-    """Return the folder in which a checkpoint is written."""
-    return final.with_name(f".{final.name}.partial")
+def partial_path(final: Location) -> Location:
+    """Return the folder in which a checkpoint is written.
+
+    Object stores have no names that change: the manifest, which comes last, makes a checkpoint.
+    """
+    return final.with_name(f".{final.name}.partial") if isinstance(final, Path) else final
 
 
-def checkpoints(run_dir: Path) -> list[Path]:
+def checkpoints(run_dir: P) -> list[P]:
     """Return the checkpoints of a run, the newest first."""
-    folder = run_dir / FOLDER_NAME
     steps = {
-        path: int(match[1])
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := NAME.fullmatch(path.name))
+        cast(P, path): int(match[1])
+        for path in _entries(run_dir / FOLDER_NAME)
+        if (match := NAME.fullmatch(path.name)) and not _is_partial(path)
     }
     return sorted(steps, key=steps.__getitem__, reverse=True)
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Location) -> bool:
     """Return whether a folder has a manifest."""
     return (path / FILE_NAME).is_file()
 
 
-def publish(partial: Path, final: Path, *, run: str) -> None:
+def make_partial(final: Location, *, run: str) -> None:
+    """Make the empty folder in which a checkpoint is written, and remove what others have left.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    remove_partial(final.parent.parent)
+    partial = partial_path(final)
+    if isinstance(partial, Path):
+        partial.mkdir(parents=True)
+    elif is_checkpoint(partial):
+        if _is_of(run, partial):
+            delete(partial)
+        else:
+            _set_aside(partial)
+
+
+def publish(final: Location, *, run: str) -> None:
     """Rename a complete folder to its final name, durably.
 
     A checkpoint of this run that has the name is replaced, anything else that has it is set aside.
@@ -56,11 +80,14 @@ def publish(partial: Path, final: Path, *, run: str) -> None:
     Raises:
         OSError: the disk refuses it.
     """
+    partial = partial_path(final)
+    if isinstance(final, RemotePath) or isinstance(partial, RemotePath):
+        return
     replaced = None
     if os.path.lexists(final):
         if _is_of(run, final):
             replaced = _removed_path(final)
-            _delete(replaced)
+            delete(replaced)
             final.rename(replaced)
         else:
             _set_aside(final)
@@ -72,11 +99,11 @@ def publish(partial: Path, final: Path, *, run: str) -> None:
         raise
     if replaced is not None:  # only now, as it may be the only checkpoint, and take long
         with contextlib.suppress(OSError):
-            _delete(replaced)
+            delete(replaced)
     sync_folder(final.parent)
 
 
-def keep_newest(newest: Path, keep: int, *, run: str, known: set[Path]) -> None:
+def keep_newest(newest: Location, keep: int, *, run: str, known: set[Location]) -> None:
     """Remove the checkpoints of a run before its newest ones.
 
     Only whole ones count. Steps above the newest one are left alone: the run has passed them over,
@@ -111,7 +138,7 @@ def keep_newest(newest: Path, keep: int, *, run: str, known: set[Path]) -> None:
             num_kept += 1
 
 
-def set_aside(path: Path) -> None:
+def set_aside(path: Location) -> None:
     """Rename a checkpoint that a run has passed over, so that it is none any more, if possible."""
     try:
         _set_aside(path)
@@ -119,39 +146,52 @@ def set_aside(path: Path) -> None:
         log.warning("%s cannot be set aside: %s", path, error.strerror)
 
 
-def _is_of(run: str, path: Path) -> bool:
+def _is_of(run: str, path: Location) -> bool:
     try:
         return read_manifest(path).state.run == run
     except CheckpointError:
         return False
 
 
-def _set_aside(path: Path) -> None:
+def _set_aside(path: Location) -> None:
     """Rename a checkpoint to a free name that is not that of a checkpoint."""
     for number in itertools.count(1):
         suffix = "" if number == 1 else f"-{number}"
         free = path.with_name(f"{SET_ASIDE}{path.name}{suffix}")
-        if not os.path.lexists(free):
+        if not (os.path.lexists(free) if isinstance(free, Path) else free.exists()):
             break
-    path.rename(free)
+    path.rename(str(free))
     log.warning("%s is set aside as %s; remove it when nothing in it is needed", path, free.name)
 
 
-def remove_partial(run_dir: Path) -> None:
-    """Remove what an interrupted save or removal has left."""
-    folder = run_dir / FOLDER_NAME
-    for path in folder.glob(".step-*") if folder.is_dir() else ():
-        with contextlib.suppress(OSError):
-            _delete(path)
-
-
-def remove(path: Path) -> None:
-    """Remove a checkpoint; it stops being one at once."""
-    hidden = _removed_path(path)
+def remove_partial(run_dir: Location) -> None:
+    """Remove what an interrupted save or removal has left, if possible."""
     with contextlib.suppress(OSError):
-        _delete(hidden)
-        path.rename(hidden)
-        _delete(hidden)
+        for path in _entries(run_dir / FOLDER_NAME):
+            if _is_partial(path):
+                with contextlib.suppress(OSError):
+                    delete(path)
+
+
+def remove(path: Location) -> None:
+    """Remove a checkpoint, if possible; it stops being one at once."""
+    with contextlib.suppress(OSError):
+        if isinstance(path, Path):
+            hidden = _removed_path(path)
+            delete(hidden)
+            path = path.rename(hidden)
+        delete(path)
+
+
+def _entries(folder: Location) -> Iterable[Location]:
+    return folder.iterdir() if isinstance(folder, RemotePath) or folder.is_dir() else ()
+
+
+def _is_partial(path: Location) -> bool:
+    """Return whether a checkpoint is being written or removed, or has been left so."""
+    if isinstance(path, Path):
+        return path.name.startswith(".step-")
+    return NAME.fullmatch(path.name) is not None and not is_checkpoint(path)
 
 
 def _removed_path(path: Path) -> Path:
@@ -159,9 +199,12 @@ def _removed_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.removed")
 
 
-def _delete(path: Path) -> None:
+def delete(path: Location) -> None:
     """Delete a folder with all that is in it, or a file, or a link but not what it leads to."""
-    if path.is_dir() and not path.is_symlink():
+    if isinstance(path, RemotePath):
+        (path / FILE_NAME).delete()  # a checkpoint is none any more before it loses a part
+        path.delete()
+    elif path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

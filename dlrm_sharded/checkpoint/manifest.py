@@ -17,6 +17,7 @@ from msgspec import Meta
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count
+from dlrm_sharded.files.remote_files import Location, local_file, seen_in_time, sizes_of
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
@@ -129,7 +130,7 @@ class _Contents:
 class Manifest:
     """The content of a checkpoint's manifest."""
 
-    folder: Path
+    folder: Location
     state: RunState
     tensors: Mapping[str, WrittenTensor]
     files: Mapping[str, PartFile]
@@ -167,7 +168,7 @@ def with_checksum(fields: Mapping[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Location) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
@@ -217,15 +218,15 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
     expected_blocks = manifest.blocks_by_part()
     for name in sorted(manifest.files)[share::num_shares]:
         expected = manifest.files[name]
-        path = manifest.folder / name
         try:
-            size_bytes = path.stat().st_size
-            if size_bytes != expected.size_bytes:
-                raise _damaged(
-                    manifest.folder,
-                    f"{name} has {size_bytes:,} B instead of {expected.size_bytes:,} B",
-                )
-            crc32 = _file_checksum(path)
+            with local_file(manifest.folder / name) as path:
+                size_bytes = path.stat().st_size
+                if size_bytes != expected.size_bytes:
+                    raise _damaged(
+                        manifest.folder,
+                        f"{name} has {size_bytes:,} B instead of {expected.size_bytes:,} B",
+                    )
+                crc32, written = _file_checksum(path), _written_blocks(path)
         except MISSING as error:
             raise _damaged(manifest.folder, f"{name}: {error.strerror}") from None
         except OSError as error:
@@ -234,7 +235,6 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
             ) from None
         if crc32 != expected.crc32:
             raise _damaged(manifest.folder, f"{name} was changed after it was written")
-        written = _written_blocks(path)
         for tensor, block in expected_blocks[name]:
             dtype = manifest.tensors[tensor].dtype
             form, found = (DTYPES.get(dtype, dtype), block.sizes), written.get(block.key)
@@ -249,15 +249,32 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
 def has_whole_parts(manifest: Manifest) -> bool:
     """Return whether the parts are there and have their sizes, without reading them."""
     try:
-        return all(
-            (manifest.folder / name).stat().st_size == file.size_bytes
-            for name, file in manifest.files.items()
-        )
+        return _part_unlike(manifest.folder, manifest.files) is None
     except OSError:
         return False
 
 
-def _damaged(folder: Path, reason: str) -> DamagedCheckpointError:
+def check_seen(folder: Location, files: Mapping[str, PartFile]) -> None:
+    """Check that this rank sees the parts of all ranks, in the sizes in which they were written.
+
+    Raises:
+        OSError: a part is missing or has another size, for longer than shared disks take.
+    """
+    if not seen_in_time(lambda: _part_unlike(folder, files) is None):
+        name = _part_unlike(folder, files)
+        raise OSError(
+            f"{name} is not in {folder} as it was written, where rank 0 looks for it; all hosts "
+            "must see one folder"
+        )
+
+
+def _part_unlike(folder: Location, files: Mapping[str, PartFile]) -> str | None:
+    """Return a part that is missing or has another size; None if there is none."""
+    sizes = sizes_of(folder, files)
+    return next((n for n, file in files.items() if sizes.get(n) != file.size_bytes), None)
+
+
+def _damaged(folder: Location, reason: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(f"{folder} is damaged: {reason}")
 
 

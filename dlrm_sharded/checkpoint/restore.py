@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.model_state import ModelState
 from dlrm_sharded.checkpoint.storage import is_table, is_weight, read_pieces, torch_dtype
 from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.files.remote_files import Location
 from dlrm_sharded.ranks.agreement import all_or_none
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def load_whole(manifest: Manifest, name: str) -> Tensor:
     return tensor
 
 
-def _check_names(folder: Path, expected: Collection[str], written: Collection[str]) -> None:
+def _check_names(folder: Location, expected: Collection[str], written: Collection[str]) -> None:
     for names, problem in (
         (set(expected) - set(written), "lacks"),
         (set(written) - set(expected), "has, but the model lacks,"),

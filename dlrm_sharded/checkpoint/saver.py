@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dlrm_sharded.checkpoint.folder import (
+    FOLDER_KEY,
     checkpoint_path,
     keep_newest,
+    make_partial,
     partial_path,
     publish,
     remove_partial,
@@ -24,6 +25,7 @@ from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.storage import write_checkpoint
 from dlrm_sharded.files.errors import (
     AGAINST_DIVERGENCE,
+    ConfigError,
     DivergenceError,
     LostFolderError,
     RankError,
@@ -31,6 +33,7 @@ from dlrm_sharded.files.errors import (
     check_count,
     check_number,
 )
+from dlrm_sharded.files.remote_files import Location, RemotePath, location
 from dlrm_sharded.ranks.agreement import on_rank_zero, reported_by_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, new_group
 
@@ -46,12 +49,15 @@ class CheckpointConfig:
         keep: number of newest checkpoints that are kept.
         background: whether a copy of the model is written while the training goes on; None for yes
             if the memory allows it.
+        folder: URL in an object store, such as s3://bucket/run, under which checkpoints are
+            written, and copies of the run's files; None for the run's own folder.
     """
 
     every_steps: int | None = None
     every_s: float | None = None
     keep: int = 2
     background: bool | None = None
+    folder: str | None = None
 
     def __post_init__(self) -> None:
         if self.every_steps is not None:
@@ -59,6 +65,18 @@ class CheckpointConfig:
         if self.every_s is not None:
             check_number("trainer.checkpoint.every_s", self.every_s, above=True)
         check_count("trainer.checkpoint.keep", self.keep, least=1)
+        if self.folder is not None and not isinstance(
+            location(FOLDER_KEY, self.folder), RemotePath
+        ):
+            raise ConfigError(
+                f"{FOLDER_KEY} is {self.folder!r}, must be a URL such as s3://bucket/run; a folder "
+                "that all hosts see is named by hydra.run.dir"
+            )
+
+    @property
+    def home(self) -> RemotePath | None:
+        """Where checkpoints are written, unless it is the run's own folder."""
+        return None if self.folder is None else RemotePath(self.folder)
 
     @property
     def is_enabled(self) -> bool:
@@ -73,32 +91,36 @@ class Saver:
     finite, or another job has taken the folder over, it is not written and the training has to end.
 
     Args:
-        run_dir: folder of the run.
+        run_dir: folder of the run, or of its copies in an object store.
         keep: number of checkpoints that are kept.
         background: whether `save` returns when the state is copied.
         check_owner: raises LostFolderError if the folder is not this job's any more; rank 0 calls
             it before and after a checkpoint is written.
+        keep_files: copies the run's other files to where the checkpoints are; rank 0 calls it
+            after a checkpoint is written.
     """
 
     def __init__(
         self,
-        run_dir: Path,
+        run_dir: Location,
         *,
         keep: int,
         background: bool,
         rank: Rank,
         check_owner: Callable[[], None] = lambda: None,
+        keep_files: Callable[[], None] = lambda: None,
     ) -> None:
         self._run_dir = run_dir
         self._keep = keep
         self._check_owner = check_owner
+        self._keep_files = keep_files
         self._rank = rank
         # A group of its own, as a thread's collectives must not mix with those of the training.
         self._group = new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._copies: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._pending: Future[str | UserError | None] | None = None
-        self._known: set[Path] = set()
+        self._known: set[Location] = set()
         self._fatal: UserError | None = None
         self.failure: str | None = None
         """Why the last checkpoint could not be written; None if it was."""
@@ -200,11 +222,10 @@ class Saver:
             waited_s: how long it waited; None if it still does.
         """
         final = checkpoint_path(self._run_dir, state.step)
-        partial = partial_path(final)
         try:
-            on_rank_zero(lambda: self._prepare(partial), group=self._group)
-            write_checkpoint(partial, tensors, state, group=self._group)
-            on_rank_zero(lambda: self._publish(partial, final, state.run), group=self._group)
+            on_rank_zero(lambda: self._prepare(final, state.run), group=self._group)
+            write_checkpoint(partial_path(final), tensors, state, group=self._group)
+            on_rank_zero(lambda: self._publish(final, state.run), group=self._group)
         except LostFolderError as error:
             return error  # what lies in the folder now is the other job's
         except Exception as error:
@@ -228,13 +249,16 @@ class Saver:
             )
         return None
 
-    def _prepare(self, partial: Path) -> None:
+    def _prepare(self, final: Location, run: str) -> None:
         self._check_owner()
-        remove_partial(self._run_dir)
-        partial.mkdir(parents=True)
+        make_partial(final, run=run)
 
-    def _publish(self, partial: Path, final: Path, run: str) -> None:
+    def _publish(self, final: Location, run: str) -> None:
         self._check_owner()
-        publish(partial, final, run=run)
+        publish(final, run=run)
         self._known.add(final)
         keep_newest(final, self._keep, run=run, known=self._known)
+        try:
+            self._keep_files()
+        except OSError as error:
+            log.warning("the run's files could not be copied: %s", error)

@@ -6,7 +6,6 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -23,10 +22,12 @@ from dlrm_sharded.checkpoint.manifest import (
     PartFile,
     RunState,
     WrittenTensor,
+    check_seen,
     manifest_bytes,
 )
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError, DivergenceError
 from dlrm_sharded.files.json_files import write_durably
+from dlrm_sharded.files.remote_files import Location, local_file
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ Slices = tuple[slice, ...]
 
 
 def write_checkpoint(
-    folder: Path, tensors: State, state: RunState, *, group: dist.ProcessGroup
+    folder: Location, tensors: State, state: RunState, *, group: dist.ProcessGroup
 ) -> None:
     """Write the parts and the manifest, with which the folder becomes a checkpoint; a collective.
 
@@ -100,7 +101,7 @@ def _writers(held: Sequence[Mapping[Place, int]]) -> dict[Place, int]:
 
 
 def _write_parts(
-    folder: Path, blocks: Mapping[Place, Tensor], rank: int
+    folder: Location, blocks: Mapping[Place, Tensor], rank: int
 ) -> tuple[dict[str, PartFile], dict[str, list[Block]]]:
     """Write blocks; return the parts, and by logical tensor where its blocks are."""
     files: dict[str, PartFile] = {}
@@ -126,7 +127,7 @@ def _check_finite(name: str, block: Tensor, state: RunState) -> None:
         )
 
 
-def _write_manifest(folder: Path, state: RunState, by_rank: Sequence[Written]) -> None:
+def _write_manifest(folder: Location, state: RunState, by_rank: Sequence[Written]) -> None:
     files: dict[str, PartFile] = {}
     blocks: dict[str, list[Block]] = {}
     forms: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
@@ -141,6 +142,7 @@ def _write_manifest(folder: Path, state: RunState, by_rank: Sequence[Written]) -
         )
         for name, (dtype, shape) in forms.items()
     }
+    check_seen(folder, files)
     content = manifest_bytes(state, tensors, dict(sorted(files.items())))
     write_durably(folder / FILE_NAME, [content])
 
@@ -158,7 +160,10 @@ def read_pieces(manifest: Manifest, wanted: Mapping[str, Sequence[Piece]]) -> No
                 common.setdefault(block.file, []).append((block, piece, slices))
     for part, in_part in common.items():
         try:
-            with safe_open(manifest.folder / part, framework="pt") as file:
+            with (
+                local_file(manifest.folder / part) as path,
+                safe_open(path, framework="pt") as file,
+            ):
                 for block, piece, (source, target) in in_part:
                     # A scalar has no slices.
                     whole = file.get_slice(block.key) if source else file.get_tensor(block.key)
@@ -219,7 +224,10 @@ def check_finite(
     num_bad: Counter[str] = Counter()
     for part in sorted(manifest.files)[share::num_shares]:
         try:
-            with safe_open(manifest.folder / part, framework="pt") as file:
+            with (
+                local_file(manifest.folder / part) as path,
+                safe_open(path, framework="pt") as file,
+            ):
                 for name, block in blocks[part]:
                     if is_weight(name) or not weights_only:
                         is_buffer = name in manifest.state.buffers

@@ -2,6 +2,7 @@
 
     dlrm-export runs/2026-11-20_09-45-08-481104/dim out=serving/model    newest good checkpoint
     dlrm-export runs/.../checkpoints/step-0000004000 out=serving/model   this one
+    dlrm-export s3://bucket/run out=serving/model                        of an object store
 
 The folder then has dense.safetensors, a safetensors file for each table, and
 model.safetensors.index.json, whose `weight_map` names the file of each tensor. Large tables need
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 
 from dlrm_sharded.checkpoint.folder import checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
@@ -20,6 +20,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.words import read_words
 from dlrm_sharded.files.errors import CheckpointError, ConfigError
 from dlrm_sharded.files.json_files import folder_to_write
+from dlrm_sharded.files.remote_files import Location, location
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def main() -> int:
         from dlrm_sharded.checkpoint.export import export  # loads torch
 
         out = folder_to_write("out", asked.out)
-        manifest = _readable(Path(asked.names[0]))
+        manifest = _readable(location("the checkpoint", asked.names[0]))
         done = export(manifest, out)
         print(
             f"{asked.out}: {done.num_tables} tables and {done.num_dense} dense weights, "
@@ -42,7 +43,7 @@ def main() -> int:
     return 0
 
 
-def _readable(path: Path) -> Manifest:
+def _readable(path: Location) -> Manifest:
     """Return the manifest of a checkpoint, or of the newest good one of a run's folder."""
     if is_checkpoint(path):
         return _checked(path)
@@ -54,7 +55,7 @@ def _readable(path: Path) -> Manifest:
     raise CheckpointError(f"{path} is neither a checkpoint nor a run's folder with a good one")
 
 
-def _checked(path: Path) -> Manifest:
+def _checked(path: Location) -> Manifest:
     from dlrm_sharded.checkpoint.storage import check_finite  # loads torch
 
     manifest = read_manifest(path)

@@ -6,6 +6,7 @@ It knows no other room.
 json_forms.py    reads JSON into dataclasses, with messages that say the place
 limited.py       annotations of forms: counts, positive numbers, finite numbers, texts
 json_files.py    reads a JSON object from a file, and writes files whole or not at all
+remote_files.py  files of object stores, whose requests are tried again
 line_file.py     files of lines of JSON that grow, their locks, and what other settings are
 log_file.py      lines of a log, on the terminal and in the folder of a run
 text_table.py    tables as Markdown, for terminals and as csv

@@ -8,6 +8,7 @@ UserError                    a command prints its message alone and exits with 2
 |   +-- DamagedCheckpointError   its files are not usable
 +-- UnsavedError             the result or the last checkpoint is lost (exit code 1)
 +-- PreemptedError           a signal stopped the training, after a checkpoint (exit code 0)
++-- RemoteFileError          an object store or another remote file system refuses a request
 +-- LostFolderError          another job has taken over the run's folder (exit code 1)
 +-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
 +-- LostRankError            another rank is gone (exit code 1)
@@ -60,6 +61,13 @@ class UnsavedError(UserError):
 
 class PreemptedError(UserError):
     """A signal asked the training to stop, and a checkpoint was written."""
+
+
+class RemoteFileError(UserError, OSError):
+    """A request to a remote file system failed, again and again."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 class LostFolderError(UserError):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dlrm_sharded.files.errors import ConfigError, check_path
+from dlrm_sharded.files.remote_files import Location, RemotePath
 
 STANDARD_OUTPUT = "-"
 MAX_LINKS = 40
@@ -111,8 +112,11 @@ def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
             partial.unlink(missing_ok=True)
 
 
-def write_durably(path: Path, content: Iterable[bytes | memoryview]) -> None:
+def write_durably(path: Location, content: Iterable[bytes | memoryview]) -> None:
     """Write a file of a folder that is not in use yet; its content is on disk at the end."""
+    if isinstance(path, RemotePath):
+        path.write_bytes(b"".join(content))
+        return
     with path.open("wb") as file:
         for block in content:
             file.write(block)

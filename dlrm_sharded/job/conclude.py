@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
+from dlrm_sharded.checkpoint.folder import FOLDER_NAME
 from dlrm_sharded.files.errors import ConfigError, UnsavedError
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.job.measure import Measured
@@ -82,11 +83,14 @@ def _conclude(
             trained,
             folder.path,
             on_cuda=device.type == "cuda",
+            host=folder.host,
+            checkpoints_in=_checkpoints_in(prepared),
         ),
     )
     try:
         folder.check_owner()
         write_result(folder.path, result)
+        folder.push()
     except (ConfigError, OSError) as error:
         raise UnsavedError(f"the training is finished, but its result is lost: {error}") from error
     if trained.unsaved is not None:
@@ -95,6 +99,15 @@ def _conclude(
             f"{trained.unsaved}"
         )
     return _objective(result, settings.objective)
+
+
+def _checkpoints_in(prepared: Prepared) -> str | None:
+    """Return where the checkpoints of a run are; None if it writes none."""
+    config, folder = prepared.settings.trainer.checkpoint, prepared.folder
+    if config is None or not config.is_enabled:
+        return None
+    place = str(folder.checkpoints_in / FOLDER_NAME)
+    return place if folder.copy is None else f"{place}, beside copies of the results"
 
 
 def _objective(result: RunResult, key: str) -> float:

@@ -85,6 +85,7 @@ def begin(prepared: Prepared, planned: Planned) -> None:
         for path in start.damaged:
             set_aside(path)
         note_start(folder, start, task.topology.world_size)
+        prepared.folder.push()
 
 
 def _plan(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:

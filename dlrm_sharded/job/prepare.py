@@ -73,7 +73,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     with all_or_none():
         streams = {split: _stream(split, settings, rank) for split in SPLITS}
     start = find_start(
-        folder.path,
+        folder,
         rank,
         resume=settings.resume,
         init_from=settings.init_from,

@@ -11,7 +11,7 @@ from dlrm_sharded.job.plan import plan
 from dlrm_sharded.job.predicted_step import measure_dense_part
 from dlrm_sharded.job.prepare import prepare
 from dlrm_sharded.job.resume import resume
-from dlrm_sharded.job.run_folder import owned_folder
+from dlrm_sharded.job.run_folder import owned_folder, with_checkpoints
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.train import train
 from dlrm_sharded.ranks.distributed import Rank
@@ -22,7 +22,10 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
 
     Every step returns a frozen value on all ranks, or raises the same error on all of them.
     """
-    with owned_folder(run_dir, rank) as folder:
+    with owned_folder(run_dir, rank) as owned:
+        folder = with_checkpoints(
+            owned, settings.trainer.checkpoint, rank, writes=not settings.dry_run
+        )
         prepared = prepare(settings, rank, folder)
         if (objective := finished_objective(prepared)) is not None:
             return objective

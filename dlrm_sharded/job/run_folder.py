@@ -1,15 +1,26 @@
-"""The folder of a run, which one job owns at a time."""
+"""The folder of a run, which one job owns at a time, and where its checkpoints lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import dataclasses
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm_sharded.ranks.agreement import all_or_none
+import torch.distributed as dist
+
+from dlrm_sharded.checkpoint.folder import FOLDER_KEY, delete
+from dlrm_sharded.checkpoint.saver import CheckpointConfig
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import write_durably
+from dlrm_sharded.files.remote_files import Location, seen_in_time, sizes_of
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.owner import claim
+from dlrm_sharded.runs.remote_copy import RemoteCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +30,28 @@ class RunFolder:
     Args:
         check_owner: what rank 0 calls before it writes there: LostFolderError if another job has
             taken over.
+        copy: the copy of the folder in an object store, where the checkpoints are; None without.
+        host: the host that has the folder, where others may lack it; None if all see it.
     """
 
     path: Path
     check_owner: Callable[[], None]
+    copy: RemoteCopy | None = None
+    host: str | None = None
+
+    @property
+    def checkpoints_in(self) -> Location:
+        """The folder of the run, or its copy, in which checkpoints are."""
+        return self.path if self.copy is None else self.copy.home
+
+    def push(self) -> None:
+        """Copy what has changed in the folder, if it has a copy; rank 0 calls it.
+
+        Raises:
+            OSError: it cannot be copied.
+        """
+        if self.copy is not None:
+            self.copy.push()
 
 
 @contextmanager
@@ -39,3 +68,81 @@ def owned_folder(path: Path, rank: Rank) -> Iterator[RunFolder]:
     finally:
         if owner is not None:
             owner.release()
+
+
+def with_checkpoints(
+    folder: RunFolder, config: CheckpointConfig | None, rank: Rank, *, writes: bool
+) -> RunFolder:
+    """Say where the checkpoints of a run lie, and try whether all ranks can write there.
+
+    Args:
+        writes: whether the run writes those that its config asks for.
+
+    Raises:
+        ConfigError: the run writes checkpoints, and has hosts that cannot; the message names them.
+    """
+    home = None if config is None else config.home
+    copy = None if home is None else RemoteCopy(folder.path, home)
+    folder = dataclasses.replace(folder, copy=copy)
+    writes &= config is not None and config.is_enabled
+    apart = _hosts_apart(folder.checkpoints_in, rank) if writes or home is None else {}
+    if apart and writes:
+        with all_or_none():
+            raise ConfigError(_refusal(folder, apart))
+    hosts = [""] * rank.world_size
+    dist.all_gather_object(hosts, socket.gethostname())
+    is_elsewhere = len({*hosts}) > 1 and (apart or home is not None)
+    return dataclasses.replace(folder, host=hosts[0] if is_elsewhere else None)
+
+
+def _refusal(folder: RunFolder, apart: Mapping[str, str]) -> str:
+    hosts = ", ".join(f"{host} ({problem})" for host, problem in apart.items())
+    if folder.copy is not None:
+        return f"{FOLDER_KEY} is {str(folder.copy.home)!r}, where not all can write: {hosts}"
+    return (
+        f"not all hosts write to one folder {folder.path}, in which checkpoints would have parts "
+        f"of all ranks: {hosts}. Let hydra.run.dir be on a disk that all hosts share, give "
+        f"{FOLDER_KEY}=s3://BUCKET/RUN, or train without checkpoints: "
+        "trainer.checkpoint.every_s=null"
+    )
+
+
+def _hosts_apart(folder: Location, rank: Rank) -> dict[str, str]:
+    """Return why hosts cannot write where rank 0 sees it; a collective of all ranks.
+
+    Each rank puts a file into a new folder of rank 0, which looks for all of them.
+    """
+    if rank.world_size == 1 and isinstance(folder, Path):
+        return {}
+    probe = on_rank_zero(lambda: _new_probe(folder))
+    problem = None
+    try:
+        if isinstance(probe, Path):
+            seen_in_time(probe.is_dir)
+        write_durably(probe / str(rank.rank), [b"seen"])
+    except OSError as error:
+        problem = error.strerror
+    found: list[tuple[str, str | None]] = [("", None)] * rank.world_size
+    dist.all_gather_object(found, (socket.gethostname(), problem))
+    return on_rank_zero(lambda: _problems(probe, found))
+
+
+def _new_probe(folder: Location) -> Location:
+    probe = folder / f".seen-{uuid.uuid4().hex}"
+    if isinstance(probe, Path):
+        probe.mkdir()
+    return probe
+
+
+def _problems(probe: Location, found: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+    """Return the problems of ranks, by host; a rank that has none may have written elsewhere."""
+    names = [str(rank) for rank, (_, problem) in enumerate(found) if problem is None]
+    seen_in_time(lambda: sizes_of(probe, names).keys() == {*names})
+    seen = sizes_of(probe, names)
+    with suppress(OSError):
+        delete(probe)
+    return {
+        host: problem or "rank 0 does not see what it writes"
+        for rank, (host, problem) in enumerate(found)
+        if str(rank) not in seen
+    }

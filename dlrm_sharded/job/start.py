@@ -10,22 +10,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoint_path, checkpoints, is_checkpoint
+from dlrm_sharded.checkpoint.folder import (
+    FOLDER_KEY,
+    FOLDER_NAME,
+    checkpoint_path,
+    checkpoints,
+    is_checkpoint,
+)
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.files.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.remote_files import Location, location
+from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.attempt import is_restart
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.runs.remote_copy import RUN_FILE
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
 from dlrm_sharded.training.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)
-
-RUN_FILE = "run.json"
-"""File in a run's folder with the run's id and its starts."""
 
 PLANNING = ("sharder", "cost_model", "topology", "exchange_precision")
 """Keys of the config that decide a plan: while they stay, a run goes on with its plan."""
@@ -47,7 +53,7 @@ class Start:
     num_interruptions: int = 0
     resumed: Manifest | None = None
     weights: Manifest | None = None
-    damaged: tuple[Path, ...] = ()
+    damaged: tuple[Location, ...] = ()
 
     @property
     def step(self) -> int:
@@ -85,7 +91,7 @@ def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_start(
-    run_dir: Path, rank: Rank, *, resume: object, init_from: object, batch_size: int, seed: int
+    folder: RunFolder, rank: Rank, *, resume: object, init_from: object, batch_size: int, seed: int
 ) -> Start:
     """Return what the run begins from; a collective of all ranks.
 
@@ -98,10 +104,13 @@ def find_start(
             checkpoints, and none is good.
         ConfigError: the folder holds a run that is not to be resumed.
     """
-    mode = on_rank_zero(lambda: _mode(resume, run_dir))
-    run, num_starts = on_rank_zero(lambda: _noted_run(run_dir))
+    mode = on_rank_zero(lambda: _mode(resume, folder))
+    if mode == "auto" and folder.copy is not None:
+        on_rank_zero(folder.copy.pull)
+    run, num_starts = on_rank_zero(lambda: _noted_run(folder))
+    run_dir = folder.checkpoints_in
     resumed = None
-    passed_over: Mapping[Path, CheckpointError] = {}
+    passed_over: Mapping[Location, CheckpointError] = {}
     if mode == "auto":
         resumed, passed_over = _newest_good(run_dir, rank, run=run)
         if resumed is None and passed_over:
@@ -112,10 +121,10 @@ def find_start(
                     "resume=PATH for a checkpoint elsewhere"
                 )
     elif mode != "never":
-        resumed = _named(Path(mode), rank, key="resume")
+        resumed = _named(mode, rank, key="resume")
     weights = None
     if init_from is not None and resumed is None:
-        weights = _named(Path(str(init_from)), rank, key="init_from")
+        weights = _named(str(init_from), rank, key="init_from")
     if resumed is not None:
         with all_or_none():
             _check_same_order(resumed, batch_size=batch_size, seed=seed)
@@ -167,27 +176,29 @@ def note_start(run_dir: Path, start: Start, world_size: int) -> None:
         log.info("initial weights are those of %s", start.weights.folder)
 
 
-def _mode(resume: object, run_dir: Path) -> str:
+def _mode(resume: object, folder: RunFolder) -> str:
     """Return "auto", "never" or the path of a checkpoint."""
     if resume is None:
         resume = "auto" if is_restart() else "never"
     if not isinstance(resume, str) or not resume:
         raise ConfigError(f"resume is {resume!r}; give auto, never or the path of a checkpoint")
-    if resume != "auto" and (run_dir / "plan.json").exists() and not is_restart():
-        raise ConfigError(
-            f"{run_dir} holds a run already; give another hydra.run.dir, or go on with resume=auto"
-        )
+    if resume != "auto" and not is_restart():
+        for key, place in (("hydra.run.dir", folder.path), (FOLDER_KEY, folder.checkpoints_in)):
+            if (place / "plan.json").exists():
+                raise ConfigError(
+                    f"{place} holds a run already; give another {key}, or go on with resume=auto"
+                )
     return resume
 
 
-def _noted_run(run_dir: Path) -> tuple[str, int]:
+def _noted_run(folder: RunFolder) -> tuple[str, int]:
     """Return the id of the run and the number of its starts so far."""
     try:
-        fields = read_json_object(run_dir / RUN_FILE, noun="run")
+        fields = read_json_object(folder.path / RUN_FILE, noun="run")
         return str(fields["run"]), len(fields["starts"])
     except (ConfigError, KeyError, TypeError):
         pass  # the first start, or a lost file: then the checkpoints tell
-    for path in checkpoints(run_dir):
+    for path in checkpoints(folder.checkpoints_in):
         try:
             return read_manifest(path).state.run, 1
         except CheckpointError:
@@ -196,8 +207,8 @@ def _noted_run(run_dir: Path) -> tuple[str, int]:
 
 
 def _newest_good(
-    run_dir: Path, rank: Rank, *, run: str | None
-) -> tuple[Manifest | None, dict[Path, CheckpointError]]:
+    run_dir: Location, rank: Rank, *, run: str | None
+) -> tuple[Manifest | None, dict[Location, CheckpointError]]:
     """Return the newest checkpoint that is undamaged, and why newer ones were passed over.
 
     Args:
@@ -221,7 +232,7 @@ def _newest_good(
     return None, passed_over
 
 
-def _none_is_good(run_dir: Path, passed_over: Mapping[Path, CheckpointError]) -> str:
+def _none_is_good(run_dir: Location, passed_over: Mapping[Location, CheckpointError]) -> str:
     newest = next(iter(passed_over.values()))
     return (
         f"no checkpoint in {run_dir / FOLDER_NAME} can be used ({len(passed_over)} found); the "
@@ -229,8 +240,10 @@ def _none_is_good(run_dir: Path, passed_over: Mapping[Path, CheckpointError]) ->
     )
 
 
-def _named(path: Path, rank: Rank, *, key: str) -> Manifest:
+def _named(name: str, rank: Rank, *, key: str) -> Manifest:
     """Return the checkpoint of this path, or the newest good one of the run in this folder."""
+    with all_or_none():
+        path = location(key, name)
     if on_rank_zero(lambda: is_checkpoint(path)):
         return _checked(path, rank)
     found, passed_over = _newest_good(path, rank, run=None)
@@ -244,7 +257,7 @@ def _named(path: Path, rank: Rank, *, key: str) -> Manifest:
     return found
 
 
-def _checked(path: Path, rank: Rank) -> Manifest:
+def _checked(path: Location, rank: Rank) -> Manifest:
     """Return a manifest whose parts all ranks have checked together."""
     manifest = on_rank_zero(lambda: read_manifest(path))
     with all_or_none():

@@ -102,11 +102,12 @@ def _checkpoints(
     if config is None or not config.is_enabled:
         return None
     saver = Saver(
-        folder.path,
+        folder.checkpoints_in,
         keep=config.keep,
         background=planned.memory.has_checkpoint_copy,
         rank=rank,
         check_owner=folder.check_owner,
+        keep_files=folder.push,
     )
     describe = functools.partial(_run_state, _first_state(prepared, planned, built), writer)
     return Checkpoints(saver, config, built.state, describe=describe, rank=rank)

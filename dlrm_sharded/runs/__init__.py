@@ -5,6 +5,7 @@ What a run does is not decided here.
 
 result.py               result.json: one schema for writing and reading it
 owner.py                the one job that may write to a run's folder
+remote_copy.py          the copy of a run's folder in an object store
 terminal.py             texts that a run shows in the terminal
 event_file.py, tags.py  TensorBoard's event files and the tags in them
 run_events.py           the event file of a run

@@ -69,12 +69,16 @@ def closing_text(
     run_dir: Path,
     *,
     on_cuda: bool,
+    host: str | None = None,
+    checkpoints_in: str | None = None,
 ) -> str:
     """Write the results of a run in a few lines.
 
     Args:
         cost: measured cost.
         on_cuda: whether the ranks compute on GPUs.
+        host: the host that has the folder, where others may lack it; None if all see it.
+        checkpoints_in: where the checkpoints are; None if there are none.
     """
     stages = ", ".join(f"{stage} {cost.stage_max_ms(stage):.2f}" for stage in STAGES)
     predicted = "" if report.cost is None else f"predicted {report.cost.cost_ms:.2f}; "
@@ -111,7 +115,8 @@ def closing_text(
                 else [f"  predicted        {_predicted_step(prediction, training)}"]
             ),
             f"  loss {training.loss:.4f}, {quality}",
-            f"  results in       {run_dir}",
+            f"  results in       {run_dir}{'' if host is None else f' on host {host}'}",
+            *([] if checkpoints_in is None else [f"  checkpoints in   {checkpoints_in}"]),
             f"  TensorBoard      tensorboard --logdir {run_dir.parent}",
             *([] if report.caveat is None else [f"  caveat: {report.caveat}"]),
         ]

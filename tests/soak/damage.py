@@ -21,6 +21,7 @@ from dlrm_sharded.checkpoint.folder import SET_ASIDE, checkpoints
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, _checksum, check_parts, read_manifest
 from dlrm_sharded.files.errors import CheckpointError, UserError
 from dlrm_sharded.files.text_table import TextTable
+from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.start import Start, find_start
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.soak.folders import folder_of
@@ -323,7 +324,8 @@ def whole_run_faults(whole: Path, damage: str) -> list[str]:
 
 
 def begin_from(resume: str, run_dir: Path, rank: Rank) -> Start:
-    return find_start(run_dir, rank, resume=resume, init_from=None, batch_size=256, seed=0)
+    folder = RunFolder(run_dir, lambda: None)
+    return find_start(folder, rank, resume=resume, init_from=None, batch_size=256, seed=0)
 
 
 @contextmanager

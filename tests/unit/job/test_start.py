@@ -16,13 +16,15 @@ from dlrm_sharded.checkpoint.folder import checkpoint_path
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import FILE_NAME
 from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.start import RUN_FILE, Start, find_start
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, write
 
 
 def begin_from(resume: str, run_dir: Path, rank: Rank) -> Start:
-    return find_start(run_dir, rank, resume=resume, init_from=None, batch_size=4, seed=0)
+    folder = RunFolder(run_dir, lambda: None)
+    return find_start(folder, rank, resume=resume, init_from=None, batch_size=4, seed=0)
 
 
 def write_diverged(run_dir: Path, rank: Rank, *, step: int) -> Path:

@@ -42,11 +42,12 @@ def closing(
     *,
     cost: PlanCost = MEASURED,
     on_cuda: bool = False,
+    **places: str,
 ) -> str:
     training = TrainingResult(
         12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25, SURROUNDINGS
     )
-    return closing_text(report, cost, STEP, training, Path("runs/x"), on_cuda=on_cuda)
+    return closing_text(report, cost, STEP, training, Path("runs/x"), on_cuda=on_cuda, **places)
 
 
 def test_the_prediction_beside_what_was_measured():
@@ -68,6 +69,22 @@ def test_a_surprise_is_said_on_one_scale() -> None:
     assert "%" not in text
     within = dataclasses.replace(prior, error=0.9)
     assert surprise_text(PlanReport("dim", 0.5, cost=PREDICTED, standing=within), MEASURED) is None
+
+
+@pytest.mark.parametrize(
+    ("places", "lines"),
+    [
+        ({}, ["results in       runs/x"]),
+        (
+            {"host": "node0", "checkpoints_in": "s3://b/run/checkpoints"},
+            ["results in       runs/x on host node0", "checkpoints in   s3://b/run/checkpoints"],
+        ),
+    ],
+    ids=["one disk", "elsewhere"],
+)
+def test_what_lies_where(places, lines):
+    text = closing(PlanReport("dim", 0.5), UNVALIDATED, **places)
+    assert [line.strip() for line in text.splitlines() if " in   " in line] == lines
 
 
 @pytest.mark.parametrize("cost", [PREDICTED, None], ids=["predicted", "unpredicted"])

@@ -1,0 +1,207 @@
+"""Files of object stores and other remote file systems, under URLs such as s3://bucket/run.
+
+fsspec, which torch requires, speaks to them: `s3://` with the package s3fs, `gs://` with gcsfs,
+`abfs://` with adlfs, `webhdfs://` and others without a further one. Every request is tried again
+after an error that may pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dlrm_sharded.files.errors import ConfigError, RemoteFileError, check_path
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Times between the attempts of a request."""
+
+LATE_S = 10.0
+"""Time after which a host sees what another one has written on a disk that they share."""
+
+LOOK_S = 0.2
+"""Time between two looks for it."""
+
+LASTING = {
+    FileNotFoundError: errno.ENOENT,
+    IsADirectoryError: errno.EISDIR,
+    NotADirectoryError: errno.ENOTDIR,
+    PermissionError: errno.EACCES,
+}
+"""Errors that another attempt does not mend, with their numbers, which file systems leave out."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RemotePath:
+    """A file or folder of a remote file system, with those methods of `Path` that are needed.
+
+    All methods raise FileNotFoundError and its like as a `Path` does, and RemoteFileError for
+    whatever else the file system raises. A folder is there as long as a file is in it.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self.url.rstrip('/')}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        return RemotePath(self.url.rstrip("/").rpartition("/")[0])
+
+    def with_name(self, name: str) -> RemotePath:
+        return self.parent / name
+
+    def exists(self) -> bool:
+        return self._kind() is not None
+
+    def is_file(self) -> bool:
+        return self._kind() == "file"
+
+    def _kind(self) -> str | None:
+        try:
+            # not exists() and isfile(), which call every error a no
+            return str(self._request(lambda fs, path: fs.info(path)["type"]))
+        except FileNotFoundError:
+            return None
+
+    def entries(self) -> dict[str, int | None]:
+        """Return the sizes of the files in a folder, and None for each folder in it, by name."""
+        try:
+            own, found = self._request(lambda fs, path: (path, fs.ls(path, detail=True)))
+        except FileNotFoundError:
+            return {}
+        return {
+            RemotePath(entry["name"]).name: entry["size"] if entry["type"] == "file" else None
+            for entry in found
+            # some object stores list the folder itself as a file
+            if entry["name"].rstrip("/") != own.rstrip("/")
+        }
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        return (self / name for name in self.entries())
+
+    def read_bytes(self) -> bytes:
+        return bytes(self._request(lambda fs, path: fs.cat_file(path)))
+
+    def write_bytes(self, content: bytes) -> None:
+        def write(fs: Any, path: str) -> None:
+            if not fs.async_impl:  # has real folders; an object store would make a bucket
+                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            fs.pipe_file(path, content)
+
+        self._request(write)
+
+    def rename(self, target: str) -> None:
+        def move(fs: Any, path: str) -> None:
+            new = _filesystem(target)[1]
+            if not fs.async_impl:
+                fs.mv(path, new, recursive=True)
+                return
+            for source in fs.find(path):  # mv() copies what stands for the folder, which is nothing
+                fs.cp_file(source, new + source.removeprefix(path))
+            fs.rm(path, recursive=True)
+
+        self._request(move)
+
+    def delete(self) -> None:
+        """Delete a file, or a folder with all that is in it, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._request(lambda fs, path: fs.rm(path, recursive=True))
+
+    def _request(self, call: Callable[[Any, str], T]) -> T:
+        for pause_s in (*PAUSES_S, None):
+            try:
+                fs, path = _filesystem(self.url)
+                fs.invalidate_cache()  # other hosts write too
+                return call(fs, path)
+            except tuple(LASTING) as error:
+                number = next(LASTING[kind] for kind in LASTING if isinstance(error, kind))
+                raise OSError(number, os.strerror(number), self.url) from error
+            except Exception as error:  # every file system has errors of its own
+                problem = f"{type(error).__name__}: {error}"
+                if pause_s is None:
+                    raise RemoteFileError(errno.EIO, problem, self.url) from error
+                log.debug("%s is tried again after %s", self.url, problem)
+                time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+
+Location = Path | RemotePath
+"""A file or folder, on a disk or elsewhere."""
+
+
+def location(key: str, value: object) -> Location:
+    """Return what a configured path or URL names.
+
+    Raises:
+        ConfigError: it is neither, or a package is missing that its kind of URL needs.
+    """
+    check_path(key, value)
+    if "://" not in str(value):
+        return Path(str(value))
+    try:
+        from fsspec import get_filesystem_class  # planning is installed without it
+
+        get_filesystem_class(str(value).partition("://")[0])
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{key} is {str(value)!r}, which cannot be opened: {error}") from error
+    return RemotePath(str(value))
+
+
+@contextlib.contextmanager
+def local_file(path: Location) -> Iterator[Path]:
+    """Yield the path of a file on a disk: of the file itself, or of a copy within the block."""
+    if isinstance(path, Path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="dlrm_sharded-") as folder:
+        copy = Path(folder) / path.name
+        copy.write_bytes(path.read_bytes())
+        yield copy
+
+
+def sizes_of(folder: Location, names: Iterable[str]) -> dict[str, int]:
+    """Return the sizes in bytes of those files of a folder that are there, by name."""
+    if isinstance(folder, RemotePath):  # one request lists a thousand files
+        found = folder.entries()
+        return {name: size for name in names if (size := found.get(name)) is not None}
+    sizes = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            sizes[name] = (folder / name).stat().st_size
+    return sizes
+
+
+def seen_in_time(look: Callable[[], bool]) -> bool:
+    """Return whether something is seen, where hosts see each other's files some seconds late."""
+    deadline = time.monotonic() + LATE_S
+    while not look():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """Return fsspec's object for a file system, which it keeps, and its name of a path."""
+    from fsspec.core import url_to_fs
+
+    fs, path = url_to_fs(url)
+    return fs, path

@@ -1,0 +1,89 @@
+"""Two hosts without a common disk: a message at the start, or checkpoints in an object store."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.files.remote_files import RemotePath
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import environment, events_of, result_of
+from tests.hosts import on_host, why_no_hosts
+from tests.object_store import s3, web_hdfs
+from tests.preloaded.ranks import HANGS_S, free_port
+
+pytestmark = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+
+
+def train_on_hosts(*folders: Path, run_dir: Path, overrides: list[str]) -> list[tuple[int, str]]:
+    """Return how a rank ends on each host, and what it writes; a host has its folder as run_dir."""
+    run_dir.mkdir(exist_ok=True)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job = environment() | address | {"WORLD_SIZE": str(len(folders)), "LOCAL_WORLD_SIZE": "1"}
+    ranks = []
+    for rank, folder in enumerate(folders):
+        folder.mkdir(exist_ok=True)
+        command = [*on_host(f"node{rank}", f"--bind {folder} {run_dir}"), sys.executable]
+        command += ["-m", "dlrm_sharded.train", f"hydra.run.dir={run_dir}", *SMALL_RUN, *overrides]
+        ranks.append(
+            subprocess.Popen(
+                command,
+                env=job | {"RANK": str(rank), "LOCAL_RANK": "0"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        said = [rank.communicate(timeout=HANGS_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
+
+
+def test_hosts_with_disks_of_their_own_end_at_the_start(tmp_path):
+    a, b = train_on_hosts(tmp_path / "a", tmp_path / "b", run_dir=tmp_path / "run", overrides=[])
+    assert (a[0], b[0]) == (2, 2)
+    assert "error: not all hosts write to one folder" in a[1]
+    assert "node1 (No such file or directory)" in a[1]
+    assert "Traceback" not in a[1] + b[1]
+    assert not list(tmp_path.glob("*/checkpoints"))
+
+
+@pytest.mark.parametrize("store", ["webhdfs", "s3"])
+def test_a_run_goes_on_from_an_object_store_on_other_hosts(store, tmp_path):
+    """Every tenth request fails, and rank 0 is on the host that had rank 1."""
+    run_dir, a, b = tmp_path / "run", tmp_path / "a", tmp_path / "b"
+    with s3() if store == "s3" else web_hdfs(tmp_path / "store") as url:
+        home = RemotePath(url) / "mine"
+        kept = [f"trainer.checkpoint.folder={home}", "trainer.checkpoint.every_steps=4"]
+        ends = train_on_hosts(a, b, run_dir=run_dir, overrides=kept)
+        assert [code for code, _ in ends] == [0, 0], ends
+        said = ends[0][1]
+        assert f"results in       {run_dir} on host node0" in said
+        assert f"checkpoints in   {home}/checkpoints, beside copies of the results" in said
+        for name in ("result.json", "plan.json", "task.json", ".hydra/config.yaml"):
+            assert (home / name).read_bytes() == (a / name).read_bytes(), name
+
+        longer = [*kept, "trainer.num_steps=24", "resume=auto"]
+        ends = train_on_hosts(b, a, run_dir=run_dir, overrides=longer)
+        assert [code for code, _ in ends] == [0, 0], ends
+        assert f"resuming at step 12 from {home}/checkpoints/step-0000000012" in ends[0][1]
+        assert json.loads((home / "result.json").read_bytes())["steps"] == 24
+        # A run in the store is not begun anew by mistake, and other runs begin from it.
+        (refused, said), _ = train_on_hosts(tmp_path / "c", a, run_dir=run_dir, overrides=kept)
+        assert refused == 2
+        assert f"error: {home} holds a run already; give another trainer.checkpoint.folder" in said
+
+    whole = ["trainer.num_steps=24", "trainer.checkpoint.every_s=null"]
+    ends = train_on_hosts(tmp_path / "d", tmp_path / "e", run_dir=run_dir, overrides=whole)
+    assert [code for code, _ in ends] == [0, 0], ends
+    undisturbed, resumed = result_of(tmp_path / "d"), result_of(b)
+    for key in ("loss", "auroc", "normalized_entropy"):
+        assert math.isclose(undisturbed[key], resumed[key], rel_tol=1e-4), key
+    steps = [event.step for event in events_of(b).Scalars("train/loss")]
+    assert steps == sorted({*steps}) == [4, 8, 12, 16, 20, 24]

@@ -1,0 +1,114 @@
+"""Checkpoints in an object store of which every tenth request fails."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.checkpoint.folder import checkpoints, set_aside
+from dlrm_sharded.checkpoint.manifest import FILE_NAME, check_parts, read_manifest
+from dlrm_sharded.checkpoint.restore import load_whole
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
+from dlrm_sharded.checkpoint.storage import check_finite
+from dlrm_sharded.files import remote_files
+from dlrm_sharded.files.errors import ConfigError, DamagedCheckpointError
+from dlrm_sharded.files.remote_files import RemotePath
+from dlrm_sharded.job.run_folder import RunFolder
+from dlrm_sharded.job.start import find_start
+from dlrm_sharded.runs.remote_copy import RemoteCopy
+from tests.object_store import s3, web_hdfs
+from tests.unit.checkpoint.cases import PART, STATE, TABLE, run_state, write
+
+
+@pytest.fixture(params=["webhdfs", "s3"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
+    with s3() if request.param == "s3" else web_hdfs(tmp_path / "store") as url:
+        yield RemotePath(url) / "run"
+
+
+def steps_in(home: RemotePath) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in checkpoints(home)]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_written_checked_and_read(background, home, rank):
+    write(home, rank, 1, 2, 3, background=background)
+    assert steps_in(home) == [3, 2]
+    manifest = read_manifest(checkpoints(home)[0])
+    check_parts(manifest)
+    check_finite(manifest)
+    assert load_whole(manifest, "tables.t.weight").equal(TABLE)
+
+
+def test_an_upload_that_was_cut_off_is_no_checkpoint(home, rank):
+    write(home, rank, 1)
+    (write(home, rank, 2) / FILE_NAME).delete()
+    assert steps_in(home) == [1]
+    write(home, rank, 3)
+    assert {*(home / "checkpoints").entries()} == {"step-0000000001", "step-0000000003"}, (
+        "what was cut off is removed"
+    )
+
+
+def test_a_run_writes_a_step_again(home, rank):
+    write(home, rank, 1, 2)
+    write(home, rank, 2)
+    assert steps_in(home) == [2, 1]
+    check_parts(read_manifest(checkpoints(home)[0]))
+
+
+def test_another_run_of_the_same_step_is_set_aside(home, rank):
+    write(home, rank, 2, run="another")
+    write(home, rank, 2)
+    folder = home / "checkpoints"
+    assert {*folder.entries()} == {"step-0000000002", "set-aside-step-0000000002"}
+    assert read_manifest(folder / "set-aside-step-0000000002").state.run == "another"
+
+
+def test_goes_on_from_the_newest_good_one(home, rank, tmp_path):
+    write(home, rank, 1, 2)
+    damaged = home / "checkpoints" / "step-0000000002"
+    (damaged / PART).write_bytes((damaged / PART).read_bytes()[:100])
+    folder = RunFolder(tmp_path / "here", lambda: None, RemoteCopy(tmp_path / "here", home))
+    start = find_start(folder, rank, resume="auto", init_from=None, batch_size=4, seed=0)
+    assert (start.step, start.run) == (1, "the run")
+    assert start.damaged == (damaged,)
+    set_aside(damaged)
+    assert steps_in(home) == [1]
+
+
+def test_a_part_that_is_gone(home, rank):
+    path = write(home, rank)
+    (path / PART).delete()
+    with pytest.raises(DamagedCheckpointError, match="No such file or directory"):
+        check_parts(read_manifest(path))
+
+
+def test_a_store_that_is_gone_is_a_failure_of_the_saving(tmp_path, rank, monkeypatch, caplog):
+    monkeypatch.setattr(remote_files, "PAUSES_S", (0.0,))
+    with web_hdfs(tmp_path, every=1) as url:
+        saver = Saver(RemotePath(url) / "run", keep=1, background=False, rank=rank)
+        saver.save(STATE, run_state())
+    assert "503" in str(saver.failure)
+    assert "the training goes on" in caplog.text
+
+
+def test_files_that_cannot_be_copied_are_a_warning(home, rank, caplog):
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    saver = Saver(home, keep=1, background=False, rank=rank, keep_files=refuse)
+    with caplog.at_level(logging.WARNING):
+        saver.save(STATE, run_state())
+    assert saver.failure is None
+    assert "the run's files could not be copied: [Errno 28] No space left" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("runs/mine", "must be a URL such as s3://bucket/run"), ("no://b", "Protocol not known")],
+)
+def test_refused_folders(folder, said):
+    with pytest.raises(ConfigError, match=rf"^trainer\.checkpoint\.folder is '{folder}'.*{said}"):
+        CheckpointConfig(folder=folder)
