@@ -24,6 +24,9 @@ THREADS_PER_RANK = 2
 CORES_PER_GPU = 8
 """Cores for the threads of a rank on a GPU: OpenMP's, autograd's, NCCL's, and those of the data."""
 
+DATA_MOUNT, RUNS_MOUNT = "/mnt/data", "/mnt/runs"
+"""Where containers see the mounts for data and runs."""
+
 RENDEZVOUS_PORTS = range(20_000, 32_000)
 """Ports below those that Linux uses for outgoing connections."""
 
@@ -145,6 +148,27 @@ def torchrun_app(
         mounts=list(mounts),
     )
     return AppDef(name=name, roles=[role])
+
+
+def storage_mounts(data: str, runs: str) -> list[BindMount | VolumeMount | DeviceMount]:
+    """Return the mounts of a container for what is to outlive it.
+
+    Args:
+        data, runs: an absolute path is a folder of the hosts, another name a volume claim of
+            Kubernetes or a volume of Docker; empty for none.
+    """
+    return [
+        BindMount(src, target) if src.startswith("/") else VolumeMount(src, target)
+        for src, target in ((data, DATA_MOUNT), (runs, RUNS_MOUNT))
+        if src
+    ]
+
+
+def in_mounted_runs(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with which a run has one folder in the mount, in all its attempts."""
+    given = {override.partition("=")[0].lstrip("+") for override in overrides}
+    added = {"hydra.run.dir": f"{RUNS_MOUNT}/${{oc.env:TORCHELASTIC_RUN_ID}}", "resume": "auto"}
+    return [*overrides, *(f"{key}={value}" for key, value in added.items() if key not in given)]
 
 
 def torchrun_command(

@@ -3,6 +3,7 @@
 Where the package is installed without its repository, they are `dlrm.train` and `dlrm.calibrate`.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Dict, List, Optional  # noqa: UP035, the only types that TorchX's linter knows
@@ -10,9 +11,12 @@ from typing import Dict, List, Optional  # noqa: UP035, the only types that Torc
 from torchx.specs import AppDef, parse_mounts
 from torchx.specs.finder import ComponentValidationException
 
+from dlrm_sharded.checkpoint.folder import FOLDER_KEY
 from dlrm_sharded.files.errors import UserError
-from dlrm_torchx.app import JobShape, torchrun_app
+from dlrm_torchx.app import JobShape, in_mounted_runs, storage_mounts, torchrun_app
 from dlrm_torchx.overrides import check_overrides
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -28,6 +32,8 @@ def train(
     image: str = "",
     rdzv_port: int = 0,
     mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
+    data: str = "",
+    runs: str = "",
 ) -> AppDef:
     """Run one training under torchrun on all nodes.
 
@@ -43,19 +49,28 @@ def train(
         name: name of the job
         image: container to run in; empty for this environment, on this machine or a shared disk
         rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
-        mounts: mounts of the container, such as type=bind,src=/data,dst=/data
+        mounts: further mounts of the container, such as type=bind,src=/a,dst=/b
+        data: volume claim, or folder of the hosts, that containers see as /mnt/data
+        runs: volume claim, or folder of the hosts, in which the folder of the run will be
     """
     with _shown_refusals():
-        check_overrides(overrides)
+        words = in_mounted_runs(overrides) if runs else list(overrides)
+        check_overrides(words)
+        if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
+            log.warning(
+                "results and checkpoints will lie in the container and go with it: give --runs, or "
+                "%s=s3://BUCKET/RUN",
+                FOLDER_KEY,
+            )
         return torchrun_app(
             "dlrm_sharded.train",
-            overrides,
+            words,
             JobShape.parse(j, cpu, gpu, memMB, max_restarts, max_retries),
             name=name,
             image=image,
             env=env,
             rdzv_port=rdzv_port,
-            mounts=parse_mounts(mounts or []),
+            mounts=[*parse_mounts(mounts or []), *storage_mounts(data, runs)],
         )
 
 

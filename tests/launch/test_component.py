@@ -11,7 +11,7 @@ from torchx.specs import Role, macros
 from torchx.specs.finder import get_component
 
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_torchx.app import JobShape, torchrun_command
+from dlrm_torchx.app import JobShape, in_mounted_runs, torchrun_command
 from tests import preloaded
 from tests.nvidia import install_nvidia_smi
 from tests.preloaded import ROOT
@@ -156,6 +156,43 @@ def test_kubernetes_request():
     assert sys.executable not in request
     assert "${VC_TRAIN_0_HOSTS:=localhost}:29400" in request
     assert request.count("-m dlrm_sharded.train sharder=dim") == 2
+
+
+def test_mounts_of_kubernetes():
+    """A volume claim for runs outlives the pods, and each attempt has the same folder in it."""
+    request = dryrun(
+        *("kubernetes", "-cfg", "queue=training", COMPONENT, "-j", "2x8", "--image", "dlrm:1"),
+        *("--memMB", "64000", "--data", "/datasets", "--runs", "training-runs", "sharder=dim"),
+    )
+    assert request.count("claimName: training-runs") == 2
+    assert request.count("mountPath: /mnt/runs") == 2
+    assert request.count("hostPath: path: /datasets") == 2
+    assert request.count("mountPath: /mnt/data") == 2
+    assert request.count("resume=auto") == 2
+    assert request.count("hydra.run.dir=/mnt/runs/${oc.env:TORCHELASTIC_RUN_ID}") == 2
+
+
+def test_a_folder_that_is_given_stays():
+    words = ["hydra.run.dir=/mnt/runs/mine", "resume=never"]
+    assert in_mounted_runs(words) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ([], True),
+        (["--runs", "claim"], False),
+        (["--mounts", "type=volume,src=claim,dst=/runs"], False),
+        (["trainer.checkpoint.folder=s3://bucket/run"], False),
+    ],
+    ids=["nowhere", "runs", "mounts", "store"],
+)
+def test_results_that_go_with_the_container_are_said(given, is_said):
+    done = torchx(
+        *("run", "--dryrun", "-s", "kubernetes", "-cfg", "queue=q", "--workspace", "", COMPONENT),
+        *("--image", "dlrm:1", "--memMB", "64000", *given),
+    )
+    assert ("results and checkpoints will lie in the container" in done.stderr) == is_said
 
 
 def test_docker_request():
