@@ -36,6 +36,10 @@ TABLE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 class ModelState:
     """The logical tensors of a model. Their pieces are views of the memory that training changes.
 
+    Of a table whose rows a GPU caches, training changes rows in the cache. They reach this memory
+    when others take their place, or at a flush, and win over what is in memory until then. So
+    `newest` is for those who read weights, and `forget_cached` comes before they are changed.
+
     Args:
         weights: tables, dense weights and buffers.
         dense_optimizer: state of the dense optimizer.
@@ -43,6 +47,7 @@ class ModelState:
         row_states: state of the tables' optimizer with one number per row of a shard, [R, C] each.
         column_bounds: of all tables.
         buffers: names of the dense weights that are buffers.
+        kernels: fused lookups of this rank; those of tables that are not cached have empty caches.
     """
 
     weights: dict[str, LogicalTensor]
@@ -51,11 +56,24 @@ class ModelState:
     row_states: dict[str, LogicalTensor]
     column_bounds: ColumnBounds
     buffers: tuple[str, ...] = ()
+    kernels: tuple[BatchedFusedEmbeddingBag, ...] = ()
 
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
-        """All logical tensors by name."""
+        """All logical tensors by name, of whose values some may be in caches."""
         return self.weights | self.dense_optimizer | self.fused_optimizer | self.row_states
+
+    def newest(self) -> dict[str, LogicalTensor]:
+        """Return all logical tensors by name, after what is cached is written back to them."""
+        for kernel in self.kernels:
+            kernel.flush()
+        return self.tensors
+
+    def forget_cached(self) -> None:
+        """Write back what is cached and empty the caches: lookups read memory again."""
+        for kernel in self.kernels:
+            kernel.flush()
+            kernel.purge()
 
 
 def model_state(
@@ -102,7 +120,15 @@ def model_state(
                 by_row[key] = logical(key, rows, len(bounds[table.name]) - 1)
     dense = _dense_weights(model)
     buffers = tuple(key for name, _ in model.named_buffers() if (key := dense_key(name)) in dense)
-    return ModelState(weights | dense, _dense_optimizer(optimizer), fused, by_row, bounds, buffers)
+    return ModelState(
+        weights | dense,
+        _dense_optimizer(optimizer),
+        fused,
+        by_row,
+        bounds,
+        buffers,
+        tuple(_kernels(model)),
+    )
 
 
 def table_key(table: str) -> str:
@@ -156,10 +182,6 @@ def table_shards(model: nn.Module) -> Iterator[TableShard]:
     """Yield the shards of this rank that are in fused lookups."""
     for kernel in _kernels(model):
         lookup = kernel.emb_module
-        # Rows of cached tables are in host memory: bring it up to date, and forget what is cached,
-        # as the weights may be about to change there. Other tables have no cache.
-        lookup.flush()
-        lookup.reset_cache_states()
         weights = lookup.split_embedding_weights()
         states = lookup.split_optimizer_states() or [()] * len(weights)
         for config, weight, of_table in zip(

@@ -81,7 +81,7 @@ def test_each_cached_table_has_a_cache_of_its_own():
 
 
 def test_checkpoints_flush_what_has_no_cache():
-    """`checkpoint.model_state` flushes every lookup; without a cache that does nothing."""
+    """`ModelState` flushes and resets every lookup; without a cache that does nothing."""
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
