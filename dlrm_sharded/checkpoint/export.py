@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.checkpoint.logical import Piece
-from dlrm_sharded.checkpoint.manifest import DTYPES, Manifest
+from dlrm_sharded.checkpoint.manifest import Manifest
+from dlrm_sharded.checkpoint.safetensors_file import Entry, bytes_of, header
 from dlrm_sharded.checkpoint.storage import is_table, read_pieces, torch_dtype
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import sync_folder, write_durably
@@ -22,9 +23,6 @@ DENSE_FILE = "dense.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 BLOCK_BYTES = 2**24
 """Largest size of the rows of a table that are in memory at a time, unless one row is larger."""
-
-ALIGNMENT = 8
-"""Safetensors' headers end at multiples of this, padded with spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +94,18 @@ def _write_file(path: Path, manifest: Manifest, names: Mapping[str, str]) -> Non
     """
 
     def content() -> Iterator[bytes | memoryview]:
-        yield _header(manifest, names)
+        yield header(_entries(manifest, names), {"format": "pt"})
         for name in names:
             for block in _blocks(manifest, name):
-                yield block.reshape(-1).view(torch.uint8).numpy().data
+                yield bytes_of(block)
 
     write_durably(path, content())
 
 
-def _header(manifest: Manifest, names: Mapping[str, str]) -> bytes:
-    """Return the length of the header, and the header: JSON with the place of each tensor."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, name_in_file in names.items():
-        start, end = end, end + _size_bytes(manifest, name)
+def _entries(manifest: Manifest, names: Mapping[str, str]) -> Iterator[Entry]:
+    for name, in_file in names.items():
         tensor = manifest.tensors[name]
-        entries[name_in_file] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": tensor.shape,
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+        yield Entry(in_file, tensor.dtype, tensor.shape, _size_bytes(manifest, name))
 
 
 def _blocks(manifest: Manifest, name: str) -> Iterator[Tensor]:

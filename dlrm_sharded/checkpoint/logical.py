@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 PART_BYTES = 2**26
-"""Largest size of a part, unless one row is larger. Writing a part takes twice its memory."""
+"""Largest size of a part, unless one row is larger. Writing one takes a copy of it from a GPU."""
 
 
 @dataclass(frozen=True, slots=True)

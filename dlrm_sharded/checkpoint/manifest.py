@@ -33,18 +33,18 @@ MOST_HEADER_BYTES = 10**8
 """Safetensors reads no longer header."""
 
 DTYPES = {
+    "int64": "I64",
     "float64": "F64",
     "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
     "int32": "I32",
+    "bfloat16": "BF16",
+    "float16": "F16",
     "int16": "I16",
     "int8": "I8",
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""Safetensors' names of torch's dtypes."""
+"""Safetensors' names of torch's dtypes, in the order in which the library writes their tensors."""
 
 
 class Block(NamedTuple):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +84,18 @@ class CheckpointConfig:
         return self.every_steps is not None or self.every_s is not None
 
 
+class Waited(NamedTuple):
+    """Time that a training waited for a checkpoint that is written in the background.
+
+    Args:
+        all_s: time of all waiting, also for the checkpoint before.
+        copy_s: the part of it in which the tensors were copied.
+    """
+
+    all_s: float
+    copy_s: float
+
+
 class Saver:
     """Writes the checkpoints of a run; all ranks call its methods together.
 
@@ -149,9 +162,10 @@ class Saver:
             self._conclude(self._write(tensors, state, started))
             self.finish()
             return
+        copying = time.perf_counter()
         copies = self._copied(tensors)
-        waited_s = time.perf_counter() - started
-        self._pending = self._thread.submit(self._write, copies, state, started, waited_s)
+        waited = Waited(time.perf_counter() - started, time.perf_counter() - copying)
+        self._pending = self._thread.submit(self._write, copies, state, started, waited)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written, or cannot be.
@@ -195,31 +209,35 @@ class Saver:
             )
 
     def _copied(self, tensors: State) -> dict[str, LogicalTensor]:
-        """Copy all pieces to memory of the host that is used again for the next checkpoint."""
+        """Copy all pieces to memory of the host that is used again for the next checkpoint.
+
+        A piece becomes blocks, as torch rounds the size of page-locked memory up to a power of two:
+        that is `PART_BYTES` of a full block, where a whole shard of 5 GiB would take 8.
+        """
         copied = {}
         for name, logical in tensors.items():
             pieces = []
-            for piece in logical.pieces:
-                source = piece.tensor
-                copy = self._copies.get((name, piece.offsets))
+            for block in (block for piece in logical.pieces for block in piece.blocks()):
+                source = block.tensor
+                copy = self._copies.get((name, block.offsets))
                 if copy is None or copy.shape != source.shape:
                     copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-                    self._copies[name, piece.offsets] = copy
+                    self._copies[name, block.offsets] = copy
                 copy.copy_(source, non_blocking=True)
-                pieces.append(Piece(piece.offsets, copy))
+                pieces.append(Piece(block.offsets, copy))
             copied[name] = LogicalTensor(logical.shape, logical.dtype, tuple(pieces))
         if self._rank.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return copied
 
     def _write(
-        self, tensors: State, state: RunState, started: float, waited_s: float | None = None
+        self, tensors: State, state: RunState, started: float, waited: Waited | None = None
     ) -> str | UserError | None:
         """Write a checkpoint; return on all ranks why it cannot be done, or None.
 
         Args:
             started: when the training began to wait.
-            waited_s: how long it waited; None if it still does.
+            waited: how long it waited; None if it still does.
         """
         final = checkpoint_path(self._run_dir, state.step)
         try:
@@ -241,10 +259,11 @@ class Saver:
         if self._rank.is_zero:
             written_s = time.perf_counter() - started
             log.info(
-                "checkpoint at step %d written in %.2f s (training waited %.2f s): %s",
+                "checkpoint at step %d written in %.2f s (training waited %.2f s%s): %s",
                 state.step,
                 written_s,
-                written_s if waited_s is None else waited_s,
+                written_s if waited is None else waited.all_s,
+                "" if waited is None else f", {waited.copy_s:.2f} s of it for its copy",
                 final,
             )
         return None

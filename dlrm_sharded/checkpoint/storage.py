@@ -11,7 +11,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from dlrm_sharded.checkpoint.logical import PART_BYTES, Piece, State
@@ -25,6 +24,7 @@ from dlrm_sharded.checkpoint.manifest import (
     check_seen,
     manifest_bytes,
 )
+from dlrm_sharded.checkpoint.safetensors_file import content_of
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError, DivergenceError
 from dlrm_sharded.files.json_files import write_durably
 from dlrm_sharded.files.remote_files import Location, local_file
@@ -108,14 +108,26 @@ def _write_parts(
     written: dict[str, list[Block]] = {}
     for number, places in enumerate(_parts(blocks)):
         file = f"rank-{rank:05}-{number:05}.safetensors"
-        tensors = {_key(place): blocks[place].detach().cpu().contiguous() for place in places}
-        content = save(tensors)
-        write_durably(folder / file, [content])
-        files[file] = PartFile(len(content), zlib.crc32(content))
+        files[file] = _write_part(folder / file, {_key(place): blocks[place] for place in places})
         for name, offsets in places:
             sizes, key = tuple(blocks[name, offsets].shape), _key((name, offsets))
             written.setdefault(name, []).append(Block(offsets, sizes, file, key))
     return files, written
+
+
+def _write_part(path: Path, tensors: Mapping[str, Tensor]) -> PartFile:
+    """Write a file while other threads run: nothing here holds the interpreter over a block."""
+    size_bytes = checksum = 0
+
+    def counted() -> Iterator[bytes | memoryview]:
+        nonlocal size_bytes, checksum
+        for content in content_of(tensors):
+            size_bytes += len(content)
+            checksum = zlib.crc32(content, checksum)
+            yield content
+
+    write_durably(path, counted())
+    return PartFile(size_bytes, checksum)
 
 
 def _check_finite(name: str, block: Tensor, state: RunState) -> None:

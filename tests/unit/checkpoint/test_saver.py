@@ -14,7 +14,7 @@ import torch
 
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.folder import checkpoints
-from dlrm_sharded.checkpoint.logical import LogicalTensor
+from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import RunState, check_parts, read_manifest
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
@@ -144,6 +144,25 @@ def test_background_writes_what_was_there(tmp_path, rank):
     assert load_whole(read_manifest(path), "tables.t.weight").equal(before)
 
 
+def test_copies_are_blocks_of_the_size_of_a_part(tmp_path, rank, monkeypatch):
+    """Page-locked memory of a power of two holds the full ones exactly."""
+    asked = []
+    empty = torch.empty
+
+    def recorded(shape, **options):
+        if "pin_memory" in options:
+            asked.append(math.prod(shape) * options["dtype"].itemsize)
+        return empty(shape, **options)
+
+    monkeypatch.setattr(Piece.blocks, "__defaults__", (64,))
+    monkeypatch.setattr(torch, "empty", recorded)
+    table = torch.arange(44, dtype=torch.float32).reshape(11, 4)
+    write(tmp_path, rank, 1, 2, state={"dense.t": LogicalTensor.whole(table)}, background=True)
+    assert asked == [64, 64, 48], "made once, for both checkpoints"
+    (path, _) = checkpoints(tmp_path)
+    assert load_whole(read_manifest(path), "dense.t").equal(table)
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_log_says_how_long_it_took(background, tmp_path, rank, caplog):
     started = time.perf_counter()
@@ -152,6 +171,7 @@ def test_log_says_how_long_it_took(background, tmp_path, rank, caplog):
         saver.save(STATE, run_state(1))
         saver.close()
     (record,) = (record for record in caplog.records if "written in" in record.msg)
-    step, written_s, waited_s, _ = record.args
+    step, written_s, waited_s, copied, _ = record.args
     assert step == 1
+    assert ("of it for its copy" in copied) == background
     assert 0 < waited_s <= written_s <= time.perf_counter() - started

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks import figures, plans, policies, priors, sweeps, whole
+from benchmarks import figures, plans, policies, priors, stalls, sweeps, whole
 from benchmarks.claims import CLAIMS, OURS, claims_table
 from benchmarks.page import page
 from benchmarks.planners import planner_of
@@ -369,3 +369,19 @@ def test_what_sweeps_tell_apart_is_counted(kind, other, found):
         for plan, figures in (("first", [100.0] * len(other)), ("mirrored", other))
     ]
     assert f"| {kind} | 10.0 | mirrored | - | {found} |" in sweeps.report(rows, None)
+
+
+def test_stalls_are_those_above_the_loop_alone_of_their_round():
+    """Of rounds of which one was slow, medians."""
+    p999_ms = {"checkpoint": (3.0, 9.0, 2.0), "none": (1.0, 8.5, 1.0)}
+    rows = [
+        {"writer": writer, "round": number, "num": 7, "seconds": 2.0, "copy_s": 0.5}
+        | {"median_ms": 1.0, "p999_ms": ms, "wait_p999_ms": 1.5, "wait_longest_ms": 4.0}
+        | {"wait_s": 0.01}
+        for writer, by_round in p999_ms.items()
+        for number, ms in enumerate(by_round)
+    ]
+    lines = stalls.report(rows, None).splitlines()
+    of_writer = dict(line.strip("| ").split("|", 1) for line in lines if line.startswith("|"))
+    cells = [cell.strip() for cell in of_writer["checkpoint "].split("|")]
+    assert cells == ["2.00", "0.50", "1.00", "3.00", "1.00", "1.50", "4.00", "0.50"]
