@@ -115,7 +115,7 @@ def _write_parts(
     return files, written
 
 
-def _write_part(path: Path, tensors: Mapping[str, Tensor]) -> PartFile:
+def _write_part(path: Location, tensors: Mapping[str, Tensor]) -> PartFile:
     """Write a file while other threads run: nothing here holds the interpreter over a block."""
     size_bytes = checksum = 0
 

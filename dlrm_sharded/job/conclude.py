@@ -61,7 +61,7 @@ def _conclude(
     prepared: Prepared, planned: Planned, measured: Measured, trained: TrainingResult
 ) -> float:
     settings, device, folder = prepared.settings, prepared.rank.device, prepared.folder
-    predicted = measured.prediction.predicted
+    predicted, on_cuda = measured.prediction.predicted, device.type == "cuda"
     result = run_result(
         planned.plan,
         planned.report,
@@ -72,7 +72,7 @@ def _conclude(
         batch_size=settings.batch_size,
         seed=settings.seed,
         interruptions=prepared.start.num_interruptions,
-        estimated_peak_gib=max(of_rank.total for of_rank in planned.memory.ranks) / GIB,
+        estimated_peak_gib=planned.memory.estimated_peak_bytes(on_cuda=on_cuda) / GIB,
     )
     log.info(
         "%s",
@@ -82,7 +82,7 @@ def _conclude(
             predicted,
             trained,
             folder.path,
-            on_cuda=device.type == "cuda",
+            on_cuda=on_cuda,
             host=folder.host,
             checkpoints_in=_checkpoints_in(prepared),
         ),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,21 +24,16 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, used_and_available_bytes
-from dlrm_sharded.training.memory import (
-    RankMemory,
-    Workload,
-    check_fits,
-    estimate_memory,
-    memory_text,
-    needed_and_available,
-)
+from dlrm_sharded.ranks.host_memory import available_host_bytes
+from dlrm_sharded.training.memory import Workload, estimate_host_memory, estimate_memory
+from dlrm_sharded.training.rank_memory import Budget, RankMemory, memory_text
 from dlrm_sharded.training.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "memory.json"
 COPY_SHARE = 0.9
-"""Share of the available memory up to which a run copies its tables for checkpoints."""
+"""Share of the available memory up to which a run copies its model for checkpoints."""
 
 CUDA_LIBRARY_BYTES = 2**28
 """Workspaces and kernels that CUDA's libraries load on a device after its context is there."""
@@ -89,12 +85,24 @@ class CheckedMemory:
     """Memory of all ranks, which is available.
 
     Args:
-        has_checkpoint_copy: whether it includes copies of the tables, from which checkpoints are
+        host: host memory of ranks on GPUs; empty on CPUs, where `ranks` has all memory.
+        has_checkpoint_copy: whether it includes copies of the model, from which checkpoints are
             written while the training goes on.
     """
 
     ranks: tuple[RankMemory, ...]
+    host: tuple[RankMemory, ...]
     has_checkpoint_copy: bool
+
+    def estimated_peak_bytes(self, *, on_cuda: bool) -> int:
+        """Return the peak of the fullest rank, of what `peak_gib` counts."""
+        return max(rank.tensors if on_cuda else rank.total for rank in self.ranks)
+
+    def write(self, run_dir: Path) -> None:
+        """Write memory.json."""
+        memory = {"ranks": self.ranks, "host": self.host}
+        of_ranks = {key: [rank.to_json() for rank in ranks] for key, ranks in memory.items()}
+        write_json(run_dir / FILE_NAME, {key: ranks for key, ranks in of_ranks.items() if ranks})
 
 
 def check_memory(
@@ -110,81 +118,93 @@ def check_memory(
     """Log what the ranks need; all ranks call this together.
 
     Args:
-        checkpoint: decides whether the tables are copied for checkpoints.
+        checkpoint: decides whether the model is copied for checkpoints.
         refuses: whether a plan that does not fit is an error; otherwise it is a warning.
         logs_all_ranks: whether the log has the table of every rank, not of the fullest alone.
 
     Raises:
         InfeasibleTaskError: the ranks need more memory than there is; all ranks raise it.
     """
+    estimated = _estimator(plan, task, workload, rank)
+    wanted = checkpoint.background if checkpoint is not None and checkpoint.is_enabled else False
+    copies = wanted is not False
+    budgets = estimated(copies)
+    if wanted is None:
+        _, needed, most = budgets[-1].fullest()  # the host has the copies
+        if needed > COPY_SHARE * most:
+            copies, budgets = False, estimated(False)
+            if rank.is_zero:
+                log.info("too little memory for copies: the training waits for its checkpoints")
+    for budget in budgets:
+        on_rank_zero(functools.partial(_report, budget, logs_all_ranks))
+        try:
+            on_rank_zero(budget.check)
+        except InfeasibleTaskError as error:
+            if refuses:
+                raise
+            if rank.is_zero:
+                log.warning("%s", error)
+    host = budgets[-1].ranks if budgets[-1].is_host else ()
+    return CheckedMemory(budgets[0].ranks, host, copies)
+
+
+def _estimator(
+    plan: ShardingPlan, task: ShardingTask, workload: Workload, rank: Rank
+) -> Callable[[bool], list[Budget]]:
+    """Return what estimates memory with or without copies for checkpoints; a collective.
+
+    A rank on a GPU has two budgets: the memory of the GPU, and a share of its host's.
+    """
     with all_or_none():
-        figures = used_and_available_bytes(rank)
-    found: list[tuple[int, int]] = [(0, 0)] * rank.world_size
+        figures = (*used_and_available_bytes(rank), available_host_bytes())
+    found: list[tuple[int, int, int]] = [figures] * rank.world_size
     dist.all_gather_object(found, figures)
-    used, available = ([pair[i] for pair in found] for i in (0, 1))
+    used, available, on_host = map(list, zip(*found, strict=True))
     on_cuda = rank.device.type == "cuda"
     if on_cuda:
         used = [value + CUDA_LIBRARY_BYTES for value in used]
         available = [value - CUDA_LIBRARY_BYTES for value in available]
-    sharing = 1 if on_cuda else rank.local_world_size
 
-    def estimated(*, copies: bool) -> tuple[RankMemory, ...]:
+    def estimated(copies: bool) -> list[Budget]:
         with_copy = dataclasses.replace(workload, checkpoint_copy=copies)
-        return estimate_memory(plan, task, with_copy, used)
+        per_host = rank.local_world_size
+        budget = Budget(
+            ranks=estimate_memory(plan, task, with_copy, used),
+            available_bytes=available,
+            ranks_per_host=1 if on_cuda else per_host,
+        )
+        if not on_cuda:
+            return [budget]
+        host = estimate_host_memory(plan, task, with_copy)
+        of_host = Budget(ranks=host, available_bytes=on_host, ranks_per_host=per_host, is_host=True)
+        return [budget, of_host]
 
-    wanted = checkpoint.background if checkpoint is not None and checkpoint.is_enabled else False
-    copies = wanted is not False
-    memory = estimated(copies=copies)
-    if wanted is None:
-        _, needed, most = needed_and_available(memory, available, ranks_per_host=sharing)
-        if needed > COPY_SHARE * most:
-            copies, memory = False, estimated(copies=False)
-            if rank.is_zero:
-                log.info("too little memory for copies: the training waits for its checkpoints")
-    on_rank_zero(lambda: _report(memory, available, sharing, logs_all_ranks))
-    try:
-        on_rank_zero(lambda: check_fits(memory, available, ranks_per_host=sharing))
-    except InfeasibleTaskError as error:
-        if refuses:
-            raise
-        if rank.is_zero:
-            log.warning("%s", error)
-    return CheckedMemory(memory, copies)
+    return estimated
 
 
-def write_memory(run_dir: Path, memory: Sequence[RankMemory]) -> None:
-    """Write memory.json."""
-    write_json(run_dir / FILE_NAME, {"ranks": [of_rank.to_json() for of_rank in memory]})
-
-
-def used_text(memory: Sequence[RankMemory], peak_gib: float) -> str:
+def used_text(estimated_bytes: int, peak_gib: float) -> str:
     """Write the peak that was used, beside the estimate of it."""
-    estimate_gib = max(of_rank.total for of_rank in memory) / GIB
+    estimate_gib = estimated_bytes / GIB
     return (
         f"peak memory of a rank {peak_gib:.3f} GiB, estimated {estimate_gib:.3f} GiB "
         f"({100 * (estimate_gib / peak_gib - 1):+.0f} %)"
     )
 
 
-def _report(
-    memory: Sequence[RankMemory],
-    available_bytes: Sequence[int],
-    ranks_per_host: int,
-    logs_all_ranks: bool,
-) -> None:
+def _report(budget: Budget, logs_all_ranks: bool) -> None:
+    memory, of_host = budget.ranks, " of host memory" if budget.is_host else ""
     fullest = max(range(len(memory)), key=lambda rank: memory[rank].total)
     for rank, of_rank in enumerate(memory):
         if logs_all_ranks or rank == fullest:
             level = logging.INFO if logs_all_ranks else logging.DEBUG
-            log.log(level, "memory that rank %d needs:\n%s", rank, memory_text(of_rank))
-    ranks, needed, available = needed_and_available(
-        memory, available_bytes, ranks_per_host=ranks_per_host
-    )
+            log.log(level, "memory that rank %d needs%s:\n%s", rank, of_host, memory_text(of_rank))
+    ranks, needed, available = budget.fullest()
     log.info(
-        "rank%s %s: the run will take %.3f GiB of %.3f GiB that are available (%.0f %%)",
+        "rank%s %s: the run will take %.3f GiB of %.3f GiB%s that are available (%.0f %%)",
         "s" if len(ranks) > 1 else "",
         f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else ranks[0],
         needed / GIB,
         available / GIB,
+        of_host,
         100 * needed / max(1, available),
     )

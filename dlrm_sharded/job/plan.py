@@ -10,7 +10,7 @@ from dlrm_sharded.cost.price_file import prices_beside, write_prices
 from dlrm_sharded.explain.text import plan_lines
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.job.memory_check import CheckedMemory, check_memory, write_memory
+from dlrm_sharded.job.memory_check import CheckedMemory, check_memory
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.job.start import note_start
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
@@ -80,7 +80,7 @@ def begin(prepared: Prepared, planned: Planned) -> None:
     write_json(folder / "task.json", task.to_json())
     assert prepared.planner is not None
     write_prices(prices_beside(folder / "plan.json"), prepared.planner.cost_model)
-    write_memory(folder, planned.memory.ranks)
+    planned.memory.write(folder)
     if not prepared.settings.dry_run:
         for path in start.damaged:
             set_aside(path)

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.job.build import Built
+from dlrm_sharded.job.copy_time import copy_s
 from dlrm_sharded.job.measure import Measured
 from dlrm_sharded.job.memory_check import used_text
 from dlrm_sharded.job.plan import Planned
@@ -39,7 +40,8 @@ def train(
         result = trainer.run()
         writer.conclude(result)
     if rank.is_zero:
-        log.info("%s", used_text(planned.memory.ranks, result.peak_gib))
+        estimated = planned.memory.estimated_peak_bytes(on_cuda=rank.device.type == "cuda")
+        log.info("%s", used_text(estimated, result.peak_gib))
         note_step(measured.step_journal, measured.prediction, result.step_ms)
     return result
 
@@ -101,6 +103,12 @@ def _checkpoints(
     config, rank, folder = prepared.settings.trainer.checkpoint, prepared.rank, prepared.folder
     if config is None or not config.is_enabled:
         return None
+    seconds = copy_s(planned.memory, prepared.context.hardware, planned.task.topology)
+    if seconds is not None and rank.is_zero:
+        log.info(
+            "the training will wait about %.2f s for a checkpoint's copy, longer for the first",
+            seconds,
+        )
     saver = Saver(
         folder.checkpoints_in,
         keep=config.keep,

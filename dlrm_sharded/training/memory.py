@@ -12,11 +12,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlrm_sharded.checkpoint.logical import PART_BYTES
 from dlrm_sharded.dense.trace import DenseMemory
-from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.cached_memory import cached_weight_bytes
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.task import GIB, REPLICA_GRADIENT_BYTES, ShardingTask
+from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
+from dlrm_sharded.training.copies import copied_bytes
+from dlrm_sharded.training.rank_memory import RankMemory
 
 FLOAT_BYTES = ID_BYTES = LENGTH_BYTES = 4
 LONG_BYTES = 8
@@ -36,70 +38,23 @@ HEAP_FACTOR, ID_HEAP_FACTOR = 2.4, 1.25
 
 The C library keeps freed blocks for speed (`process.keep_freed_memory`). It often finds none of the
 right size and alignment for the next tensor, so the heap grows in the first tens of steps. The
-factors were measured, see docs/reference/memory.md. On CUDA the bytes of tensors count.
+factors were measured, see docs/reference/memory.md.
 """
 
-PART_NAMES = {
-    "process": "process: interpreter, libraries, data",
-    "table_weights": "table shards",
-    "table_optimizer": "optimizer state of the tables",
-    "replica_gradients": "gradients of replicas, and their buckets",
-    "dense": "dense part: weights, gradients, optimizer",
-    "ids": "ids in flight",
-    "vectors": "pooled vectors, activations, gradients",
-    "exchange": "communication buffers",
-    "evaluation": "predictions of the evaluation",
-    "slack": "free blocks of the allocator",
-    "cached_batches": "cached batches of the dataset",
-    "checkpoint_copy": "copy of the tables for a checkpoint",
-}
+CUDA_SLACK = 0.1
+"""Free memory in torch's blocks on a GPU, relative to what lives there for a while: an assumption.
 
+Blocks above 10 MiB are multiples of 2 MiB, and what is free between them may be too small.
+"""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """Memory of one rank at its peak, in bytes, by what needs it.
+NCCL_BYTES = 2 * 2**30
+"""Buffers of two communicators, of the job and of the tables, on a GPU: an assumption.
 
-    Args:
-        process: what the process used before anything was built, a measured figure; the context
-            on CUDA.
-    """
+Between 0.5 GiB (NVIDIA/nccl#2366) and 1.6 GB (#864) are reported for one; more links take more.
+"""
 
-    process: int = 0
-    table_weights: int = 0
-    table_optimizer: int = 0
-    replica_gradients: int = 0
-    dense: int = 0
-    ids: int = 0
-    vectors: int = 0
-    exchange: int = 0
-    evaluation: int = 0
-    slack: int = 0
-    cached_batches: int = 0
-    checkpoint_copy: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(dataclasses.astuple(self))
-
-    @property
-    def needed(self) -> int:
-        """Memory that the rank takes in addition to what its process uses already."""
-        return self.total - self.process
-
-    def largest(self, count: int) -> list[tuple[str, int]]:
-        """Return the largest parts that the run adds, as pairs of their names and bytes."""
-        parts = [(PART_NAMES[key], value) for key, value in self._parts() if key != "process"]
-        return sorted(parts, key=lambda part: part[1], reverse=True)[:count]
-
-    def to_json(self) -> dict[str, int]:
-        """Return the parts and their total, in bytes."""
-        return {
-            **{f"{key}_bytes": value for key, value in self._parts()},
-            "total_bytes": self.total,
-        }
-
-    def _parts(self) -> list[tuple[str, int]]:
-        return [(key, getattr(self, key)) for key in PART_NAMES]
+PINNED_BATCH_FACTOR = 2
+"""Largest ratio of page-locked memory to the batches in it, whose tensors are not listed here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +68,7 @@ class Workload:
         num_measured_batches: batches that the measurement of the embedding cost holds.
         num_eval_samples: samples of an evaluation, of all ranks.
         cached_batch_bytes: batches that the dataset keeps on a rank.
-        checkpoint_copy: whether checkpoints are written from a copy of the tables.
+        checkpoint_copy: whether checkpoints are written from a copy of the model.
     """
 
     dense: DenseMemory
@@ -124,6 +79,11 @@ class Workload:
     cached_batch_bytes: int = 0
     checkpoint_copy: bool = False
 
+    @property
+    def dense_bytes(self) -> int:
+        """Weights, buffers and optimizer state of the dense part, without gradients."""
+        return self.dense.parameter_bytes + self.dense.buffer_bytes + self.dense_state_bytes
+
 
 def estimate_memory(
     plan: ShardingPlan,
@@ -131,7 +91,7 @@ def estimate_memory(
     workload: Workload,
     process_bytes: Sequence[int],
 ) -> tuple[RankMemory, ...]:
-    """Estimate the memory of every rank at its peak.
+    """Estimate the memory of every rank at its peak, on a GPU that of the GPU alone.
 
     Args:
         process_bytes: measured memory of each rank's process before anything is built.
@@ -140,6 +100,26 @@ def estimate_memory(
         _estimate(_RankLoad.of(rank, plan, task), task, workload, process_bytes[rank])
         for rank in range(plan.world_size)
     )
+
+
+def estimate_host_memory(
+    plan: ShardingPlan, task: ShardingTask, workload: Workload
+) -> tuple[RankMemory, ...]:
+    """Estimate the host memory that every rank on a GPU takes besides its process.
+
+    Batches and copies for checkpoints are page-locked. Without a copy of the whole model, a block
+    of it is copied at a time.
+    """
+
+    def estimate(shards: Sequence[Shard]) -> RankMemory:
+        copy = copied_bytes(shards, task.topology, dense_bytes=workload.dense_bytes)
+        return RankMemory(
+            cached_tables=sum(shard.host_bytes_on(task.topology) for shard in shards),
+            cached_batches=PINNED_BATCH_FACTOR * workload.cached_batch_bytes,
+            checkpoint_copy=copy if workload.checkpoint_copy else min(copy, PART_BYTES),
+        )
+
+    return tuple(map(estimate, plan.shards_by_rank()))
 
 
 def _weight_bytes(shard: Shard) -> int:
@@ -226,8 +206,9 @@ def _estimate(
     training_step = _moments_of_training(load, task, workload)
     measurement, training = _largest(measuring), _largest(training_step)
     peak = max(measurement, training, key=lambda moment: moment.needed)
-    slack = 0
-    if device == "cpu":
+    if device == "cuda":
+        slack = int(CUDA_SLACK * (peak.ids + _vectors(peak)))
+    else:
         # Blocks of other moments stay, and hold what comes later only in part.
         peak = dataclasses.replace(
             peak, ids=max(moment.ids for moment in (*measuring, *training_step))
@@ -238,19 +219,21 @@ def _estimate(
         heap = HEAP_FACTOR * _vectors(measurement)
         heap += max(0, HEAP_FACTOR * _vectors(training) - free)
         slack = max(0, int(heap) - _vectors(peak)) + int((ID_HEAP_FACTOR - 1) * peak.ids)
-    buckets = dense.parameter_bytes if task.topology.world_size > 1 else 0
+    copied = load.weight_bytes + load.state_bytes + workload.dense_bytes
+    exchanges = task.topology.world_size > 1
     return dataclasses.replace(
         peak,
         process=process_bytes,
         table_weights=load.weight_bytes,
         table_optimizer=load.state_bytes,
         replica_gradients=peak.replica_gradients + load.replica_gradient_bytes,
-        dense=2 * dense.parameter_bytes + dense.buffer_bytes + workload.dense_state_bytes,
-        exchange=peak.exchange + buckets,
+        dense=dense.parameter_bytes + workload.dense_bytes,  # with gradients
+        exchange=peak.exchange + exchanges * dense.parameter_bytes,  # with DDP's buckets
         evaluation=EVALUATION_BYTES_PER_SAMPLE * workload.num_eval_samples,
+        nccl=NCCL_BYTES if device == "cuda" and exchanges else 0,
         slack=slack,
         cached_batches=workload.cached_batch_bytes if device == "cpu" else 0,
-        checkpoint_copy=workload.checkpoint_copy * (load.weight_bytes + load.state_bytes),
+        checkpoint_copy=copied if device == "cpu" and workload.checkpoint_copy else 0,
     )
 
 
@@ -331,64 +314,3 @@ def _received(load: _RankLoad, task: ShardingTask) -> int:
     if task.topology.world_size == 1:
         return looked_up
     return looked_up + ID_BYTES * load.ids + 2 * LENGTH_BYTES * load.lengths
-
-
-def needed_and_available(
-    memory: Sequence[RankMemory], available_bytes: Sequence[int], *, ranks_per_host: int
-) -> tuple[range, int, int]:
-    """Return the ranks of the fullest host, what they need together, and what the host can give.
-
-    Args:
-        available_bytes: memory that each rank can still take; ranks of a host share it.
-        ranks_per_host: number of ranks that share the memory of a host; 1 on CUDA.
-    """
-    hosts = [
-        range(first, first + ranks_per_host) for first in range(0, len(memory), ranks_per_host)
-    ]
-
-    def figures(ranks: range) -> tuple[int, int]:
-        needed = sum(memory[rank].needed for rank in ranks)
-        return needed, min(available_bytes[rank] for rank in ranks)
-
-    fullest = min(hosts, key=lambda ranks: figures(ranks)[1] - figures(ranks)[0])
-    return fullest, *figures(fullest)
-
-
-def check_fits(
-    memory: Sequence[RankMemory], available_bytes: Sequence[int], *, ranks_per_host: int
-) -> None:
-    """Refuse a plan whose ranks need more memory than there is.
-
-    Args:
-        available_bytes, ranks_per_host: see `needed_and_available`.
-
-    Raises:
-        InfeasibleTaskError: the message names the fullest rank, its largest parts and what to do.
-    """
-    ranks, needed, available = needed_and_available(
-        memory, available_bytes, ranks_per_host=ranks_per_host
-    )
-    if needed <= available:
-        return
-    fullest = max(ranks, key=lambda rank: memory[rank].needed)
-    parts = ", ".join(
-        f"{name} {value / GIB:.2f} GiB" for name, value in memory[fullest].largest(4) if value
-    )
-    together = (
-        f"the {len(ranks)} ranks of its host need {needed / GIB:.2f} GiB together, "
-        if len(ranks) > 1
-        else ""
-    )
-    raise InfeasibleTaskError(
-        f"rank {fullest} needs {memory[fullest].needed / GIB:.2f} GiB ({parts}); {together}"
-        f"and {available / GIB:.2f} GiB are available; add ranks or hosts, lower batch_size or "
-        "data.cache_gib, use optimizer=sgd, or train all the same with check_memory=false, "
-        "because the estimate may be off by 10 %"
-    )
-
-
-def memory_text(memory: RankMemory) -> str:
-    """Write the parts of a rank's memory as lines of a table, the total last."""
-    rows = [(PART_NAMES[key], value) for key, value in memory._parts() if value]
-    rows.append(("total at the peak", memory.total))
-    return "\n".join(f"  {name:<42}{value / GIB:9.3f} GiB" for name, value in rows)

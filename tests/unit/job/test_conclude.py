@@ -17,7 +17,7 @@ def conclude(monkeypatch: pytest.MonkeyPatch, run_dir: Path, owner_error: Except
         monkeypatch.setattr(conclusion, name, unused)
     folder = RunFolder(run_dir, MagicMock(side_effect=owner_error))
     planned = MagicMock()
-    planned.memory.ranks = [MagicMock(total=0)]
+    planned.memory.estimated_peak_bytes.return_value = 0
     conclusion._conclude(MagicMock(folder=folder), planned, unused, unused)
 
 

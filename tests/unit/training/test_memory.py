@@ -15,15 +15,17 @@ from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.training.copies import copied_bytes, pinned_bytes
 from dlrm_sharded.training.memory import (
-    RankMemory,
+    NCCL_BYTES,
     Workload,
-    check_fits,
+    estimate_host_memory,
     estimate_memory,
-    memory_text,
 )
+from dlrm_sharded.training.rank_memory import Budget, RankMemory, memory_text
 
 TABLES = (Table("a", 1000, 16, 10.0), Table("b", 4000, 8, 1.0))
+MIB = 2**20
 DENSE = DenseMemory(parameter_bytes=5000, buffer_bytes=300, activation_bytes=70_000)
 WORKLOAD = Workload(
     dense=DENSE,
@@ -73,14 +75,17 @@ def test_what_lives_for_the_whole_run_is_exact():
     assert first.needed == first.total - 7
 
 
-def test_a_checkpoint_copies_the_tables():
+def test_a_checkpoint_copies_the_model():
+    """On a CPU the process holds the copy, of all but gradients."""
     task = task_of(1)
     copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
     plan = whole_tables(task, [0, 0])
     (without,), (with_copy,) = (
         estimate_memory(plan, task, workload, [0]) for workload in (WORKLOAD, copying)
     )
-    assert with_copy.checkpoint_copy == without.table_weights + without.table_optimizer
+    dense_bytes = 5000 + 300 + 5000
+    tables = without.table_weights + without.table_optimizer
+    assert with_copy.checkpoint_copy == tables + dense_bytes
     assert with_copy.total - without.total == with_copy.checkpoint_copy
 
 
@@ -146,24 +151,93 @@ def test_what_the_measurement_needs_is_counted(world_size, rank, ids, vectors, e
     assert (memory.ids, memory.vectors, memory.exchange) == (ids, vectors, exchange + buckets)
 
 
-def test_a_plan_that_fits_is_accepted():
-    memory = [RankMemory(process=GIB, table_weights=98), RankMemory(table_weights=2)]
-    check_fits(memory, [100, 100], ranks_per_host=2)
-    check_fits(memory, [98, 2], ranks_per_host=1)
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [(0, 0), (1, 1), (64, 64), (65, 128), (64 * MIB, 64 * MIB), (65 * MIB, 128 * MIB)],
+)
+def test_page_locked_memory_is_a_power_of_two(num_bytes, expected):
+    assert pinned_bytes(num_bytes) == expected
 
 
 @pytest.mark.parametrize(
-    ("available", "ranks_per_host", "message"),
+    ("shard", "optimizer", "expected"),
     [
-        ([4 * GIB, 4 * GIB], 2, r"rank 1 needs 3\.00 GiB .*2 ranks of its host need 5\.00 GiB"),
-        ([4 * GIB, 2 * GIB], 1, r"rank 1 needs 3\.00 GiB \(table shards 3\.00 GiB\).*2\.00 GiB"),
+        # 512 B a row: 2 blocks of 64 MiB and one of 1 KiB, and 4 bytes for each of 262,146 rows
+        (Shard("t", 0, (0, 2**18 + 2), (0, 128)), (4, 4), 128 * MIB + 1024 + 2 * MIB),
+        # 384 B a row: a block of 64 MiB less 256 B, and 288 KiB of 750 rows in 512 KiB
+        (Shard("t", 0, (0, 174_762 + 750), (0, 96)), (4, 0), 64 * MIB + MIB // 2),
+        # weights in fp16, and two states of Adam in fp32
+        (Shard("t", 0, (0, 512), (0, 128), precision="fp16"), (12, 0), MIB // 8 + 2 * MIB // 4),
+        # a replica's gradients are not copied
+        (Shard("t", 0, (0, 512), (0, 128), replicated=True), (4, 4), MIB // 4 + 2048),
+        # all rows of a cached shard, not those in the cache
+        (Shard("t", 0, (0, 512), (0, 128), load_factor=0.1), (4, 4), MIB // 4 + 2048),
     ],
-    ids=["one_host", "two_hosts"],
+    ids=["tail", "odd_rows", "fp16_adam", "replica", "cached"],
 )
-def test_a_plan_that_does_not_fit(available, ranks_per_host, message):
-    memory = [RankMemory(table_weights=2 * GIB), RankMemory(process=GIB, table_weights=3 * GIB)]
+def test_a_copy_counts_the_memory_that_its_blocks_take(shard, optimizer, expected):
+    per_element, per_row = optimizer
+    topology = Topology(1, GIB, bytes_per_element=per_element, optimizer_bytes_per_row=per_row)
+    assert copied_bytes([shard], topology, dense_bytes=0) == expected
+    assert copied_bytes([shard], topology, dense_bytes=5000) == expected + 8192
+
+
+def test_a_gpu_and_its_host_have_budgets_of_their_own():
+    """Copies, cached batches and cached tables take host memory, and none of the GPU's."""
+    task = task_of(1, device="cuda")
+    plan = ShardingPlan(
+        1, (Shard.whole(TABLES[0], 0), Shard("b", 0, (0, 4000), (0, 8), load_factor=0.25))
+    )
+    copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
+    (without,), (with_copy,) = (
+        estimate_memory(plan, task, workload, [0]) for workload in (WORKLOAD, copying)
+    )
+    assert without == with_copy
+    assert (without.checkpoint_copy, without.cached_batches) == (0, 0)
+    (host,) = estimate_host_memory(plan, task, copying)
+    assert host.cached_tables == 4000 * 8 * 4
+    assert host.cached_batches == 2 * 12_345
+    weights, states = (65_536, 131_072), (4096, 16_384)
+    assert host.checkpoint_copy == sum(weights + states) + 16_384
+    assert host.needed == host.cached_tables + host.cached_batches + host.checkpoint_copy
+
+
+def test_without_a_whole_copy_one_block_at_a_time_is_copied():
+    tables = (Table("a", 2**20, 64, 1.0),)
+    task = dataclasses.replace(task_of(1, device="cuda"), tables=tables)
+    (host,) = estimate_host_memory(whole_tables(task, [0]), task, WORKLOAD)
+    assert host.checkpoint_copy == 64 * MIB
+
+
+@pytest.mark.parametrize(("world_size", "nccl"), [(1, 0), (2, NCCL_BYTES)])
+def test_a_gpu_needs_more_than_its_tensors(world_size, nccl):
+    task = task_of(world_size, device="cuda")
+    memory = estimate_memory(whole_tables(task, [0, 0]), task, WORKLOAD, [GIB] * world_size)[0]
+    assert memory.nccl == nccl
+    assert memory.slack > 0
+    assert memory.tensors == memory.total - GIB - nccl - memory.slack
+
+
+def test_a_plan_that_fits_is_accepted():
+    memory = (RankMemory(process=GIB, table_weights=98), RankMemory(table_weights=2))
+    Budget(ranks=memory, available_bytes=[100, 100], ranks_per_host=2).check()
+    Budget(ranks=memory, available_bytes=[98, 2], ranks_per_host=1).check()
+
+
+@pytest.mark.parametrize(
+    ("available", "settings", "message"),
+    [
+        (4, {"ranks_per_host": 2}, r"rank 1 needs 3\.00 GiB .*2 ranks of its host need 5\.00 GiB"),
+        (2, {"ranks_per_host": 1}, r"rank 1 needs 3\.00 GiB \(table shards 3\.00 GiB\).*2\.00 GiB"),
+        (4, {"ranks_per_host": 2, "is_host": True}, r"of host memory .*checkpoint\.background=fal"),
+    ],
+    ids=["one_host", "two_hosts", "host_memory"],
+)
+def test_a_plan_that_does_not_fit(available, settings, message):
+    memory = (RankMemory(table_weights=2 * GIB), RankMemory(process=GIB, table_weights=3 * GIB))
+    budget = Budget(ranks=memory, available_bytes=[4 * GIB, available * GIB], **settings)
     with pytest.raises(InfeasibleTaskError, match=message):
-        check_fits(memory, available, ranks_per_host=ranks_per_host)
+        budget.check()
 
 
 def test_the_table_names_its_parts_and_the_total():

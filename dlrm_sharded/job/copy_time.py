@@ -1,0 +1,33 @@
+"""Predicts how long a training waits while its model is copied for a checkpoint."""
+
+from __future__ import annotations
+
+from dlrm_sharded.hardware.gpus.gpu_specs import find_gpu_spec
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.host_memory.cache_prices import HOST_GB_PER_S
+from dlrm_sharded.job.memory_check import CheckedMemory
+from dlrm_sharded.plans.task import Topology
+
+
+def copy_s(memory: CheckedMemory, hardware: Hardware | None, topology: Topology) -> float | None:
+    """Return the time of the largest copy of a rank, once its memory is there.
+
+    A CPU copies as fast as its probe did. A GPU sends at the nominal speed of its link, which no
+    measurement has confirmed, and all GPUs of a host share what its memory can take.
+
+    Returns:
+        Seconds; None if nothing is copied, or the hardware is not known.
+    """
+    if not memory.has_checkpoint_copy or hardware is None:
+        return None
+    copy_bytes = max(rank.checkpoint_copy for rank in memory.host or memory.ranks)
+    if not memory.host:
+        probe = hardware.probe
+        # The probe counts what is read and what is written.
+        return None if probe is None else 2 * copy_bytes / (1e9 * probe.copy_gb_per_s)
+    spec = find_gpu_spec(hardware.name)
+    link = None if spec is None else 1e9 * spec.host_gb_per_s
+    link = topology.host_bytes_per_s or link
+    if link is None:
+        return None
+    return copy_bytes / min(link, 1e9 * HOST_GB_PER_S / topology.ranks_per_host)
