@@ -111,13 +111,15 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         on_every_rank = all_ranks_alike and not isinstance(error, OSError)
         source = error.__cause__
         if not isinstance(source, RankError):
-            source = RankError(error, failed_rank=rank, reporter=0 if on_every_rank else rank)
-        if rank == source.reporter:
-            _report(message, failed_rank=source.failed_rank, is_error=code != EXIT_PREEMPTED)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and code != EXIT_PREEMPTED:
-            _write_error_file(message, error, code)
-            if all_ranks_alike or isinstance(error, EndedRankError):
-                is_reported = rank == source.reporter
+            found_by = 0 if on_every_rank else rank
+            source = RankError(error, failed_rank=found_by, reporter=found_by)
+        is_reported = rank == source.reporter
+        line = _line(message, source.failed_rank)
+        if is_reported:
+            _report(message if code == EXIT_PREEMPTED else line, is_error=code != EXIT_PREEMPTED)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            _write_error_file(message, error, code, line=line, is_said=is_reported)
+            if code != EXIT_PREEMPTED and (all_ranks_alike or isinstance(error, EndedRankError)):
                 _end_together(message, is_reported=is_reported, is_first=all_ranks_alike)
         if isinstance(error, HungRankError):
             atexit.register(_end_with_hung_ranks, error)
@@ -167,9 +169,11 @@ def _end_of_thread(ended: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(ended)
         return
     source = error.__cause__
-    if isinstance(source, RankError) and rank_number() == source.reporter:
-        _report(str(error), failed_rank=source.failed_rank, is_error=True)
-    _write_error_file(str(error), error, EXIT_ERROR)
+    is_reported = isinstance(source, RankError) and rank_number() == source.reporter
+    line = _line(str(error), source.failed_rank if isinstance(source, RankError) else 0)
+    if is_reported:
+        _report(line, is_error=True)
+    _write_error_file(str(error), error, EXIT_ERROR, line=line, is_said=is_reported)
     _end_with_hung_ranks(error)
 
 
@@ -199,21 +203,34 @@ def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
         wait_for_all_ranks(MEETING_TIMEOUT_S)
 
 
-def _write_error_file(message: str, error: Exception, code: int) -> None:
-    """Write the file from which torchrun and TorchX take the reason for the end of a rank."""
+def _write_error_file(
+    message: str, error: Exception, code: int, *, line: str, is_said: bool
+) -> None:
+    """Write the file from which torchrun and TorchX take the reason for the end of a rank.
+
+    Args:
+        line: what is shown of the error, and `is_said` whether this rank has shown it.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        about = {"error_class": type(error).__name__, "exit_code": code}
-        about["timestamp"] = str(int(time.time()))
+        about = {
+            "error_class": type(error).__name__,
+            "exit_code": code,
+            "line": line,
+            "is_said": is_said,
+            "timestamp": str(int(time.time())),
+        }
         fields = {"message": {"message": message, "extraInfo": about}}
         with contextlib.suppress(OSError):
             replace_file(path, json.dumps(fields).encode())
 
 
-def _report(message: str, *, failed_rank: int, is_error: bool) -> None:
-    """Log the message where Hydra has set up the log, which is on rank 0; else print it."""
-    where = f"error on rank {failed_rank}: " if failed_rank else "error: "
-    line = f"{where if is_error else ''}{message}"
+def _line(message: str, failed_rank: int) -> str:
+    return f"{f'error on rank {failed_rank}' if failed_rank else 'error'}: {message}"
+
+
+def _report(line: str, *, is_error: bool) -> None:
+    """Log a line where Hydra has set up the log, which is on rank 0; else print it."""
     if rank_number() == 0 and HydraConfig.initialized():
         log.log(logging.ERROR if is_error else logging.INFO, "%s", line)
     else:

@@ -16,6 +16,7 @@ from omegaconf.errors import (
 )
 
 from dlrm_sharded.files.errors import RankError, UserError
+from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER
 from dlrm_sharded.ranks.version_sets import missing_text
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
@@ -47,6 +48,8 @@ def _message(error: BaseException) -> str | None:
         cause = cause.__cause__
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
+        return NO_TEMPORARY_FOLDER
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, OSError) and error.errno in DISK_FAULTS:

@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,13 @@ TOP_PAD_BYTES = 2**26
 
 LAUNCHER_VARIABLE = "DLRM_SHARDED_LAUNCHER_PID"
 """Process that started the ranks of this host, as our launcher tells them."""
+
+
+NO_TEMPORARY_FOLDER = (
+    "no folder for temporary files is writable: neither $TMPDIR nor /tmp, /var/tmp, /usr/tmp and "
+    "the working folder; mount a file system at /tmp, such as tmpfs, or set TMPDIR. A run also "
+    "writes to hydra.run.dir, which is below runs in the working folder unless it is set"
+)
 
 
 def num_cores() -> int:
@@ -61,6 +69,18 @@ def check_threads() -> None:
         f"OMP_NUM_THREADS is {threads!r}, must be an integer >= 1; unset it for one thread per "
         f"core, of {num_cores()}, divided by the ranks of this host"
     )
+
+
+def check_temporary_folder() -> None:
+    """Refuse a machine without a writable folder for temporary files, which libraries need.
+
+    Raises:
+        ConfigError: neither TMPDIR nor a usual folder is writable.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        raise ConfigError(NO_TEMPORARY_FOLDER) from None
 
 
 def check_encoding() -> None:

@@ -10,9 +10,7 @@ store: torch's TCPStore; ranks find each other by it.
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore
@@ -22,8 +20,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-
-from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -38,20 +34,11 @@ class StartRendezvous(RendezvousHandler):
         parameters: what torchrun's command line says of the rendezvous.
         hosts: torchrun's rendezvous of several hosts; None if all ranks run on this host, whose
             store then listens on the loopback interface only.
-        before_restart: called before every start but the first, with its number; an error that it
-            raises ends the job.
     """
 
-    def __init__(
-        self,
-        parameters: RendezvousParameters,
-        hosts: RendezvousHandler | None,
-        before_restart: Callable[[int], None],
-    ) -> None:
+    def __init__(self, parameters: RendezvousParameters, hosts: RendezvousHandler | None) -> None:
         self._parameters = parameters
         self._hosts = hosts
-        self._before_restart = before_restart
-        self._num_starts = 0
         self._server: TCPStore | None = None
 
     @property
@@ -62,10 +49,6 @@ class StartRendezvous(RendezvousHandler):
         return self._parameters.backend
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._num_starts:
-            self._before_restart(self._num_starts)
-            os.environ[RESTARTS_VARIABLE] = str(self._num_starts)
-        self._num_starts += 1
         if self._hosts is None:
             self._server = _serve_loopback()
             store = PrefixStore("agent", self._server)

@@ -6,7 +6,8 @@ It takes torchrun's arguments and runs torchrun's agent. It differs in what user
   user can fix, 1 for any other error, and 128 + n after signal n.
 - The ranks of one host meet on the loopback interface, so nothing listens to the network.
 - Restarted ranks (`--max-restarts`) meet in a store of their own. An error that the user can fix
-  is not tried again.
+  is not tried again, and every host's launcher says it.
+- The launchers of several hosts end together: one that was asked to stop ends the others too.
 - A first signal is passed on to the ranks, which then have `SHUTDOWN_S` to write a checkpoint;
   further signals do not interrupt them.
 """
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistNetworkError
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError, rendezvous_handler_registry
@@ -50,13 +51,22 @@ from dlrm_sharded.files.errors import (
     LostRankError,
 )
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.ranks.agent import (
+    LIMIT_AFTER_END_S,
+    LIMIT_AFTER_SIGNAL_S,
+    RanksOfHost,
+    UserErrorOfRanksError,
+    use_host_agent,
+)
 from dlrm_sharded.ranks.job_store import PORT_TAKEN, TAKEN_TEXT, open_store
 from dlrm_sharded.ranks.process import (
     LAUNCHER_VARIABLE,
+    check_temporary_folder,
     check_threads,
     quiet_without_reader,
     threads_of_a_rank,
 )
+from dlrm_sharded.ranks.rank_ends import RememberedLogs
 from dlrm_sharded.ranks.rendezvous import StartRendezvous
 
 SHUTDOWN_S = 25
@@ -65,6 +75,10 @@ after SIGTERM (KillWait). torch 2.11 always waits 30 s."""
 
 PROBE_S = 10.0
 """Time in which the store of a job that has begun on another host must answer."""
+
+EXIT_PREEMPTED = 128 + signal.SIGTERM
+"""Exit code when ranks have ended after a signal and a checkpoint, though this launcher got none:
+that of another host did. The run is not complete, and a scheduler starts it again."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 ASKING_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -75,10 +89,6 @@ ELASTIC_LOGGER = "torch.distributed.elastic"
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-class UserErrorOfRanksError(Exception):
-    """Ranks ended with an error that they would end with again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -105,6 +115,7 @@ def _launch(args: argparse.Namespace) -> int:
     if args.rdzv_id == "none" and num_hosts == 1:
         args.rdzv_id = str(uuid.uuid4())
     check_threads()
+    check_temporary_folder()
     threads = threads_of_a_rank(determine_local_world_size(args.nproc_per_node))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     # a rank that crashes in a library says where, before it dies
@@ -120,7 +131,14 @@ def _launch(args: argparse.Namespace) -> int:
     assert config.logs_specs is not None
     logs = RememberedLogs(config.logs_specs)
     config.logs_specs = logs
-    _replace_rendezvous(config, failures, logs)
+    _replace_rendezvous(config)
+    agents = use_host_agent(
+        RanksOfHost(
+            mistake=lambda: logs.mistake(failures.exit_code),
+            were_preempted=logs.were_preempted,
+            say_restart=failures.say_restart,
+        )
+    )
     config.signals_to_handle = ""  # no handlers of torch's, which a second signal would call again
     stop = StopRequest()
     stop.install()
@@ -130,21 +148,29 @@ def _launch(args: argparse.Namespace) -> int:
         elastic_launch(config, command)(*command_args)
     except SignalException:
         return 128 + stop.number
-    except UserErrorOfRanksError:
+    except UserErrorOfRanksError as error:
+        if str(error) and not logs.has_said(str(error)):
+            say(str(error))
         return EXIT_USER_ERROR
     except ChildFailedError as error:
-        return _conclude(error.failures)
+        return _conclude(error.failures, unsaid=None if logs.has_said() else logs.line())
     except DistNetworkError as error:
         if PORT_TAKEN not in str(error):
             raise
         raise ConfigError(f"{config.rdzv_endpoint} {TAKEN_TEXT}") from error
     except RendezvousError as error:
+        if logs.were_preempted():
+            return EXIT_PREEMPTED
         say(
             f"error: the hosts did not meet at {config.rdzv_endpoint}: {error}; the host that "
             "ended first has the reason, unless no host listens there"
         )
         return EXIT_ERROR
-    return 0
+    finally:
+        with contextlib.suppress(SignalException):  # which ends no more than this wait
+            for agent in agents:
+                agent.end_with_others(LIMIT_AFTER_SIGNAL_S if stop.number else LIMIT_AFTER_END_S)
+    return EXIT_PREEMPTED if logs.were_preempted() else 0
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -206,6 +232,14 @@ class FailureLog(logging.Handler):
         logger.addHandler(self)
         logger.propagate = "LOGLEVEL" in os.environ  # whoever sets a level wants torch's lines
 
+    def say_restart(self, number: int) -> None:
+        """Say that the ranks start again, and why; a later failure is another one."""
+        reason = "ranks of another host have ended"
+        if self.exit_code is not None:
+            reason = f"local rank {self.local_rank} {_how(self.exit_code)}"
+        say(f"{reason}; all ranks start again (restart {number})")
+        self.exit_code = None
+
     def emit(self, record: logging.LogRecord) -> None:
         arguments = record.args if isinstance(record.args, tuple) else ()
         if str(record.msg).startswith("failed (exitcode") and len(arguments) >= 2:
@@ -214,47 +248,12 @@ class FailureLog(logging.Handler):
             say(f"rank process {arguments[0]} did not end after SIGTERM and is killed")
 
 
-class RememberedLogs(LogsSpecs):
-    """Where ranks write, as torchrun decides it; knows the error files of the last start."""
-
-    def __init__(self, logs: LogsSpecs) -> None:
-        self._logs = logs
-        self._error_files: Mapping[int, str] = {}
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        destination = self._logs.reify(envs)
-        self._error_files = destination.error_files
-        return destination
-
-    @property
-    def root_log_dir(self) -> str:
-        return self._logs.root_log_dir
-
-    def exit_codes(self) -> set[int]:
-        """Return the exit codes that ranks of the last start gave with their messages."""
-        codes = set()
-        for path in self._error_files.values():
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                codes.add(json.loads(Path(path).read_text())["message"]["extraInfo"]["exit_code"])
-        return codes
-
-
-def _replace_rendezvous(config: LaunchConfig, failures: FailureLog, logs: RememberedLogs) -> None:
+def _replace_rendezvous(config: LaunchConfig) -> None:
     """Let the ranks meet by `StartRendezvous`; a static rendezvous stays torchrun's."""
     several_hosts = config.max_nodes > 1
     if several_hosts and config.rdzv_backend == "static":
         return
     backend = config.rdzv_backend
-
-    def before_restart(number: int) -> None:
-        # Whoever ends with 2 before it can write an error file cannot read its command line.
-        if EXIT_USER_ERROR in {failures.exit_code, *logs.exit_codes()}:
-            raise UserErrorOfRanksError
-        reason = "ranks of another host have ended"
-        if failures.exit_code is not None:
-            reason = f"local rank {failures.local_rank} {_how(failures.exit_code)}"
-        say(f"{reason}; all ranks start again (restart {number})")
-        failures.exit_code = None
 
     def create(parameters: RendezvousParameters) -> RendezvousHandler:
         hosts = None
@@ -263,14 +262,18 @@ def _replace_rendezvous(config: LaunchConfig, failures: FailureLog, logs: Rememb
             theirs = copy.copy(parameters)
             theirs.backend = backend
             hosts = rendezvous_handler_registry.create_handler(theirs)
-        return StartRendezvous(parameters, hosts, before_restart)
+        return StartRendezvous(parameters, hosts)
 
     config.rdzv_backend = f"dlrm_sharded_{uuid.uuid4().hex}"  # a name cannot be registered twice
     rendezvous_handler_registry.register(config.rdzv_backend, create)
 
 
-def _conclude(failures: Mapping[int, ProcessFailure]) -> int:
-    """Print the reason unless a rank did so last; return the exit code."""
+def _conclude(failures: Mapping[int, ProcessFailure], unsaid: str | None) -> int:
+    """Print the reason unless a rank did so last; return the exit code.
+
+    Args:
+        unsaid: the line of an error that no rank of this host has shown; None if one has.
+    """
     rank, failure = min(failures.items(), key=lambda item: (_gravity(item[1]), item[1].timestamp))
     _pass_on(failure)
     is_bug = _error_class(failure) is None  # a message without its class came with a traceback
@@ -285,6 +288,8 @@ def _conclude(failures: Mapping[int, ProcessFailure]) -> int:
         elif rank:
             reason = f"rank {rank}: {reason}"
         say(f"error: {reason}")
+    elif unsaid is not None:
+        say(unsaid)
     return EXIT_USER_ERROR if failure.exitcode == EXIT_USER_ERROR else EXIT_ERROR
 
 

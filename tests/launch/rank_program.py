@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.files.errors import ConfigError, UnsavedError
-from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.files.errors import ConfigError, PreemptedError, UnsavedError
+from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE, is_restart
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.ranks.process import die_with_parent
@@ -118,6 +118,28 @@ def checkpoint(rank: Rank, folder: Path) -> None:
     while not (folder / "go").exists():  # the disk is slow
         time.sleep(0.02)
     (folder / f"checkpoint_{rank.rank}").write_text(str(signals[0]))
+
+
+def preempt(rank: Rank, folder: Path) -> None:
+    """End after a signal to any rank, as a trainer does that has written a checkpoint."""
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    exchange()
+    (folder / f"ready_{rank.rank}").touch()
+    stopped = torch.zeros(1)
+    while not stopped:
+        stopped += len(signals)
+        dist.all_reduce(stopped, op=dist.ReduceOp.MAX)
+        time.sleep(0.02)
+    raise reported_by_rank_zero(PreemptedError("SIGTERM stopped the training"))
+
+
+def end_first(rank: Rank, folder: Path) -> None:
+    """End on rank 0, whose launcher then waits for that of the other rank."""
+    exchange()
+    (folder / f"ready_{rank.rank}").touch()
+    while rank.rank == 1 and not (folder / "go").exists():
+        time.sleep(0.02)
 
 
 def ready(rank: Rank, folder: Path) -> None:

@@ -5,18 +5,25 @@ import re
 import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
+from dlrm_sharded.ranks.agent import LIMIT_AFTER_SUCCESS_S
+from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER
 from tests import preloaded
 from tests.e2e.runs import LAUNCHERS, environment
 from tests.launch.conftest import LISTENING
+from tests.preloaded.ranks import free_port
 from tests.processes import is_running, wait_until
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
-Start = Callable[..., "subprocess.Popen[str]"]
+Job: TypeAlias = "subprocess.Popen[str]"
+Start = Callable[..., Job]
 
 
 @pytest.fixture
@@ -112,16 +119,60 @@ def test_restarts(launcher, start, tmp_path):
     assert "restart 2" in restarts[1]
 
 
+def on_two_hosts(start: Start, backend: str, what: str, *options: str) -> list[Job]:
+    """Launchers of one job, with one rank each, as on two hosts."""
+    port = free_port()
+    options = ("--nnodes", "2", "--nproc-per-node", "1", *options)
+    of_hosts = [["--rdzv-backend", "c10d", "--rdzv-id", "a_job"]] * 2
+    where = ["--rdzv-endpoint", f"127.0.0.1:{port}"]
+    if backend == "static":
+        of_hosts = [["--node-rank", str(host)] for host in range(2)]
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [start(what, *options, *of_host, *where) for of_host in of_hosts]
+
+
 def test_restarts_on_two_hosts(start, tmp_path):
     """Two agents, whose own counts of restarts differ; each serves the ranks of both."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-    options += ["--rdzv-id", "a_job", "--rdzv-endpoint", endpoint, "--max-restarts", "2"]
-    for job in [start("die_twice", *options) for _ in range(2)]:
+    for job in on_two_hosts(start, "c10d", "die_twice", "--max-restarts", "2"):
         ended(job, 0)
     assert len(list(tmp_path.glob("attempt_*"))) == 6
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("what", ["raise_agreed", "raise_alone"])
+def test_a_mistake_ends_both_hosts_with_its_message(what, backend, start):
+    """The ranks of one of them have not found it, and could lose the store of the other."""
+    for job in on_two_hosts(start, backend, what, "--max-restarts", "2"):
+        lines = ended(job, 2)
+        assert lines[-1] == "error on rank 1: rank one has no data"
+        output = "\n".join(lines)
+        assert output.count("rank one has no data") == 1
+        assert "start again" not in output
+        assert "frame #" not in output, "C++ of a store that is gone"
+
+
+@pytest.mark.parametrize("host", [0, 1])  # one of them serves the store of the launchers
+def test_a_drained_host_ends_the_other(host, start, tmp_path):
+    """Its ranks have ended well, and the run is not complete."""
+    began = time.monotonic()
+    jobs = on_two_hosts(start, "c10d", "preempt")
+    ranks_of(tmp_path)
+    jobs[host].send_signal(signal.SIGTERM)
+    for job in jobs:
+        ended(job, 128 + signal.SIGTERM)
+    assert time.monotonic() - began < LIMIT_AFTER_SUCCESS_S, "torchrun waits for a host that ends"
+
+
+def test_a_launcher_without_ranks_answers_a_signal(start, tmp_path):
+    """It waits for the ranks of the other host."""
+    jobs = on_two_hosts(start, "static", "end_first")
+    ranks = ranks_of(tmp_path)
+    wait_until(lambda: not is_running(ranks[0]), "the first rank has ended")
+    jobs[0].send_signal(signal.SIGTERM)
+    ended(jobs[0], 128 + signal.SIGTERM)
+    assert is_running(ranks[1])
+    (tmp_path / "go").touch()
+    ended(jobs[1], 0)
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
@@ -132,6 +183,23 @@ def test_a_port_that_is_taken(backend, start):
         options = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint]
         (line,) = ended(start("ready", *options), 2)
     assert line.startswith(f"error: {endpoint} is taken by another program")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
+def test_a_read_only_root():
+    """What must be writable is one line, in place of the traceback of a library."""
+    shell = 'mount --make-rprivate / && mount -o remount,bind,ro / && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", shell, "sh"]
+    env = {key: value for key, value in environment().items() if key != "TMPDIR"}
+    look = [*command, sys.executable, "-c", "import tempfile; tempfile.gettempdir()"]
+    found = subprocess.run(look, cwd="/", env=env, capture_output=True, text=True, check=False)
+    if "No usable temporary directory" not in found.stderr:
+        pytest.skip("no mount namespace can be made here, or /tmp is a mount of its own")
+    job = [sys.executable, *LAUNCHERS["ours"], "1", str(PROGRAM)]
+    done = subprocess.run(
+        [*command, *job], cwd="/", env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, f"error: {NO_TEMPORARY_FOLDER}\n")
 
 
 @pytest.mark.parametrize("threads", ["0", "abc"])

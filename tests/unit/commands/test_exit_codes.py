@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -36,6 +37,7 @@ from dlrm_sharded.files.errors import (
     UnsavedError,
 )
 from dlrm_sharded.ranks.agreement import _sendable, reported_by_rank_zero
+from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER, check_temporary_folder
 from tests.unit.commands.conftest import composed_config
 
 NO_PLAN = "table 't' needs 8 B, the freest rank has 4 B"
@@ -113,6 +115,17 @@ def test_users_errors_exit_with_2_and_one_line(capsys):
     printed = capsys.readouterr()
     assert printed.err == f"error: {NO_PLAN}\n"
     assert printed.out == ""
+
+
+def test_no_folder_for_temporary_files(monkeypatch):
+    """As in a container with a read-only root; libraries raise this error at any place."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
+    with pytest.raises(FileNotFoundError) as raised:
+        tempfile.gettempdir()
+    assert said(raised.value) == NO_TEMPORARY_FOLDER
+    with pytest.raises(ConfigError, match="mount a file system at /tmp"):
+        check_temporary_folder()
 
 
 @pytest.mark.parametrize("kind", [LostFolderError, UnsavedError], ids=lambda kind: kind.__name__)
