@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.own_folder import write_hydra_files
@@ -21,6 +24,7 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.rounds import Stretch, measure_round
 from dlrm_sharded.job.run import run
 from dlrm_sharded.job.settings import JobSettings
+from dlrm_sharded.job.trained_config import facts_of_start, flat
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.plans.task import Topology
@@ -32,15 +36,19 @@ from dlrm_sharded.sharders.planning import Planner
 MAX_TIMEOUT_S = 1e8
 """Limit of the time that a rank waits for the others: three years."""
 
+OF_A_RANK = re.compile(r"\$\{(hydra|now|started):")
+"""Parts of a config that Hydra resolves to other values on rank 0 than on the others."""
+
 
 def train(cfg: DictConfig) -> float:
     """Run on all ranks together; return the entry of result.json that `objective` names."""
     try:
         check_number("timeout_s", cfg.timeout_s, least=1, most=MAX_TIMEOUT_S)
-    except ConfigError as error:
+        facts = _facts(cfg)
+    except (ConfigError, OmegaConfBaseException) as error:
         reported_by_rank_zero(error)
         raise
-    with process_group(timeout_s=cfg.timeout_s) as rank:
+    with process_group(timeout_s=cfg.timeout_s, facts=facts) as rank:
         run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
         with all_or_none():
             settings = job_settings(cfg, rank)
@@ -102,7 +110,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         objective=cfg.objective,
         check_memory=cfg.check_memory,
         dry_run=cfg.dry_run,
-        config=json.loads(json.dumps(OmegaConf.to_container(cfg, resolve=True), default=str)),
+        config=_plain(cfg, resolve=True),
         config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
         write_config=functools.partial(write_hydra_files, cfg),
     )
@@ -115,6 +123,22 @@ def _dataset(data: str, batch_size: int) -> Dataset:
     The runs of a sweep in rounds share their processes, and most of them their data.
     """
     return build_dataset(OmegaConf.create({"data": json.loads(data), "batch_size": batch_size}))
+
+
+def _facts(cfg: DictConfig) -> dict[str, Any]:
+    """Return what all ranks of the job must have been started with."""
+    texts = flat(_plain(cfg, resolve=False))
+    config = {
+        key: value
+        for key, value in flat(_plain(cfg, resolve=True)).items()
+        if not OF_A_RANK.search(str(texts.get(key)))
+    }
+    return facts_of_start(config)
+
+
+def _plain(cfg: DictConfig, *, resolve: bool) -> Any:
+    """Return a config as it is read from JSON."""
+    return json.loads(json.dumps(OmegaConf.to_container(cfg, resolve=resolve), default=str))
 
 
 def _planner(cfg: DictConfig, context: RunContext) -> Planner:

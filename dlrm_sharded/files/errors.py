@@ -13,7 +13,8 @@ UserError                    a command prints its message alone and exits with 2
 +-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
 +-- LostRankError            another rank is gone (exit code 1)
 |   +-- HungRankError        another rank lives, but does not come to a collective
-+-- EndedRankError           another rank ended before the ranks had met
++-- EndedRankError           the ranks end before they have a process group
+|   +-- UnlikeRanksError     they have different configs, versions or data
 +-- ShardingError            there is no usable plan
     +-- InfeasibleTaskError  no plan fits
     +-- InvalidPlanError     this plan cannot be trained
@@ -93,6 +94,10 @@ class HungRankError(LostRankError):
 
 class EndedRankError(UserError):
     """A rank ended with an error before the ranks had met; the message is that rank's."""
+
+
+class UnlikeRanksError(EndedRankError):
+    """Ranks of one job were started with different configs or versions, or read different data."""
 
 
 class ShardingError(UserError):

@@ -18,8 +18,10 @@ from dlrm_sharded.job.memory_check import traced_workload
 from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.start import Start, check_length, find_start
+from dlrm_sharded.job.trained_config import facts_of_data
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
+from dlrm_sharded.ranks.alike import check_in_group
 from dlrm_sharded.ranks.distributed import Rank, with_memory_of_all_ranks
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.training.memory import Workload
@@ -55,6 +57,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     Raises:
         CheckpointError: a checkpoint cannot be used; see `find_start`.
         ConfigError: a setting cannot be used.
+        UnlikeRanksError: the ranks do not read the same data.
     """
     context = RunContext(
         device=rank.device.type,
@@ -72,13 +75,14 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))
     with all_or_none():
         streams = {split: _stream(split, settings, rank) for split in SPLITS}
+        data = facts_of_data(settings.dataset)
+    check_in_group(data)
     start = find_start(
         folder,
         rank,
         resume=settings.resume,
         init_from=settings.init_from,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
+        config=settings.config,
     )
     with all_or_none():
         check_length(start, settings.trainer, len(streams["train"]))

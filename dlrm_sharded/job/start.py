@@ -23,6 +23,7 @@ from dlrm_sharded.files.errors import CheckpointError, ConfigError, DamagedCheck
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.remote_files import Location, location
 from dlrm_sharded.job.run_folder import RunFolder
+from dlrm_sharded.job.trained_config import refused_and_changed
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.attempt import is_restart
@@ -91,17 +92,23 @@ def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_start(
-    folder: RunFolder, rank: Rank, *, resume: object, init_from: object, batch_size: int, seed: int
+    folder: RunFolder,
+    rank: Rank,
+    *,
+    resume: object,
+    init_from: object,
+    config: Mapping[str, Any],
 ) -> Start:
     """Return what the run begins from; a collective of all ranks.
 
     Args:
         resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
         init_from: checkpoint or run whose weights the first step begins from; None for none.
+        config: the config of the run.
 
     Raises:
-        CheckpointError: a named checkpoint is damaged, or belongs to other data; or the folder has
-            checkpoints, and none is good.
+        CheckpointError: a named checkpoint is damaged; or the folder has checkpoints, and none is
+            good; or the checkpoint was trained with another config, see `job.trained_config`.
         ConfigError: the folder holds a run that is not to be resumed.
     """
     mode = on_rank_zero(lambda: _mode(resume, folder))
@@ -127,7 +134,7 @@ def find_start(
         weights = _named(str(init_from), rank, key="init_from")
     if resumed is not None:
         with all_or_none():
-            _check_same_order(resumed, batch_size=batch_size, seed=seed)
+            _check_same_training(resumed, config, logs=rank.is_zero)
     damaged = [p for p, why in passed_over.items() if isinstance(why, DamagedCheckpointError)]
     return Start(run, num_starts, resumed, weights, tuple(damaged))
 
@@ -266,13 +273,13 @@ def _checked(path: Location, rank: Rank) -> Manifest:
     return manifest
 
 
-def _check_same_order(manifest: Manifest, *, batch_size: int, seed: int) -> None:
-    """Check that the batches keep the order in which the checkpoint's run has seen them."""
-    for key, given in (("batch_size", batch_size), ("seed", seed)):
-        written = getattr(manifest.state, key)
-        if written != given:
-            raise CheckpointError(
-                f"{key} is {given!r}, and {manifest.folder} was trained with {written!r}; it "
-                f"decides the order of the samples: resume with {key}={written}, or take the "
-                "weights alone with init_from"
-            )
+def _check_same_training(manifest: Manifest, config: Mapping[str, Any], *, logs: bool) -> None:
+    """Check that the run goes on with what its checkpoint was trained with; log what differs."""
+    refused, changed = refused_and_changed(manifest.state.config, config)
+    if refused is not None:
+        raise CheckpointError(
+            f"{manifest.folder} was trained with another config: {refused}; resume with that of "
+            "the checkpoint, or take the weights alone with init_from"
+        )
+    if changed is not None and logs:
+        log.warning("from %s on, the run has another config: %s", manifest.folder.name, changed)

@@ -10,16 +10,18 @@ import gc
 import logging
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dlrm_sharded.files.errors import ConfigError, HungRankError, RankError, check_number
 from dlrm_sharded.plans.task import GIB, Topology
+from dlrm_sharded.ranks.alike import check_before_group
 from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.host_memory import available_host_bytes
@@ -79,7 +81,9 @@ def rank_from_environment() -> Rank:
 
 
 @contextmanager
-def process_group(timeout_s: float = 600) -> Iterator[Rank]:
+def process_group(
+    timeout_s: float = 600, *, facts: Mapping[str, Any] | None = None
+) -> Iterator[Rank]:
     """Join this process to the job's group as one rank; NCCL on CUDA, gloo elsewhere.
 
     Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU. Within a block
@@ -87,6 +91,7 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
 
     Args:
         timeout_s: time that a rank waits for the others.
+        facts: what all ranks must have alike, see `ranks.alike`; None for nothing.
 
     Raises:
         ConfigError: the host shows fewer GPUs than it has ranks, or torch cannot use them.
@@ -94,6 +99,7 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
         HungRankError: other ranks did not come here, or to a collective of the block, in time.
         LostRankError: another rank has gone in a collective of the block. With NCCL, its own
             watchdog ends the process after these two.
+        UnlikeRanksError: the ranks do not have the facts alike.
     """
     rank = rank_from_environment()
     if dist.is_initialized():
@@ -107,6 +113,9 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
         die_with_parent()
         job = JobStore(rank.rank, rank.world_size, timeout_s)
         job.meet()
+        if facts is not None:
+            alike = {**facts, "type of device": rank.device.type}
+            check_before_group(alike, job.for_facts, rank.rank, rank.world_size)
     # NCCL has a watchdog of its own.
     watch = None if job is None or on_cuda else StallWatch(job.stall_s, job.raise_stall)
     lost = None

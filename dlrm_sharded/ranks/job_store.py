@@ -170,6 +170,10 @@ class JobStore:
     def for_group(self) -> dist.Store:
         return dist.PrefixStore("group", self._store)
 
+    @property
+    def for_facts(self) -> dist.Store:
+        return dist.PrefixStore("facts", self._store)
+
     def meet(self) -> None:
         """Return when all ranks have come.
 

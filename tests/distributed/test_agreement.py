@@ -2,6 +2,7 @@
 
 import functools
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError, RankError
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
+from dlrm_sharded.ranks.alike import check_in_group
 from dlrm_sharded.ranks.distributed import Rank, with_memory_of_all_ranks
 from dlrm_sharded.ranks.job_store import wait_for_all_ranks
 from tests.preloaded.ranks import gathered, run_ranks
@@ -61,7 +63,14 @@ CASES: dict[str, Callable[[Rank], None]] = {
     "all-on_both": lambda rank: raise_alone(rank, {0: ConfigError("0"), 1: DataError("1")}),
     "all-local_on_1": lambda rank: raise_alone(rank, {1: local_error("odd")}),
     "all-on_none": lambda rank: raise_alone(rank, {}),
+    "data-alike": lambda rank: check_in_group({"rows": 5}),
+    "data-unlike": lambda rank: check_in_group({"rows": 5 + rank.rank}),
 }
+HOST = socket.gethostname()
+UNLIKE = (
+    f"the ranks do not read the same data: rows is 5 on rank 0 ({HOST}) and 6 on rank 1 ({HOST}); "
+    "give all hosts equal files"
+)
 EXPECTED = {
     # type, message, whether another rank reports it; of rank 0 and of rank 1
     "rank_zero-ours": [
@@ -79,6 +88,8 @@ EXPECTED = {
     "all-on_both": [("ConfigError", "0", False), ("ConfigError", "0", True)],
     "all-local_on_1": [("RuntimeError", "LocalError: odd", False), ("LocalError", "odd", True)],
     "all-on_none": [None, None],
+    "data-alike": [None, None],
+    "data-unlike": [("UnlikeRanksError", UNLIKE, False), ("UnlikeRanksError", UNLIKE, True)],
 }
 
 

@@ -325,7 +325,7 @@ def whole_run_faults(whole: Path, damage: str) -> list[str]:
 
 def begin_from(resume: str, run_dir: Path, rank: Rank) -> Start:
     folder = RunFolder(run_dir, lambda: None)
-    return find_start(folder, rank, resume=resume, init_from=None, batch_size=256, seed=0)
+    return find_start(folder, rank, resume=resume, init_from=None, config={})
 
 
 @contextmanager

@@ -22,9 +22,10 @@ from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, write
 
 
-def begin_from(resume: str, run_dir: Path, rank: Rank) -> Start:
+def begin_from(resume: str, run_dir: Path, rank: Rank, **config: Any) -> Start:
+    config = {"seed": 0} | config  # that of the checkpoints
     folder = RunFolder(run_dir, lambda: None)
-    return find_start(folder, rank, resume=resume, init_from=None, batch_size=4, seed=0)
+    return find_start(folder, rank, resume=resume, init_from=None, config=config)
 
 
 def write_diverged(run_dir: Path, rank: Rank, *, step: int) -> Path:
@@ -89,6 +90,23 @@ def test_an_old_checkpoint_under_a_later_name_does_not_count(tmp_path, rank, cap
     start = begin_from("auto", tmp_path, rank)
     assert (start.step, start.damaged) == (2, ())
     assert f"{renamed} is the checkpoint of step-0000000001; rename it" in caplog.text
+
+
+def test_goes_on_with_what_it_was_trained_with(tmp_path, rank, caplog):
+    config = {"seed": 0, "data": {"alpha": 0.9}, "optimizer": {"dense_learning_rate": 0.01}}
+    newest = write(tmp_path, rank, 7, config=config)
+    changed = config | {"optimizer": {"dense_learning_rate": 0.02}}
+    assert begin_from("auto", tmp_path, rank, **changed).step == 7
+    assert (
+        f"from {newest.name} on, the run has another config: optimizer.dense_learning_rate is 0.02 "
+        "and was 0.01"
+    ) in caplog.text
+    with pytest.raises(CheckpointError) as raised:
+        begin_from("auto", tmp_path, rank, **changed | {"data": {"alpha": 0.2}, "seed": 1})
+    assert str(raised.value) == (
+        f"{newest} was trained with another config: data.alpha is 0.2 and was 0.9, seed is 1 and "
+        "was 0; resume with that of the checkpoint, or take the weights alone with init_from"
+    )
 
 
 def test_checkpoints_of_another_run_alone(tmp_path, rank):

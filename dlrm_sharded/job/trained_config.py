@@ -1,0 +1,130 @@
+"""Says which keys of a config decide what is trained.
+
+All ranks of a job must have them alike, and a run that goes on must have them as its checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.datasets.base import SPLITS, Dataset
+from dlrm_sharded.files.errors import shortened
+from dlrm_sharded.files.provenance import versions
+from dlrm_sharded.ranks.alike import MISSING, listed
+
+DECIDES = ("batch_size", "seed", "data", "model", "optimizer.embedding", "optimizer.dense")
+"""Keys, with all keys below them, that decide the samples, their order, and the model."""
+
+MAY_CHANGE = (
+    *("optimizer", "exchange_precision", "trainer.tf32", "model.bf16", "model.compile_mode"),
+    "data.num_val_batches",
+)
+"""Keys, with all keys below them, that decide how a run trains on, or what it is validated on. A
+run may go on with other values, such as a lower learning rate, and says so."""
+
+DECIDES_NOTHING = ("data.pregenerate", "data.cache_batches", "data.cache_gib")
+"""Keys below those of `DECIDES` that say how batches are kept."""
+
+PATHS = ("path", "files", "val_files", "blocks_dir")
+"""Last parts of keys that say where data lies: it may have moved, or lie elsewhere on each host."""
+
+OF_A_HOST = (
+    *("journal", "topology.memory_gib", "topology.memory_fraction", "topology.reserved_gib"),
+)
+"""Keys that may differ between hosts: rank 0 alone reads the journal, and each rank has a memory of
+its own."""
+
+
+def flat(value: Any, key: str = "") -> dict[str, Any]:
+    """Return the values of a config by their dotted keys; lists of mere numbers or texts stay."""
+    if isinstance(value, Mapping):
+        items = [(str(name), item) for name, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        items = [(str(number), item) for number, item in enumerate(value)]
+    else:
+        return {key: value}
+    found: dict[str, Any] = {}
+    for name, item in items:
+        found |= flat(item, f"{key}.{name}" if key else name)
+    return found
+
+
+def facts_of_start(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all ranks of a job must be started with: config, versions and code.
+
+    Args:
+        config: values by their dotted keys.
+    """
+    decided = {key: value for key, value in config.items() if not _may_differ_by_host(key)}
+    installed = {f"version of {package}": found for package, found in versions().items()}
+    return decided | installed | {"code of dlrm_sharded": _code_digest()}
+
+
+def facts_of_data(dataset: Dataset) -> dict[str, Any]:
+    """Return what all ranks must find in the data, which each host may have on its own disk."""
+    facts: dict[str, Any] = {
+        f"number of {split} batches": dataset.num_batches(split) for split in SPLITS
+    }
+    for table in dataset.tables:
+        facts[f"size of table {table.name}"] = [table.num_embeddings, table.embedding_dim]
+        profile = (table.pooling_factor, *(table.reuse_histogram or ()))
+        # on other processors, means and shares may differ in their last digits
+        facts[f"profile of table {table.name}"] = [float(f"{value:.6g}") for value in profile]
+    return facts
+
+
+def refused_and_changed(
+    written: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[str | None, str | None]:
+    """Return how a config differs from that of a checkpoint.
+
+    Returns:
+        The differences with which a run cannot go on, and those with which it can; None for none.
+    """
+    before, now = flat(written), flat(config)
+    refused: list[str] = []
+    changed: list[str] = []
+    for key in sorted(before.keys() | now.keys()):
+        if not _is_below(key, (*DECIDES, *MAY_CHANGE)) or _is_below(key, DECIDES_NOTHING):
+            continue
+        if before.get(key) == now.get(key):  # a key that only one of them has may be null there
+            continue
+        text = f"{key} is {_shown(now, key)} and was {_shown(before, key)}"
+        # keys that a version adds or renames are no reason to refuse its checkpoints
+        is_in_both = key in before and key in now
+        may_change = _is_path(key) or (_is_below(key, MAY_CHANGE) and key not in DECIDES)
+        (changed if may_change or not is_in_both else refused).append(text)
+    return _joined(refused), _joined(changed)
+
+
+def _may_differ_by_host(key: str) -> bool:
+    return _is_below(key, OF_A_HOST) or (_is_below(key, ("data",)) and _is_path(key))
+
+
+def _is_below(key: str, groups: tuple[str, ...]) -> bool:
+    return any(f"{key}.".startswith(f"{group}.") for group in groups)
+
+
+def _is_path(key: str) -> bool:
+    return key.rpartition(".")[2] in PATHS
+
+
+def _shown(config: Mapping[str, Any], key: str) -> str:
+    return shortened(config[key]) if key in config else MISSING
+
+
+def _joined(texts: list[str]) -> str | None:
+    return listed(texts, ", ") if texts else None
+
+
+def _code_digest() -> str:
+    """Return a digest of this package's modules: checkouts differ under one version."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

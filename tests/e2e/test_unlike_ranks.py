@@ -1,0 +1,51 @@
+"""Ranks that are started by hand, as on several hosts, with configs that differ."""
+
+import socket
+
+import pytest
+
+from tests import preloaded
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import environment, kinds_of_files
+from tests.preloaded.ranks import free_port
+
+DIFFERENCES = {
+    "learning_rate": ("optimizer.dense_learning_rate", ["0.01", "0.5"]),
+    "seed": ("seed", ["0", "1"]),
+    "batch_size": ("batch_size", ["256", "512"]),
+    "sharder": ("sharder.weight", ["dim", "size"]),
+    "timeout": ("timeout_s", ["100", "200"]),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_difference_is_named_with_its_hosts(name, tmp_path):
+    """They trained together in silence, to an AUROC that meant nothing."""
+    key, values = DIFFERENCES[name]
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        preloaded.start(
+            *(
+                "-m",
+                "dlrm_sharded.train",
+                f"hydra.run.dir={tmp_path}/run",
+                *SMALL_RUN,
+                "sharder=dim",
+            ),
+            f"{key}={value}",
+            env=environment() | job | {"RANK": str(rank)},
+        )
+        for rank, value in enumerate(values)
+    ]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2], outputs
+    said, silent = outputs
+    host = socket.gethostname()
+    assert silent == ""
+    (line,) = [line for line in said.splitlines() if "not started alike" in line]
+    assert f"{key} is " in line
+    assert f"on rank 0 ({host}) and " in line
+    assert f"on rank 1 ({host})" in line
+    assert "Traceback" not in said
+    assert "result" not in kinds_of_files(tmp_path)

@@ -1,0 +1,91 @@
+"""Ranks that were started with different configs or versions are told apart, and their hosts."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from dlrm_sharded.files.errors import ConfigError, RankError, UnlikeRanksError
+from dlrm_sharded.ranks import alike
+from dlrm_sharded.ranks.alike import check_before_group, differences_text
+
+COMMON = {"seed": 0, "data.alpha": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ([COMMON, COMMON, COMMON], ""),
+        (
+            [COMMON, COMMON | {"seed": 1}, COMMON],
+            "seed is 0 on 2 ranks from 0 to 2 (a, c) and 1 on rank 1 (b)",
+        ),
+        (
+            [COMMON, COMMON | {"version of torch": "2.13"}, COMMON | {"seed": True}],
+            "seed is 0 on 2 ranks from 0 to 1 (a, b) and True on rank 2 (c); "
+            "version of torch is not there on 2 ranks from 0 to 2 (a, c) and '2.13' on rank 1 (b)",
+        ),
+    ],
+    ids=["alike", "one_key", "a_key_of_one_rank"],
+)
+def test_differences_are_named_with_their_hosts(facts, text):
+    assert differences_text(facts, ["a", "b", "c"]) == text
+
+
+def test_many_differences_and_hosts_are_counted():
+    facts = [dict.fromkeys(map(str, range(8)), rank == 9) for rank in range(10)]
+    text = differences_text(facts, [f"host{rank}" for rank in range(10)])
+    assert text.startswith(
+        "0 is False on 9 ranks from 0 to 8 (host0, host1, host2, host3, host4, 4 more) and True on "
+        "rank 9 (host9); 1 is"
+    )
+    assert text.endswith("; 3 more")
+
+
+def outcomes(store: dist.Store, facts: Mapping[int, dict[str, Any]]) -> dict[int, Exception | None]:
+    """What each rank of a job raises; one thread is one rank."""
+    found: dict[int, Exception | None] = {}
+
+    def run(rank: int) -> None:
+        found[rank] = None
+        try:
+            check_before_group(facts[rank], store, rank, len(facts))
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in facts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_all_ranks_raise_the_same_and_rank_zero_reports(monkeypatch):
+    monkeypatch.setattr(alike.socket, "gethostname", lambda: "node7")
+    found = outcomes(dist.HashStore(), {0: COMMON, 1: COMMON | {"seed": 1}, 2: COMMON})
+    messages = {str(error) for error in found.values()}
+    assert messages == {
+        "the ranks were not started alike: seed is 0 on 2 ranks from 0 to 2 (node7) and 1 on rank "
+        "1 (node7); give all ranks the same overrides, and install the same versions on all hosts"
+    }
+    for error in found.values():
+        assert isinstance(error, UnlikeRanksError)
+        assert isinstance(error.__cause__, RankError)
+        assert (error.__cause__.reporter, error.__cause__.on_all_ranks) == (0, True)
+
+
+def test_ranks_alike_go_on():
+    assert outcomes(dist.HashStore(), {0: COMMON, 1: {**COMMON}}) == {0: None, 1: None}
+
+
+def test_a_rank_of_another_job_at_the_same_port(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    store = dist.HashStore()
+    assert outcomes(store, {0: COMMON, 1: COMMON}) == {0: None, 1: None}
+    with pytest.raises(ConfigError, match=r"^rank 1 on .* is there twice"):
+        check_before_group(COMMON, store, 1, 2)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")  # whose store may outlive a restart
+    check_before_group(COMMON, store, 1, 2)
