@@ -12,7 +12,7 @@ import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -21,9 +21,12 @@ import torch.distributed as dist
 
 from dlrm_sharded.files.errors import ConfigError, HungRankError, RankError, check_number
 from dlrm_sharded.plans.task import GIB, Topology
+from dlrm_sharded.ranks import flight_recorder
 from dlrm_sharded.ranks.alike import check_before_group
-from dlrm_sharded.ranks.attempt import rank_number
+from dlrm_sharded.ranks.attempt import job_id, rank_number
 from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.heartbeat import Heartbeat
+from dlrm_sharded.ranks.host_links import connect_hosts
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.job_store import JobStore
 from dlrm_sharded.ranks.process import (
@@ -33,6 +36,7 @@ from dlrm_sharded.ranks.process import (
     resident_bytes,
 )
 from dlrm_sharded.ranks.stall_watch import StallWatch
+from dlrm_sharded.ranks.step_watch import StepWatch
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +50,20 @@ _further_groups: list[dist.ProcessGroup] = []
 _group_timeout: timedelta | None = None
 """Timeout of the job's group, for the groups that are made later."""
 
+_heartbeat = Heartbeat()
+"""What this process says of its progress, in all its groups."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The numbers of a process in its job, and the device that it computes on."""
+    """The numbers of a process in its job, the device that it computes on, and its progress."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     device: torch.device
+    heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False, repr=False)
 
     @property
     def is_zero(self) -> bool:
@@ -77,6 +85,7 @@ def rank_from_environment() -> Rank:
         local_rank=local_rank,
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
         device=device,
+        heartbeat=_heartbeat,
     )
 
 
@@ -94,7 +103,8 @@ def process_group(
         facts: what all ranks must have alike, see `ranks.alike`; None for nothing.
 
     Raises:
-        ConfigError: the host shows fewer GPUs than it has ranks, or torch cannot use them.
+        ConfigError: the host shows fewer GPUs than it has ranks, torch cannot use them, or hosts
+            cannot connect to each other.
         EndedRankError: another rank has ended with an error before it came here.
         HungRankError: other ranks did not come here, or to a collective of the block, in time.
         LostRankError: another rank has gone in a collective of the block. With NCCL, its own
@@ -116,10 +126,11 @@ def process_group(
         if facts is not None:
             alike = {**facts, "type of device": rank.device.type}
             check_before_group(alike, job.for_facts, rank.rank, rank.world_size)
-    # NCCL has a watchdog of its own.
-    watch = None if job is None or on_cuda else StallWatch(job.stall_s, job.raise_stall)
+    watches = [] if job is None else _watches(job, rank, timeout_s)
     lost = None
     try:
+        if job is not None:
+            connect_hosts(job.for_hosts, rank.rank, rank.world_size)
         global _group_timeout
         _group_timeout = timedelta(seconds=job.group_timeout_s if job else timeout_s)
         dist.init_process_group(
@@ -130,11 +141,11 @@ def process_group(
             rank=rank.rank,
             world_size=rank.world_size,
         )
-        if watch is not None:
+        for watch in watches:
             watch.start()
         yield rank
     except BaseException as error:
-        if watch is not None:
+        for watch in watches:
             watch.stop()
         if job is not None and isinstance(error, Exception):
             lost = job.explain(error)  # while others are still connected to this rank
@@ -151,11 +162,31 @@ def process_group(
         if lost is None:
             raise
     else:
-        if watch is not None:
+        for watch in watches:
             watch.stop()
         _leave_group()
     if lost is not None:
         raise lost
+
+
+def _watches(job: JobStore, rank: Rank, timeout_s: float) -> list[StallWatch | StepWatch]:
+    """Return what watches the main thread of this rank."""
+    on_cuda = rank.device.type == "cuda"
+    end_text = f"the run ends when a collective has waited for {timeout_s:g} s (timeout_s)"
+    if on_cuda:
+        flight_recorder.arm(job_id() or str(os.environ["MASTER_PORT"]))
+        end_text = f"{end_text}, and then {flight_recorder.reading_text()}"
+    step_watch = StepWatch(
+        heartbeat=rank.heartbeat,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        speaks_for_host=rank.local_rank == 0,
+        connect=job.connect_again,
+        pending=flight_recorder.pending_collective if on_cuda else lambda: None,
+        end_text=end_text,
+    )
+    # NCCL has a watchdog of its own.
+    return [step_watch] if on_cuda else [step_watch, StallWatch(job.stall_s, job.raise_stall)]
 
 
 def new_group(*, backend: str | None = None) -> dist.ProcessGroup:

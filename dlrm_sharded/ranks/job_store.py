@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from dlrm_sharded.files.errors import (
 )
 from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.collective_names import collective_name
+from dlrm_sharded.ranks.interfaces import slow_name_lookup
 from dlrm_sharded.ranks.process import is_stopped, parent_of
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,9 @@ OF_GLOO = re.compile(r"gloo|pair closure")
 GRACE_S = 5.0
 """Time that a rank gives one that has left to report its error. The first rank that exits makes
 torchrun end all others, so that an error could be lost."""
+
+EARLY_SHARE = 0.5
+"""Share of a group's timeout before which no collective can have waited for all of it."""
 
 PORT_TAKEN = "EADDRINUSE"
 """Part of torch's message about a store that cannot listen."""
@@ -105,7 +110,7 @@ def open_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> di
     details = f" ({str(made[0]).splitlines()[0]})" if made else ""
     raise LostRankError(
         f"no store of the job answers at {host}:{port} within {timeout_s:g} s{details}: its first "
-        "rank does not run there, or another program has the port"
+        f"rank does not run there, or another program has the port{slow_name_lookup(host, port)[1]}"
     )
 
 
@@ -149,8 +154,10 @@ class JobStore:
         self._timeout_s = timeout_s
         self._reserve_s = min(RESERVE_S, RESERVE_SHARE * timeout_s)
         self._processes: dict[int, str] = {}
+        self._met_s = math.inf
         self._job = connect(timeout_s)
-        self._store = dist.PrefixStore(f"group_{next(_num_groups)}", self._job)
+        self._prefix = f"group_{next(_num_groups)}"
+        self._store = dist.PrefixStore(self._prefix, self._job)
 
     @property
     def group_timeout_s(self) -> float:
@@ -174,6 +181,14 @@ class JobStore:
     def for_facts(self) -> dist.Store:
         return dist.PrefixStore("facts", self._store)
 
+    @property
+    def for_hosts(self) -> dist.Store:
+        return dist.PrefixStore("hosts", self._store)
+
+    def connect_again(self) -> dist.Store:
+        """Return a connection of its own to this group's part of the store."""
+        return dist.PrefixStore(self._prefix, connect(self._timeout_s))
+
     def meet(self) -> None:
         """Return when all ranks have come.
 
@@ -193,12 +208,13 @@ class JobStore:
             if time.monotonic() > deadline:
                 missing = self._without("process")
                 message = (
-                    f"{_ranks(missing)} did not start within {self.group_timeout_s:g} s; other "
+                    f"{ranks_text(missing)} did not start within {self.group_timeout_s:g} s; other "
                     f"ranks waited (timeout_s is {self._timeout_s:g}). Raise timeout_s if "
                     f"{_it(missing)} only slow to start"
                 )
                 raise self._reported_once(HungRankError(message))
             time.sleep(POLL_S)
+        self._met_s = time.monotonic()
         self._process_of(0)  # it may serve the store, and then could not be asked when it hangs
 
     def explain(self, error: Exception) -> LostRankError | None:
@@ -211,6 +227,13 @@ class JobStore:
             return None
         place = collective_name(error)
         if HELD_OUT.search(text):
+            waited_s = time.monotonic() - self._met_s
+            if waited_s < EARLY_SHARE * self.group_timeout_s:  # gloo gives up connecting earlier
+                message = (
+                    f"no connection to another rank in {place} {waited_s:.0f} s after all ranks "
+                    f"had started: {text.splitlines()[0]}"
+                )
+                return self._in_time(lambda: self._reported_once(LostRankError(message)), place)
             return self._in_time(lambda: self._roll_call(place), place)
         if CUT_OFF.search(text):
             time.sleep(GRACE_S)
@@ -234,8 +257,8 @@ class JobStore:
         if missing:
             here = [rank for rank in range(self._world_size) if rank not in missing]
             message = (
-                f"{_ranks(missing)} did not come to {place}, where {_ranks(here)} waited, nor "
-                f"answered a roll call {waited}: {self._states(missing)}. Raise timeout_s if "
+                f"{ranks_text(missing)} did not come to {place}, where {ranks_text(here)} waited, "
+                f"nor answered a roll call {waited}: {self._states(missing)}. Raise timeout_s if "
                 f"{_it(missing)} only slow"
             )
         else:
@@ -279,7 +302,7 @@ class JobStore:
         if answers:
             return answers[0]
         server = "torchrun" if _agent_serves() else "rank 0"
-        state = "does not answer: it hangs" if thread.is_alive() else "is gone"
+        state = "does not answer: it hangs, or is not reached" if thread.is_alive() else "is gone"
         message = f"waited in {place} in vain, and {server}, which serves the job's store, {state}"
         lost = LostRankError(message)
         if thread.is_alive():
@@ -307,8 +330,8 @@ class JobStore:
     def _states(self, ranks: list[int]) -> str:
         stopped = [rank for rank, pid in self._siblings(ranks).items() if is_stopped(pid)]
         if stopped:
-            return f"a signal has stopped {_ranks(stopped)}"
-        return f"{_it(ranks)} stopped, or {'waits' if len(ranks) == 1 else 'wait'} elsewhere"
+            return f"a signal has stopped {ranks_text(stopped)}"
+        return f"{_it(ranks)} stopped, in another collective, or not reached"
 
 
 def _ended_error(value: bytes, rank: int) -> EndedRankError:
@@ -319,7 +342,8 @@ def _ended_error(value: bytes, rank: int) -> EndedRankError:
     return error
 
 
-def _ranks(ranks: list[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks in words, the first few of many."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:8]))

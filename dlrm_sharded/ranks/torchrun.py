@@ -51,6 +51,7 @@ from dlrm_sharded.files.errors import (
     LostRankError,
 )
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.ranks import flight_recorder
 from dlrm_sharded.ranks.agent import (
     LIMIT_AFTER_END_S,
     LIMIT_AFTER_SIGNAL_S,
@@ -58,6 +59,7 @@ from dlrm_sharded.ranks.agent import (
     UserErrorOfRanksError,
     use_host_agent,
 )
+from dlrm_sharded.ranks.interfaces import slow_name_lookup
 from dlrm_sharded.ranks.job_store import PORT_TAKEN, TAKEN_TEXT, open_store
 from dlrm_sharded.ranks.process import (
     LAUNCHER_VARIABLE,
@@ -67,11 +69,14 @@ from dlrm_sharded.ranks.process import (
     threads_of_a_rank,
 )
 from dlrm_sharded.ranks.rank_ends import RememberedLogs
-from dlrm_sharded.ranks.rendezvous import StartRendezvous
+from dlrm_sharded.ranks.rendezvous import StartRendezvous, reached_address
 
 SHUTDOWN_S = 25
 """Time from SIGTERM to SIGKILL, in which ranks write a checkpoint. Slurm's own SIGKILL comes 30 s
 after SIGTERM (KillWait). torch 2.11 always waits 30 s."""
+
+LOOKUPS = 3
+"""Most names that torch looks up for one connection to a store, whose times are waited for."""
 
 PROBE_S = 10.0
 """Time in which the store of a job that has begun on another host must answer."""
@@ -126,6 +131,7 @@ def _launch(args: argparse.Namespace) -> int:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")
     config, command, command_args = config_from_args(args)
+    flight_recorder.name_dumps(f"{config.run_id} {config.rdzv_endpoint}")
     failures = FailureLog()
     failures.install()
     assert config.logs_specs is not None
@@ -183,10 +189,13 @@ def _check_endpoint(endpoint: str) -> None:
         socket.create_connection((host, port), PROBE_S).close()
     except OSError:
         return
+    lookup_s, slow = slow_name_lookup(host, port)
+    if slow:
+        say(f"the start takes longer{slow}")
     try:
-        open_store(host, port, is_master=False, timeout_s=PROBE_S)
+        open_store(host, port, is_master=False, timeout_s=PROBE_S + LOOKUPS * lookup_s)
     except LostRankError:
-        raise ConfigError(f"{endpoint} {TAKEN_TEXT}") from None
+        raise ConfigError(f"{endpoint} {TAKEN_TEXT}{slow}") from None
 
 
 class StopRequest:
@@ -256,13 +265,14 @@ def _replace_rendezvous(config: LaunchConfig) -> None:
     backend = config.rdzv_backend
 
     def create(parameters: RendezvousParameters) -> RendezvousHandler:
-        hosts = None
+        hosts = address = None
         if several_hosts:
             os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # ours takes its place
             theirs = copy.copy(parameters)
             theirs.backend = backend
+            address = reached_address(theirs) if backend == "c10d" else theirs.local_addr
             hosts = rendezvous_handler_registry.create_handler(theirs)
-        return StartRendezvous(parameters, hosts)
+        return StartRendezvous(parameters, hosts, address)
 
     config.rdzv_backend = f"dlrm_sharded_{uuid.uuid4().hex}"  # a name cannot be registered twice
     rendezvous_handler_registry.register(config.rdzv_backend, create)
@@ -332,7 +342,8 @@ def _how(exit_code: int) -> str:
         name = f"signal {-exit_code}"
     hints = {
         "SIGKILL": "; Linux does so when memory runs out",
-        "SIGABRT": "; NCCL does so when a collective takes longer than timeout_s",
+        "SIGABRT": "; NCCL does so when a collective takes longer than timeout_s: then "
+        + flight_recorder.reading_text(),
     }
     return f"was killed by {name}{hints.get(name, '')}"
 

@@ -1,7 +1,9 @@
 """What the ranks of a test do, under our launcher and under torchrun; named on the command line."""
 
+import itertools
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -11,9 +13,10 @@ import torch.distributed as dist
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.errors import ConfigError, PreemptedError, UnsavedError
+from dlrm_sharded.ranks import step_watch
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE, is_restart
-from dlrm_sharded.ranks.distributed import Rank, process_group
+from dlrm_sharded.ranks.distributed import Rank, new_group, process_group
 from dlrm_sharded.ranks.process import die_with_parent
 
 FOREVER_S = 600
@@ -146,6 +149,29 @@ def ready(rank: Rank, folder: Path) -> None:
     exchange()
     (folder / f"ready_{rank.rank}").touch()
     wait_for_file(rank, folder)
+
+
+def name_interface(rank: Rank, folder: Path) -> None:
+    """Exchange in the job's group, and in one that a job on GPUs would make of gloo."""
+    exchange()
+    dist.all_reduce(torch.ones(1), group=new_group(backend="gloo"))
+    (folder / f"interface_{rank.rank}").write_text(os.environ["GLOO_SOCKET_IFNAME"])
+
+
+def train(rank: Rank, folder: Path) -> None:
+    """Take steps that the watch expects more often than those of a training."""
+    step_watch.STALL_S = step_watch.ANSWER_S = step_watch.STORE_S = 2
+    (folder / f"host_{rank.rank}").write_text(socket.gethostname())
+    is_done = torch.zeros(1)
+    with rank.heartbeat.steps(lambda *_: None):
+        for step in itertools.count(1):
+            is_done += float(rank.is_zero and (folder / "go").exists())
+            dist.all_reduce(is_done)
+            rank.heartbeat.beat(step)
+            (folder / f"ready_{rank.rank}").touch()
+            if is_done:
+                return
+            time.sleep(0.02)
 
 
 def main(what: str, folder: Path, timeout_s: float) -> None:

@@ -1,0 +1,146 @@
+"""Which interface connects hosts, with threads of this process as the ranks of several hosts."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from dlrm_sharded.files.errors import ConfigError, RankError
+from dlrm_sharded.ranks import host_links
+from dlrm_sharded.ranks.host_links import connect_hosts
+from dlrm_sharded.ranks.interfaces import (
+    address_of,
+    interface_addresses,
+    interface_of,
+    is_loopback,
+    network_name,
+    slow_name_lookup,
+)
+
+LISTENS_NOWHERE = "192.0.2.1"
+"""An address for documentation (RFC 5737), which is no host's."""
+
+
+def test_the_loopback_of_this_machine():
+    assert ("lo", "127.0.0.1") in interface_addresses()
+    assert address_of("lo") == "127.0.0.1"
+    assert address_of("no such") is None
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of(LISTENS_NOWHERE) is None
+    assert network_name() == network_name()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.1.1", True), ("::1", True), ("10.0.0.1", False), ("fe80::1%eth0", False)],
+)
+def test_addresses_of_the_loopback(address, expected):
+    assert is_loopback(address) == expected
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.Store]:
+    """A store, and a port at which the ways to it can be tried."""
+    for name in (host_links.GLOO_VARIABLE, host_links.NCCL_VARIABLE):
+        monkeypatch.setenv(name, "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        yield dist.HashStore()
+
+
+def connect(
+    monkeypatch: pytest.MonkeyPatch, store: dist.Store, networks: str
+) -> list[Exception | None]:
+    """Return the error of each rank, whose network is one of the letters."""
+    this = threading.local()
+    monkeypatch.setattr(host_links, "network_name", lambda: this.network)
+
+    def rank_error(rank: int) -> Exception | None:
+        this.network = networks[rank]
+        try:
+            connect_hosts(store, rank, len(networks))
+        except Exception as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(networks)) as threads:
+        return list(threads.map(rank_error, range(len(networks))))
+
+
+@pytest.mark.parametrize("networks", ["a", "aa"])
+def test_one_host_stays_as_it_is(networks, store, monkeypatch):
+    assert connect(monkeypatch, store, networks) == [None] * len(networks)
+    assert not os.environ[host_links.GLOO_VARIABLE]
+
+
+@pytest.mark.parametrize("networks", ["ab", "aabb", "abab", "abc"])
+def test_hosts_that_reach_each_other(networks, store, monkeypatch):
+    assert connect(monkeypatch, store, networks) == [None] * len(networks)
+    assert os.environ[host_links.GLOO_VARIABLE] == "lo"
+
+
+def test_another_program_at_the_same_address(store, monkeypatch):
+    """Hosts can have equal addresses, as those of containers' bridges are."""
+    answer = host_links._answer
+    monkeypatch.setattr(host_links, "_answer", lambda server, _: answer(server, "other"))
+    errors = connect(monkeypatch, store, "aab")
+    reporters = []
+    for error in errors:
+        assert isinstance(error, ConfigError)
+        assert "another program answers (and 1 more such failures); set GLOO" in str(error)
+        assert isinstance(error.__cause__, RankError)
+        assert error.__cause__.on_all_ranks
+        reporters.append(error.__cause__.reporter)
+    assert reporters == [0, 0, 2], "the first rank of each host"
+
+
+def test_an_interface_that_is_none(store, monkeypatch):
+    monkeypatch.setenv(host_links.GLOO_VARIABLE, "ib7")
+    for error in connect(monkeypatch, store, "ab"):
+        assert isinstance(error, ConfigError)
+        assert "GLOO_SOCKET_IFNAME is 'ib7' on " in str(error)
+        assert "lo (127.0.0.1)" in str(error)
+
+
+@pytest.mark.parametrize("name", ["lo", "=lo"])
+def test_the_interface_of_nccl(name, store, monkeypatch):
+    monkeypatch.setenv(host_links.NCCL_VARIABLE, name)
+    monkeypatch.setattr(host_links, "_way_to_store", lambda: (LISTENS_NOWHERE, LISTENS_NOWHERE))
+    assert connect(monkeypatch, store, "ab") == [None, None]
+    assert os.environ[host_links.GLOO_VARIABLE] == "lo"
+
+
+def test_a_host_without_a_way(store, monkeypatch):
+    """No rank waits for one that has failed."""
+
+    def fail() -> tuple[str, str]:
+        raise OSError("no way")
+
+    monkeypatch.setattr(host_links, "_way_to_store", fail)
+    for error in connect(monkeypatch, store, "ab"):
+        assert str(error).startswith("no way")
+
+
+@pytest.mark.parametrize(("takes_s", "said"), [(0.0, ""), (20.0, "took 20 s, as no name server")])
+def test_a_name_server_that_does_not_answer(takes_s, said, monkeypatch):
+    now = [0.0]
+    looked_up = []
+
+    def look_up(address: tuple[str, int, int, int], flags: int) -> tuple[str, str]:
+        looked_up.append(address[:2])
+        now[0] += takes_s
+        return "", ""
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(socket, "getnameinfo", look_up)
+    seconds, text = slow_name_lookup("127.0.0.1", 29500)
+    assert looked_up == [("::ffff:127.0.0.1", 29500)], "as torch does"
+    assert seconds == takes_s
+    assert said in text
+    assert bool(text) == bool(said)
