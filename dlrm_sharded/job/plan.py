@@ -16,7 +16,7 @@ from dlrm_sharded.job.start import note_start
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.ranks.agreement import on_rank_zero
+from dlrm_sharded.ranks.agreement import on_rank_zero, patiently_on_rank_zero
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def plan(prepared: Prepared) -> Planned:
         ShardingError: there is no plan, or its ranks need more memory than there is.
     """
     settings = prepared.settings
-    sharding_plan, report = on_rank_zero(lambda: _plan(prepared))
+    sharding_plan, report = patiently_on_rank_zero(lambda: _plan(prepared))
     memory = check_memory(
         sharding_plan,
         prepared.task,

@@ -82,6 +82,7 @@ def _trainer(
         batch_size=settings.batch_size,
         rank=prepared.rank,
         log_scalar=writer.scalar,
+        log_stall=writer.stall,
         checkpoints=_checkpoints(writer, prepared, planned, built),
         start=progress,
         conclude_trace=functools.partial(

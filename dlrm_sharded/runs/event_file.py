@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,7 @@ class EventFile:
         self, folder: Path, *, suffix: str = "", going_on: tuple[str, int] | None = None
     ) -> None:
         self._failed = False
+        self._lock = threading.Lock()  # a stall is written by another thread
         self._flushed_s = time.monotonic()
         name = going_on[0] if going_on else _new_name() + suffix
         self._path = folder / name
@@ -102,7 +104,8 @@ class EventFile:
         if self._failed:
             return
         try:
-            write()
+            with self._lock:
+                write()
         except OSError as error:
             self._failed = True
             log.warning(

@@ -53,6 +53,12 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         if self._file is not None:
             self._file.scalar(tag, value, step)
 
+    def stall(self, stalled_s: float, step: int, text: str) -> None:
+        """Write that no step has ended for so long after a step, and who waits for whom."""
+        if self._file is not None:
+            self._file.scalar("train/stalled_s", stalled_s, step)
+            self._file.text("train/stall", text, step)
+
     def run_scalar(self, tag: str, value: float) -> None:
         """Write a figure of the run as a whole."""
         self._run_scalars[tag] = value

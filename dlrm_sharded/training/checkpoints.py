@@ -90,11 +90,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             self._saver.finish()
         every = self._config.every_steps
         self._is_due |= every is not None and step % every == 0
-        if self._is_due or is_complete or self._stop is not None:
-            self._save(progress())
-            self._is_due = False
-        if is_complete or self._stop is not None:
-            self._saver.finish()
+        with self._rank.heartbeat.rest():
+            if self._is_due or is_complete or self._stop is not None:
+                self._save(progress())
+                self._is_due = False
+            if is_complete or self._stop is not None:
+                self._saver.finish()
         if self._stop is not None and not is_complete:
             raise reported_by_rank_zero(self._stopped(self._stop, step))
 

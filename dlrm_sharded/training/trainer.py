@@ -25,6 +25,7 @@ from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.ranks.heartbeat import OnStall
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace
 from dlrm_sharded.training.checkpoints import Checkpoints
@@ -51,6 +52,7 @@ class Trainer:
 
     Args:
         checkpoints: writes checkpoints; None for none.
+        log_stall: called, in another thread, while no step ends.
         start: where the training goes on.
         conclude_trace: called on rank 0 with the trace, if the config asks for one.
     """
@@ -65,6 +67,7 @@ class Trainer:
     batch_size: int
     rank: Rank
     log_scalar: LogScalar
+    log_stall: OnStall = lambda *_: None
     checkpoints: Checkpoints | None = None
     start: Progress = field(default_factory=Progress)
     conclude_trace: Callable[[Trace], None] | None = None
@@ -118,6 +121,7 @@ class Trainer:
                 stack.enter_context(self._tracer)
             if self.checkpoints is not None:
                 stack.enter_context(self.checkpoints)
+            stack.enter_context(self.rank.heartbeat.steps(self.log_stall))
             self._train(bar)
         with all_or_none():
             check_dense_weights(self.model, self._num_steps)
@@ -140,6 +144,7 @@ class Trainer:
             with self._recorded(num_done):
                 loss, _, _ = self._pipeline.progress(self._batches)
                 self.lr_scheduler.step()
+            self.rank.heartbeat.beat(num_done)
             window.add(loss)
             if self._tracer is not None and num_done == self._tracer.steps.last:
                 window = self._conclude_trace(self._tracer, window)
@@ -163,7 +168,8 @@ class Trainer:
         step = tracer.steps.last
         if window.num_steps:
             self._close(window, step)
-        tracer.conclude()
+        with self.rank.heartbeat.rest():
+            tracer.conclude()
         return Window(step, self.rank)
 
     def _next_window(self, step: int, window: Window) -> Window:
@@ -275,13 +281,14 @@ class Trainer:
             device=self.rank.device,
             beside=self._batches,
         )
-        evaluation = evaluate(
-            self.model,
-            self._pipeline,
-            batches,
-            self.rank.device,
-            is_stopped=self.checkpoints.stops_evaluation if self.checkpoints else None,
-        )
+        with self.rank.heartbeat.rest():
+            evaluation = evaluate(
+                self.model,
+                self._pipeline,
+                batches,
+                self.rank.device,
+                is_stopped=self.checkpoints.stops_evaluation if self.checkpoints else None,
+            )
         if evaluation is None:
             return
         self._evaluation, self._evaluated_step = evaluation, step

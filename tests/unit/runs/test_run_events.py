@@ -117,11 +117,21 @@ def test_scalars_have_steps(tmp_path):
     assert [event.value for event in events] == pytest.approx([0.05, 0.025])
 
 
+def test_a_stall(tmp_path):
+    with RunWriter(tmp_path, enabled=True) as writer:
+        writer.stall(31.5, 7, "no progress for 32 s")
+    events = read(tmp_path)
+    (event,) = events.Scalars("train/stalled_s")
+    assert (event.step, event.value) == (7, 31.5)
+    assert text(events, "train/stall") == "no progress for 32 s"
+
+
 def test_other_ranks_write_nothing(tmp_path):
     with RunWriter(tmp_path, enabled=False) as writer:
         writer.config("seed: 0", HPARAMS)
         writer.plan(PLAN, REPORT, TASK, MEASURED)
         writer.scalar("train/loss", 0.5, 20)
+        writer.stall(31.5, 7, "no progress")
     assert list(tmp_path.iterdir()) == []
 
 

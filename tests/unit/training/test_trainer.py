@@ -128,6 +128,25 @@ def test_an_evaluation_is_made_up_for(train, monkeypatch):
     assert result.evaluation == evaluations[1]
 
 
+def test_steps_beat_and_evaluations_rest(train, rank, monkeypatch):
+    """So no stall is said of an evaluation, nor of what comes before and after the training."""
+    beats = []
+
+    class Beating(Events):
+        def progress(self, batches: Iterator[Batch]) -> tuple[Tensor, None, None]:
+            beats.append(rank.heartbeat.last and rank.heartbeat.last.step)
+            return super().progress(batches)
+
+    def evaluate(*args: object, **kwargs: object) -> Evaluation:
+        assert rank.heartbeat.last is None
+        return Evaluation(0.75, 0.5, 8)
+
+    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    train(Beating(), num_steps=4, eval_every_steps=2, num_val_batches=1)
+    assert beats == [None, 1, 2, 3]
+    assert rank.heartbeat.last is None
+
+
 def test_an_evaluation_that_is_interrupted_again_ends_the_training(
     train, rank, tmp_path, monkeypatch
 ):
