@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 OPEN, CLOSED, NOWHERE = "open0", "closed0", "nowhere0"
 TOOLS = ("ip", "unshare", "nsenter", "mount", "hostname")
@@ -50,14 +51,20 @@ class Host:
     def ip(self, *arguments: str) -> None:
         subprocess.run(["ip", "-n", self.namespace, *arguments], check=True)
 
-    def start(self, *arguments: str, env: dict[str, str], cwd: Path) -> "subprocess.Popen[str]":
+    def start(
+        self,
+        *arguments: str,
+        env: dict[str, str],
+        cwd: Path,
+        stdout: int | IO[str] = subprocess.PIPE,
+    ) -> "subprocess.Popen[str]":
         """Start Python on this host, in a session of its own."""
         inside = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--mount", "--uts"]
         return subprocess.Popen(
             [*inside, "sh", "-c", ENTER, str(self.names), self.name, sys.executable, *arguments],
             env=env,
             cwd=cwd,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,

@@ -1,6 +1,7 @@
 """Try for a long time what runs promise, and measure what checkpoints cost.
 
 python -m tests.soak interruptions    runs that are killed at random moments go on
+python -m tests.soak hosts            so do jobs on two hosts, of which random processes are killed
 python -m tests.soak damage           damaged checkpoints are recognised and passed over
 python -m tests.soak resharding       other plans and numbers of ranks read the same state
 python -m tests.soak cost             time of saving and loading, and the stall of the loop
@@ -17,10 +18,20 @@ import argparse
 import os
 import sys
 
-from tests.soak import bad_inputs, cost, damage, interruptions, large_model, resharding, trials
+from tests.soak import (
+    bad_inputs,
+    cost,
+    damage,
+    hosts,
+    interruptions,
+    large_model,
+    resharding,
+    trials,
+)
 
 PARTS = {
     "interruptions": interruptions,
+    "hosts": hosts,
     "damage": damage,
     "resharding": resharding,
     "cost": cost,

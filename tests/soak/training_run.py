@@ -72,19 +72,21 @@ class TrainingRun:
             *("-m", "dlrm_sharded.train", f"hydra.run.dir={self.folder}"),
             *(*self._overrides, *overrides),
         ]
-        paths = (ROOT, ROOT / "launch")
-        environment = os.environ | {
+        with self._output.open("a") as output:
+            self._agent = preloaded.start(
+                *command, env=self.environment(), stdout=output, own_process=self._is_killed
+            )
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the run's processes."""
+        return os.environ | {
             MARK: self._mark,
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "launch"))),
             # torchrun's store would otherwise keep the keys of ranks before a restart.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
-        with self._output.open("a") as output:
-            self._agent = preloaded.start(
-                *command, env=environment, stdout=output, own_process=self._is_killed
-            )
 
     @property
     def agent(self) -> subprocess.Popen[str]:
@@ -106,12 +108,16 @@ class TrainingRun:
 
     def processes(self) -> dict[int, int | None]:
         """Return the rank of each living process of the run by its pid, None for the agent's."""
-        found = {}
-        for path in Path("/proc").iterdir():
-            if path.name.isdigit() and (environment := _environment(path)).get(MARK) == self._mark:
-                rank = environment.get("RANK")
-                found[int(path.name)] = None if rank is None else int(rank)
-        return found
+        ranks = {pid: environment.get("RANK") for pid, environment in self.environments().items()}
+        return {pid: None if rank is None else int(rank) for pid, rank in ranks.items()}
+
+    def environments(self) -> dict[int, dict[str, str]]:
+        """Return the environment of each living process of the run by its pid."""
+        return {
+            int(path.name): environment
+            for path in Path("/proc").iterdir()
+            if path.name.isdigit() and (environment := _environment(path)).get(MARK) == self._mark
+        }
 
     def ranks(self) -> dict[int, int]:
         """Return the pid of each living rank."""
