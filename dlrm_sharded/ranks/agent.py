@@ -11,13 +11,16 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from torch.distributed import launcher
+from torch.distributed import Store, launcher
 from torch.distributed.elastic.agent.server import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
+from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
+
+T = TypeVar("T")
 
 POLL_S = 0.1
 """Time between two looks at whether other agents have ended."""
@@ -61,6 +64,7 @@ class HostAgent(LocalElasticAgent):
     def __init__(self, ranks: RanksOfHost, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._ranks = ranks
+        self._questions = StoreQuestions(QUESTION_S)
         self._num_starts = 0
         self._has_ended = False
 
@@ -71,25 +75,30 @@ class HostAgent(LocalElasticAgent):
             return
         self._has_ended = True
         deadline = time.monotonic() + limit_s
+        mistake = self._ranks.mistake()
+        if mistake is not None:
+            self._ask(lambda store: store.set(MISTAKE, mistake), None)
+        num_ended = self._ask(lambda store: store.add(ENDED, 1), None)
+        while num_ended is not None and num_ended < num_agents and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            num_ended = self._ask(lambda store: store.add(ENDED, 0), None)
+        if num_ended == num_agents:
+            time.sleep(OTHERS_LOOK_S)
+
+    def _ask(self, question: Callable[[Store], T], otherwise: T) -> T:
+        """Return what the agents' store answers; `otherwise` if it is gone or cannot be reached."""
+        store = self._store
+        assert store is not None, "the agents have met"
         try:
-            mistake = self._ranks.mistake()
-            if mistake is not None:
-                self._store.set(MISTAKE, mistake)
-            num_ended = self._store.add(ENDED, 1)
-            while num_ended < num_agents and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-                num_ended = self._store.add(ENDED, 0)
-            if num_ended == num_agents:
-                time.sleep(OTHERS_LOOK_S)
-        except RuntimeError:  # the store is gone, with the agent that served it
-            return
+            return self._questions.ask(lambda: question(store), otherwise)
+        except RuntimeError:  # it is gone, with the agent that served it
+            return otherwise
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         if self._num_starts:
             mistake = self._ranks.mistake()
-            assert self._store is not None
-            if mistake is None and self._store.check([MISTAKE]):
-                mistake = self._store.get(MISTAKE).decode()
+            if mistake is None and self._ask(lambda store: store.check([MISTAKE]), False):
+                mistake = self._ask(lambda store: store.get(MISTAKE).decode(), None)
             if mistake is not None:
                 raise UserErrorOfRanksError(mistake)
             self._ranks.say_restart(self._num_starts)

@@ -28,15 +28,12 @@ from torch.distributed.elastic.rendezvous.utils import (
 )
 
 from dlrm_sharded.ranks.interfaces import is_loopback, source_towards
-from dlrm_sharded.ranks.store_questions import StoreQuestions
+from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
 
 LOOPBACK = "127.0.0.1"
 STORE_TIMEOUT = timedelta(seconds=60)
 
 ADDRESS_KEY = "dlrm_sharded_address"
-
-QUESTION_S = 5.0
-"""Time in which the store of several hosts answers the agent of one."""
 
 
 class StartRendezvous(RendezvousHandler):

@@ -8,6 +8,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+QUESTION_S = 5.0
+"""Time in which the store of several hosts answers the agent of one."""
+
 
 class StoreQuestions:
     """Asks in a thread, one question at a time, and waits for a limited time.

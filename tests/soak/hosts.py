@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 HOST = "DLRM_SHARDED_SOAK_HOST"
 """Environment variable with the number of the host that a process runs on."""
 
-INTERVAL, STEPS_OF_A_KILL = 20, 40
+INTERVAL, STEPS_OF_A_KILL = 20, 400
 MAX_PAUSE_S = 2.0
 PROCESSES = ("rank", "launcher")
 RENDEZVOUS = 1
@@ -36,7 +36,7 @@ class RunOfHosts(TrainingRun):
     """A run with one rank on each host, whose launchers are started again when they have ended."""
 
     def __init__(self, folder: Path, hosts: Sequence[Host], num_steps: int) -> None:
-        overrides = [f"trainer.num_steps={num_steps}", "trainer.num_epochs=null"]
+        overrides = [f"trainer.num_steps={num_steps}", "trainer.num_epochs=9999"]
         overrides += [f"trainer.checkpoint.every_steps={INTERVAL}", "resume=auto"]
         super().__init__(folder, *SMALL, *overrides)
         self._hosts = hosts
