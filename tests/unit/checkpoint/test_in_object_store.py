@@ -71,7 +71,7 @@ def test_goes_on_from_the_newest_good_one(home, rank, tmp_path):
     damaged = home / "checkpoints" / "step-0000000002"
     (damaged / PART).write_bytes((damaged / PART).read_bytes()[:100])
     folder = RunFolder(tmp_path / "here", lambda: None, RemoteCopy(tmp_path / "here", home))
-    start = find_start(folder, rank, resume="auto", init_from=None, batch_size=4, seed=0)
+    start = find_start(folder, rank, resume="auto", init_from=None, config={"seed": 0})
     assert (start.step, start.run) == (1, "the run")
     assert start.damaged == (damaged,)
     set_aside(damaged)
