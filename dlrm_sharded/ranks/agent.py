@@ -44,7 +44,7 @@ class UserErrorOfRanksError(Exception):
 
 @dataclass(frozen=True)
 class RanksOfHost:
-    """What a launcher knows of the ranks of its host.
+    """Knows for a launcher how the ranks of its host have ended.
 
     Args:
         mistake: returns the line of an error of the user that a rank has ended with, which may be

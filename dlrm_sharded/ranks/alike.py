@@ -21,7 +21,7 @@ MAX_NAMED = 5
 """Differences, and hosts of a difference, that a message names."""
 
 MISSING = "not there"
-"""What a message says of a fact that a rank does not have."""
+"""A message says this of a fact that a rank does not have."""
 
 
 def check_before_group(

@@ -51,7 +51,7 @@ _group_timeout: timedelta | None = None
 """Timeout of the job's group, for the groups that are made later."""
 
 _heartbeat = Heartbeat()
-"""What this process says of its progress, in all its groups."""
+"""Says the progress of this process, in all its groups."""
 
 
 @dataclass(frozen=True, slots=True)

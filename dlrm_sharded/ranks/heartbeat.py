@@ -1,4 +1,4 @@
-"""What a rank says of its progress: it beats after every step, and rests in phases without steps.
+"""A rank says its progress: it beats after every step, and rests in phases without steps.
 
 beat: a step has ended.
 rest: time in which no step is expected to end, such as loading, compilation and evaluation.

@@ -1,4 +1,4 @@
-"""What the ranks of a host have written of their ends, for the launcher that started them."""
+"""Reads for a launcher what the ranks of its host have written of their ends."""
 
 from __future__ import annotations
 

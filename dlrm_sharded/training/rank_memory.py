@@ -1,4 +1,4 @@
-"""What the ranks of a run need of a memory, and whether it is there: a GPU's, or their host's."""
+"""Says what ranks need of a memory, a GPU's or their host's, and whether it is there."""
 
 from __future__ import annotations
 
