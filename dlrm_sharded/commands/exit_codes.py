@@ -35,6 +35,7 @@ from dlrm_sharded.files.errors import (
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.process import check_encoding, kill_siblings, quiet_without_reader
+from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         code, reason = EXIT_INTERRUPTED, "stopped by the user"
         if isinstance(error, StoppedError):
             code, reason = 128 + error.signal, f"stopped by {error.signal.name}"
+        end_despite_questions(code)
         if rank_number() == 0:
             print(reason, file=sys.stderr, flush=True)
     except Exception as error:
@@ -106,6 +108,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if message is None:
             raise
         code, reason = _exit_code(error), message
+        end_despite_questions(code)
         is_agreed = isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
         rank = rank_number()
         on_every_rank = all_ranks_alike and not isinstance(error, OSError)
@@ -124,6 +127,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if isinstance(error, HungRankError):
             atexit.register(_end_with_hung_ranks, error)
     else:
+        end_despite_questions(0)
         return
     raise ReportedExit(code, reason, is_agreed=is_agreed)
 

@@ -10,6 +10,8 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +21,9 @@ from dlrm_sharded.ranks.agreement import reported_by_rank_zero
 
 MAX_NAMED = 5
 """Differences, and hosts of a difference, that a message names."""
+
+READERS_LIMIT = timedelta(seconds=10)
+"""Time that rank 0 stays for the others to read how ranks differ; one of them may have ended."""
 
 MISSING = "not there"
 """A message says this of a fact that a rank does not have."""
@@ -54,10 +59,20 @@ def check_before_group(
         text = "" if alike else differences_text([known[d] for d, _ in found], hosts)
         store.set("differences", json.dumps(text))
     if differences := json.loads(store.get("differences")):
+        _wait_for_readers(store, rank, world_size)
         raise _unlike(
             f"the ranks were not started alike: {differences}; give all ranks the same overrides, "
             "and install the same versions on all hosts"
         )
+
+
+def _wait_for_readers(store: dist.Store, rank: int, world_size: int) -> None:
+    """Let rank 0 return last: its process may serve the store, which ends with it."""
+    if store.add("readers", 1) == world_size:
+        store.set("all_have_read", "")
+    if rank == 0:
+        with suppress(dist.DistStoreError):
+            store.wait(["all_have_read"], READERS_LIMIT)
 
 
 def check_in_group(facts: Mapping[str, Any]) -> None:

@@ -1,8 +1,16 @@
-"""Asks a store that may not be reached: it then never answers, and Python hears no signal."""
+"""Asks a store that may not be reached: it then never answers, and Python hears no signal.
+
+A connection that breaks and comes back answers late. Before Python 3.14, an answer that comes while
+the interpreter ends aborts the process: its thread cannot get the lock, nor unwind through C++.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +18,25 @@ T = TypeVar("T")
 
 QUESTION_S = 5.0
 """Time in which the store of several hosts answers the agent of one."""
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Those of questions of this process; the ones that are alive wait for an answer."""
+
+_exit_code: int | None = None
+
+
+def end_despite_questions(code: int) -> None:
+    """Let this process, when it ends, have this exit code even if a question is unanswered then."""
+    global _exit_code
+    _exit_code = code
+
+
+@atexit.register
+def _end_if_unanswered() -> None:
+    if _exit_code is not None and any(thread.is_alive() for thread in _threads):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code)
 
 
 class StoreQuestions:
@@ -41,6 +68,7 @@ class StoreQuestions:
                 errors.append(error)
 
         self._thread = threading.Thread(target=run, daemon=True)
+        _threads.add(self._thread)
         self._thread.start()
         self._thread.join(self._limit_s)
         if errors:

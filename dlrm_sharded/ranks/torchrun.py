@@ -70,6 +70,7 @@ from dlrm_sharded.ranks.process import (
 )
 from dlrm_sharded.ranks.rank_ends import RememberedLogs
 from dlrm_sharded.ranks.rendezvous import StartRendezvous, reached_address
+from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 SHUTDOWN_S = 25
 """Time from SIGTERM to SIGKILL, in which ranks write a checkpoint. Slurm's own SIGKILL comes 30 s
@@ -99,7 +100,9 @@ def say(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, and exit with the code that the ranks' end calls for."""
     with quiet_without_reader():
-        sys.exit(launch(sys.argv[1:] if arguments is None else arguments))
+        code = launch(sys.argv[1:] if arguments is None else arguments)
+        end_despite_questions(code)
+        sys.exit(code)
 
 
 def launch(arguments: Sequence[str]) -> int:

@@ -145,12 +145,15 @@ class Ranking:
         told = f"would tell {100 * TOLD_APART:g} % apart"
         if missing > MAX_MISSING:
             return f"more than {MAX_MISSING} more pairs {told}: the measurements are too noisy"
+        about = "about"
+        if any(math.isinf(ratio.high) for ratio in tied):
+            about, told = "at least", "would give intervals"
         rounds = math.ceil(missing / max(self.num_seeds, 1))
         if self.has_rounds:
-            return f"about {rounds} more round{'' if rounds == 1 else 's'} {told}"
+            return f"{about} {rounds} more round{'' if rounds == 1 else 's'} {told}"
         seeds = f"{missing} more seed{'' if missing == 1 else 's'}"
         rounds = math.ceil(least_pairs(CONFIDENCE) / max(self.num_seeds, 1))
-        return f"about {seeds} {told}; hydra.launcher.rounds={rounds} measures them side by side"
+        return f"{about} {seeds} {told}; hydra.launcher.rounds={rounds} measures them side by side"
 
 
 def ratio_text(ratio: PairedRatio) -> tuple[str, str]:

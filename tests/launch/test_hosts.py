@@ -133,6 +133,9 @@ def test_a_dead_link_is_said_on_both_sides(start, hosts, tmp_path):
     hosts[1].ip("link", "set", OPEN, "up")
     for agent in agents:
         lines_until(agent, "progress again")
+    (tmp_path / "go").touch()
+    for agent in agents:
+        ended(agent, 0)
 
 
 def test_a_dead_link_ends_the_run_at_its_timeout(start, hosts, tmp_path):

@@ -69,7 +69,7 @@ def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
         assert earlier.began_s <= later.began_s
     said = done.stdout + (tmp_path / "summary.md").read_text()
     assert said.count(" x random (3 pairs, too few for an interval), a tie") in (0, 2)
-    assert said.count("about 3 more rounds would tell 2 % apart") == 2
+    assert said.count("at least 3 more rounds would give intervals") == 2
     for run in ("random_0", "size_2"):  # a round changes nothing of the run
         result = result_of(tmp_path / run)
         assert result["steps"] == 12

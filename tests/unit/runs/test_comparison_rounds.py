@@ -96,7 +96,7 @@ def test_runs_apart_are_paired_by_seed_and_say_what_was_unequal():
     ]
     comparison = summarize(runs)
     assert short_table(comparison).splitlines()[-1] == (
-        "size ties with dim; about 4 more seeds would tell 2 % apart; hydra.launcher.rounds=3 "
+        "size ties with dim; at least 4 more seeds would give intervals; hydra.launcher.rounds=3 "
         "measures them side by side"
     )
     assert (

@@ -104,7 +104,7 @@ def test_few_pairs_have_no_interval() -> None:
     runs = sweep(np.random.default_rng(4), {"a": 1.0, "b": 2.0}, num_rounds=2, num_seeds=1)
     line, closing = ranked(runs).lines()
     assert line.endswith("(2 pairs, too few for an interval), a tie")
-    assert closing == "b ties with a; about 4 more rounds would tell 2 % apart"
+    assert closing == "b ties with a; at least 4 more rounds would give intervals"
 
 
 def test_the_same_plan_tells_the_noise() -> None:
