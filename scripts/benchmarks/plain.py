@@ -15,6 +15,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner import Topology as TorchRecTopology
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -64,19 +65,7 @@ def plain(rank: Rank, dataset: SyntheticDataset) -> Loop:
     model = DLRMTrain(
         DLRM(collection, NUM_DENSE, DENSE_LAYERS, OVER_LAYERS, dense_device=rank.device)
     )
-    apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": LEARNING_RATE})
-    sharders = [EmbeddingBagCollectionSharder()]
-    topology = TorchRecTopology(
-        rank.world_size, rank.device.type, local_world_size=rank.local_world_size
-    )
-    planner = EmbeddingShardingPlanner(topology=topology, batch_size=BATCH_SIZE // rank.world_size)
-    plan = planner.collective_plan(model, sharders, dist.group.WORLD)
-    wrapped = DistributedModelParallel(model, device=rank.device, plan=plan, sharders=sharders)
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(wrapped.named_parameters())),
-        lambda parameters: torch.optim.Adagrad(parameters, lr=LEARNING_RATE),
-    )
-    optimizer = CombinedOptimizer([wrapped.fused_optimizer, dense])
+    wrapped, optimizer = wrapped_plainly(model, rank, batch_size=BATCH_SIZE)
 
     def train() -> None:
         pipeline = TrainPipelineSparseDist(wrapped, optimizer, rank.device)
@@ -86,6 +75,37 @@ def plain(rank: Rank, dataset: SyntheticDataset) -> Loop:
         pipeline.detach()
 
     return train
+
+
+def wrapped_plainly(
+    model: DLRMTrain,
+    rank: Rank,
+    *,
+    batch_size: int,
+    constraints: dict[str, ParameterConstraints] | None = None,
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """Shard a model by TorchRec's planner, and make its optimizer, as TorchRec's examples do.
+
+    Args:
+        constraints: what the planner may do with tables.
+    """
+    tables = model.model.sparse_arch.embedding_bag_collection.parameters()
+    apply_optimizer_in_backward(RowWiseAdagrad, tables, {"lr": LEARNING_RATE})
+    sharders = [EmbeddingBagCollectionSharder()]
+    topology = TorchRecTopology(
+        rank.world_size, rank.device.type, local_world_size=rank.local_world_size
+    )
+    planner = EmbeddingShardingPlanner(
+        topology=topology, batch_size=batch_size // rank.world_size, constraints=constraints
+    )
+    plan = planner.collective_plan(model, sharders, dist.group.WORLD)
+    wrapped = DistributedModelParallel(model, device=rank.device, plan=plan, sharders=sharders)
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(wrapped.named_parameters())),
+        lambda parameters: torch.optim.Adagrad(parameters, lr=LEARNING_RATE),
+    )
+    optimizer = CombinedOptimizer([wrapped.fused_optimizer, dense])
+    return wrapped, optimizer
 
 
 def trained(rank: Rank, dataset: SyntheticDataset, steps: int) -> Loop:
