@@ -22,19 +22,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
-from torchrec.models.dlrm import DenseArch, OverArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
+from dlrm_sharded.model.compiled import check_compile_mode, compile_layers
+from dlrm_sharded.model.dense_layers import DenseLayers, OverLayers
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
 from dlrm_sharded.model.torchrec_adapter import bag_configs
 from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
-
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""Modes of torch.compile; the second and third replay the layers as CUDA graphs."""
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 """CPU capabilities that multiply bfloat16 numbers, as torch names them: two of x86, two of ARM."""
@@ -67,6 +65,7 @@ class VectorStack(nn.Module):
         dims = dict.fromkeys(table.embedding_dim for table in tables)
         ordered = [table.name for dim in dims for table in tables if table.embedding_dim == dim]
         self._place = {name: place for place, name in enumerate(ordered)}
+        self._orders: dict[Any, _Order] = {}
         self.projections = nn.ModuleDict(
             {
                 str(table_dim): nn.Linear(table_dim, dim, bias=False, device=device)
@@ -82,12 +81,14 @@ class VectorStack(nn.Module):
             embedded: [B, D]; the result has its dtype.
             pooled: vectors of all tables in any order, which depends on the plan.
         """
-        runs = _adjacent_tables(pooled.keys(), pooled.length_per_key(), self._place)
-        pieces = pooled.values().to(embedded.dtype).split([run.width for run in runs], dim=1)
+        key = tuple(pooled.keys()), tuple(pooled.length_per_key())
+        if key not in self._orders:  # plans do not change within a training
+            self._orders[key] = _order(*key, self._place)
+        widths, pieces_of_dims = self._orders[key]
+        pieces = pooled.values().to(embedded.dtype).split(widths, dim=1)
         vectors = [embedded]
-        in_order = sorted(zip(runs, pieces, strict=True), key=lambda pair: pair[0].place)
-        for dim, group in itertools.groupby(in_order, key=lambda pair: pair[0].dim):
-            of_dim = [piece for _, piece in group]
+        for dim, numbers in pieces_of_dims:
+            of_dim = [pieces[number] for number in numbers]
             if dim != self.dim:
                 table_vectors = torch.cat(of_dim, dim=1).unflatten(1, (-1, dim))
                 of_dim = [self.projections[str(dim)](table_vectors).flatten(1)]
@@ -112,6 +113,17 @@ class _Run:
         return self.num_tables * self.dim
 
 
+_Order = tuple[list[int], list[tuple[int, list[int]]]]
+"""Widths of pieces of pooled vectors; by dim, numbers of the pieces in the model's order."""
+
+
+def _order(names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]) -> _Order:
+    runs = _adjacent_tables(names, dims, place)
+    in_order = sorted(range(len(runs)), key=lambda number: runs[number].place)
+    by_dim = itertools.groupby(in_order, key=lambda number: runs[number].dim)
+    return [run.width for run in runs], [(dim, list(numbers)) for dim, numbers in by_dim]
+
+
 def _adjacent_tables(
     names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]
 ) -> list[_Run]:
@@ -132,7 +144,7 @@ class Dlrm(nn.Module):
     Args:
         interaction: takes the vectors [B, 1 + F, D] of all features, gives [B, over_in_features].
         bf16: whether to autocast all but the embedding lookups to bfloat16.
-        compile_mode: mode in which torch.compile compiles the layers; None leaves them.
+        compile_mode: one of `compiled.COMPILE_MODES`; None leaves the layers as they are.
     """
 
     def __init__(
@@ -150,21 +162,16 @@ class Dlrm(nn.Module):
     ) -> None:
         super().__init__()
         check_flag("model.bf16", bf16)
-        if compile_mode is not None and compile_mode not in COMPILE_MODES:
-            raise ConfigError(
-                f"model.compile_mode is {compile_mode!r}; known: null, {', '.join(COMPILE_MODES)}"
-            )
+        check_compile_mode(compile_mode)
         self.sparse_arch = SparseArch(tables)
         self.vector_stack = VectorStack(tables, dense_layers[-1], device=device)
-        self.dense_arch = DenseArch(num_dense, list(dense_layers), device=device)
+        self.dense_arch = DenseLayers(num_dense, list(dense_layers), device=device)
         self.inter_arch = interaction.to(device)
-        self.over_arch = OverArch(over_in_features, list(over_layers), device=device)
+        self.over_arch = OverLayers(over_in_features, list(over_layers), device=device)
         self.loss_fn = nn.BCEWithLogitsLoss()
         self.autocast_device = device.type
         self.bf16 = bf16
-        if compile_mode is not None:
-            for layers in (self.dense_arch, self.inter_arch, self.over_arch):
-                layers.compile(mode=compile_mode)
+        compile_layers((self.dense_arch, self.inter_arch, self.over_arch), compile_mode, device)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torchrec.modules.crossnet import LowRankCrossNet
+
+from dlrm_sharded.model.dense_layers import CrossLayers
 
 
 class DotInteraction(nn.Module):
@@ -42,7 +43,7 @@ class CrossInteraction(nn.Module):
 
     def __init__(self, num_vectors: int, dim: int, *, num_layers: int, rank: int) -> None:
         super().__init__()
-        self.crossnet = LowRankCrossNet(num_vectors * dim, num_layers=num_layers, low_rank=rank)
+        self.crossnet = CrossLayers(num_vectors * dim, num_layers=num_layers, low_rank=rank)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return [B, N D] for vectors [B, N, D]."""

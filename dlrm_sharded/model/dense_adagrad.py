@@ -1,0 +1,64 @@
+"""Adagrad for dense weights, in as few operators as a device allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Adagrad
+
+
+class DenseAdagrad(Adagrad):
+    """torch's Adagrad, whose steps call two operators if there is a fused kernel, and four if not.
+
+    torch counts the steps of each weight by an operator of its own. Here, the counts of all weights
+    lie in one tensor; the state has the names and shapes of torch's.
+
+    Args:
+        fused: whether torch has a fused kernel for the weights' device.
+    """
+
+    def __init__(self, weights: Iterable[nn.Parameter], *, lr: float, fused: bool | None) -> None:
+        super().__init__(list(weights), lr=lr, fused=fused, foreach=not fused)
+        self._tie_step_counts()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state of this or torch's optimizer."""
+        super().load_state_dict(state_dict)
+        self._tie_step_counts()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all weights; there is no `closure`."""
+        (group,) = self.param_groups
+        weights, gradients = group["params"], [weight.grad for weight in group["params"]]
+        if any(gradient is None for gradient in gradients):  # torch leaves such weights
+            super().step()
+            return
+        self._step_counts.add_(1)
+        if group["fused"]:
+            torch._fused_adagrad_(
+                *(weights, gradients, self._sums, self._counts),
+                lr=group["lr"],
+                lr_decay=0.0,
+                weight_decay=0.0,
+                eps=group["eps"],
+                maximize=False,
+            )
+            return
+        torch._foreach_addcmul_(self._sums, gradients, gradients)
+        roots = torch._foreach_sqrt(self._sums)
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_addcdiv_(weights, gradients, roots, value=-group["lr"])
+
+    def _tie_step_counts(self) -> None:
+        """Put the step counts into one tensor, of which the state has views."""
+        (group,) = self.param_groups
+        states = [self.state[weight] for weight in group["params"]]
+        self._sums = [state["sum"] for state in states]
+        self._step_counts = torch.stack([state["step"] for state in states])
+        self._counts = list(self._step_counts.unbind())
+        for state, count in zip(states, self._counts, strict=True):
+            state["step"] = count

@@ -1,0 +1,86 @@
+"""Layers are compiled where that is asked for, and `auto` goes on without."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import InternalTorchDynamoError
+
+from dlrm_sharded.model.compiled import compile_layers
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    """Modes that modules were to be compiled in; compiled modules add 1 to what they return."""
+    found = []
+
+    def compile_module(module, mode):
+        found.append(mode)
+        module._compiled_call_impl = lambda features: module.forward(features) + 1
+
+    monkeypatch.setattr(nn.Module, "compile", compile_module)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "expected"),
+    [
+        (None, CUDA, []),
+        ("auto", CPU, []),
+        ("auto", CUDA, ["default"]),
+        ("reduce-overhead", CPU, ["reduce-overhead"]),
+    ],
+    ids=["null", "auto_cpu", "auto_cuda", "named"],
+)
+def test_auto_decides_by_device(mode, device, expected, modes):
+    layers = nn.Identity()
+    compile_layers([layers], mode, device)
+    assert modes == expected
+    assert layers(torch.zeros(1)) == len(expected)
+
+
+@pytest.mark.parametrize("num_calls", [1, 3])
+def test_layers_that_do_not_compile_run_as_they_are(num_calls, monkeypatch, caplog):
+    """One of three fails; none is compiled from then on, and one warning says why."""
+    calls = []
+
+    def compile_module(module, mode):
+        def call(features):
+            calls.append(mode)
+            raise InternalTorchDynamoError("no Triton\nand a long trace")
+
+        module._compiled_call_impl = call
+
+    monkeypatch.setattr(nn.Module, "compile", compile_module)
+    layers = [nn.Identity() for _ in range(3)]
+    compile_layers(layers, "auto", CUDA)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(num_calls):
+            assert [float(layer(torch.ones(1))) for layer in layers] == [1.0] * 3
+    (message,) = caplog.messages
+    assert "(InternalTorchDynamoError: no Triton); model.compile_mode=null" in message
+    assert calls == ["default"]  # it was tried once
+
+
+def test_errors_of_the_layers_are_theirs(modes):
+    layers = nn.Linear(2, 2)
+    compile_layers([layers], "auto", CUDA)
+    with pytest.raises(RuntimeError, match="shapes"):
+        layers(torch.zeros(1, 3))
+
+
+def test_other_modes_do_not_hide_errors(monkeypatch):
+    def compile_module(module, mode):
+        def call(features):
+            raise InternalTorchDynamoError("no Triton")
+
+        module._compiled_call_impl = call
+
+    monkeypatch.setattr(nn.Module, "compile", compile_module)
+    layers = nn.Identity()
+    compile_layers([layers], "default", CUDA)
+    with pytest.raises(InternalTorchDynamoError):
+        layers(torch.ones(1))
