@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
@@ -22,6 +23,7 @@ from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.torchrec_adapter import sharding_env, to_torchrec
+from dlrm_sharded.model.torchrec_overhead import spare_overhead
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.precision import QUANTIZED_ROW, ExchangePrecision
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
@@ -50,6 +52,7 @@ def shard_model(
 
     The seed alone decides the initial weights, so runs under different plans start from one model.
     """
+    spare_overhead()
     device = next(model.dense_arch.parameters()).device
     codecs = exchange_codecs(plan.exchange_precision)
     is_alone = topology.world_size == 1
@@ -153,6 +156,10 @@ class _DenseInOwnGroup(DefaultDataParallelWrapper):
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         super().wrap(dmp, sharding_env(), device)
+        wrapped = dmp._dmp_wrapped_module
+        if isinstance(wrapped, DistributedDataParallel):
+            # Without a hook, each gradient is divided by the number of ranks by itself.
+            wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 
 
 def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
