@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm_sharded.calibration.stage_clock import max_over_ranks
+from dlrm_sharded.calibration.stage_clock import StageClock, max_over_ranks
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.model.sharded_model import exchange_codecs
 from dlrm_sharded.plans.plan_cost import DIRECTIONS
@@ -85,18 +84,10 @@ def _reduce(numbers: Tensor, group: dist.ProcessGroup | None) -> None:
 def _median_ms(
     work: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None
 ) -> float:
-    """Return the median time of a function on the slowest rank."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
+    """Return the median time of a function on the slowest rank, without its launch on a GPU."""
+    clock = StageClock(device, group)
     times_ms = []
     for _ in range(WARMUP + ITERATIONS):
-        dist.barrier(group)
-        wait()
-        started = time.perf_counter()
-        work()
-        wait()
-        times_ms.append((time.perf_counter() - started) * 1e3)
+        clock.timed("conversion", work)
+        times_ms.append(clock.finish_iteration().times_ms["conversion"])
     return max_over_ranks(statistics.median(times_ms[WARMUP:]), device, group)

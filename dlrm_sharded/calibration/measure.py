@@ -68,6 +68,8 @@ class MeasuredCost:
             the cost, as it passes while a GPU computes something else. On a CPU, where nothing is
             launched, there is none.
         exposed: stages whose times contain host time on a GPU all the same.
+        host_ms: median host time of all stages and of the ids' redistribution together, on the
+            slowest rank; 0 on a CPU, which is itself the host.
     """
 
     cost: PlanCost
@@ -75,6 +77,7 @@ class MeasuredCost:
     iterations: int
     launch_ms: Mapping[str, float] = field(default_factory=dict)
     exposed: tuple[str, ...] = ()
+    host_ms: float = 0.0
 
 
 def measure(
@@ -204,4 +207,5 @@ def _over_ranks(iterations: Sequence[Iteration], group: dist.ProcessGroup | None
         launch_ms={name: float(np.median(ms, axis=1).max()) for name, ms in launch_ms.items()},
         # more than half of a rank's iterations, so that the median is one of them
         exposed=tuple(name for name, flags in is_exposed.items() if flags.mean(axis=1).max() > 0.5),
+        host_ms=max(float(np.median([i.host_ms for i in of_rank])) for of_rank in by_rank),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,18 +10,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from dlrm_sharded.ranks.launch_clock import LaunchClock
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 
 T = TypeVar("T")
-
-FIRST_SLEEP_MS, MIN_SLEEP_MS, MAX_SLEEP_MS = 1.0, 0.5, 10.0
-"""Length of the device's sleep before a stage: at first, and the limits of later ones."""
-
-SLEEP_SLACK = 2.0
-"""Length of the sleep relative to the longest time that a host took to launch a stage."""
-
-CALIBRATION_CYCLES = 2_000_000
-"""Cycles of the sleep that measures the device's clock rate, about 1 ms."""
 
 
 @dataclass(slots=True)
@@ -34,11 +25,13 @@ class Iteration:
         launch_ms: host time to launch the stage, for stages launched while the device slept.
         is_exposed: whether the sleep was too short for that, so that the time of the stage
             contains host time.
+        host_ms: host time of all stages on a GPU, with that of stages in which it waits.
     """
 
     times_ms: dict[str, float] = field(default_factory=dict)
     launch_ms: dict[str, float] = field(default_factory=dict)
     is_exposed: dict[str, bool] = field(default_factory=dict)
+    host_ms: float = 0.0
 
 
 class StageClock:
@@ -56,12 +49,9 @@ class StageClock:
         self._device = device
         self._group = group
         self._iteration = Iteration()
-        self._num_iterations = 0
         self._on_cuda = device.type == "cuda"
         if self._on_cuda:
-            self._cycles_per_ms = _cycles_per_ms(device)
-            self._sleep_ms = FIRST_SLEEP_MS
-            self._longest_queueing_ms = 0.0
+            self._clock = LaunchClock(device)
             self._signal = torch.zeros(1, device=device)
 
     def timed(self, name: str, work: Callable[[], T], *, waits: bool = False) -> T:
@@ -76,7 +66,10 @@ class StageClock:
             return self._timed_behind_sleep(name, work)
         watch = Stopwatch(self._device)
         watch.mark()
+        began_s = time.perf_counter() if self._on_cuda else 0.0
         result = work()
+        if self._on_cuda:
+            self._iteration.host_ms += 1e3 * (time.perf_counter() - began_s)
         watch.mark()
         [self._iteration.times_ms[name]] = watch.intervals_ms()
         return result
@@ -84,33 +77,22 @@ class StageClock:
     def finish_iteration(self) -> Iteration:
         """Return the times since the last call, and adapt the length of the sleep to them."""
         finished, self._iteration = self._iteration, Iteration()
-        self._num_iterations += 1
         if self._on_cuda:
-            needed_ms = SLEEP_SLACK * max_over_ranks(
-                self._longest_queueing_ms, self._device, self._group
-            )
-            if self._num_iterations > 1:  # the first iteration takes long, as it allocates memory
-                self._sleep_ms = min(max(needed_ms, MIN_SLEEP_MS), MAX_SLEEP_MS)
-            self._longest_queueing_ms = 0.0
+            queueing_ms = self._clock.longest_queueing_ms
+            self._clock.adapt(max_over_ranks(queueing_ms, self._device, self._group))
         return finished
 
     def _timed_behind_sleep(self, name: str, work: Callable[[], T]) -> T:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        queueing_started = time.perf_counter()
-        torch.cuda._sleep(round(self._sleep_ms * self._cycles_per_ms))
+        self._clock.begin()
         dist.all_reduce(self._signal, group=self._group)
-        start.record()
-        launch_started = time.perf_counter()
+        self._clock.mark()
         result = work()
-        launch_ended = time.perf_counter()
-        self._iteration.is_exposed[name] = start.query()
-        end.record()
-        torch.cuda.synchronize()
-        self._iteration.times_ms[name] = start.elapsed_time(end)
-        self._iteration.launch_ms[name] = 1e3 * (launch_ended - launch_started)
-        queueing_ms = 1e3 * (launch_ended - queueing_started)
-        self._longest_queueing_ms = max(self._longest_queueing_ms, queueing_ms)
+        self._clock.mark()
+        launched = self._clock.end()
+        [self._iteration.times_ms[name]] = launched.intervals_ms
+        self._iteration.launch_ms[name] = launched.launch_ms
+        self._iteration.is_exposed[name] = launched.is_exposed
+        self._iteration.host_ms += launched.launch_ms
         return result
 
 
@@ -119,15 +101,3 @@ def max_over_ranks(value: float, device: torch.device, group: dist.ProcessGroup 
     tensor = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
     return float(tensor)
-
-
-@functools.cache
-def _cycles_per_ms(device: torch.device) -> float:
-    """Return how many cycles of `torch.cuda._sleep` take 1 ms on the current GPU, `device`."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(CALIBRATION_CYCLES)  # an idle GPU first has to raise its clock rate
-    start.record()
-    torch.cuda._sleep(CALIBRATION_CYCLES)
-    end.record()
-    torch.cuda.synchronize()
-    return CALIBRATION_CYCLES / start.elapsed_time(end)

@@ -132,6 +132,7 @@ def _simulate(
         overlap=cluster.overlap,
         seed=cfg.seed,
         sharing=cluster.sharing,
+        measured=frozenset() if gpu else frozenset({"dense"}),
     )
     workload = memory_workload(cluster)
     runs = [

@@ -112,8 +112,14 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
 
 def build_dense(cfg: DictConfig, num_dense: int, optimizer: OptimizerConfig) -> DenseModel:
     """Build the dense part of the model and its training that a config describes."""
-    bf16 = bool(cfg.model.get("bf16", False))
-    return DenseModel(instantiate(cfg.model), num_dense, optimizer, bf16=bf16, seed=cfg.seed)
+    return DenseModel(
+        instantiate(cfg.model),
+        num_dense,
+        optimizer,
+        bf16=bool(cfg.model.get("bf16", False)),
+        seed=cfg.seed,
+        compiled=cfg.model.get("compile_mode") is not None,
+    )
 
 
 def _on_device(task: ShardingTask, compute_device: str, notes: list[str]) -> ShardingTask:

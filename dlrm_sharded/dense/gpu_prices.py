@@ -12,6 +12,7 @@ import numpy as np
 from dlrm_sharded.dense.work_trace import DenseWork, Kernels
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
+from dlrm_sharded.step.host_time import operators_prior_ms
 from dlrm_sharded.step.parts import DenseTimes
 
 PEAK_SHARE = 0.5
@@ -31,15 +32,16 @@ OPTIMIZER_KERNELS = 4
 
 
 def gpu_dense_times(
-    work: DenseWork, spec: GpuSpec, *, bf16: bool, state_tensors: int
+    work: DenseWork, spec: GpuSpec, *, bf16: bool, state_tensors: int, compiled: bool = False
 ) -> DenseTimes:
-    """Price the dense part of a model on a GPU.
+    """Price the dense part of a model on a GPU, and its launch by the host.
 
     Args:
         work: of one rank.
         bf16: whether matrix products are of bfloat16 numbers, or else of TF32 at half the rate.
             GPUs that have neither compute in fp32.
         state_tensors: tensors of the size of the weights that the optimizer keeps.
+        compiled: whether the layers are compiled; only the time to launch them depends on it.
 
     Raises:
         ConfigError: the peak rate of the GPU is not known.
@@ -55,6 +57,8 @@ def gpu_dense_times(
         slower = np.maximum(flop / flop_per_ms, num_bytes / bytes_per_ms)
         return float(np.maximum(slower, KERNEL_MS).sum())
 
+    phases = (work.bottom_forward, work.top_forward, work.top_backward, work.bottom_backward)
+    num_operators = OPTIMIZER_KERNELS + sum(len(kernels) for kernels in phases)
     # the update reads weights, gradients and state, and writes weights, gradients and state
     updated_bytes = work.gradient_bytes * (4 + 2 * state_tensors)
     return DenseTimes(
@@ -64,5 +68,6 @@ def gpu_dense_times(
         top_backward_ms=layers_ms(work.top_backward),
         bottom_backward_ms=layers_ms(work.bottom_backward),
         optimizer_ms=updated_bytes / bytes_per_ms + OPTIMIZER_KERNELS * KERNEL_MS,
+        launch_ms=operators_prior_ms(num_operators, compiled=compiled),
         gradient_bytes=work.gradient_bytes,
     )

@@ -19,6 +19,7 @@ from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
 from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.step.parts import DenseTimes
 
 
@@ -30,6 +31,7 @@ class DenseModel:
         new_model: builds the model from tables, the number of dense features and a device.
         bf16: whether its matrix products are of bfloat16 numbers.
         seed: of the weights.
+        compiled: whether its layers are compiled on GPUs.
     """
 
     new_model: Callable[..., Dlrm]
@@ -37,6 +39,7 @@ class DenseModel:
     optimizer: OptimizerConfig
     bf16: bool
     seed: int = 0
+    compiled: bool = False
 
     def build(self, tables: Sequence[Table], device: torch.device) -> Dlrm:
         """Build the model on a device; its tables have no memory."""
@@ -75,12 +78,20 @@ class DenseModel:
 
     def priced(self, gpu: GpuSpec, work: DenseWork) -> DenseTimes:
         """Return the times of the work on a GPU."""
-        return gpu_dense_times(work, gpu, bf16=self.bf16, state_tensors=self.state_tensors)
+        return gpu_dense_times(
+            work,
+            gpu,
+            bf16=self.bf16,
+            state_tensors=self.state_tensors,
+            compiled=self.compiled,
+        )
 
     def measured(
         self, tables: Sequence[Table], batches: Sequence[Batch], device: torch.device, **limits: Any
     ) -> DenseTimes:
         """Return the times of one rank on a device, see `measure_dense`."""
+        if device.type == "cuda":
+            allow_tf32(True)  # as by default in a training
         return measure_dense(
             self.build(tables, device),
             tables,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.marked_layers import MarkedLayers
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.ranks.stopwatch import Stopwatch
+from dlrm_sharded.ranks.launch_clock import LaunchClock, Launched
 from dlrm_sharded.step.parts import DenseTimes
+
+log = logging.getLogger(__name__)
 
 MIN_ITERATIONS = 3
 """Smallest number of timed steps, which the time budget does not reduce."""
@@ -31,7 +34,8 @@ class DenseBench:
 
     The model is used up: its lookup is replaced by vectors that stay the same, and its weights
     change. Global random numbers are drawn, so whatever depends on a seed is built afterwards. One
-    step is not timed: it allocates memory and compiles what has to be compiled.
+    step is not timed: it allocates memory and compiles what has to be compiled. A GPU sleeps while
+    the host launches a step, so that the parts are times of the GPU alone.
 
     Args:
         model: a model on its device that is not sharded; its tables may lack memory.
@@ -59,7 +63,8 @@ class DenseBench:
         parameters = dict(model.named_parameters())
         self._optimizer = optimizer.build_dense(parameters)
         self.gradient_bytes = sum(parameter.nbytes for parameter in parameters.values())
-        self._steps_ms: list[list[float]] = []
+        self._clock = LaunchClock(self._device)
+        self._steps: list[Launched] = []
         self._time_once(first)
 
     def run(self, iterations: int, *, time_budget_s: float = math.inf) -> None:
@@ -72,8 +77,8 @@ class DenseBench:
         for num_done in range(iterations):
             if num_done >= MIN_ITERATIONS and time.perf_counter() - started > time_budget_s:
                 break
-            batch = self._batches[len(self._steps_ms) % len(self._batches)]
-            self._steps_ms.append(self._time_once(batch))
+            batch = self._batches[len(self._steps) % len(self._batches)]
+            self._steps.append(self._time_once(batch))
 
     def times(self, *, data_ms: float = 0.0) -> DenseTimes:
         """Return the median times of all steps so far; there must be at least one.
@@ -81,11 +86,16 @@ class DenseBench:
         Args:
             data_ms: time to read a batch, which is not measured here.
         """
-        times_ms = np.array(self._steps_ms)
+        times_ms = np.array([step.intervals_ms for step in self._steps])
         before, bottom_forward, top_forward, top_backward, bottom_backward, update = np.median(
             times_ms, axis=0
         ).tolist()
         low, median, high = np.percentile(times_ms.sum(axis=1), [25, 50, 75])
+        if np.mean([step.is_exposed for step in self._steps]) > 0.5:
+            log.warning(
+                "the times of the dense part contain host time: the host is slow, or waits within "
+                "them"
+            )
         return DenseTimes(
             data_ms=data_ms,
             bottom_forward_ms=bottom_forward,
@@ -93,23 +103,27 @@ class DenseBench:
             top_backward_ms=top_backward,
             bottom_backward_ms=bottom_backward,
             optimizer_ms=update,
+            launch_ms=float(np.median([step.launch_ms for step in self._steps])),
             gradient_bytes=self.gradient_bytes,
             spread=float((high - low) / QUARTILES_OF_NORMAL / median),
         )
 
-    def _time_once(self, batch: Batch) -> list[float]:
-        """Return the times of the parts of one step in ms."""
-        watch = Stopwatch(self._device)
-        self._bottom.mark = watch.mark
-        watch.mark()
+    def _time_once(self, batch: Batch) -> Launched:
+        """Return the times of the parts of one step."""
+        clock = self._clock
+        self._bottom.mark = clock.mark
+        clock.begin()
+        clock.mark()
         loss, _ = self._model(batch)
-        watch.mark()
+        clock.mark()
         loss.backward()
-        watch.mark()
+        clock.mark()
         self._optimizer.step()
         self._optimizer.zero_grad()
-        watch.mark()
-        return watch.intervals_ms()
+        clock.mark()
+        launched = clock.end()
+        clock.adapt(clock.longest_queueing_ms)
+        return launched
 
 
 def measure_dense(
@@ -135,12 +149,15 @@ def measure_all_reduce(
     if dist.get_world_size() == 1:
         return 0.0
     gradients = torch.zeros(max(1, num_bytes // 4), device=device)
+    clock = LaunchClock(device)
     times_ms = []
     for _ in range(warmup + iterations):
         dist.barrier()
-        watch = Stopwatch(device)
-        watch.mark()
+        clock.begin()
+        if device.type == "cuda":
+            dist.all_reduce(gradients[:1])  # the devices start together, which sleep equally long
+        clock.mark()
         dist.all_reduce(gradients)
-        watch.mark()
-        times_ms += watch.intervals_ms()
+        clock.mark()
+        times_ms += clock.end().intervals_ms
     return float(np.median(times_ms[warmup:]))

@@ -12,9 +12,11 @@ LEAST_SHARE = 0.005
 
 def step_text(prediction: StepPrediction) -> str:
     """Write the predicted step and its parts in one line."""
+    needs = needs_text(prediction)
     return (
         f"predicted step {prediction.step_ms:.1f} ms, {prediction.samples_per_s:,.0f} samples/s"
         f"{error_bar(prediction)}: {parts_text(prediction.breakdown)}"
+        f"{'' if needs is None else f'; {needs}'}"
     )
 
 
@@ -23,6 +25,18 @@ def error_bar(prediction: StepPrediction) -> str:
     if prediction.error is None:
         return ""
     return f", within about {100 * prediction.error:.0f} %"
+
+
+def needs_text(prediction: StepPrediction) -> str | None:
+    """Say what the GPUs and their hosts need for a step, and which bounds it; None on CPUs."""
+    host = prediction.host
+    if host is None:
+        return None
+    bound = "bound by the host" if prediction.bounding_host else "bound by the GPUs"
+    return (
+        f"{bound}: the GPUs need {prediction.device_ms:.1f} ms for a step, the host "
+        f"{host.ms:.1f} ms ({host.source}, within about {100 * host.error:.0f} %)"
+    )
 
 
 def parts_text(breakdown: Breakdown) -> str:

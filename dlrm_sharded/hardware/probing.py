@@ -11,13 +11,15 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlrm_sharded.hardware.probe import ExchangeProbe, Probe
+from dlrm_sharded.ranks.devices import allow_tf32
 
 ROWS = {"cpu": 2**20, "cuda": 2**22}
 """Rows of the table by type of device: 256 MiB and 1 GiB, beyond the caches of either."""
@@ -57,16 +59,17 @@ def measure_probe(device: torch.device) -> Probe:
     source, target = table.view(2, -1)
     pairs = list(zip(source.chunk(8), target.chunk(8), strict=True))
     matrix = torch.full((MATRIX[kind], MATRIX[kind]), 1.0, device=device)
-    copy_s, gather_s, cached_gather_s, gemm_s = _fastest_s(
-        [
-            [functools.partial(target.copy_, source) for source, target in pairs],
-            _gathers(table),
-            _gathers(table[: CACHED_ROWS[kind]]),
-            [lambda: matrix @ matrix],
-        ],
-        device,
-        num_rounds=ROUNDS if load <= len(os.sched_getaffinity(0)) else BUSY_ROUNDS,
-    )
+    with _exact_products():
+        copy_s, gather_s, cached_gather_s, gemm_s = _fastest_s(
+            [
+                [functools.partial(target.copy_, source) for source, target in pairs],
+                _gathers(table),
+                _gathers(table[: CACHED_ROWS[kind]]),
+                [lambda: matrix @ matrix],
+            ],
+            device,
+            num_rounds=ROUNDS if load <= len(os.sched_getaffinity(0)) else BUSY_ROUNDS,
+        )
     row_bytes = DIM * table.element_size()
     return Probe(
         copy_gb_per_s=2 * pairs[0][0].nbytes / copy_s / 1e9,
@@ -75,6 +78,17 @@ def measure_probe(device: torch.device) -> Probe:
         gemm_gflops=2 * MATRIX[kind] ** 3 / gemm_s / 1e9,
         load=load,
     )
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Multiply in fp32, so that probes of trainings with TF32 and without it agree."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    allow_tf32(False)
+    try:
+        yield
+    finally:
+        allow_tf32(before)
 
 
 def measure_exchange(device: torch.device, *, ranks_per_host: int) -> ExchangeProbe:

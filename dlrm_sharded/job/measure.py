@@ -57,7 +57,7 @@ def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart
         note_run(journal, context, planned.plan, planned.task, embeddings.cost)
     steps = step_journal(journal, context, prepared.settings.trainer, rank)
     correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
-    prediction = predict_run(prepared, planned, embeddings.cost, dense, correction=correction)
+    prediction = predict_run(prepared, planned, embeddings, dense, correction=correction)
     return Measured(embeddings, prediction, steps)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.picture import conditions_of
 from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.calibration.step_journal import MeasuredStep, StepConditions, StepJournal
@@ -21,8 +22,8 @@ from dlrm_sharded.explain.step_text import step_text
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
-from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.step.host_time import HostTime
 from dlrm_sharded.step.prediction import (
     DensePart,
     StepCorrection,
@@ -86,7 +87,7 @@ class RunPrediction:
 def predict_run(
     prepared: Prepared,
     planned: Planned,
-    measured: PlanCost,
+    measured: MeasuredCost,
     dense: DensePart,
     *,
     correction: StepCorrection,
@@ -94,7 +95,7 @@ def predict_run(
     """Predict the step.
 
     Args:
-        measured: measured cost of the plan.
+        measured: measured cost of the plan, and the host's time for it on GPUs.
         correction: from earlier runs; rank 0's counts.
     """
     settings, rank, report = prepared.settings, prepared.rank, planned.report
@@ -104,8 +105,9 @@ def predict_run(
         overlap=overlap_of(settings.trainer, rank),
         batch_size=settings.batch_size,
         seed=settings.seed,
+        host=host_time_of(measured, dense, rank),
     )
-    composed_ms = predict(measured).step_ms
+    composed_ms = predict(measured.cost).step_ms
     if report.cost is None:
         return RunPrediction(None, composed_ms)
     predicted = predict(
@@ -140,6 +142,14 @@ def note_step(journal: StepJournal | None, prediction: RunPrediction, step_ms: f
     """Append the measured step to the journal; a run without steady steps tells nothing."""
     if journal is not None and math.isfinite(step_ms):
         journal.append(MeasuredStep(prediction.composed_ms, step_ms))
+
+
+def host_time_of(measured: MeasuredCost, dense: DensePart, rank: Rank) -> HostTime | None:
+    """Return the time that the hosts of GPUs need for a step, as measured; None on CPUs."""
+    if rank.device.type != "cuda":
+        return None
+    dense_ms = max(times.launch_ms for times in dense.by_rank)
+    return HostTime(dense_ms, measured.host_ms, frozenset({"dense", "lookups"}))
 
 
 def overlap_of(trainer: TrainerConfig, rank: Rank) -> Overlap:

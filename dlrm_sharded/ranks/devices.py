@@ -36,6 +36,16 @@ def device_type() -> str:
     raise ConfigError(f"{_obstacle(num_gpus)}, or set {DEVICE_VARIABLE}=cpu to compute on the CPU")
 
 
+def allow_tf32(allowed: bool) -> None:
+    """Let GPUs round the factors of fp32 matrix products to TF32, or not.
+
+    It has to be called before anything is measured: products in fp32 take several times as long.
+    """
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
 def _obstacle(num_gpus: int) -> str:
     """Say why torch cannot use the visible GPUs, and what to change."""
     import torch

@@ -24,7 +24,7 @@ from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks import flight_recorder
 from dlrm_sharded.ranks.alike import check_before_group
 from dlrm_sharded.ranks.attempt import job_id, rank_number
-from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.devices import allow_tf32, device_type
 from dlrm_sharded.ranks.heartbeat import Heartbeat
 from dlrm_sharded.ranks.host_links import connect_hosts
 from dlrm_sharded.ranks.host_memory import available_host_bytes
@@ -237,6 +237,7 @@ def _prepare_device(rank: Rank) -> None:
             f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
         )
     torch.cuda.set_device(rank.device)
+    allow_tf32(True)  # as by default in a training; a run sets what its config says
 
 
 def _leave_group() -> None:

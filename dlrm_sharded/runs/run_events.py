@@ -97,6 +97,8 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             return
         figures = {
             "predicted/step_ms": prediction.step_ms,
+            "predicted/device_ms": prediction.device_ms,
+            "predicted/host_ms": prediction.host_ms,
             "predicted/samples_per_s": prediction.samples_per_s,
             "predicted/step_error": prediction.error,
             **{f"step/{part}_ms": ms for part, ms in prediction.breakdown.mean_parts_ms.items()},

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
+from dlrm_sharded.explain.step_text import needs_text
 from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.workers import Refusal
@@ -30,6 +31,7 @@ GROUP_LABELS = {
     "exchanges": "exchanges",
     "dense": "dense layers",
     "waiting": "waits for other ranks",
+    "host": "waits for the host",
 }
 
 
@@ -78,7 +80,12 @@ def _cells(candidate: Candidate, samples: float | None) -> dict[str, str]:
     }
     if (price := candidate.price(num_samples)) is not None:
         cells[f"price per {unit}"] = f"{price:,.2f}"
-    return cells | {f"{group}, %": _percent(candidate.group_share(group)) for group in GROUPS}
+    step = candidate.outcome.step
+    groups = [group for group in GROUPS if group != "host" or step.host is not None]
+    cells |= {f"{group}, %": _percent(candidate.group_share(group)) for group in groups}
+    if step.host is not None:
+        cells |= {"GPUs, ms": f"{step.device_ms:.2f}", "host, ms": f"{step.host.ms:.2f}"}
+    return cells
 
 
 def origin_lines(candidates: Sequence[Candidate]) -> list[str]:
@@ -113,9 +120,11 @@ def choice_text(choice: Choice, *, samples: float | None) -> str:
     if (price := best.price(num_samples)) is not None:
         figures.append(f"a price of {price:,.2f}")
     unit = "epoch" if samples else "billion samples"
+    needs = needs_text(best.outcome.step)
     return (
         f"{'rent' if is_rented else 'use'} {_name(choice, best)}: {', '.join(figures[:-1])} and "
         f"{figures[-1]} for one {unit}; {_runner_up_text(choice)}"
+        f"{'' if needs is None else f'. Its step is {needs}'}"
     )
 
 
@@ -188,10 +197,11 @@ def _runner_up_text(choice: Choice) -> str:
     if not choice.tied:
         return f"{text}, which the errors of the predictions do not explain"
     names = _tied_names(choice)
-    is_other = any(tied.case.machine != choice.best.case.machine for tied in choice.tied)
-    consequence = (
-        "the answer depends on the error of the prices" if is_other else "any of them will do"
-    )
+    consequence = "any of them will do"
+    if any(tied.case.machine != choice.best.case.machine for tied in choice.tied):
+        consequence = "the answer depends on the error of the prices"
+    elif all(c.outcome.step.bounding_host for c in (choice.best, *choice.tied)):
+        consequence = "any of them will do, as the host bounds them all"
     return f"{text}; within the error of the predictions it is tied with {names}: {consequence}"
 
 

@@ -28,6 +28,7 @@ from dlrm_sharded.step.parts import (
     DENSE_BACKWARD,
     DENSE_FORWARD,
     EXCHANGES,
+    HOST_WAIT,
     OPTIMIZER,
     PARTS,
     WAITING,
@@ -41,6 +42,7 @@ GROUPS = {
     "exchanges": EXCHANGES,
     "dense": (DENSE_FORWARD, DENSE_BACKWARD, OPTIMIZER),
     "waiting": (WAITING,),
+    "host": (HOST_WAIT,),
 }
 """Parts of the step that a table shows together; what little is left belongs to none."""
 
@@ -153,6 +155,7 @@ class Candidate:
             "batch_size": case.batch_size,
             "fits": self.is_feasible,
             **dict.fromkeys(("reason", "missing_bytes", "cached_bytes", "step_ms")),
+            **dict.fromkeys(("device_ms", "host_ms", "host_source")),
             **dict.fromkeys(("samples_per_s", "error", "embedding_ms", "hours", "price")),
             "solve_s": None,
             **dict.fromkeys(f"{part}_ms" for part in PARTS),
@@ -165,6 +168,9 @@ class Candidate:
         return row | {
             "cached_bytes": result.cached_bytes,
             "step_ms": self.step_ms,
+            "device_ms": result.step.device_ms,
+            "host_ms": result.step.host_ms,
+            "host_source": result.step.host and result.step.host.source,
             "samples_per_s": self.samples_per_s,
             "error": result.step.error,
             "embedding_ms": result.planned.cost.cost_ms,
@@ -266,13 +272,13 @@ class Question:
             overlap=PIPELINED if case.machine.is_gpu else SERIAL,
             seed=self.seed,
         )
-        step = cluster.step(planned.cost)
+        step = cluster.step(planned.plan, planned.cost)
         if planned.cost_error is None:
             return Outcome(planned, step)
         # unlike that of a run, the all-reduce is predicted by the cost model too
         priced_ms = planned.cost.critical_path_ms + step.breakdown.mean_ms(ALL_REDUCE)
         error = step_error(
-            step.step_ms,
+            step,
             priced=(priced_ms, planned.cost_error),
             dense=(dense.total_ms, case.machine.dense_error),
         )

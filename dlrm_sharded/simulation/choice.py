@@ -65,7 +65,8 @@ def choose(candidates: Sequence[Candidate], *, least_gain: float) -> Choice:
     compared = [candidate for curve in by_curve.values() for candidate in curve]
     if any(candidate.case.machine.price is None for candidate in compared):
         objective, compared = "time", [scaling.last for scaling in scalings]
-    compared.sort(key=lambda candidate: value_of(candidate, objective))
+    # of steps that the host makes equal, that of the least work of the GPUs is the best
+    compared.sort(key=lambda c: (value_of(c, objective), c.outcome.step.device_ms))
     best, *others = compared
     tied = [other for other in others if is_tied(best, other, objective)]
     return Choice(objective, tuple(compared), tuple(tied), scalings, tuple(candidates))
@@ -85,15 +86,16 @@ def is_tied(best: Candidate, other: Candidate, objective: Objective) -> bool:
     """Return whether the errors of predictions explain the distance of a candidate from the best.
 
     On one machine, both have the same errors of lookups, exchanges and dense layers, so only what
-    differs counts, beside the error of composing a step. Errors of two machines are factors that
-    are taken to be independent.
+    differs counts, beside the error of composing a step; of two steps that the host bounds, nothing
+    else counts. Errors of two machines are factors that are taken to be independent.
     """
     values = [value_of(candidate, objective) for candidate in (best, other)]
     if best.case.machine != other.case.machine:
         factors = [math.log1p(_known(c.outcome.step.error)) for c in (best, other)]
         return math.log(values[1] / values[0]) <= math.hypot(*factors)
+    is_host_bound = all(c.outcome.step.bounding_host for c in (best, other))
     uncertain = []
-    for groups in ERROR_GROUPS:
+    for groups in () if is_host_bound else ERROR_GROUPS:
         first, second = (
             sum(candidate.group_share(group) for group in groups) * value
             for candidate, value in zip((best, other), values, strict=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.step.core_sharing import CoreSharing
+from dlrm_sharded.step.host_time import HostTime, lookups_prior_ms
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart, StepPrediction, predict_step, simulated_steps
 from dlrm_sharded.step.schedule import Overlap
@@ -49,6 +51,7 @@ class Cluster:
     Args:
         seed: seed of the variation of times over steps.
         sharing: the cores that the ranks of a host share; None if each has its own.
+        measured: what is measured of the hosts' time, see `HostTime`.
     """
 
     task: ShardingTask
@@ -56,6 +59,7 @@ class Cluster:
     overlap: Overlap
     seed: int
     sharing: CoreSharing | None = None
+    measured: frozenset[str] = frozenset()
 
     @classmethod
     def of_equal_ranks(
@@ -68,6 +72,7 @@ class Cluster:
         overlap: Overlap,
         seed: int,
         sharing: CoreSharing | None = None,
+        measured: frozenset[str] = frozenset(),
     ) -> Cluster:
         """Return a cluster whose ranks all have one dense part.
 
@@ -77,9 +82,11 @@ class Cluster:
         """
         all_reduce_ms = 0.0 if priced is None else priced.all_reduce_ms(dense.gradient_bytes)
         part = DensePart((dense,) * task.topology.world_size, all_reduce_ms, dense_error)
-        return cls(task, part, overlap, seed, sharing)
+        return cls(task, part, overlap, seed, sharing, measured)
 
-    def step(self, cost: PlanCost, *, cost_error: float | None = None) -> StepPrediction:
+    def step(
+        self, plan: ShardingPlan, cost: PlanCost, *, cost_error: float | None = None
+    ) -> StepPrediction:
         """Return the predicted step under a plan with a predicted or measured cost.
 
         Args:
@@ -93,10 +100,19 @@ class Cluster:
             cost_error=cost_error,
             seed=self.seed,
             sharing=self.sharing,
+            host=self._host(plan),
         )
 
+    def _host(self, plan: ShardingPlan) -> HostTime | None:
+        """Return the time that hosts of GPUs need for a step under a plan."""
+        if self.task.topology.compute_device == "cpu":
+            return None
+        num_lookups = int(workload_of_plan(plan, self.task).num_lookups().max())
+        dense_ms = max(times.launch_ms for times in self.dense.by_rank)
+        return HostTime(dense_ms, lookups_prior_ms(num_lookups), self.measured)
+
     def timeline(self, cost: PlanCost) -> Timeline:
-        """Return the steps whose mean is `step`."""
+        """Return the steps whose mean is `step`, as far as devices do not wait for their hosts."""
         return simulated_steps(
             cost, self.dense, overlap=self.overlap, seed=self.seed, sharing=self.sharing
         )

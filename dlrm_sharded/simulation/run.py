@@ -74,6 +74,9 @@ class SimulatedRun:
             "sharder": self.planned.sharder,
             "step_ms": self.step.step_ms,
             "samples_per_s": self.step.samples_per_s,
+            "device_ms": self.step.device_ms,
+            "host_ms": self.step.host_ms,
+            "host_source": self.step.host and self.step.host.source,
             "error": self.step.error,
             "parts_ms": self.step.breakdown.mean_parts_ms,
             "embedding_cost_ms": self.cost.cost_ms,
@@ -117,7 +120,7 @@ def simulate(
         cluster.task,
         tuple(ranks),
         cluster.shared(cost),
-        cluster.step(cost, cost_error=cost_error),
+        cluster.step(planned.plan, cost, cost_error=cost_error),
         cluster.timeline(cost),
         estimate_memory(planned.plan, cluster.task, workload, [0] * len(ranks)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dlrm_sharded.explain.step_text import parts_text
+from dlrm_sharded.explain.step_text import needs_text, parts_text
 from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import GIB, ShardingTask
@@ -71,6 +71,7 @@ def summary(
     lines = ["# Simulated cluster", "", heading, ""]
     lines += [f"- {note}" for note in notes] + [""] * bool(notes)
     lines += [*comparison(runs, failed), ""]
+    lines += [line for tie in host_tie(runs) for line in (tie, "")]
     for run in runs:
         lines += [f"## {run.planned.sharder}", "", *(f"- {line}" for line in details(run)), ""]
     return "\n".join(lines)
@@ -81,15 +82,17 @@ def simulation_lines(
 ) -> Iterator[str]:
     """Yield what the terminal shows of it: the heading, the comparison, each sharder's details."""
     yield "\n".join([heading, *(f"note: {note}" for note in notes)])
-    yield "\n".join(["sharders:", *comparison(runs, failed)])
+    yield "\n".join(["sharders:", *comparison(runs, failed), *host_tie(runs)])
     for run in runs:
         yield f"{run.planned.sharder}: " + "\n  ".join(details(run))
 
 
 def comparison(runs: Sequence[SimulatedRun], failed: Mapping[str, str]) -> list[str]:
     """Return the lines of a table with a row for each sharder, the fastest first."""
+    on_gpus = any(run.step.host is not None for run in runs)
     titles = (
-        *("sharder", "step ms", "samples/s", "waiting ms (mean)", "embedding cost ms"),
+        *("sharder", "step ms", *(("GPUs ms", "host ms") if on_gpus else ()), "samples/s"),
+        *("waiting ms (mean)", "embedding cost ms"),
         "its prediction ms",
         *("imbalance", "tables GiB (max)", "memory GiB (max)", "lookups"),
     )
@@ -97,6 +100,7 @@ def comparison(runs: Sequence[SimulatedRun], failed: Mapping[str, str]) -> list[
         [
             run.planned.sharder,
             f"{run.step.step_ms:.1f}{_error_bar(run.step.error)}",
+            *([] if run.step.host is None else map(_ms, (run.step.device_ms, run.step.host.ms))),
             f"{run.step.samples_per_s:,.0f}",
             f"{run.step.breakdown.mean_ms(WAITING):.1f}",
             f"{run.cost.cost_ms:.1f}",
@@ -106,13 +110,29 @@ def comparison(runs: Sequence[SimulatedRun], failed: Mapping[str, str]) -> list[
             f"{max(run.memory_bytes) / GIB:.2f}",
             ", ".join(f"{count:,} {origin}" for origin, count in run.origins.items()),
         ]
-        for run in sorted(runs, key=lambda run: run.step.step_ms)
+        for run in sorted(runs, key=lambda run: (run.step.step_ms, run.step.device_ms))
     ]
     rows += [
         [name, f"no plan: {one_line(message)}", *[""] * (len(titles) - 2)]
         for name, message in failed.items()
     ]
     return TextTable(titles, rows).markdown().splitlines()
+
+
+def host_tie(runs: Sequence[SimulatedRun]) -> list[str]:
+    """Return a sentence on sharders whose steps are alike as the host bounds them, if any are."""
+    bound = [run.planned.sharder for run in runs if run.step.bounding_host]
+    if len(bound) < 2:
+        return []
+    return [
+        f"The host bounds the steps of {', '.join(bound)}: whatever their GPUs need, they tie, up "
+        "to the host's time for further lookups of a rank. A larger batch, or compiled layers "
+        "(model.compile_mode), would tell them apart."
+    ]
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.1f}"
 
 
 def _error_bar(error: float | None) -> str:
@@ -122,6 +142,8 @@ def _error_bar(error: float | None) -> str:
 def details(run: SimulatedRun) -> list[str]:
     """Return sentences on what the step goes to, and which ranks the others wait for."""
     lines = [f"The step takes {run.step.step_ms:.1f} ms: {parts_text(run.step.breakdown)} ms."]
+    if (needs := needs_text(run.step)) is not None:
+        lines.append(f"It is {needs}.")
     lines += [
         _wait_text(run, wait)
         for wait in run.step.breakdown.waits[:MAX_WAITS]

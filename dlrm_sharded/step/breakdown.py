@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.step.parts import OTHER, PARTS, WAITING
+from dlrm_sharded.step.parts import HOST_WAIT, OTHER, PARTS, WAITING
 from dlrm_sharded.step.timeline import COMPUTE, Operation, Timeline, Times
 
 
@@ -55,6 +55,11 @@ class Breakdown:
             for w in self.waits
         )
         return Breakdown({part: factor * ms for part, ms in self.parts_ms.items()}, waits)
+
+    def launched_in(self, host_ms: float) -> Breakdown:
+        """Return the step of devices that wait for hosts which take so long to launch one."""
+        wait_ms = np.full_like(self.parts_ms[HOST_WAIT], max(0.0, host_ms - self.step_ms))
+        return Breakdown({**self.parts_ms, HOST_WAIT: wait_ms}, self.waits)
 
     def mean_ms(self, part: str) -> float:
         """Return the time of a part, averaged over all ranks."""

@@ -23,6 +23,7 @@ DENSE_BACKWARD = "dense_backward"
 ALL_REDUCE = "all_reduce"
 OPTIMIZER = "optimizer"
 WAITING = "waiting"
+HOST_WAIT = "host_wait"
 OTHER = "other"
 
 PARTS = (
@@ -35,11 +36,13 @@ PARTS = (
     ALL_REDUCE,
     OPTIMIZER,
     WAITING,
+    HOST_WAIT,
     OTHER,
 )
 """Parts that the time of a step goes to, in their order: reading the batch, redistributing its
 ids, looking up and exchanging pooled vectors, the dense layers and back, the all-reduce of the
-dense part's gradients, the optimizer of the dense part; waiting for other ranks, and the rest."""
+dense part's gradients, the optimizer of the dense part; waiting for other ranks, waiting for a host
+that launches work more slowly than its GPU does it, and the rest."""
 
 EXCHANGES = (INPUT_DIST, *EXCHANGE_STAGES, ALL_REDUCE)
 """Parts in which ranks wait for each other."""
@@ -52,6 +55,7 @@ PART_LABELS = STAGE_LABELS | {
     ALL_REDUCE: "all-reduce",
     OPTIMIZER: "optimizer",
     WAITING: "waiting for other ranks",
+    HOST_WAIT: "waiting for the host",
     OTHER: "other",
 }
 """Names of the parts in texts and pictures."""
@@ -68,6 +72,8 @@ class DenseTimes:
         data_ms: time to read the batch and copy it to the device.
         optimizer_ms: time to update the dense part and to reset its gradients.
         other_ms: time that the loop itself takes.
+        launch_ms: time that the host takes to launch all this on a GPU, which computes meanwhile;
+            0 on a CPU, which launches nothing. It is not part of the total.
         gradient_bytes: size of the gradients that ranks all-reduce.
         spread: standard deviation of the time of the layers relative to its mean.
     """
@@ -79,16 +85,17 @@ class DenseTimes:
     bottom_backward_ms: NotNegative
     optimizer_ms: NotNegative
     other_ms: NotNegative = 0.0
+    launch_ms: NotNegative = 0.0
     gradient_bytes: Count = 0
     spread: NotNegative = 0.0
 
     @property
     def total_ms(self) -> float:
-        """Sum of all times."""
+        """Sum of all times of the device."""
         return sum(
             getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name.endswith("_ms")
+            if field.name.endswith("_ms") and field.name != "launch_ms"
         )
 
     def scaled(self, factor: float) -> DenseTimes:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.step.breakdown import Breakdown, breakdown
 from dlrm_sharded.step.core_sharing import CoreSharing
-from dlrm_sharded.step.parts import DenseTimes
+from dlrm_sharded.step.host_time import HostTime
+from dlrm_sharded.step.parts import HOST_WAIT, DenseTimes
 from dlrm_sharded.step.schedule import Overlap, step_operations
 from dlrm_sharded.step.timeline import Timeline, run_steps
 
@@ -48,16 +50,33 @@ class StepPrediction:
         breakdown: parts of the step on every rank; they sum to it.
         batch_size: global.
         error: expected relative error of the step; None if that of the plan's cost is not known.
+        host: time that the host needs for a step on GPUs; None on CPUs, which are their own hosts.
     """
 
     breakdown: Breakdown
     batch_size: int
     error: float | None = None
+    host: HostTime | None = None
 
     @property
     def step_ms(self) -> float:
         """Mean time of a step."""
         return self.breakdown.step_ms
+
+    @property
+    def device_ms(self) -> float:
+        """Mean time that the devices need for a step, without waiting for their hosts."""
+        return self.step_ms - self.breakdown.mean_ms(HOST_WAIT)
+
+    @property
+    def host_ms(self) -> float | None:
+        """Time that the host needs for a step on GPUs; None on CPUs."""
+        return None if self.host is None else self.host.ms
+
+    @property
+    def bounding_host(self) -> HostTime | None:
+        """The host's time if it needs more than the devices; else None."""
+        return self.host if self.breakdown.mean_ms(HOST_WAIT) > 0 else None
 
     @property
     def samples_per_s(self) -> float:
@@ -95,6 +114,7 @@ def predict_step(
     correction: StepCorrection = NO_CORRECTION,
     seed: int = 0,
     sharing: CoreSharing | None = None,
+    host: HostTime | None = None,
 ) -> StepPrediction:
     """Predict the step of a plan from its predicted or measured cost.
 
@@ -103,23 +123,32 @@ def predict_step(
         correction: of steps that are composed of their parts, from earlier runs.
         seed: seed of the variation of times over steps.
         sharing: the cores that the ranks of a host share; None if each has its own.
+        host: time that the host needs on GPUs; None on CPUs.
     """
     timeline = simulated_steps(cost, dense, overlap=overlap, seed=seed, sharing=sharing)
     found = breakdown(timeline)
+    if host is not None:
+        found = found.launched_in(host.ms)
+    step = StepPrediction(found, batch_size, host=host)
     error = None
     if cost_error is not None:
         error = step_error(
-            found.step_ms,
+            step,
             priced=(cost.critical_path_ms, cost_error),
             dense=(dense.mean_ms, dense.error),
             composition_error=correction.error,
             sharing_error=0.0 if sharing is None else SHARING_ERROR,
         )
-    return StepPrediction(found.scaled(correction.factor), batch_size, error)
+    return StepPrediction(
+        found.scaled(correction.factor),
+        batch_size,
+        error,
+        host and dataclasses.replace(host, factor=correction.factor),
+    )
 
 
 def step_error(
-    step_ms: float,
+    step: StepPrediction,
     *,
     priced: tuple[float, float],
     dense: tuple[float, float],
@@ -130,10 +159,12 @@ def step_error(
 
     Args:
         priced, dense: time of what the cost model predicts, and of the dense part, each with its
-            relative error.
+            relative error; neither counts if the host needs more time than the devices.
     """
+    if (host := step.bounding_host) is not None:
+        return math.hypot(host.error, composition_error)
     # parts that overlap can be longer than the step together
-    errors = [min(1.0, part_ms / step_ms) * error for part_ms, error in (priced, dense)]
+    errors = [min(1.0, part_ms / step.step_ms) * error for part_ms, error in (priced, dense)]
     return math.hypot(*errors, composition_error, sharing_error)
 
 
@@ -146,7 +177,7 @@ def simulated_steps(
     num_steps: int = NUM_STEPS,
     sharing: CoreSharing | None = None,
 ) -> Timeline:
-    """Return the timeline of some steps under a plan."""
+    """Return the timeline of some steps under a plan, on devices that never wait for a host."""
     operations = step_operations(
         cost, dense.by_rank, all_reduce_ms=dense.all_reduce_ms, overlap=overlap
     )

@@ -35,8 +35,9 @@ class Evaluator:
         from torchmetrics.classification import BinaryAUROC  # loads matplotlib, for half a second
 
         self._auroc = BinaryAUROC(thresholds=None, validate_args=False).to(device)
-        # Sum of log losses, number of positives, number of samples.
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+        # Sum of log losses, number of positives.
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self._num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add predictions of this rank, as logits [B] and labels [B] of 0 and 1."""
@@ -44,9 +45,8 @@ class Evaluator:
         # remainder; rounded from fp64, ties stay ties.
         self._auroc.update(logits.double().sigmoid().float(), labels.int())
         log_loss = binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-        self._sums += torch.stack(
-            [log_loss.double(), labels.double().sum(), labels.new_tensor(len(labels)).double()]
-        )
+        self._sums += torch.stack([log_loss.double(), labels.double().sum()])
+        self._num_samples += len(labels)  # a copy to the device would wait for it in every batch
 
     def compute(self) -> Evaluation:
         """Return the evaluation of all ranks' predictions; all ranks call this together.
@@ -54,7 +54,7 @@ class Evaluator:
         Raises:
             DivergenceError: predictions are not finite; all ranks raise it.
         """
-        sums = self._sums.clone()
+        sums = torch.cat([self._sums, self._sums.new_tensor([self._num_samples])])
         dist.all_reduce(sums)
         log_loss, positives, count = sums.tolist()
         if not math.isfinite(log_loss):

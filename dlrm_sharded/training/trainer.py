@@ -24,6 +24,7 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
+from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.heartbeat import OnStall
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
@@ -107,7 +108,7 @@ class Trainer:
         Raises:
             DivergenceError: a loss, a prediction or a weight was not finite; all ranks raise it.
         """
-        torch.backends.cuda.matmul.allow_tf32 = self.config.tf32
+        allow_tf32(self.config.tf32)
         self.model.train()
         watch = SurroundingsWatch()
         # A False would show the bar to users who set TQDM_DISABLE.

@@ -17,6 +17,7 @@ from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks import launch_clock
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
     NUM_STEPS,
@@ -57,6 +58,7 @@ def measure_plan(rank: Rank) -> dict[str, Any]:
         "iterations": measured.iterations,
         "launch_ms": dict(measured.launch_ms),
         "exposed": list(measured.exposed),
+        "host_ms": measured.host_ms,
         "agree": len(set(gathered(rank, measured.cost))) == 1,
     }
 
@@ -148,7 +150,7 @@ def test_measures_and_leaves_the_model_alone():
         assert set(cost) == {f"{stage}_ms" for stage in STAGES}
         assert all(ms > 0 for ms in cost.values())
     assert set(result["spread"]) == {"input_dist", *STAGES}
-    assert result["launch_ms"] == {}
+    assert (result["launch_ms"], result["host_ms"]) == ({}, 0.0)
 
 
 def measure_on_fake_gpus(rank: Rank) -> dict[str, Any]:
@@ -177,17 +179,20 @@ def measure_on_fake_gpus(rank: Rank) -> dict[str, Any]:
             calls.append(name)
             return super().timed(name, work, **waits)
 
-    stage_clock.torch = types.SimpleNamespace(  # type: ignore[attr-defined]
+    launch_clock.torch = types.SimpleNamespace(  # type: ignore[attr-defined]
         cuda=types.SimpleNamespace(
             Event=Event,
             _sleep=lambda cycles: calls.append(cycles),
             synchronize=lambda: None,
-        ),
+        )
+    )
+    stage_clock.torch = types.SimpleNamespace(  # type: ignore[attr-defined]
         zeros=lambda size, device: torch.zeros(size),
         tensor=torch.tensor,
         float64=torch.float64,
     )
-    stage_clock._cycles_per_ms = lambda device: 1e6  # type: ignore[assignment]
+    rate = types.SimpleNamespace(cycles_per_ms=1e6, measure=lambda: None)
+    launch_clock._sleep_rate = lambda device: rate  # type: ignore[assignment]
     measure_module.StageClock = FakeClock  # type: ignore[misc]
     result = measure_plan(rank)
     return {**result, "calls": gathered(rank, calls)}
@@ -203,9 +208,10 @@ def test_stages_on_gpus_are_behind_sleeps_that_are_alike():
         ["input_dist", *(call for stage in STAGES for call in (stage, "sleep", "event", "event"))]
     ] * (ITERATIONS + MeasureConfig().warmup)
     assert in_order == [call for iteration in iterations for call in iteration]
-    assert min(sleeps) >= 1e6 * stage_clock.MIN_SLEEP_MS
+    assert min(sleeps) >= 1e6 * launch_clock.MIN_SLEEP_MS
     assert set(result["launch_ms"]) == set(result["exposed"]) == set(STAGES)
     assert min(result["launch_ms"].values()) > 0
+    assert result["host_ms"] > 0
     for number, cost in enumerate(result["per_rank"]):
         assert cost == {f"{stage}_ms": 2.0 + number for stage in STAGES}
     assert result["changed"] == [[], []]

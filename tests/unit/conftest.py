@@ -2,6 +2,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
@@ -32,6 +33,21 @@ def rank() -> Iterator[Rank]:
             patch.delenv(key, raising=False)
         with process_group() as me:
             yield me
+
+
+@pytest.fixture
+def tf32() -> Iterator[Callable[..., bool]]:
+    """Says whether GPUs may round fp32 products, and sets it; it is as before after the test."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+
+    def allowed(value: bool | None = None) -> bool:
+        if value is not None:
+            products.allow_tf32 = value
+        return products.allow_tf32
+
+    yield allowed
+    products.allow_tf32 = before
 
 
 RunCommand = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,83 +1,21 @@
 """The clock of the stages, on a GPU that only writes down what it is told."""
 
-from collections.abc import Callable
+import itertools
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.calibration import stage_clock
-from dlrm_sharded.calibration.stage_clock import (
-    FIRST_SLEEP_MS,
-    MAX_SLEEP_MS,
-    MIN_SLEEP_MS,
-    StageClock,
-)
-
-CYCLES_PER_MS = 1_600_000
-HOST_MS = 0.0625
-"""The host takes this long between two looks at the clock, unless it works."""
-
-
-class Gpu:
-    """Calls in order, and a device and a host whose times follow from the calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.host_ms = 0.0
-        self.device_ms = 0.0
-        """When the device will have done what was queued so far."""
-
-    def sleep(self, cycles: int) -> None:
-        self.calls.append(("sleep", pytest.approx(cycles / CYCLES_PER_MS)))
-        self.queue(cycles / CYCLES_PER_MS)
-
-    def queue(self, work_ms: float) -> None:
-        self.device_ms = max(self.device_ms, self.host_ms) + work_ms
-
-    def synchronize(self) -> None:
-        self.calls.append("synchronize")
-        self.host_ms = max(self.host_ms, self.device_ms)
-
-    def perf_counter(self) -> float:
-        self.host_ms += HOST_MS
-        return self.host_ms / 1e3
-
-    def stage(self, launch_ms: float, device_ms: float) -> Callable[[], str]:
-        """A stage that the host launches and the device computes."""
-
-        def work() -> str:
-            self.calls.append("work")
-            self.host_ms += launch_ms
-            self.queue(device_ms)
-            return "result"
-
-        return work
+from dlrm_sharded.calibration import codec_times, stage_clock
+from dlrm_sharded.calibration.stage_clock import StageClock
+from dlrm_sharded.ranks.launch_clock import FIRST_SLEEP_MS, MAX_SLEEP_MS, MIN_SLEEP_MS
+from tests.sleeping_gpu import HOST_MS, Gpu, install_gpu
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-
-    class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            gpu.calls.append("event")
-            gpu.queue(0.0)
-            self.reached_ms = gpu.device_ms
-
-        def query(self) -> bool:
-            return self.reached_ms <= gpu.host_ms
-
-        def synchronize(self) -> None:
-            gpu.calls.append("wait")
-            gpu.host_ms = max(gpu.host_ms, self.reached_ms)
-
-        def elapsed_time(self, end: "Event") -> float:
-            return end.reached_ms - self.reached_ms
 
     def on_the_cpu(*size: int, device: torch.device) -> torch.Tensor:
         assert device.type == "cuda"
@@ -86,15 +24,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     def all_reduce(tensor: torch.Tensor, *args: Any, group: Any) -> None:
         gpu.calls.append(("all_reduce", group))
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", gpu.sleep)
-    monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
+    install_gpu(monkeypatch, gpu)
     monkeypatch.setattr(torch, "zeros", on_the_cpu)
     monkeypatch.setattr(dist, "barrier", lambda group: gpu.calls.append(("barrier", group)))
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(stage_clock.time, "perf_counter", gpu.perf_counter)
-    monkeypatch.setattr(stage_clock, "max_over_ranks", lambda value, device, group: value)
-    stage_clock._cycles_per_ms.cache_clear()
+    for module in (stage_clock, codec_times):
+        monkeypatch.setattr(module, "max_over_ranks", lambda value, device, group: value)
     return gpu
 
 
@@ -103,6 +38,12 @@ def clock_of(gpu: Gpu) -> StageClock:
     clock = StageClock(torch.device("cuda", 0), "group")  # type: ignore[arg-type]
     gpu.calls.clear()
     return clock
+
+
+def slept_before_stages(gpu: Gpu) -> list[Any]:
+    """Lengths of the sleeps but those that measure the rate of the device's clock."""
+    calls = itertools.pairwise(gpu.calls)
+    return [call[1] for before, call in calls if before == "synchronize" and call[0] == "sleep"]
 
 
 def test_a_stage_is_launched_behind_a_sleep(gpu: Gpu) -> None:
@@ -122,6 +63,7 @@ def test_a_stage_is_launched_behind_a_sleep(gpu: Gpu) -> None:
     assert once.times_ms == pytest.approx({"fwd_compute": 0.5})
     assert once.launch_ms == pytest.approx({"fwd_compute": 0.25 + HOST_MS})
     assert once.is_exposed == {"fwd_compute": False}
+    assert once.host_ms == pytest.approx(0.25 + HOST_MS)
 
 
 def test_a_stage_that_waits_for_the_device_is_not(gpu: Gpu) -> None:
@@ -129,7 +71,8 @@ def test_a_stage_that_waits_for_the_device_is_not(gpu: Gpu) -> None:
     clock.timed("input_dist", gpu.stage(launch_ms=0.25, device_ms=0.5), waits=True)
     assert gpu.calls == [("barrier", "group"), "synchronize", "event", "work", "event", "wait"]
     once = clock.finish_iteration()
-    assert once.times_ms == pytest.approx({"input_dist": 0.75})
+    assert once.times_ms == pytest.approx({"input_dist": 0.75 + HOST_MS})
+    assert once.host_ms == pytest.approx(0.25 + HOST_MS), "the device goes on after the host"
     assert once.launch_ms == once.is_exposed == {}
 
 
@@ -144,7 +87,7 @@ def test_the_sleep_becomes_twice_as_long_as_the_longest_launch(gpu: Gpu) -> None
         assert once.times_ms["fwd_comm"] == pytest.approx(0.5)
         assert not once.is_exposed["fwd_comm"]
         exposed.append(once.is_exposed["fwd_compute"])
-    slept_ms = [call[1] for call in gpu.calls if call[0] == "sleep"]
+    slept_ms = slept_before_stages(gpu)
     queueing_ms = slow_ms + 2 * HOST_MS
     # the first iteration takes long anyway, and decides nothing
     assert slept_ms == [FIRST_SLEEP_MS] * 4 + [2 * queueing_ms] * 4
@@ -160,7 +103,7 @@ def test_the_sleep_has_limits(gpu: Gpu, launch_ms: float, sleep_ms: float) -> No
     for _ in range(3):
         clock.timed("fwd_compute", gpu.stage(launch_ms=launch_ms, device_ms=0.5))
         clock.finish_iteration()
-    assert gpu.calls[-6] == ("sleep", sleep_ms)
+    assert slept_before_stages(gpu)[-1] == sleep_ms
 
 
 def test_a_stage_on_a_cpu_is_between_two_looks_at_its_clock(gpu: Gpu) -> None:
@@ -170,3 +113,9 @@ def test_a_stage_on_a_cpu_is_between_two_looks_at_its_clock(gpu: Gpu) -> None:
     once = clock.finish_iteration()
     assert once.times_ms == pytest.approx({"fwd_compute": 0.25 + HOST_MS})
     assert once.launch_ms == once.is_exposed == {}
+
+
+def test_conversions_are_timed_without_their_launch(gpu: Gpu) -> None:
+    device, group = torch.device("cuda", 0), "group"
+    convert = gpu.stage(launch_ms=0.05, device_ms=0.07)
+    assert codec_times._median_ms(convert, device, group) == pytest.approx(0.07)  # type: ignore[arg-type]

@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.dense.gpu_prices import KERNEL_MS, PEAK_SHARE, gpu_dense_times
+from dlrm_sharded.dense.gpu_prices import (
+    KERNEL_MS,
+    OPTIMIZER_KERNELS,
+    PEAK_SHARE,
+    gpu_dense_times,
+)
 from dlrm_sharded.dense.work_trace import DenseWork, trace_dense_work
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.model.dlrm import dlrm
 from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.step.host_time import COMPILED_SHARE, OPERATOR_MS
 
 TABLES = (Table("a", 100, 8, 1.0), Table("b", 10**12, 8, 1.0))
 H100 = gpu_specs()["h100_sxm"]
@@ -45,6 +51,20 @@ def test_small_layers_take_the_time_of_their_kernels():
     times = gpu_dense_times(work, H100, bf16=True, state_tensors=0)
     assert times.bottom_forward_ms == pytest.approx(len(work.bottom_forward) * KERNEL_MS)
     assert times.gradient_bytes == work.gradient_bytes
+
+
+@pytest.mark.parametrize("batch_size", [1, 4096])
+def test_the_host_launches_operators_whatever_their_size(batch_size):
+    work = traced(batch_size)
+    counted = (work.bottom_forward, work.top_forward, work.top_backward, work.bottom_backward)
+    num_operators = OPTIMIZER_KERNELS + sum(map(len, counted))
+    times, compiled = (
+        gpu_dense_times(work, H100, bf16=True, state_tensors=1, compiled=compiled)
+        for compiled in (False, True)
+    )
+    assert times.launch_ms == pytest.approx(OPERATOR_MS * num_operators)
+    assert compiled.launch_ms == pytest.approx(COMPILED_SHARE * times.launch_ms)
+    assert times.total_ms == compiled.total_ms, "the device's time is that of eager layers"
 
 
 PRODUCT, NOTHING = np.array([[1e13, 1e6]]), np.empty((0, 2))

@@ -140,6 +140,14 @@ def test_nccl_ends_properly_after_an_error_of_all_ranks(name, left_groups):
     assert left_groups == ["nccl"]
 
 
+def test_products_of_measurements_are_rounded_as_in_trainings(left_groups, tf32):
+    """Whatever a process with a GPU measures, it measures as trainings multiply by default."""
+    tf32(False)
+    with process_group():
+        assert tf32()
+    assert left_groups == ["nccl"]
+
+
 def fail_alone() -> None:
     raise KeyError
 

@@ -25,6 +25,7 @@ from dlrm_sharded.runs.result import (
     write_result,
 )
 from dlrm_sharded.step.breakdown import Breakdown
+from dlrm_sharded.step.host_time import LOOP_MS, HostTime
 from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.step.prediction import StepPrediction
 from dlrm_sharded.training.metrics import Evaluation
@@ -39,7 +40,10 @@ MEASURED = MeasuredCost(
 )
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
 STEP = StepPrediction(
-    Breakdown({part: np.array([1.0, 1.0]) for part in PARTS}), batch_size=64, error=0.125
+    Breakdown({part: np.array([1.0, 1.0]) for part in PARTS}),
+    batch_size=64,
+    error=0.125,
+    host=HostTime(dense_ms=4.0, lookups_ms=3.0),
 )
 PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
 PRIOR = Standing("prior", "cpu: other", ("no AVX-512 here",), num_runs=2, error=0.25)
@@ -66,6 +70,8 @@ PREDICTION = {
     "predicted_samples_per_s": 64e3 / len(PARTS),
     "predicted_step_error": 0.125,
     "predicted_parts_ms": dict.fromkeys(PARTS, 1.0),
+    "predicted_device_ms": len(PARTS) - 1.0,
+    "predicted_host_ms": 7.0 + LOOP_MS,
     "prices": "prior, corrected by 2 runs, within about 25 %",
     "prices_digest": "abc",
     "expected_error": 0.25,

@@ -9,8 +9,9 @@ from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.runs.terminal import closing_text, prediction_text, surprise_text
+from dlrm_sharded.step.host_time import LOOP_MS, HostTime
 from dlrm_sharded.step.parts import DenseTimes
-from dlrm_sharded.step.prediction import DensePart, predict_step
+from dlrm_sharded.step.prediction import DensePart, StepPrediction, predict_step
 from dlrm_sharded.step.schedule import SERIAL
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.result import TrainingResult
@@ -42,12 +43,13 @@ def closing(
     *,
     cost: PlanCost = MEASURED,
     on_cuda: bool = False,
+    step: StepPrediction = STEP,
     **places: str,
 ) -> str:
     training = TrainingResult(
         12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25, SURROUNDINGS
     )
-    return closing_text(report, cost, STEP, training, Path("runs/x"), on_cuda=on_cuda, **places)
+    return closing_text(report, cost, step, training, Path("runs/x"), on_cuda=on_cuda, **places)
 
 
 def test_the_prediction_beside_what_was_measured():
@@ -96,6 +98,27 @@ def test_closing(cost):
     assert [words for words in shown if words not in text] == []
     assert ("predicted 6.25" in text) == (cost is not None)
     assert "no validation" in text
+
+
+@pytest.mark.parametrize(
+    ("dense_ms", "said"),
+    [
+        (1.0, "bound by the GPUs: the GPUs need 12.0 ms for a step, the host 3.0 ms (measured, "),
+        (20.0, "bound by the host: the GPUs need 12.0 ms for a step, the host 22.0 ms (measured, "),
+        (None, None),
+    ],
+    ids=["GPUs", "host", "CPUs"],
+)
+def test_closing_says_what_bounds_a_step(dense_ms, said):
+    host = dense_ms and HostTime(dense_ms, 2.0 - LOOP_MS, frozenset({"dense", "lookups"}))
+    step = predict_step(
+        PREDICTED, DensePart((DENSE, DENSE), 0.5), overlap=SERIAL, batch_size=64, host=host
+    )
+    lines = closing(PlanReport("dim", 0.5), UNVALIDATED, step=step).splitlines()
+    found = [line for line in lines if "bound by" in line]
+    assert len(found) == (said is not None)
+    assert all(line.strip().startswith(said) for line in found), found
+    assert all(line.endswith("plans hardly differ") == (dense_ms == 20.0) for line in found)
 
 
 def test_closing_says_what_a_prediction_is_worth():

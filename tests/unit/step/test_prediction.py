@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 
 from dlrm_sharded import DataError, PlanCost, StageCost
+from dlrm_sharded.explain.step_text import needs_text, step_text
 from dlrm_sharded.step.core_sharing import CoreSharing
-from dlrm_sharded.step.parts import PARTS, DenseTimes
-from dlrm_sharded.step.prediction import COMPOSITION_ERROR, SHARING_ERROR, DensePart, predict_step
+from dlrm_sharded.step.host_time import HOST_ERROR, LOOP_MS, MEASURED_ERROR, HostTime
+from dlrm_sharded.step.parts import HOST_WAIT, PARTS, DenseTimes
+from dlrm_sharded.step.prediction import (
+    COMPOSITION_ERROR,
+    SHARING_ERROR,
+    DensePart,
+    StepCorrection,
+    predict_step,
+)
 from dlrm_sharded.step.schedule import SERIAL
 from tests.unit.step.made_up import dense_times
 
@@ -47,6 +55,62 @@ def test_ranks_that_share_cores_have_an_error_of_their_own():
     shared = predicted(sharing=CoreSharing(2, ranks_at_once=2.0))
     assert shared.step_ms == pytest.approx(predicted().step_ms)
     assert shared.error == pytest.approx(math.hypot(predicted().error, SHARING_ERROR))
+
+
+MEASURED = frozenset({"dense", "lookups"})
+
+
+def host_of(ms: float, measured: frozenset[str] = MEASURED) -> HostTime:
+    """A host that needs so long for a step, in two halves beside the loop."""
+    return HostTime((ms - LOOP_MS) / 2, (ms - LOOP_MS) / 2, measured)
+
+
+@pytest.mark.parametrize(
+    ("host_ms", "step_ms", "bound"),
+    [(40.0, 65.0, "GPUs"), (65.0, 65.0, "GPUs"), (80.0, 80.0, "host")],
+)
+def test_a_step_is_what_the_slower_of_devices_and_host_needs(host_ms, step_ms, bound):
+    step = predicted(host=host_of(host_ms))
+    assert (step.step_ms, step.device_ms) == (pytest.approx(step_ms), pytest.approx(65.0))
+    assert step.host_ms == pytest.approx(host_ms)
+    assert step.breakdown.mean_parts_ms == predicted().breakdown.mean_parts_ms | {
+        HOST_WAIT: pytest.approx(step_ms - 65.0)
+    }
+    assert (step.bounding_host is not None) == (bound == "host")
+    said = f"bound by the {bound}: the GPUs need 65.0 ms for a step, the host {host_ms:.1f} ms"
+    assert (needs_text(step) or "").startswith(said)
+    assert step_text(step).endswith(f"; {needs_text(step)}")
+
+
+def test_a_cpu_is_its_own_host():
+    step = predicted()
+    assert (step.host_ms, step.bounding_host, step.device_ms) == (None, None, step.step_ms)
+    assert needs_text(step) is None
+    assert "need" not in step_text(step)
+
+
+def test_earlier_runs_correct_both_needs():
+    correction = StepCorrection(1.5, error=0.02, num_runs=3)
+    step = predicted(host=host_of(80.0), correction=correction)
+    figures = (step.step_ms, step.device_ms, step.host_ms)
+    assert figures == pytest.approx((1.5 * 80, 1.5 * 65, 1.5 * 80))
+
+
+def test_the_error_of_a_step_that_the_host_bounds_is_the_hosts():
+    """However wrong the prices of lookups are, and what was measured of the host is surer."""
+    for cost_error in (0.1, 0.5):
+        step = predicted(host=host_of(80.0), cost_error=cost_error)
+        assert step.host is not None
+        assert step.error == pytest.approx(math.hypot(step.host.error, COMPOSITION_ERROR))
+    assert predicted(host=host_of(40.0)).error == predicted().error
+    prior, partly, measured = (
+        host_of(80.0, frozenset(names)) for names in ((), ("dense",), MEASURED)
+    )
+    assert prior.error == pytest.approx(HOST_ERROR)
+    assert MEASURED_ERROR < measured.error < partly.error < HOST_ERROR
+    assert [host.source for host in (prior, partly, measured)] == [
+        *("a prior", "measured in part", "measured")
+    ]
 
 
 def test_a_rank_with_slower_layers_makes_the_other_wait():

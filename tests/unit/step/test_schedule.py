@@ -34,7 +34,7 @@ OVERLAPS = [
 DENSE_KEYS = tuple(
     field.name
     for field in dataclasses.fields(DenseTimes)
-    if field.name.endswith("_ms") and field.name != "other_ms"
+    if field.name.endswith("_ms") and field.name not in ("other_ms", "launch_ms")
 )
 ALL_REDUCE_MS = 3.0
 ROUNDING = 1e-9

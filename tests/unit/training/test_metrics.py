@@ -80,5 +80,21 @@ def test_predictions_that_are_not_finite(rank, logit, other_label):
         evaluate(rank, torch.tensor([logit, 1.0]), labels)
 
 
+def test_an_update_copies_nothing_from_the_host(rank, monkeypatch):
+    """On a GPU each such copy would wait for the device in every batch."""
+    evaluator = Evaluator(rank.device)
+    logits, labels = torch.linspace(-1, 1, 8), torch.arange(8.0) % 2
+
+    def copied(*args: object, **keys: object) -> None:
+        raise AssertionError("copied from the host")
+
+    with monkeypatch.context() as patch:
+        for name in ("tensor", "as_tensor", "scalar_tensor"):
+            patch.setattr(torch, name, copied)
+        patch.setattr(Tensor, "new_tensor", copied)
+        evaluator.update(logits, labels)
+    assert evaluator.compute().num_samples == 8
+
+
 def test_nothing_to_evaluate(rank):
     assert Evaluator(rank.device).compute() == Evaluation(None, None, 0)
