@@ -101,8 +101,11 @@ class _Counter(TorchDispatchMode):
 
 
 def _is_kernel(func: Any) -> bool:
-    """Return whether an operation computes, rather than allocates or views memory."""
-    if func._schema.name.startswith("aten::empty"):
+    """Return whether an operation computes, rather than allocates or views memory.
+
+    Operators of `prim` ask what a tensor is, such as its device, which fake mode does often.
+    """
+    if func._schema.name.startswith(("aten::empty", "prim::")):
         return False
     aliases = [returned.alias_info for returned in func._schema.returns]
     return all(alias is None or alias.is_write for alias in aliases)

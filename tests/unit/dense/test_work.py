@@ -46,6 +46,14 @@ def test_layers_do_the_operations_of_their_matrices():
     )
 
 
+def test_only_what_computes_is_a_kernel():
+    """Fake mode asks tensors for their device all the time, which no GPU computes."""
+    work = traced(64)
+    # two products, with their biases, and two activations
+    assert len(work.bottom_forward) == 4
+    assert all(num_bytes > 0 for _, num_bytes in work.bottom_forward)
+
+
 def test_small_layers_take_the_time_of_their_kernels():
     work = traced(1)
     times = gpu_dense_times(work, H100, bf16=True, state_tensors=0)

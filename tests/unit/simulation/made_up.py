@@ -20,12 +20,24 @@ SLOWEST = 5
 
 
 def made_up_run(
-    world_size: int = 8, *, overlap: Overlap = SERIAL, sharing: CoreSharing | None = None
+    world_size: int = 8,
+    *,
+    overlap: Overlap = SERIAL,
+    sharing: CoreSharing | None = None,
+    launch_ms: float | None = None,
+    sharder: str = "dim",
 ) -> SimulatedRun:
-    """Every rank has a table, and `SLOWEST` computes three times as long as the others."""
+    """Every rank has a table, and `SLOWEST` computes three times as long as the others.
+
+    Args:
+        launch_ms: host time of the dense part on GPUs; None for ranks on CPUs.
+    """
     tables = tuple(Table(f"t{rank}", 1000, 16, 2.0) for rank in range(world_size))
     topology = Topology(
-        world_size, memory_bytes=GIB, local_world_size=world_size // 2, compute_device="cpu"
+        world_size,
+        memory_bytes=GIB,
+        local_world_size=world_size // 2,
+        compute_device="cpu" if launch_ms is None else "cuda",
     )
     task = ShardingTask(tables, topology, 64 * world_size)
     plan = ShardingPlan(
@@ -45,6 +57,7 @@ def made_up_run(
         top_backward_ms=4.0,
         bottom_backward_ms=2.0,
         optimizer_ms=1.0,
+        launch_ms=launch_ms or 0.0,
         spread=0.02,
     )
     workload = Workload(
@@ -55,5 +68,5 @@ def made_up_run(
         num_eval_samples=0,
     )
     cluster = Cluster(task, DensePart((dense,) * world_size, 1.5), overlap, seed=0, sharing=sharing)
-    planned = Planned("dim", plan, PlanReport("dim", 0.1, cost))
+    planned = Planned(sharder, plan, PlanReport(sharder, 0.1, cost))
     return simulate(planned, times, cluster, workload)

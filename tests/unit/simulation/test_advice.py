@@ -36,6 +36,7 @@ from dlrm_sharded.simulation.machines import (
 )
 from dlrm_sharded.simulation.scaling import gain_of, scaling_of
 from dlrm_sharded.step.breakdown import Breakdown
+from dlrm_sharded.step.host_time import LOOP_MS, HostTime
 from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.step.prediction import StepPrediction
 
@@ -54,9 +55,10 @@ def candidate(
     sharder: str = "dim",
     error: float | None = 0.1,
     batch_size: int = BATCH_SIZE,
+    host: HostTime | None = None,
     **parts_ms: float,
 ) -> Candidate:
-    """A candidate whose step has the given parts."""
+    """A candidate whose step has the given parts, or takes what its host needs."""
     task = ShardingTask(TABLES, machine.topology(num_ranks, STATED), batch_size)
     plan = ShardingPlan(num_ranks, (Shard.whole(TABLES[0], 0),))
     cost = PlanCost((StageCost(1.0, 0.0, 0.0, 0.0),) * num_ranks)
@@ -64,7 +66,12 @@ def candidate(
     parts = {part: np.array([parts_ms.get(part, 0.0)]) for part in PARTS}
     outcome = Outcome(
         Planned(sharder, plan, PlanReport(sharder, 0.1, cost, standing=standing)),
-        StepPrediction(Breakdown(parts), batch_size, error),
+        StepPrediction(
+            Breakdown(parts).launched_in(0.0 if host is None else host.ms),
+            batch_size,
+            error,
+            host,
+        ),
     )
     return Candidate(Case(machine, num_ranks, sharder, batch_size, task), outcome)
 
@@ -229,6 +236,51 @@ def test_sharders_share_the_errors_of_a_machine() -> None:
     text = choice_text(choose([best, slower], least_gain=0.5), samples=None)
     assert text.startswith("use sharder=dim: ")
     assert text.endswith("15.0 % longer, which the errors of the predictions do not explain")
+
+
+HOST = HostTime(4.0 - LOOP_MS, 1.0)
+"""A host that needs 5 ms for a step."""
+
+
+def test_sharders_tie_if_the_host_bounds_them() -> None:
+    """The one with the least work of the GPUs comes first; prices of lookups decide nothing."""
+    sharders = [
+        candidate(sharder=name, fwd_compute=ms, host=HOST)
+        for name, ms in (("size", 4.0), ("dim", 1.0), ("lookup", 2.0))
+    ]
+    choice = choose(sharders, least_gain=0.5)
+    assert [c.case.sharder for c in choice.ranking] == ["dim", "lookup", "size"]
+    assert len(choice.tied) == 2
+    text = choice_text(choice, samples=None)
+    assert "any of them will do, as the host bounds them all. Its step is bound by the host" in text
+    assert "the GPUs need 1.0 ms for a step, the host 5.0 ms (a prior, within about 30 %)" in text
+    slower = candidate(sharder="two", fwd_compute=1.0, host=HostTime(4.0 - LOOP_MS, 2.0))
+    assert not is_tied(sharders[1], slower, "time"), "its host needs more"
+    unbound = candidate(sharder="slow", fwd_compute=9.0, host=HOST)
+    assert "any of them will do" not in choice_text(
+        choose([sharders[1], unbound], least_gain=0.5), samples=None
+    )
+
+
+def test_the_host_does_not_scale() -> None:
+    """More ranks have less work each, and their hosts as much as before."""
+    sizes = [candidate(num_ranks=n, dense_forward=ms, host=HOST) for n, ms in ((8, 6.0), (16, 3.0))]
+    scaling = scaling_of(sizes)
+    assert scaling.limit is not None
+    assert scaling.limit.group == "host"
+    assert "because of the waits for the host, which take 2.00 ms" in (scaling_text(scaling) or "")
+
+
+def test_the_table_says_what_bounds_a_step() -> None:
+    rows = [candidate(fwd_comm=2.0, host=HOST), candidate(A100, fwd_comm=7.0, host=HOST)]
+    titles, _, first, second = table_lines(rows, samples=None)
+    assert titles.endswith("| waiting, % | host, % | GPUs, ms | host, ms |")
+    assert first.endswith("| 0 | 60 | 2.00 | 5.00 |")
+    assert second.endswith("| 0 | 0 | 7.00 | 5.00 |")
+    assert "host" not in table_lines([candidate(fwd_comm=2.0)], samples=None)[0]
+    figures = rows[0].to_json(None)
+    assert (figures["device_ms"], figures["host_ms"]) == (2.0, pytest.approx(5.0))
+    assert figures["host_wait_ms"] == pytest.approx(3.0)
 
 
 def test_the_table_has_the_columns_that_differ() -> None:

@@ -12,9 +12,10 @@ import pytest
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.simulation.figures import PIXELS, plot_timeline, strips
 from dlrm_sharded.simulation.files import write_simulation
-from dlrm_sharded.simulation.simulation_text import comparison, details, heading_text
+from dlrm_sharded.simulation.simulation_text import comparison, details, heading_text, summary
 from dlrm_sharded.simulation.store import folder_of
 from dlrm_sharded.step.core_sharing import CoreSharing
+from dlrm_sharded.step.host_time import LOOP_MS, lookups_prior_ms
 from dlrm_sharded.step.parts import PARTS, WAITING
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
 from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE
@@ -45,6 +46,38 @@ def test_all_ranks_wait_for_the_slowest() -> None:
     assert f"t{SLOWEST}[0:1000, 0:16]" in first
     assert "90.0 ms" in first
     assert " ms on average, " in first
+
+
+SLOW_LAUNCH_MS = 500.0
+
+
+def test_hosts_of_gpus_bound_a_step_that_they_launch_more_slowly() -> None:
+    run, bound = made_up_run(launch_ms=1.0), made_up_run(launch_ms=SLOW_LAUNCH_MS)
+    host_ms = SLOW_LAUNCH_MS + lookups_prior_ms(1) + LOOP_MS
+    assert (run.step.bounding_host, made_up_run().step.host) == (None, None)
+    assert run.step.step_ms == made_up_run().step.step_ms
+    assert bound.step.step_ms == pytest.approx(host_ms)
+    assert bound.step.device_ms == pytest.approx(run.step.step_ms)
+    assert bound.step.samples_per_s == pytest.approx(1e3 * 512 / host_ms)
+    assert bound.to_json()["host_ms"] == pytest.approx(host_ms)
+    assert bound.to_json()["host_source"] == "a prior"
+    assert details(bound)[1].startswith("It is bound by the host: the GPUs need ")
+    assert not any("host" in line for line in details(made_up_run()))
+
+
+def test_sharders_tie_where_the_host_bounds_them() -> None:
+    names = ("dim", "size", "random")
+    runs = [made_up_run(launch_ms=SLOW_LAUNCH_MS, sharder=name) for name in names[:2]]
+    runs.append(made_up_run(launch_ms=1.0, sharder=names[2]))
+    text = summary("simulated", [], runs, {})
+    [tie] = [line for line in text.splitlines() if "they tie" in line]
+    assert tie.startswith("The host bounds the steps of dim, size: whatever their GPUs need, ")
+    titles = comparison(runs, {})[0]
+    assert "| GPUs ms | host ms |" in titles
+    assert "they tie" not in summary("simulated", [], runs[1:], {})
+    on_cpus = summary("simulated", [], [made_up_run(), made_up_run()], {})
+    assert "they tie" not in on_cpus
+    assert "host ms" not in on_cpus
 
 
 def test_sharders_without_a_plan_have_a_row() -> None:
