@@ -17,10 +17,11 @@ its launch, and the operators around it that only view or allocate memory."""
 COMPILED_SHARE = 0.6
 """Host time of the dense part in compiled layers relative to that of its operators."""
 
-IDS_MS = 1.1
-"""Host time to redistribute the ids, in which the host waits for two small exchanges."""
+IDS_MS = 1.6
+"""Host time to redistribute the ids, in which the host waits for two small exchanges, and of what
+all lookups share."""
 
-LOOKUP_MS = 1.1
+LOOKUP_MS = 0.6
 """Host time of a fused lookup of a rank: lookup, exchange of its vectors, and both backward."""
 
 LOOP_MS = 0.55
