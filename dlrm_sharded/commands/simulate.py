@@ -132,7 +132,6 @@ def _simulate(
         overlap=cluster.overlap,
         seed=cfg.seed,
         sharing=cluster.sharing,
-        measured=frozenset() if gpu else frozenset({"dense"}),
     )
     workload = memory_workload(cluster)
     runs = [

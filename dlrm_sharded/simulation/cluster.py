@@ -51,7 +51,6 @@ class Cluster:
     Args:
         seed: seed of the variation of times over steps.
         sharing: the cores that the ranks of a host share; None if each has its own.
-        measured: what is measured of the hosts' time, see `HostTime`.
     """
 
     task: ShardingTask
@@ -59,7 +58,6 @@ class Cluster:
     overlap: Overlap
     seed: int
     sharing: CoreSharing | None = None
-    measured: frozenset[str] = frozenset()
 
     @classmethod
     def of_equal_ranks(
@@ -72,7 +70,6 @@ class Cluster:
         overlap: Overlap,
         seed: int,
         sharing: CoreSharing | None = None,
-        measured: frozenset[str] = frozenset(),
     ) -> Cluster:
         """Return a cluster whose ranks all have one dense part.
 
@@ -82,15 +79,21 @@ class Cluster:
         """
         all_reduce_ms = 0.0 if priced is None else priced.all_reduce_ms(dense.gradient_bytes)
         part = DensePart((dense,) * task.topology.world_size, all_reduce_ms, dense_error)
-        return cls(task, part, overlap, seed, sharing, measured)
+        return cls(task, part, overlap, seed, sharing)
 
     def step(
-        self, plan: ShardingPlan, cost: PlanCost, *, cost_error: float | None = None
+        self,
+        plan: ShardingPlan,
+        cost: PlanCost,
+        *,
+        cost_error: float | None = None,
+        lookups_host_ms: float = 0.0,
     ) -> StepPrediction:
         """Return the predicted step under a plan with a predicted or measured cost.
 
         Args:
             cost_error: expected relative error of the cost; None if it is not known.
+            lookups_host_ms: measured host time of the lookups and their exchanges; 0 for a prior.
         """
         return predict_step(
             cost,
@@ -100,16 +103,19 @@ class Cluster:
             cost_error=cost_error,
             seed=self.seed,
             sharing=self.sharing,
-            host=self._host(plan),
+            host=self._host(plan, lookups_host_ms),
         )
 
-    def _host(self, plan: ShardingPlan) -> HostTime | None:
+    def _host(self, plan: ShardingPlan, lookups_ms: float) -> HostTime | None:
         """Return the time that hosts of GPUs need for a step under a plan."""
         if self.task.topology.compute_device == "cpu":
             return None
-        num_lookups = int(workload_of_plan(plan, self.task).num_lookups().max())
         dense_ms = max(times.launch_ms for times in self.dense.by_rank)
-        return HostTime(dense_ms, lookups_prior_ms(num_lookups), self.measured)
+        measured = frozenset({"dense"} if self.dense.error == 0 else ())
+        if lookups_ms:
+            return HostTime(dense_ms, lookups_ms, measured | {"lookups"})
+        num_lookups = int(workload_of_plan(plan, self.task).num_lookups().max())
+        return HostTime(dense_ms, lookups_prior_ms(num_lookups), measured)
 
     def timeline(self, cost: PlanCost) -> Timeline:
         """Return the steps whose mean is `step`, as far as devices do not wait for their hosts."""

@@ -30,6 +30,7 @@ from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import (
     COMPUTE_STAGES,
+    EXCHANGE_STAGES,
     FWD_COMPUTE,
     NO_COST,
     PlanCost,
@@ -74,6 +75,8 @@ class RankTimes:
         seconds: time that its measurements took, with all that they need.
         core_wait_s: time of it in which other processes had the core.
         measurements: number of measurements whose median this is.
+        host_ms: time that the host took for the lookups and their exchanges on a GPU; 0 if that was
+            not measured.
     """
 
     stages: StageCost
@@ -82,6 +85,7 @@ class RankTimes:
     seconds: NotNegative = 0.0
     core_wait_s: NotNegative = 0.0
     measurements: Count = 1
+    host_ms: NotNegative = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a measurement in the store."""
@@ -137,10 +141,12 @@ class RankTimer:
         started, waited_s = time.monotonic(), core_wait_s()
         try:
             with time_limit(limit_s):
-                stages = self._bench.measure(folded, ids)
+                measured = self._bench.measure_all(folded, ids)
+            [stages] = measured.cost.per_rank
             return RankTimes(
-                stages,
+                stages.with_stages(dict.fromkeys(EXCHANGE_STAGES, 0.0)),
                 MEASURED,
+                host_ms=measured.host_ms,
                 num_folded=len(ids.unfolded),
                 seconds=round(time.monotonic() - started, 1),
                 core_wait_s=round(core_wait_s() - waited_s, 2),
@@ -315,6 +321,7 @@ def _median(measurements: Sequence[RankTimes]) -> RankTimes:
         seconds=sum(times.seconds for times in measurements),
         core_wait_s=sum(times.core_wait_s for times in measurements),
         measurements=len(measurements),
+        host_ms=median(times.host_ms for times in measurements),
     )
 
 

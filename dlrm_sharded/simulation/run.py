@@ -120,7 +120,12 @@ def simulate(
         cluster.task,
         tuple(ranks),
         cluster.shared(cost),
-        cluster.step(planned.plan, cost, cost_error=cost_error),
+        cluster.step(
+            planned.plan,
+            cost,
+            cost_error=cost_error,
+            lookups_host_ms=max(times.host_ms for times in ranks),
+        ),
         cluster.timeline(cost),
         estimate_memory(planned.plan, cluster.task, workload, [0] * len(ranks)),
     )

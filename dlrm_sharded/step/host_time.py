@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OPERATOR_MS = 0.0264
-"""Host time of an operator of the dense part that computes: its dispatch, what autograd does for it,
-its launch, and the operators around it that only view or allocate memory."""
+"""Host time of an operator of the dense part that computes: its dispatch, what autograd does for
+it, its launch, and the operators around it that only view or allocate memory."""
 
 COMPILED_SHARE = 0.6
 """Host time of the dense part in compiled layers relative to that of its operators."""

@@ -25,12 +25,14 @@ def made_up_run(
     overlap: Overlap = SERIAL,
     sharing: CoreSharing | None = None,
     launch_ms: float | None = None,
+    lookups_host_ms: float = 0.0,
     sharder: str = "dim",
 ) -> SimulatedRun:
     """Every rank has a table, and `SLOWEST` computes three times as long as the others.
 
     Args:
-        launch_ms: host time of the dense part on GPUs; None for ranks on CPUs.
+        launch_ms: host time of the dense part on GPUs, by a data sheet; None for ranks on CPUs.
+        lookups_host_ms: host time of the lookups of `SLOWEST`; 0 if that was not measured.
     """
     tables = tuple(Table(f"t{rank}", 1000, 16, 2.0) for rank in range(world_size))
     topology = Topology(
@@ -45,7 +47,7 @@ def made_up_run(
     )
     cost = PlanCost((StageCost(1.0, 2.0, 2.0, 2.0),) * world_size, (1.0,) * world_size)
     times = [
-        RankTimes(StageCost(30.0, 0.0, 0.0, 60.0), "measured")
+        RankTimes(StageCost(30.0, 0.0, 0.0, 60.0), "measured", host_ms=lookups_host_ms)
         if rank == SLOWEST
         else RankTimes(StageCost(10.0, 0.0, 0.0, 20.0), "scaled")
         for rank in range(world_size)
@@ -67,6 +69,8 @@ def made_up_run(
         num_measured_batches=0,
         num_eval_samples=0,
     )
-    cluster = Cluster(task, DensePart((dense,) * world_size, 1.5), overlap, seed=0, sharing=sharing)
+    error = 0.0 if launch_ms is None else 0.5
+    part = DensePart((dense,) * world_size, 1.5, error)
+    cluster = Cluster(task, part, overlap, seed=0, sharing=sharing)
     planned = Planned(sharder, plan, PlanReport(sharder, 0.1, cost))
     return simulate(planned, times, cluster, workload)

@@ -61,6 +61,9 @@ def test_hosts_of_gpus_bound_a_step_that_they_launch_more_slowly() -> None:
     assert bound.step.samples_per_s == pytest.approx(1e3 * 512 / host_ms)
     assert bound.to_json()["host_ms"] == pytest.approx(host_ms)
     assert bound.to_json()["host_source"] == "a prior"
+    measured = made_up_run(launch_ms=SLOW_LAUNCH_MS, lookups_host_ms=2.5).to_json()
+    assert measured["host_ms"] == pytest.approx(SLOW_LAUNCH_MS + 2.5 + LOOP_MS)
+    assert measured["host_source"] == "measured in part"
     assert details(bound)[1].startswith("It is bound by the host: the GPUs need ")
     assert not any("host" in line for line in details(made_up_run()))
 

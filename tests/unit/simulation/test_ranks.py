@@ -1,22 +1,28 @@
 """Which ranks are measured, and what the others are taken to compute."""
 
+import contextlib
 import dataclasses
 import logging
 import math
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.simulation import ranks
 from dlrm_sharded.simulation.cluster import Planned
 from dlrm_sharded.simulation.ranks import (
     MIN_MEASURED,
+    RankTimer,
     RankTimes,
     by_priority,
     priced_ranks,
@@ -26,6 +32,7 @@ from dlrm_sharded.simulation.ranks import (
     time_ranks,
     with_times,
 )
+from dlrm_sharded.simulation.store import Store
 
 NUM_RANKS = 12
 
@@ -89,6 +96,20 @@ def test_times_that_no_measurement_gives_are_measured_again(change: dict[str, ob
     assert stored_times(fields) == computed(3.0, 6.0, seconds=1.0)
     with pytest.raises((LookupError, ConfigError, DataError)):
         stored_times(fields | change)
+
+
+def test_the_hosts_time_of_a_rank_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = MeasuredCost(PlanCost((StageCost(1.0, 9.0, 9.0, 2.0),)), {}, 1, host_ms=0.75)
+    bench: Any = SimpleNamespace(measure_all=lambda shards, ids: measured)
+    ids: Any = SimpleNamespace(unfolded=())
+    monkeypatch.setattr(ranks, "fold", lambda shards, ids, limit_bytes: (shards, ids))
+    shards = [Shard("t0", 0, (0, 10), (0, 4))]
+    for _ in range(2):  # the second time from the file
+        with contextlib.closing(Store(tmp_path / "out", {})) as store:
+            found = RankTimer(bench, store, ids, limit_bytes=100).time(shards, 0, math.inf)
+        assert found.host_ms == 0.75
+        assert found.stages == StageCost(1.0, 0.0, 0.0, 2.0), "exchanges are predicted"
+        bench = None
 
 
 def test_equal_ranks_are_measured_once() -> None:
