@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
 from numpy.typing import NDArray
 from torch.optim import Optimizer
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -21,6 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.replica_stages import ReplicaStages, replica_stages
 from dlrm_sharded.calibration.stage_clock import Iteration, StageClock, max_over_ranks
+from dlrm_sharded.checkpoint.model_state import fused_steps_kept
 from dlrm_sharded.files.errors import check_count, check_number
 from dlrm_sharded.plans.plan_cost import (
     BWD_COMM,
@@ -108,7 +105,7 @@ def measure(
         return clock.finish_iteration()
 
     with (
-        _optimizer_steps_kept(embeddings),
+        fused_steps_kept(embeddings),
         replica_stages(embeddings, replica_optimizer) as replicas,
     ):
         started = time.perf_counter()
@@ -157,24 +154,6 @@ def _time_once(
         replicas.update(looked_up, gradients)
 
     timed(BWD_COMPUTE, update)
-
-
-@contextmanager
-def _optimizer_steps_kept(embeddings: ShardedEmbeddingBagCollection) -> Iterator[None]:
-    """Restore FBGEMM's step counts, from which Adam corrects its bias, at the end of the block."""
-    fused = [
-        module
-        for lookup in embeddings._lookups  # a plain list: `embeddings.modules()` misses them
-        for module in lookup.modules()
-        if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen)
-    ]
-    steps = [(module.iter.clone(), module.iter_cpu.clone()) for module in fused]
-    try:
-        yield
-    finally:
-        for module, (step, step_cpu) in zip(fused, steps, strict=True):
-            module.iter.copy_(step)
-            module.iter_cpu.copy_(step_cpu)
 
 
 def _over_ranks(iterations: Sequence[Iteration], group: dist.ProcessGroup | None) -> MeasuredCost:

@@ -10,6 +10,7 @@ Letters: R rows of a table, D its columns, C its column shards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -127,7 +128,7 @@ def model_state(
         by_row,
         bounds,
         buffers,
-        tuple(_kernels(model)),
+        tuple(fused_kernels(model)),
     )
 
 
@@ -156,9 +157,22 @@ def column_bounds(plan: ShardingPlan) -> ColumnBounds:
 
 def set_fused_steps(model: nn.Module, step: int) -> None:
     """Set FBGEMM's step counts, from which Adam corrects its bias."""
-    for kernel in _kernels(model):
+    for kernel in fused_kernels(model):
         kernel.emb_module.iter.fill_(step)
         kernel.emb_module.iter_cpu.fill_(step)
+
+
+@contextmanager
+def fused_steps_kept(model: nn.Module) -> Iterator[None]:
+    """Restore FBGEMM's step counts at the end of the block; it counts all lookups as steps."""
+    fused = [kernel.emb_module for kernel in fused_kernels(model)]
+    steps = [(module.iter.clone(), module.iter_cpu.clone()) for module in fused]
+    try:
+        yield
+    finally:
+        for module, (step, step_cpu) in zip(fused, steps, strict=True):
+            module.iter.copy_(step)
+            module.iter_cpu.copy_(step_cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +194,7 @@ class TableShard:
 
 def table_shards(model: nn.Module) -> Iterator[TableShard]:
     """Yield the shards of this rank that are in fused lookups."""
-    for kernel in _kernels(model):
+    for kernel in fused_kernels(model):
         lookup = kernel.emb_module
         weights = lookup.split_embedding_weights()
         states = lookup.split_optimizer_states() or [()] * len(weights)
@@ -207,7 +221,8 @@ def table_replicas(model: nn.Module, optimizer: CombinedOptimizer) -> Iterator[T
             yield TableShard(table, (0, num_rows), (0, num_cols), weight, states[table])
 
 
-def _kernels(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag]:
+def fused_kernels(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag]:
+    """Yield the fused lookups of this rank."""
     for lookup in sharded_embeddings(model)._lookups:  # a plain list: `modules()` misses them
         for module in lookup.modules():
             if isinstance(module, BatchedFusedEmbeddingBag):

@@ -26,6 +26,7 @@ from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
+from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
 from dlrm_sharded.training.memory import Workload
 
@@ -211,7 +212,12 @@ def _core_sharing(host_cores: Any, topology: Topology) -> CoreSharing | None:
 
 def _overlap(name: str, compute_device: str) -> Overlap:
     usual = SERIAL if compute_device == "cpu" else PIPELINED
-    known = {"auto": usual, "serial": SERIAL, "pipelined": PIPELINED}
+    known = {"auto": usual, "serial": SERIAL, "pipelined": PIPELINED} | {
+        name: dataclasses.replace(
+            usual, next_ids=pipeline.next_ids, next_lookup=pipeline.next_lookup
+        )
+        for name, pipeline in PIPELINES.items()
+    }
     if name not in known:
         raise ConfigError(f"overlap is {name!r}; known: {', '.join(known)}")
     return known[name]

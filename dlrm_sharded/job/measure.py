@@ -14,6 +14,7 @@ from dlrm_sharded.calibration.step_journal import StepJournal, correction_of
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.build import Built
+from dlrm_sharded.job.pipeline_choice import chosen_trainer
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.predicted_step import RunPrediction, predict_run, step_journal
 from dlrm_sharded.job.prepare import Prepared
@@ -28,6 +29,7 @@ from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
 from dlrm_sharded.step.prediction import DensePart
+from dlrm_sharded.training.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +40,13 @@ class Measured:
 
     Args:
         step_journal: journal of steps like those of this run; None if there is none.
+        trainer: config of the training, with the pipeline that `auto` stands for.
     """
 
     embeddings: MeasuredCost
     prediction: RunPrediction
     step_journal: StepJournal | None
+    trainer: TrainerConfig
 
 
 def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart) -> Measured:
@@ -55,10 +59,13 @@ def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart
     if rank.is_zero:
         _log_measured(embeddings, planned.report)
         note_run(journal, context, planned.plan, planned.task, embeddings.cost)
-    steps = step_journal(journal, context, prepared.settings.trainer, rank)
+    trainer = chosen_trainer(prepared, planned.plan, embeddings, dense)
+    steps = step_journal(journal, context, trainer, rank)
     correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
-    prediction = predict_run(prepared, planned, embeddings, dense, correction=correction)
-    return Measured(embeddings, prediction, steps)
+    prediction = predict_run(
+        prepared, planned, embeddings, dense, trainer=trainer, correction=correction
+    )
+    return Measured(embeddings, prediction, steps, trainer)
 
 
 def measure_embeddings(

@@ -77,6 +77,7 @@ def traced_workload(
         num_measured_batches=0 if cached_bytes else min(num_train, measure.num_batches),
         num_eval_samples=num_val * dataset.batch_size,
         cached_batch_bytes=cached_bytes,
+        pipeline=trainer.pipeline,
     )
 
 

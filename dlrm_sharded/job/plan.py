@@ -17,6 +17,8 @@ from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.agreement import on_rank_zero, patiently_on_rank_zero
+from dlrm_sharded.step.pipelines import pipeline_name
+from dlrm_sharded.training.pipeline import check_pipeline
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +46,13 @@ def plan(prepared: Prepared) -> Planned:
     checkpoint is read, see `resume`.
 
     Raises:
+        ConfigError: the pipeline cannot train the plan.
         ShardingError: there is no plan, or its ranks need more memory than there is.
     """
     settings = prepared.settings
     sharding_plan, report = patiently_on_rank_zero(lambda: _plan(prepared))
+    pipeline = pipeline_name(settings.trainer.pipeline, prepared.rank.device.type)
+    check_pipeline(pipeline, sharding_plan)
     memory = check_memory(
         sharding_plan,
         prepared.task,

@@ -24,6 +24,7 @@ from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.step.host_time import HostTime
+from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name
 from dlrm_sharded.step.prediction import (
     DensePart,
     StepCorrection,
@@ -31,7 +32,6 @@ from dlrm_sharded.step.prediction import (
     predict_step,
 )
 from dlrm_sharded.step.schedule import Overlap
-from dlrm_sharded.training.pipeline import redistributes_ahead
 from dlrm_sharded.training.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)
@@ -90,19 +90,21 @@ def predict_run(
     measured: MeasuredCost,
     dense: DensePart,
     *,
+    trainer: TrainerConfig,
     correction: StepCorrection,
 ) -> RunPrediction:
     """Predict the step.
 
     Args:
         measured: measured cost of the plan, and the host's time for it on GPUs.
+        trainer: with the chosen pipeline.
         correction: from earlier runs; rank 0's counts.
     """
     settings, rank, report = prepared.settings, prepared.rank, planned.report
     predict = functools.partial(
         predict_step,
         dense=dense,
-        overlap=overlap_of(settings.trainer, rank),
+        overlap=overlap_of(trainer, rank),
         batch_size=settings.batch_size,
         seed=settings.seed,
         host=host_time_of(measured, dense, rank),
@@ -134,7 +136,10 @@ def step_journal(
     if journal is None or conditions is None:
         return None
     overlap = dataclasses.asdict(overlap_of(trainer, rank))
-    beside = [name for name, is_beside in overlap.items() if is_beside]
+    beside = [name for name, is_beside in overlap.items() if is_beside is True]
+    pipeline = pipeline_name(trainer.pipeline, rank.device.type)
+    if pipeline not in ("base", "sparse_dist"):  # which the others tell from each other
+        beside.append(pipeline)
     return StepJournal.beside(journal, StepConditions(conditions, "+".join(beside) or "serial"))
 
 
@@ -155,8 +160,10 @@ def host_time_of(measured: MeasuredCost, dense: DensePart, rank: Rank) -> HostTi
 def overlap_of(trainer: TrainerConfig, rank: Rank) -> Overlap:
     """Return what runs beside what in the steps of a run."""
     threads = torch.get_num_threads() * rank.local_world_size
+    pipeline = PIPELINES[pipeline_name(trainer.pipeline, rank.device.type)]
     return Overlap(
         exchanges=rank.device.type == "cuda" or threads < (os.cpu_count() or 1),
-        next_ids=redistributes_ahead(trainer.pipeline, rank.device),
+        next_ids=pipeline.next_ids,
         reads_ahead=trainer.prefetch_depth(rank.device) > 0,
+        next_lookup=pipeline.next_lookup,
     )

@@ -78,7 +78,7 @@ def _trainer(
         lr_scheduler=LambdaLR(built.optimizer, settings.optimizer.schedule.factor),
         train_stream=prepared.streams["train"],
         eval_stream=prepared.streams["val"],
-        config=settings.trainer,
+        config=measured.trainer,
         batch_size=settings.batch_size,
         rank=prepared.rank,
         log_scalar=writer.scalar,

@@ -47,20 +47,25 @@ def shard_model(
     topology: Topology,
     *,
     seed: int,
+    fetches_ahead: bool = False,
 ) -> DistributedModelParallel:
     """Shard the model by a plan, in TorchRec's DistributedModelParallel; a collective of all ranks.
 
     The seed alone decides the initial weights, so runs under different plans start from one model.
+
+    Args:
+        fetches_ahead: whether rows of cached tables are fetched before the step that looks them up.
     """
     spare_overhead()
     device = next(model.dense_arch.parameters()).device
     codecs = exchange_codecs(plan.exchange_precision)
     is_alone = topology.world_size == 1
+    module_plan = to_torchrec(plan, tables, topology, fetches_ahead=fetches_ahead)
     wrapped = DistributedModelParallel(
         module=model,
         env=sharding_env(None if is_alone else new_group()),
         device=device,
-        plan=TorchRecPlan({EMBEDDINGS: to_torchrec(plan, tables, topology)}),
+        plan=TorchRecPlan({EMBEDDINGS: module_plan}),
         sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)],
         init_data_parallel=not is_alone,
         data_parallel_wrapper=_DenseInOwnGroup(),

@@ -57,14 +57,26 @@ def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
 
 
 def to_torchrec(
-    plan: ShardingPlan, tables: Sequence[Table], topology: Topology
+    plan: ShardingPlan,
+    tables: Sequence[Table],
+    topology: Topology,
+    *,
+    fetches_ahead: bool = False,
 ) -> EmbeddingModuleShardingPlan:
-    """Return TorchRec's plan of one embedding module; the plan must be valid for the tables."""
+    """Return TorchRec's plan of one embedding module; the plan must be valid for the tables.
+
+    Args:
+        fetches_ahead: whether caches keep the rows of a step until its backward pass, while those
+            of the next one are fetched.
+    """
     shards = plan.shards_by_table()
     return EmbeddingModuleShardingPlan(
         {
             table.name: parameter_sharding(
-                shards[table.name], layout_of(shards[table.name], table, topology), topology
+                shards[table.name],
+                layout_of(shards[table.name], table, topology),
+                topology,
+                fetches_ahead=fetches_ahead,
             )
             for table in tables
         }
@@ -103,7 +115,7 @@ def from_torchrec(
 
 
 def parameter_sharding(
-    shards: Sequence[Shard], layout: Layout, topology: Topology
+    shards: Sequence[Shard], layout: Layout, topology: Topology, *, fetches_ahead: bool = False
 ) -> ParameterSharding:
     """Return TorchRec's form of the shards of one table."""
     if isinstance(layout, Replicas):  # an optimizer outside the lookup sees their mean gradients
@@ -112,7 +124,7 @@ def parameter_sharding(
             compute_kernel=EmbeddingComputeKernel.DENSE.value,
             ranks=list(range(topology.world_size)),
         )
-    cache = _cache_params(shards[0])
+    cache = _cache_params(shards[0], fetches_ahead)
     return ParameterSharding(
         sharding_type=layout.torchrec_type(topology),
         compute_kernel=EmbeddingComputeKernel.FUSED.value if cache is None else CACHED_KERNEL,
@@ -133,7 +145,7 @@ def parameter_sharding(
     )
 
 
-def _cache_params(shard: Shard) -> CacheParams | None:
+def _cache_params(shard: Shard, fetches_ahead: bool) -> CacheParams | None:
     """Return the parameters of a shard's cache; None if it has none.
 
     TorchRec puts cached tables of a rank into one module, whose one cache has the mean of their
@@ -143,4 +155,8 @@ def _cache_params(shard: Shard) -> CacheParams | None:
     if shard.load_factor is None:
         return None
     own_number = zlib.crc32(shard.table.encode()) / 2.0**8  # below 16 MiB, and exact in a float
-    return CacheParams(load_factor=shard.load_factor, reserved_memory=own_number)
+    return CacheParams(
+        load_factor=shard.load_factor,
+        reserved_memory=own_number,
+        prefetch_pipeline=fetches_ahead or None,
+    )

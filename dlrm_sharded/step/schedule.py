@@ -36,11 +36,14 @@ class Overlap:
         exchanges: whether ranks compute while they exchange; not on a CPU whose cores all compute.
         next_ids: whether the ids of a step are redistributed during the step before.
         reads_ahead: whether a thread reads the next batches.
+        next_lookup: see `Pipeline`. Computations never overlap: what is gained is that vectors are
+            exchanged beside more of them.
     """
 
     exchanges: bool
     next_ids: bool
     reads_ahead: bool
+    next_lookup: str | None = None
 
 
 SERIAL = Overlap(exchanges=False, next_ids=False, reads_ahead=False)
@@ -110,7 +113,10 @@ def step_operations(
         beside(OPTIMIZER, OPTIMIZER, *_last_exchanges(backward), ALL_REDUCE),
         beside(OTHER, OTHER),
     ]
-    if overlap.next_ids:
+    if overlap.next_lookup is not None:
+        operations = _looked_up_before(operations, overlap.next_lookup)
+    # A lookup beside the optimizer takes the ids that were redistributed earlier in the same step.
+    if overlap.next_ids and overlap.next_lookup != OPTIMIZER:
         operations = [_a_step_later(op, INPUT_DIST) for op in operations]
     if overlap.reads_ahead:
         read, *others = operations
@@ -123,6 +129,16 @@ def _last_exchanges(operations: Sequence[Operation]) -> tuple[str, ...]:
     """Return the exchanges after the last computation, which what follows has to await."""
     last = itertools.takewhile(lambda op: op.is_collective, reversed(operations))
     return tuple(op.name for op in last)[::-1]
+
+
+def _looked_up_before(operations: Sequence[Operation], place: str) -> list[Operation]:
+    """Let the lookup and exchange of a step's vectors come before an operation of the last step."""
+    moved = [op for op in operations if op.part in FORWARD_STAGES]
+    others = [op for op in operations if op.part not in FORWARD_STAGES]
+    for op in moved:
+        others = [_a_step_later(other, op.name) for other in others]
+    index = [op.name for op in others].index(place)
+    return [*others[:index], *moved, *others[index:]]
 
 
 def _a_step_later(op: Operation, source: str) -> Operation:

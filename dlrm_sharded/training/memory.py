@@ -17,6 +17,7 @@ from dlrm_sharded.dense.trace import DenseMemory
 from dlrm_sharded.plans.cached_memory import cached_weight_bytes
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
+from dlrm_sharded.step.pipelines import AUTO, PIPELINES, TOP_BACKWARD, pipeline_name
 from dlrm_sharded.training.copies import copied_bytes
 from dlrm_sharded.training.rank_memory import RankMemory
 
@@ -26,9 +27,6 @@ LONG_BYTES = 8
 
 SORT_BYTES_PER_ID = {"cpu": 16, "cuda": 40}
 """Memory per id in which FBGEMM's backward pass groups the ids by row, to update each row once."""
-
-BATCHES_AHEAD = {"cpu": 2, "cuda": 3}
-"""Batches that a training pipeline holds: those of this step and of the next ones."""
 
 EVALUATION_BYTES_PER_SAMPLE = 64
 """Predictions and labels of all ranks, and what it takes to sort and count them for the AUROC."""
@@ -69,6 +67,7 @@ class Workload:
         num_eval_samples: samples of an evaluation, of all ranks.
         cached_batch_bytes: batches that the dataset keeps on a rank.
         checkpoint_copy: whether checkpoints are written from a copy of the model.
+        pipeline: name of the training's pipeline; `auto` is that of the device.
     """
 
     dense: DenseMemory
@@ -78,6 +77,7 @@ class Workload:
     num_eval_samples: int
     cached_batch_bytes: int = 0
     checkpoint_copy: bool = False
+    pipeline: str = AUTO
 
     @property
     def dense_bytes(self) -> int:
@@ -279,21 +279,28 @@ def _moments_of_training(
     exchanges = task.topology.world_size > 1
     device = task.topology.compute_device
     local, pooled = load.local_bytes, load.pooled_bytes
-    ids = BATCHES_AHEAD[device] * _batch_bytes(load, task, workload) + _received(load, task)
+    pipeline = PIPELINES[pipeline_name(workload.pipeline, device)]
+    # the next step has been looked up and is exchanged before the backward pass of this one
+    num_ahead = int(pipeline.next_lookup == TOP_BACKWARD)
+    ids = pipeline.num_batches * _batch_bytes(load, task, workload)
+    ids += (1 + num_ahead) * _received(load, task)
+    ids += (pipeline.num_arrived - 1 - num_ahead) * _arrived(load, task)
+    vectors, exchange = pooled + exchanges * local, exchanges * load.exchanged_bytes
     return [
         RankMemory(  # exchange of the vectors
             ids=ids,
-            vectors=pooled + exchanges * local,
-            exchange=exchanges * load.exchanged_bytes,
+            vectors=(1 + num_ahead) * vectors,
+            exchange=(1 + num_ahead) * exchange,
         ),
         RankMemory(  # dense part
             ids=ids,
-            vectors=workload.dense.activation_bytes,
+            vectors=num_ahead * vectors + workload.dense.activation_bytes,
+            exchange=num_ahead * exchange,
         ),
         RankMemory(  # update of the tables
             ids=ids + SORT_BYTES_PER_ID[device] * load.ids,
-            vectors=pooled + exchanges * local,
-            exchange=exchanges * load.exchanged_bytes,
+            vectors=(1 + num_ahead) * vectors,
+            exchange=(1 + num_ahead) * exchange,
         ),
     ]
 
@@ -310,7 +317,11 @@ def _batch_bytes(load: _RankLoad, task: ShardingTask, workload: Workload) -> int
 
 def _received(load: _RankLoad, task: ShardingTask) -> int:
     """Return the memory of the ids that a rank looks up, as they arrive and as FBGEMM has them."""
-    looked_up = LONG_BYTES * (load.ids + load.lengths)
+    return LONG_BYTES * (load.ids + load.lengths) + _arrived(load, task)
+
+
+def _arrived(load: _RankLoad, task: ShardingTask) -> int:
+    """Return the memory of the ids of a batch as they arrive from the other ranks."""
     if task.topology.world_size == 1:
-        return looked_up
-    return looked_up + ID_BYTES * load.ids + 2 * LENGTH_BYTES * load.lengths
+        return 0
+    return ID_BYTES * load.ids + 2 * LENGTH_BYTES * load.lengths

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,12 +14,32 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import (
     TrainPipeline,
-    TrainPipelineBase,
     TrainPipelineSparseDist,
+    train_pipelines,
 )
 from torchrec.optim.keyed import CombinedOptimizer
 
+from dlrm_sharded.checkpoint.model_state import fused_kernels, fused_steps_kept, set_fused_steps
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name
+from dlrm_sharded.training.host_streams import on_host, without_streams
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
+
+CLASSES = {
+    "base": "TrainPipelineBase",
+    "sparse_dist": "TrainPipelineSparseDist",
+    "sparse_dist_lite": "TrainPipelineSparseDistLite",
+    "fused_sparse_dist": "TrainPipelineFusedSparseDist",
+    "semi_sync": "TrainPipelineSemiSync",
+    "prefetch": "PrefetchTrainPipelineSparseDist",
+}
+"""TorchRec's classes by the name of the pipeline. All versions from 1.6 to 1.9 have them."""
+
+NEED_STREAMS = ("fused_sparse_dist", "semi_sync", "prefetch")
+"""Pipelines that TorchRec has for devices with streams only."""
+
+Steps: TypeAlias = TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]]
 
 
 def set_schedule_step(scheduler: LRScheduler, step: int) -> None:
@@ -30,9 +52,25 @@ def set_schedule_step(scheduler: LRScheduler, step: int) -> None:
         scheduler.step()
 
 
-def redistributes_ahead(name: str, device: torch.device) -> bool:
-    """Return whether a pipeline redistributes the ids of a step during the step before."""
-    return name == "sparse_dist" or (name == "auto" and device.type == "cuda")
+def check_pipeline(name: str, plan: ShardingPlan) -> None:
+    """Refuse a pipeline that is not installed, or that would not train a plan's tables rightly.
+
+    Raises:
+        ConfigError: says which pipeline trains the plan, or which TorchRec has the pipeline.
+    """
+    _class_of(name)
+    if PIPELINES[name].next_lookup and any(shard.replicated for shard in plan.shards):
+        raise ConfigError(
+            f"trainer.pipeline={name} looks the next vectors up beside the optimizer, which "
+            "updates replicated tables, and the plan has some; take sparse_dist, or a plan without "
+            "replicas"
+        )
+    if name == "prefetch" and all(shard.load_factor is None for shard in plan.shards):
+        raise ConfigError(
+            "trainer.pipeline=prefetch fetches rows of cached tables ahead, and the plan has no "
+            "cached table; take sparse_dist, or sharder.cache_tables=auto for tables that do not "
+            "fit the GPUs"
+        )
 
 
 def make_pipeline(
@@ -40,15 +78,88 @@ def make_pipeline(
     model: DistributedModelParallel,
     optimizer: CombinedOptimizer,
     device: torch.device,
-) -> TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]]:
-    if redistributes_ahead(name, device):
-        return TrainPipelineSparseDist(model, optimizer, device, execute_all_batches=True)
-    return TrainPipelineBase(model, optimizer, device)
+    num_synchronous: int = 0,
+) -> Steps:
+    """Make a pipeline of `step.pipelines`.
+
+    Args:
+        num_synchronous: number of first steps in which `semi_sync` looks no vectors up ahead.
+    """
+    name = pipeline_name(name, device.type)
+    make = _class_of(name)
+    if name in NEED_STREAMS and device.type == "cpu":
+        make = on_host(make)
+    if PIPELINES[name].next_lookup:
+        make = _with_current_rates(make)
+    options = {"start_batch": num_synchronous} if name == "semi_sync" else {}
+    made: Steps = make(model, optimizer, device, **options)
+    return made
+
+
+def _with_current_rates(pipeline: type[Any]) -> type[Any]:
+    """Let tables get the learning rates of a step at its begin, for the lookups that it does.
+
+    FBGEMM updates what was looked up at the rate that it had then, and it gets the rate when
+    gradients are set to zero, which TorchRec does too late for these pipelines.
+    """
+
+    class WithCurrentRates(pipeline):
+        def progress(self, batches: Iterator[Batch]) -> Any:
+            self._optimizer.zero_grad()
+            return super().progress(batches)
+
+    return WithCurrentRates
+
+
+def _class_of(name: str) -> type[Any]:
+    found: type[Any] | None = getattr(train_pipelines, CLASSES[name], None)
+    if found is None:
+        raise ConfigError(
+            f"trainer.pipeline={name} needs TorchRec's {CLASSES[name]}, which torchrec "
+            f"{version('torchrec')} does not have; torchrec 1.6 to 1.9 have it"
+        )
+    return found
+
+
+def settle(name: str, pipeline: Steps, device: torch.device, step: int) -> None:
+    """Prepare a pipeline for a checkpoint after a step; a collective of all ranks.
+
+    A run that resumes looks the next vectors up in the weights of the checkpoint. So does this one
+    from here on, if it has looked them up before the last update.
+    """
+    _wait_for_updates(pipeline, device)
+    batches: Any = getattr(pipeline, "batches", ())
+    if PIPELINES[name].is_exact or not batches:
+        return
+    ahead: Any = pipeline
+    set_fused_steps(ahead._model, step)  # the lookup has counted the next step
+    ahead._optimizer.zero_grad()  # tables get the learning rate of the next step
+    with without_streams():
+        ahead.start_sparse_data_dist(batches[0], ahead.contexts[0])
+        ahead.wait_sparse_data_dist(ahead.contexts[0])
+        ahead.start_embedding_lookup(batches[0], ahead.contexts[0])
+
+
+def _wait_for_updates(pipeline: Steps, device: torch.device) -> None:
+    """Let what comes next on the device wait for tables that are updated on another stream."""
+    stream = getattr(pipeline, "_data_dist_stream", None)
+    if device.type == "cuda" and stream is not None:
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def unlock_cached_rows(model: torch.nn.Module) -> None:
+    """Let rows leave the caches that FBGEMM keeps for a backward pass, as no step is under way.
+
+    Lookups without a backward pass, as in measurements and evaluations, would keep theirs for ever.
+    """
+    for kernel in fused_kernels(model):
+        if getattr(kernel.emb_module, "prefetch_pipeline", False):
+            kernel.emb_module.lxu_cache_locking_counter.zero_()
 
 
 def evaluate(
     model: DistributedModelParallel,
-    pipeline: TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]],
+    pipeline: Steps,
     batches: Iterable[Batch],
     device: torch.device,
     *,
@@ -62,11 +173,12 @@ def evaluate(
     """
     rewritten = isinstance(pipeline, TrainPipelineSparseDist)
     if rewritten:
+        _wait_for_updates(pipeline, device)
         pipeline.detach()
     model.eval()
     evaluator = Evaluator(device)
     stopped = False
-    with torch.no_grad():
+    with torch.no_grad(), fused_steps_kept(model):
         for batch in batches:
             _, (_, logits, labels) = model(batch.to(device, non_blocking=True))
             evaluator.update(logits, labels)

@@ -28,9 +28,16 @@ from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.heartbeat import OnStall
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
+from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace
 from dlrm_sharded.training.checkpoints import Checkpoints
-from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step
+from dlrm_sharded.training.pipeline import (
+    evaluate,
+    make_pipeline,
+    set_schedule_step,
+    settle,
+    unlock_cached_rows,
+)
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult, check_dense_weights, peak_gib
@@ -83,7 +90,14 @@ class Trainer:
             depth=config.prefetch_depth(rank.device),
             device=rank.device,
         )
-        self._pipeline = make_pipeline(config.pipeline, self.model, self.optimizer, rank.device)
+        self._pipeline_name = pipeline_name(config.pipeline, rank.device.type)
+        self._pipeline = make_pipeline(
+            self._pipeline_name,
+            self.model,
+            self.optimizer,
+            rank.device,
+            max(0, config.semi_sync_after - start.step),
+        )
         self._tracer = None
         if config.trace and self.conclude_trace:
             self._tracer = make_tracer(
@@ -110,6 +124,13 @@ class Trainer:
         """
         allow_tf32(self.config.tf32)
         self.model.train()
+        if self.rank.is_zero and not PIPELINES[self._pipeline_name].is_exact:
+            log.info(
+                "trainer.pipeline=%s: from step %d on, the vectors of a step are looked up before "
+                "the tables' update of the step before, so losses are not those of base",
+                self._pipeline_name,
+                self.config.semi_sync_after + 2,
+            )
         watch = SurroundingsWatch()
         # A False would show the bar to users who set TQDM_DISABLE.
         hidden = {} if self.rank.is_zero else {"disable": True}
@@ -137,13 +158,14 @@ class Trainer:
         self._make_up_for_evaluation()
         earlier = list(self.start.window_losses.to(self.rank.device))
         window = Window(first_step, self.rank, earlier=earlier)
+        batches = self._batches_from(self.start.step)
         for num_done in range(self.start.step + 1, self._num_steps + 1):
             if num_done == self.config.num_warmup_steps + 1:
                 self._steady_since_s = time.perf_counter()
             if self._tracer is not None and num_done == self._tracer.steps.first:
                 window = self._next_window(num_done - 1, window)
             with self._recorded(num_done):
-                loss, _, _ = self._pipeline.progress(self._batches)
+                loss, _, _ = self._pipeline.progress(batches)
                 self.lr_scheduler.step()
             self.rank.heartbeat.beat(num_done)
             window.add(loss)
@@ -159,7 +181,21 @@ class Trainer:
             if evaluates:
                 self._evaluate(num_done)
                 window = Window(num_done, self.rank)
+                batches = self._batches_from(num_done)
             self._checkpoint(num_done, window, bar)
+
+    def _batches_from(self, step: int) -> Iterator[Batch]:
+        """Return the batches after a step, under `prefetch` only those before the next evaluation.
+
+        FBGEMM takes what was fetched ahead for the batch that is looked up next, whichever this is.
+        So no batch must be under way while others are evaluated.
+        """
+        if self._pipeline_name != "prefetch":
+            return self._batches
+        unlock_cached_rows(self.model)
+        every = self.config.eval_every_steps or self._num_steps
+        until = min(self._num_steps, (step // every + 1) * every)
+        return itertools.islice(self._batches, until - step)
 
     def _recorded(self, step: int) -> AbstractContextManager[None]:
         return nullcontext() if self._tracer is None else self._tracer.step(step)
@@ -204,6 +240,7 @@ class Trainer:
 
     def _progress(self, bar: ProgressBar | None, step: int, window: Window) -> Progress:
         """Log what is not logged yet, and return the state of the training after a step."""
+        settle(self._pipeline_name, self._pipeline, self.rank.device, step)
         self._report(bar, num_unread=0)
         if window.num_steps:
             self._finite_losses(ClosedWindow(window))

@@ -8,11 +8,10 @@ import torch
 
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
+from dlrm_sharded.step.pipelines import AUTO, PIPELINES
 
 GPU_PREFETCH_BATCHES = 2
 """Batches that a thread reads ahead for a GPU, by default."""
-
-PIPELINES = ("auto", "base", "sparse_dist")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +29,9 @@ class TrainerConfig:
             on CUDA and 0 on a CPU, whose cores all compute.
         checkpoint: when checkpoints are written; None for never.
         tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
-        pipeline: "base", "sparse_dist" (redistributes the ids of a step during the step before), or
-            "auto": sparse_dist on CUDA, base on a CPU, where nothing runs in parallel.
+        pipeline: one of `PIPELINES`, or "auto": sparse_dist on CUDA, base on a CPU, where nothing
+            runs in parallel, or another one that earlier runs have shown to be faster here.
+        semi_sync_after: number of first steps in which `semi_sync` looks no vectors up ahead.
         trace: whether to trace a few steps after the warm-up, see `docs/reference/tracing.md`.
         trace_steps: number of traced steps.
     """
@@ -43,7 +43,8 @@ class TrainerConfig:
     log_every_steps: int = 20
     num_warmup_steps: int = 5
     prefetch_batches: int | None = None
-    pipeline: str = "auto"
+    pipeline: str = AUTO
+    semi_sync_after: int = 900
     tf32: bool = True
     trace: bool = False
     trace_steps: int = 8
@@ -52,7 +53,8 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         for key in ("num_epochs", "log_every_steps", "trace_steps"):
             check_count(f"trainer.{key}", getattr(self, key), least=1)
-        check_count("trainer.num_warmup_steps", self.num_warmup_steps, least=0)
+        for key in ("num_warmup_steps", "semi_sync_after"):
+            check_count(f"trainer.{key}", getattr(self, key), least=0)
         for key, least in (
             ("num_steps", 1),
             ("eval_every_steps", 1),
@@ -62,8 +64,9 @@ class TrainerConfig:
             if getattr(self, key) is not None:
                 check_count(f"trainer.{key}", getattr(self, key), least=least)
         check_flag("trainer.trace", self.trace)
-        if self.pipeline not in PIPELINES:
-            raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {PIPELINES}")
+        if self.pipeline not in (AUTO, *PIPELINES):
+            known = ", ".join((AUTO, *PIPELINES))
+            raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {known}")
 
     def total_steps(self, epoch_batches: int) -> int:
         """Return the number of steps of the whole training."""

@@ -1,18 +1,65 @@
-"""The overlapping pipeline takes hold of the sharded collection inside our model."""
+"""Every pipeline trains as `base` does or as stale as it says, and resumes what it would have done.
+
+Those that TorchRec has for GPUs only run here without streams, in the order of a GPU's host.
+"""
 
 import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
+from dlrm_sharded.checkpoint.folder import checkpoints
+from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
+from dlrm_sharded.checkpoint.model_state import (
+    ModelState,
+    fused_kernels,
+    model_state,
+    set_fused_steps,
+)
+from dlrm_sharded.checkpoint.restore import load_model
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
+from dlrm_sharded.files.errors import PreemptedError
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.step.pipelines import PIPELINES
+from dlrm_sharded.training import meeting
+from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import make_pipeline
-from tests.distributed.small_model import make_sharded, shares
+from dlrm_sharded.training.progress import Progress, read_progress
+from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from tests.cached_lookups import cached_lookups
+from tests.distributed.small_model import (
+    LOCAL_BATCH_SIZE,
+    TABLES,
+    make_model,
+    make_plan,
+    make_sharded,
+    shard,
+    shares,
+    train_and_evaluate,
+)
 from tests.preloaded.ranks import run_ranks
+from tests.unit.checkpoint.cases import run_state
+
+EXACT = [name for name, pipeline in PIPELINES.items() if pipeline.is_exact and name != "base"]
+KIND = "rows_and_columns"
+NUM_STEPS = 9
+EMBEDDING = "rowwise_adagrad"
 
 
 def train(rank: Rank, name: str) -> dict[str, Any]:
+    """Losses of all batches until they end, and the number of lookups that are taken hold of."""
     sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
     pipeline = make_pipeline(name, sharded, optimizer, rank.device)
     batches, losses = iter(shares(rank)), []
@@ -23,13 +70,233 @@ def train(rank: Rank, name: str) -> dict[str, Any]:
     return {"losses": torch.stack(losses), "num_pipelined": len(pipelined)}
 
 
-def test_pipelines_the_lookup():
-    overlapped = run_ranks(train, 2, "sparse_dist")
+@pytest.mark.parametrize("name", EXACT)
+def test_takes_hold_of_the_lookup_and_ends_with_the_batches(name):
+    overlapped = run_ranks(train, 2, name)
     plain = run_ranks(train, 2, "base")
     assert overlapped["num_pipelined"] == 1
-    torch.testing.assert_close(overlapped["losses"], plain["losses"])
+    assert torch.equal(overlapped["losses"], plain["losses"])
 
 
 @pytest.mark.parametrize("name", ["auto", "base"])
 def test_plain_on_a_cpu(name):
     assert run_ranks(train, 1, name)["num_pipelined"] == 0
+
+
+def train_on_with_an_evaluation(rank: Rank, names: list[str], kind: str) -> list[list[float]]:
+    stream = list(itertools.islice(itertools.cycle(shares(rank)), NUM_STEPS))
+    return [train_and_evaluate(rank, kind, stream, pipeline=name) for name in names]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("kind", ["columns_uneven", KIND, "empty_rank"])
+def test_losses_are_those_of_base(kind, world_size):
+    base, *others = run_ranks(train_on_with_an_evaluation, world_size, ["base", *EXACT], kind)
+    assert dict(zip(EXACT, others, strict=True)) == dict.fromkeys(EXACT, base)
+
+
+def losses_of(
+    rank: Rank, name: str, embedding_learning_rate: float, num_synchronous: int
+) -> list[float]:
+    config = OptimizerConfig(
+        embedding="sgd",
+        embedding_learning_rate=embedding_learning_rate,
+        dense="sgd",
+        dense_learning_rate=0.1,
+    )
+    plan = make_plan("columns_uneven", rank.world_size)
+    sharded, optimizer = shard(rank, make_model(rank.device), plan, config)
+    pipeline = make_pipeline(name, sharded, optimizer, rank.device, num_synchronous)
+    batches = itertools.cycle(shares(rank))
+    return [float(pipeline.progress(batches)[0]) for _ in range(5)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_semi_sync_lacks_one_update_of_the_tables(world_size):
+    """The second step knows the dense part's update and not yet that of the tables."""
+    base = run_ranks(losses_of, world_size, "base", 0.3, 0)
+    constant = run_ranks(losses_of, world_size, "base", 1e-30, 0)
+    stale = run_ranks(losses_of, world_size, "semi_sync", 0.3, 0)
+    assert stale[:2] == constant[:2]
+    assert stale[1] != base[1]
+    late = run_ranks(losses_of, world_size, "semi_sync", 0.3, 2)
+    assert late[:3] == base[:3]
+    assert late[3] != base[3]
+
+
+class Stream(Iterator[Batch]):
+    """Batches of a rank in the place of a dataset's."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __next__(self) -> Batch:
+        self._next += 1
+        return self._batches[(self._next - 1) % len(self._batches)]
+
+    def seek(self, step: int) -> None:
+        self._next = step
+
+
+class Run:
+    """A training of a small model with evaluations and checkpoints, as a job has it."""
+
+    def __init__(self, rank: Rank, name: str, folder: Path) -> None:
+        self._rank, self._name, self._folder = rank, name, folder
+        self._model, self._optimizer = make_sharded(rank, KIND, EMBEDDING)
+        plan: ShardingPlan = make_plan(KIND, rank.world_size)
+        self.state: ModelState = model_state(
+            self._model, self._optimizer, plan, TABLES, embedding_optimizer=EMBEDDING
+        )
+        self.losses: list[float] = []
+
+    def load(self) -> Progress:
+        manifest = read_manifest(checkpoints(self._folder)[0])
+        check_parts(manifest)
+        load_model(manifest, self.state)
+        set_fused_steps(self._model, manifest.state.step)
+        return read_progress(manifest, self._rank, same_plan=True)
+
+    def train(self, num_steps: int, start: Progress, **changes: Any) -> None:
+        checkpoint = CheckpointConfig(every_steps=4, every_s=None)
+        said = {
+            "column_bounds": self.state.column_bounds,
+            "buffers": self.state.buffers,
+            "world_size": self._rank.world_size,
+        }
+        saver = Saver(self._folder, keep=9, background=True, rank=self._rank)
+        stream: Any = Stream(shares(self._rank))
+        validation: Any = Stream(shares(self._rank)[:2])
+        settings: dict[str, Any] = {
+            "pipeline": self._name,
+            "eval_every_steps": 3,
+            "log_every_steps": 1,
+            "num_warmup_steps": 0,
+            "semi_sync_after": 2,
+        }
+        trainer = Trainer(
+            self._model,
+            optimizer=self._optimizer,
+            lr_scheduler=LambdaLR(self._optimizer, lambda step: 1 / (1 + step)),
+            train_stream=stream,
+            eval_stream=validation,
+            config=TrainerConfig(num_steps=num_steps, checkpoint=checkpoint, **settings | changes),
+            batch_size=LOCAL_BATCH_SIZE * self._rank.world_size,
+            rank=self._rank,
+            log_scalar=self._log,
+            checkpoints=Checkpoints(
+                saver,
+                checkpoint,
+                self.state,
+                describe=lambda progress: run_state(
+                    progress.step, progress=progress.to_json(), **said
+                ),
+                rank=self._rank,
+            ),
+            start=start,
+        )
+        trainer.run()
+        assert saver.failure is None
+
+    def num_lookups(self) -> list[float]:
+        return [float(kernel.emb_module.iter_cpu) for kernel in fused_kernels(self._model)]
+
+    def _log(self, tag: str, value: float, step: int) -> None:
+        if tag in ("train/loss", "eval/normalized_entropy"):
+            self.losses.append(value)
+
+
+def whole_and_resumed(rank: Rank, name: str, folder: str) -> list[list[float]]:
+    """Figures of a run, and of one that ends after its second checkpoint and is resumed."""
+    whole = Run(rank, name, Path(folder) / "whole")
+    whole.train(11, Progress())
+    first = Run(rank, name, Path(folder) / "parts")
+    first.train(8, Progress())
+    second = Run(rank, name, Path(folder) / "parts")
+    second.train(11, second.load())
+    # step 8 is the last one of the first run, which therefore evaluates there
+    losses = [whole.losses, [*first.losses[:-1], *second.losses]]
+    return [of_run + run.num_lookups() for of_run, run in zip(losses, (whole, second), strict=True)]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_resumed_run_goes_on_as_the_whole_one(name, tmp_path):
+    """Its losses, and the steps that Adam's lookups have counted."""
+    whole, resumed = run_ranks(whole_and_resumed, 2, name, str(tmp_path))
+    assert resumed == whole
+    assert len(whole) == 11 + 4 + 2
+    assert 11 <= whole[-1] <= 12
+
+
+def preempted(rank: Rank, name: str, folder: str) -> list[list[float]]:
+    """Figures of a run with `base` and the pipeline, one that a signal stops, and its rest."""
+    path = Path(folder)
+    base = Run(rank, "base", path / "base")
+    base.train(9, Progress())
+    whole = Run(rank, name, path / "whole")
+    whole.train(9, Progress())
+    first = Run(rank, name, path / "stopped")
+    log = first._log
+
+    def stop(tag: str, value: float, step: int) -> None:
+        log(tag, value, step)
+        if tag == "train/loss" and step == 4:  # is logged after step 5
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    every_batch = patch.object(meeting, "MOST_BATCHES", 1)
+    with every_batch, patch.object(first, "_log", stop), pytest.raises(PreemptedError):
+        first.train(9, Progress())
+    second = Run(rank, name, path / "stopped")
+    second.train(9, second.load())
+    return [base.losses, whole.losses, first.losses, second.losses]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_signal_stops_a_run_that_goes_on(name, tmp_path):
+    base, whole, before, after = run_ranks(preempted, 1, name, str(tmp_path))
+    assert 5 <= len(before) < len(whole) == len(before) + len(after)
+    assert before == whole[: len(before)]
+    assert (whole == base) == PIPELINES[name].is_exact
+    # without staleness in the step after the signal's checkpoint, which the whole run does not have
+    assert (before + after == whole) == PIPELINES[name].is_exact
+
+
+def cached(rank: Rank, name: str) -> list[float]:
+    with cached_lookups():
+        return train_and_evaluate(rank, KIND, shares(rank), pipeline=name)
+
+
+def test_cached_tables_train_alike_with_prefetch():
+    assert run_ranks(cached, 2, "prefetch") == run_ranks(cached, 2, "base")
+
+
+def fetched_and_looked_up(rank: Rank, folder: str) -> list[str]:
+    """What is fetched ahead (F), and what is looked up (L), in a run with evaluations."""
+    seen: list[str] = []
+    look_up = ShardedEmbeddingBagCollection.compute_and_output_dist
+
+    def compute(self: Any, *args: Any) -> Any:
+        seen.append("L")
+        return look_up(self, *args)
+
+    run = Run(rank, "prefetch", Path(folder))
+    with (
+        patch.object(
+            ShardedEmbeddingBagCollection,
+            "prefetch",
+            Mock(side_effect=lambda **_: seen.append("F")),
+        ),
+        patch.object(ShardedEmbeddingBagCollection, "compute_and_output_dist", compute),
+    ):
+        run.train(6, Progress())
+    return seen
+
+
+def test_nothing_is_fetched_ahead_of_an_evaluation(tmp_path):
+    """FBGEMM would take it for what is evaluated; there are two batches each time."""
+    seen = "".join(run_ranks(fetched_and_looked_up, 1, str(tmp_path)))
+    assert seen == 2 * "FLFLFLLL"

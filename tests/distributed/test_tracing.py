@@ -11,6 +11,7 @@ import torch.distributed as dist
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.ranks.distributed import Rank, new_group
 from dlrm_sharded.step.parts import ALL_REDUCE, PARTS, WAITING
+from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.tracing.clocks import between, compare_clocks
 from dlrm_sharded.tracing.recorded import break_down
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace, TracedSteps
@@ -80,6 +81,7 @@ def _num_hooks(model: torch.nn.Module) -> int:
         ("replicas_and_others", "base", 2),
         ("table_wise", "base", 1),
         ("columns_uneven", "sparse_dist", 3),
+        *(("columns_uneven", name, 2) for name in PIPELINES if name not in ("base", "sparse_dist")),
     ],
 )
 def test_parts_sum_to_the_step(kind, pipeline, world_size):

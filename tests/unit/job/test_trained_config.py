@@ -81,6 +81,7 @@ def test_a_run_cannot_go_on_with_other_samples_or_another_model(key, value):
         ("optimizer.dense_learning_rate", 0.2),
         ("exchange_precision", "fp16"),
         ("trainer.tf32", False),
+        ("trainer.pipeline", "semi_sync"),
         ("model.bf16", True),
     ],
 )

@@ -44,6 +44,17 @@ def test_there_and_back():
     assert set(from_torchrec(module_plan, TABLES, 2)) == set(PLAN.shards)
 
 
+@pytest.mark.parametrize("fetches_ahead", [False, True])
+def test_caches_keep_the_rows_of_a_step_if_the_next_ones_are_fetched(fetches_ahead):
+    """FBGEMM would otherwise put other rows in their place before the backward pass."""
+    module_plan = to_torchrec(PLAN, TABLES, TOPOLOGY, fetches_ahead=fetches_ahead)
+    (groups,) = group_tables(
+        [[sharded_table(name, parameter) for name, parameter in module_plan.items()]]
+    )
+    kept = [group.fused_params.get("prefetch_pipeline", False) for group in groups]
+    assert sorted(kept) == [False, *[fetches_ahead] * 3]
+
+
 def sharded_table(name: str, parameter: ParameterSharding) -> ShardedEmbeddingTable:
     """A table of a rank, as TorchRec makes it of its sharding before it groups tables."""
     fused_params = add_params_from_parameter_sharding({"learning_rate": 0.1}, parameter)

@@ -23,13 +23,18 @@ from dlrm_sharded.plans.plan_cost import (
     StageCost,
 )
 from dlrm_sharded.step.breakdown import breakdown
-from dlrm_sharded.step.parts import EXCHANGES, PART_LABELS, PARTS, DenseTimes
+from dlrm_sharded.step.parts import EXCHANGES, OPTIMIZER, PART_LABELS, PARTS, DenseTimes
+from dlrm_sharded.step.pipelines import TOP_BACKWARD
 from dlrm_sharded.step.schedule import SERIAL, Overlap, step_operations
 from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, STREAMS, Operation, run_steps
 
 OVERLAPS = [
     Overlap(exchanges=exchanges, next_ids=next_ids, reads_ahead=reads_ahead)
     for exchanges, next_ids, reads_ahead in itertools.product((False, True), repeat=3)
+] + [
+    Overlap(exchanges=exchanges, next_ids=True, reads_ahead=True, next_lookup=place)
+    for exchanges in (False, True)
+    for place in (OPTIMIZER, TOP_BACKWARD)
 ]
 DENSE_KEYS = tuple(
     field.name
@@ -71,7 +76,8 @@ def test_the_table_divides_the_stages_into_groups() -> None:
 def test_every_stage_is_an_operation_with_its_times_and_its_stream(overlap: Overlap) -> None:
     cost, operations = operations_of(overlap)
     by_name = {op.name: op for op in operations}
-    assert [op.name for op in operations if op.name in STAGES] == list(STAGES)
+    in_order = (*BACKWARD_STAGES, *FORWARD_STAGES) if overlap.next_lookup == OPTIMIZER else STAGES
+    assert [op.name for op in operations if op.name in STAGES] == list(in_order)
     assert {op.part for op in operations if op.is_collective} == set(EXCHANGES)
     for stage in STAGES:
         op = by_name[stage]

@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost, StageCost
 from dlrm_sharded.step.breakdown import breakdown
 from dlrm_sharded.step.parts import PARTS, WAITING, DenseTimes
+from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap, step_operations
 from dlrm_sharded.step.timeline import EXCHANGE, Operation, run_steps
 from dlrm_sharded.tracing.perfetto import timeline_spans, write_trace
@@ -44,6 +45,42 @@ def test_an_exchange_hides_behind_the_layers_that_do_not_need_it():
 def test_ids_of_the_next_step_hide_behind_this_one():
     beside = _timeline(Overlap(exchanges=True, next_ids=False, reads_ahead=False)).step_ms
     assert _timeline(PIPELINED).step_ms < beside
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "hidden"),
+    [("sparse_dist", 2.0), ("fused_sparse_dist", 2.75), ("semi_sync", 4.0)],
+)
+def test_vectors_that_are_looked_up_earlier_are_exchanged_beside_more(pipeline, hidden):
+    """Of 4 ms: beside the bottom layers, also the optimizer and the rest, or the backward pass."""
+    known = PIPELINES[pipeline]
+    overlap = dataclasses.replace(PIPELINED, next_ids=known.next_ids, next_lookup=known.next_lookup)
+    times = StageCost(10, 4, 0, 20)
+    operations = step_operations(
+        PlanCost((times, times), input_dist_ms=(1.5, 1.5)),
+        DENSE,
+        all_reduce_ms=0.0,
+        overlap=overlap,
+    )
+    found = breakdown(run_steps(operations, num_steps=6))
+    computed_ms = 10 + 20 + DENSE.total_ms - DENSE.data_ms
+    assert found.step_ms == pytest.approx(computed_ms + 4 - hidden)
+    assert found.mean_ms("fwd_comm") == pytest.approx(4 - hidden)
+    assert sum(found.mean_parts_ms.values()) == pytest.approx(found.step_ms)
+
+
+def test_ids_are_there_before_vectors_are_looked_up_ahead():
+    """Of the next step beside the optimizer, whose ids this step redistributes."""
+    for name, after, after_previous in (
+        ("sparse_dist", (), (INPUT_DIST,)),
+        ("fused_sparse_dist", (INPUT_DIST,), ()),
+        ("semi_sync", (), (INPUT_DIST,)),
+    ):
+        known = PIPELINES[name]
+        overlap = dataclasses.replace(PIPELINED, next_lookup=known.next_lookup)
+        timeline = _timeline(overlap)
+        lookup = timeline.operations[timeline.place("fwd_compute")]
+        assert (lookup.after, lookup.after_previous) == (after, after_previous), name
 
 
 def test_reading_ahead_costs_time_only_if_it_takes_longer_than_the_step():

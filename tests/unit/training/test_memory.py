@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training.copies import copied_bytes, pinned_bytes
 from dlrm_sharded.training.memory import (
     NCCL_BYTES,
@@ -141,14 +143,37 @@ def test_a_larger_batch_needs_more(device):
 def test_what_the_measurement_needs_is_counted(world_size, rank, ids, vectors, exchange):
     """A batch of 64 has 704 ids and 128 lengths, 6144 bytes of vectors, 108 bytes a sample.
 
-    On a GPU, where it needs more than the training, its peak is what the estimate has.
+    On a GPU and under `base`, where it needs more than the training, its peak is the estimate's.
     """
     task = task_of(world_size, device="cuda")
     dense = dataclasses.replace(DENSE, activation_bytes=0)
-    workload = dataclasses.replace(WORKLOAD, dense=dense)
+    workload = dataclasses.replace(WORKLOAD, dense=dense, pipeline="base")
     memory = estimate_memory(whole_tables(task, [0, 0]), task, workload, [0, 0])[rank]
     buckets = DENSE.parameter_bytes if world_size > 1 else 0
     assert (memory.ids, memory.vectors, memory.exchange) == (ids, vectors, exchange + buckets)
+
+
+def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
+    """A rank's share of a batch has 3456 bytes; 704 ids and 128 lengths of both ranks arrive.
+
+    Vectors take 6144 bytes of both ranks for this one's tables, and 3072 of all tables for it, and
+    as much in their exchange.
+    """
+    task = task_of(2, device="cuda")
+    plan, more = whole_tables(task, [0, 0]), {}
+    for name in ("auto", *PIPELINES):
+        workload = dataclasses.replace(WORKLOAD, pipeline=name, num_measured_batches=0)
+        memory = estimate_memory(plan, task, workload, [0, 0])[0]
+        more[name] = (memory.ids, memory.vectors, memory.exchange)
+    arrived, looked_up = 4 * 704 + 8 * 128, 8 * (704 + 128)
+    pipelined = (3456 + arrived, 0, 0)
+    of_base = np.array(more["base"])
+    assert {name: tuple(sizes - of_base) for name, sizes in more.items()} == {
+        "base": (0, 0, 0),
+        "sparse_dist_lite": (0, 0, 0),
+        **dict.fromkeys(("auto", "sparse_dist", "fused_sparse_dist", "prefetch"), pipelined),
+        "semi_sync": (3456 + 2 * arrived + looked_up, 6144 + 3072, 6144 + 3072),
+    }
 
 
 @pytest.mark.parametrize(

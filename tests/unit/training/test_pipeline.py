@@ -1,11 +1,25 @@
-"""An evaluation can be given up between batches."""
+"""An evaluation can be given up between batches, and pipelines refuse what they would not train."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torchrec.distributed.train_pipeline import train_pipelines
 
-from dlrm_sharded.training.pipeline import evaluate
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.step.pipelines import PIPELINES
+from dlrm_sharded.training import pipeline as pipeline_module
+from dlrm_sharded.training.host_streams import without_streams
+from dlrm_sharded.training.pipeline import CLASSES, check_pipeline, evaluate, unlock_cached_rows
+from dlrm_sharded.training.trainer_config import TrainerConfig
+
+TABLE = Table("t", 10, 4, 1.0)
 
 
 class Doubled(torch.nn.Module):
@@ -16,7 +30,8 @@ class Doubled(torch.nn.Module):
 
 
 @pytest.mark.parametrize("stops", [None, False, True])
-def test_evaluation_is_given_up_only_if_told(stops, rank):
+def test_evaluation_is_given_up_only_if_told(stops, rank, monkeypatch):
+    monkeypatch.setattr(pipeline_module, "fused_steps_kept", nullcontext)  # there are no tables
     batches = iter([torch.tensor([-1.0, 1.0])] * 3)
     is_stopped = None if stops is None else lambda: bool(stops)
     model: Any = Doubled()
@@ -25,3 +40,76 @@ def test_evaluation_is_given_up_only_if_told(stops, rank):
     assert (found is None) == bool(stops)
     assert len(list(batches)) == (2 if stops else 0)
     assert model.training
+
+
+PLANS = {
+    "whole": ShardingPlan(2, (Shard.whole(TABLE, 0),)),
+    "replicas": ShardingPlan(2, tuple(Replicas(2).shards(TABLE))),
+    "cached": ShardingPlan(2, (Shard("t", 0, (0, 10), (0, 4), load_factor=0.5),)),
+}
+REFUSED = {
+    ("fused_sparse_dist", "replicas"): "replicated tables, and the plan has some",
+    ("semi_sync", "replicas"): "replicated tables, and the plan has some",
+    ("prefetch", "whole"): "the plan has no cached table",
+    ("prefetch", "replicas"): "the plan has no cached table",
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_plan_that_a_pipeline_would_not_train_rightly_is_refused(name, plan):
+    reason = REFUSED.get((name, plan))
+    if reason is None:
+        check_pipeline(name, PLANS[plan])
+        return
+    with pytest.raises(ConfigError, match=rf"trainer.pipeline={name} .*{reason}; take sparse_dist"):
+        check_pipeline(name, PLANS[plan])
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_torchrec_that_lacks_a_pipeline_is_named(name, monkeypatch):
+    monkeypatch.delattr(train_pipelines, CLASSES[name])
+    said = rf"{name} needs TorchRec's {CLASSES[name]}, .* torchrec 1\.6 to 1\.9 have it"
+    with pytest.raises(ConfigError, match=said):
+        check_pipeline(name, PLANS["cached"])
+
+
+def test_an_unknown_pipeline_is_refused_with_those_that_there_are():
+    with pytest.raises(ConfigError, match=r"is 'fused'; known: auto, base, .*semi_sync, prefetch"):
+        TrainerConfig(pipeline="fused")
+    with pytest.raises(ConfigError, match=r"trainer\.semi_sync_after is -1"):
+        TrainerConfig(semi_sync_after=-1)
+
+
+def test_tensors_on_a_cpu_record_no_stream_only_within():
+    stream: Any = torch.cpu.current_stream()
+    with pytest.raises((TypeError, RuntimeError)):
+        torch.ones(1).record_stream(stream)
+    before = Tensor.record_stream
+    with without_streams():
+        torch.ones(1).record_stream(stream)
+    assert Tensor.record_stream is before
+
+
+def test_rows_that_no_backward_pass_will_free_may_leave_their_caches(monkeypatch):
+    """Those of lookups in measurements and evaluations."""
+    locked, plain = (
+        SimpleNamespace(prefetch_pipeline=ahead, lxu_cache_locking_counter=torch.ones(2, 3))
+        for ahead in (True, False)
+    )
+    kernels = [SimpleNamespace(emb_module=module) for module in (locked, plain, object())]
+    monkeypatch.setattr(pipeline_module, "fused_kernels", lambda model: iter(kernels))
+    unlock_cached_rows(torch.nn.Linear(1, 1))
+    assert not locked.lxu_cache_locking_counter.any()
+    assert plain.lxu_cache_locking_counter.all()
+
+
+def test_a_checkpoint_waits_for_updates_on_another_stream(monkeypatch):
+    """Those of tables whose lookup a pipeline runs on a stream of its own."""
+    waited: list[Any] = []
+    current = SimpleNamespace(wait_stream=waited.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    for stream, device in (("data", "cpu"), (None, "cuda"), ("data", "cuda")):
+        pipeline: Any = SimpleNamespace(_data_dist_stream=stream)
+        pipeline_module.settle("base", pipeline, torch.device(device), 1)
+    assert waited == ["data"]

@@ -1,0 +1,38 @@
+"""Pipelines by choice, from the config of a run to its steps."""
+
+import json
+
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import keep_probe, result_of, train_alone
+
+
+def test_auto_takes_what_earlier_runs_have_shown_to_be_faster(tmp_path):
+    """A journal says it of two pipelines, whether ranks here exchange beside computation or not."""
+    keep_probe()
+    settings = (*SMALL_RUN, "sharder=dim", f"journal={tmp_path / 'journal'}")
+    train_alone(tmp_path / "base", *settings)
+    [plans] = (tmp_path / "journal").glob("*.jsonl")
+    conditions = {"format": 1, "optimizer": "rowwise_adagrad", "ranks_per_host": 1}
+    lines = [
+        conditions
+        | {"pipeline": "+".join(beside) or "serial", "composed_ms": 9.0, "measured_ms": ms}
+        for exchanges in ([], ["exchanges"])
+        for beside, ms in ((exchanges, 18.0), ([*exchanges, "sparse_dist_lite"], 9.0))
+    ]
+    steps = plans.parent / "steps" / plans.name
+    steps.parent.mkdir(exist_ok=True)
+    steps.write_text("".join(f"{json.dumps(line)}\n" for line in 9 * lines))
+    done = train_alone(tmp_path / "auto", *settings)
+    assert "trainer.pipeline=auto is sparse_dist_lite: by earlier runs here" in done.stderr
+    assert result_of(tmp_path / "auto")["loss"] == result_of(tmp_path / "base")["loss"]
+
+
+def test_a_run_says_what_its_pipeline_changes_or_lacks(tmp_path):
+    settings = (*SMALL_RUN, "sharder=dim")
+    stale = ("trainer.pipeline=semi_sync", "trainer.semi_sync_after=3")
+    done = train_alone(tmp_path / "stale", *settings, *stale)
+    [said] = [line for line in done.stderr.splitlines() if "trainer.pipeline=semi_sync:" in line]
+    assert "from step 5 on, the vectors of a step are looked up before the tables' update" in said
+    refused = train_alone(tmp_path / "p", *settings, "trainer.pipeline=prefetch", exit_code=2)
+    assert "the plan has no cached table; take sparse_dist" in refused.stderr
+    assert not (tmp_path / "p" / "plan.json").exists()
