@@ -41,9 +41,12 @@ class Gpu:
         self.device_ms = max(self.device_ms, self.host_ms) + work_ms
         self._busy_ms += work_ms
 
-    def synchronize(self) -> None:
+    def synchronize(self, device: Any = None) -> None:
         self.calls.append("synchronize")
-        self.host_ms = max(self.host_ms, self.device_ms)
+        self.wait_until(self.device_ms)
+
+    def wait_until(self, time_ms: float) -> None:
+        self.host_ms = max(self.host_ms, time_ms)
 
     def perf_counter(self) -> float:
         self.host_ms += HOST_MS
@@ -61,29 +64,41 @@ class Gpu:
         return work
 
 
+class _Event:
+    """An event that is reached when the device has done what was queued before it."""
+
+    gpu: Gpu
+
+    def __init__(self, *, enable_timing: bool = False) -> None:
+        self._has_time = enable_timing
+
+    def record(self, stream: Any = None) -> None:
+        self.gpu.calls.append("event")
+        self.gpu.queue(0.0)
+        self.reached_ms = self.gpu.device_ms
+
+    def query(self) -> bool:
+        return self.reached_ms <= self.gpu.host_ms
+
+    def synchronize(self) -> None:
+        self.gpu.calls.append("wait")
+        self.gpu.wait_until(self.reached_ms)
+
+    def elapsed_time(self, end: "_Event") -> float:
+        assert self._has_time
+        assert end._has_time
+        assert end.query(), "the device has not done what is before this event"
+        return end.reached_ms - self.reached_ms
+
+
+def events_of(gpu: Gpu) -> type[_Event]:
+    """The class of the events of a GPU."""
+    return type("Event", (_Event,), {"gpu": gpu})
+
+
 def install_gpu(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     """Let the host's clock, and the part of `torch.cuda` that clocks call, be those of `gpu`."""
-
-    class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            gpu.calls.append("event")
-            gpu.queue(0.0)
-            self.reached_ms = gpu.device_ms
-
-        def query(self) -> bool:
-            return self.reached_ms <= gpu.host_ms
-
-        def synchronize(self) -> None:
-            gpu.calls.append("wait")
-            gpu.host_ms = max(gpu.host_ms, self.reached_ms)
-
-        def elapsed_time(self, end: "Event") -> float:
-            return end.reached_ms - self.reached_ms
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Event", events_of(gpu))
     monkeypatch.setattr(torch.cuda, "_sleep", gpu.sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
     monkeypatch.setattr(launch_clock.time, "perf_counter", gpu.perf_counter)
