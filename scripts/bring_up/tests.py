@@ -6,6 +6,8 @@ hardware.
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,11 @@ ON_CPUS = (
 )
 SMALL = ON_CPUS[:1]
 
-NO_TESTS = 5
-"""Exit code of pytest if it runs no test."""
+STOPPED, NO_TESTS = 2, 5
+"""Exit codes of pytest if it was stopped, and if it runs no test."""
+
+LAST_S = 30
+"""Time of the step in which no further test begins, so that its numbers are still written."""
 
 MOST_CHARACTERS = 2000
 """Characters of a failure that are kept beside those in the log."""
@@ -37,14 +42,22 @@ def run(study: StudyRun) -> None:
     on_cuda = study.device(or_cpu=True).type == "cuda"
     chosen = ON_GPUS if on_cuda else SMALL if study.small else ON_CPUS
     path = cases_path(study.out, "tests")
-    command = module_command("pytest", "-p", __name__, f"--cases={path}", *chosen)
+    options = ("-v", "-p", __name__, f"--cases={path}")
+    time_s = max(study.seconds_left - LAST_S, 1.0)
+    command = module_command("pytest", *options, f"--time-s={time_s}", *chosen)
     done = study.command(command, folder=ROOT)
     study.record("selection", " ".join(chosen))
     study.record("exit_code", done.exit_code)
     cases = Cases(path)
     study.check(bool(cases.planned), "no test was found")
     _record(study, cases)
-    study.check(done.exit_code in (0, 1, NO_TESTS), f"pytest ended with exit code {done.exit_code}")
+    if done.exit_code == STOPPED and study.seconds_left <= LAST_S:
+        num_ended = len(cases.ended.keys() & {*cases.planned})
+        is_whole = num_ended == len(cases.planned)
+        study.check(is_whole, f"timed out after {num_ended} of {len(cases.planned)} tests")
+    else:
+        is_known = done.exit_code in (0, 1, NO_TESTS)
+        study.check(is_known, f"pytest ended with exit code {done.exit_code}")
 
 
 def _record(study: StudyRun, cases: Cases) -> None:
@@ -60,17 +73,26 @@ def _record(study: StudyRun, cases: Cases) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=Path, required=True, help="file of the tests that have ended")
+    parser.addoption(
+        "--time-s", type=float, default=math.inf, help="time in which tests may begin, s"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(TestCases(Cases(config.getoption("--cases"))))
+    cases = Cases(config.getoption("--cases"))
+    config.pluginmanager.register(TestCases(cases, time_s=config.getoption("--time-s")))
 
 
 class TestCases:
-    """Writes every test as it ends, and leaves out those that an earlier call has finished."""
+    """Writes every test as it ends, and leaves out those that an earlier call has finished.
 
-    def __init__(self, cases: Cases) -> None:
+    Args:
+        time_s: time from now after which no further test begins.
+    """
+
+    def __init__(self, cases: Cases, *, time_s: float) -> None:
         self._cases = cases
+        self._ends_at = time.monotonic() + time_s
         self._outcome, self._seconds = "passed", 0.0
         self._failures: list[str] = []
 
@@ -82,6 +104,10 @@ class TestCases:
         config.hook.pytest_deselected(items=finished)
         self._cases.plan(item.nodeid for item in items)
         items[:] = [item for item in items if item not in finished]
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        if time.monotonic() >= self._ends_at:
+            item.session.shouldstop = "there is no time left"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a test after its third report: of its setup, of itself and of its teardown."""

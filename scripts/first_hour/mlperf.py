@@ -70,24 +70,25 @@ class Case:
 
 
 def cases_of(large: int, share: int, device: torch.device, *, small: bool) -> list[Case]:
-    """Return the cases; those that change the model for good come last."""
-    precisions = ("fp32",) if device.type == "cpu" else ("tf32", "fp32")
-    plain = [
-        case
-        for size in (large, share)
-        for case in (
-            Case(size, "bf16", is_profiled=True),
-            Case(size, "bf16", "base", is_profiled=True),
-            *(Case(size, precision) for precision in precisions),
-        )
+    """Return the cases; those that time is most likely to be short for come last."""
+    sizes = (large, share)
+    in_bf16 = [
+        Case(size, "bf16", pipeline, is_profiled=True)
+        for size in sizes
+        for pipeline in ("sparse_dist", "base")
     ]
-    if small:
-        return plain
-    return [
-        *plain,
+    in_tf32 = [] if device.type == "cpu" else [Case(size, "tf32") for size in sizes]
+    compiled = [
         Case(share, "bf16", compile_mode="default", is_profiled=True),
         Case(large, "bf16", compile_mode="default"),
-        Case(share, "bf16", compile_mode="reduce-overhead", is_profiled=True),
+    ]
+    with_graphs = Case(share, "bf16", compile_mode="reduce-overhead", is_profiled=True)
+    return [
+        *in_bf16,
+        *in_tf32,
+        *([] if small else compiled),
+        *(Case(size, "fp32") for size in reversed(sizes)),
+        *([] if small else [with_graphs]),
     ]
 
 
@@ -205,8 +206,10 @@ def _trace(
 def _prepare(built: Dcnv2, case: Case) -> None:
     built.model.bf16 = case.precision == "bf16"
     torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
+    model = built.model
+    for layers in (model.dense_arch, model.inter_arch, model.over_arch):
+        layers._compiled_call_impl = None  # of an earlier case
     if case.compile_mode:
         torch._dynamo.reset()
-        model = built.model
         for layers in (model.dense_arch, model.inter_arch, model.over_arch):
             layers.compile(mode=case.compile_mode)

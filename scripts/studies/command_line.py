@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.runs.owner import claim
+from studies.archive import write_archive
 from studies.runner import Outcome, Runner, closing_table
 from studies.study import Study
 from studies.worker import worker_command
@@ -26,6 +30,7 @@ def run_steps(
     default_out: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     report: Callable[[Path, Sequence[Outcome]], str] | None = None,
+    preload: Sequence[str] = (),
 ) -> int:
     """Run the steps that the command line chooses, print their table, and return the exit code.
 
@@ -36,15 +41,20 @@ def run_steps(
         default_out: folder of the figures if the command line names none; None if it must.
         settings: what all steps in a folder have in common, beside their sizes.
         report: writes what is known of all steps and returns a line about it.
+        preload: modules that a process imports before the first step begins; the time counts for
+            the call, but for no step.
     """
     options = _options(steps, description, limit_s, default_out)
+    started = time.monotonic()
+    if preload and not options.small:
+        _import_once(preload, limit_s=options.limit_s)
     try:
         ended = run_in(
             options.out,
             steps,
             package=package,
             chosen=options.steps.split(","),
-            limit_s=options.limit_s,
+            limit_s=options.limit_s - (time.monotonic() - started),
             settings={"small": options.small, **(settings or {})},
         )
     except ConfigError as error:
@@ -52,7 +62,15 @@ def run_steps(
         return 2
     if report is not None:
         print(report(options.out.resolve(), ended.known))
+    print(f"to bring back: {write_archive(options.out.resolve())}")
     return ended.exit_code
+
+
+def _import_once(modules: Sequence[str], *, limit_s: float) -> None:
+    """Load modules from a disk that may be cold; if that fails, the steps say why."""
+    command = [sys.executable, "-c", f"import {', '.join(modules)}"]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, timeout=limit_s, capture_output=True, check=False)
 
 
 @dataclass(frozen=True, slots=True)

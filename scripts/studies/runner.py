@@ -20,6 +20,7 @@ from typing import Any
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.files.text_table import Column, TextTable
+from studies.archive import write_archive
 from studies.processes import tied_command
 from studies.store import Cases, cases_path, changes, conditions, keep_settings
 from studies.study import Study, figures_path
@@ -101,6 +102,7 @@ class Runner:
         for step in steps:
             outcomes.append(self._outcome(step, ends_at))
             self._write_summary()
+            write_archive(self._out)
             print(f"{step.name}: {_status_text(outcomes[-1])}", flush=True)
         return outcomes
 
@@ -262,7 +264,10 @@ def missing_text(outcome: Outcome) -> str:
 
 
 def _status_text(outcome: Outcome) -> str:
-    return f"{outcome.status}, earlier" if outcome.is_earlier else outcome.status
+    text = outcome.status
+    if text == "timed out" and outcome.missing:
+        text = f"{text} after {outcome.num_finished} cases"
+    return f"{text}, earlier" if outcome.is_earlier else text
 
 
 def _environment() -> dict[str, str]:

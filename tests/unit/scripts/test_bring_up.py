@@ -9,7 +9,9 @@ from typing import Any
 
 from bring_up import report
 from bring_up.steps import LIMIT_S, steps_on
+from studies import store
 from studies.runner import Outcome
+from tests import preloaded
 from tests.preloaded import ROOT
 
 ERRORS = {"num": 9, "mape": 4.0, "median": 3.0, "p90": 8.0, "spearman": 0.99}
@@ -72,7 +74,27 @@ def page(outcomes: list[Any], *, is_rehearsal: bool = False) -> str:
 
 
 def test_the_limits_leave_time_in_half_an_hour():
-    assert sum(step.limit_s for step in steps_on("cuda")) == LIMIT_S <= 1800 - 60
+    assert LIMIT_S <= 1800 - 60
+    assert sum(step.least_s for step in steps_on("cuda")) <= LIMIT_S / 2
+    assert all(step.least_s <= step.limit_s < 570 for step in steps_on("cuda"))
+
+
+def test_no_test_begins_when_there_is_no_time_left(tmp_path):
+    """The test that runs then ends, and its line is on disk."""
+    (tmp_path / "test_three.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    path = tmp_path / "cases.jsonl"
+    options = ("-v", "-p", "no:cacheprovider", "-p", "bring_up.tests", f"--cases={path}")
+    command = ("-m", "pytest", f"--rootdir={tmp_path}", *options)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
+    ended = []
+    for time_s in (0.0, 600.0):
+        done = preloaded.run(*command, f"--time-s={time_s}", str(tmp_path), env=env)
+        ended.append((done.returncode, list(store.Cases(path).ended)))
+    assert ended == [
+        (2, ["test_three.py::test_a"]),
+        (0, ["test_three.py::test_a", "test_three.py::test_b"]),
+    ]
+    assert "test_three.py::test_b PASSED" in done.stdout
 
 
 def test_every_step_has_a_module():
