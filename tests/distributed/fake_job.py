@@ -176,6 +176,20 @@ class _RecordedGroup(dist.ProcessGroup):
         self._share(key, received)
         return _done(outputs)
 
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        [sent], root = inputs, opts.rootRank
+        is_root = self.rank() == root
+        self._record(
+            "gather",
+            [sent.numel() * (member == root) for member in range(self.size())],
+            [sent.numel() * is_root] * self.size(),
+            sent,
+            f"root {root}",
+        )
+        for received in outputs[0] if is_root else []:
+            received.copy_(sent)
+        return _done(outputs)
+
     def all_gather_single(self, output: Tensor, sent: Tensor, opts: Any = None) -> Any:
         return self.allgather([list(output.view(-1).chunk(self.size()))], [sent.view(-1)])
 

@@ -22,6 +22,7 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import evaluate, make_pipeline
+from dlrm_sharded.training.trainer_config import PIPELINES
 from tests.preloaded.ranks import gathered
 
 TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 8, 2.0), Table("c", 5, 8, 1.0))
@@ -36,6 +37,9 @@ PLANS = (
     "replicas_and_others",
 )
 """Kinds of plans that suit every number of ranks; `host_rows` is for two hosts."""
+
+PIPELINES_BY_NAME = tuple(name for name in PIPELINES if name != "auto")
+"""All pipelines that a trainer knows."""
 
 LOCAL_BATCH_SIZE = 6
 NUM_STEPS = 3

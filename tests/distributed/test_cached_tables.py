@@ -1,7 +1,7 @@
 """Nothing is lost or stale of tables whose rows a device caches: all that reads or writes weights.
 
-The caches are those of `tests.cached_lookups`, on the CPU. Each trained model is compared with one
-without caches, bit for bit.
+On a CPU the caches are those of `tests.cached_lookups`, and each trained model is compared with one
+without caches, bit for bit. `tests/gpu` does the same with the caches of FBGEMM.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from dlrm_sharded.checkpoint.restore import RANK_PREFIX, load_model, load_weight
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
+from dlrm_sharded.plans.plan import with_load_factors
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import evaluate, make_pipeline
@@ -32,16 +33,21 @@ from tests.preloaded.ranks import gathered, run_ranks
 from tests.unit.checkpoint.cases import run_state
 
 EMBEDDING = "rowwise_adagrad"
+LOAD_FACTOR = 0.2
+"""Share of the rows that FBGEMM caches on a GPU; it rounds up to sets of 32."""
+
 BATCHES = 2 * [0, 1, 2]
 
 
 class Trained:
     """A small model that is trained, measured, saved and loaded as a run does it."""
 
-    def __init__(self, rank: Rank, kind: str) -> None:
+    def __init__(self, rank: Rank, kind: str, *, is_cached: bool) -> None:
         self._rank = rank
-        self._model, self._optimizer = make_sharded(rank, kind, EMBEDDING)
         plan = make_plan(kind, rank.world_size)
+        if is_cached and rank.device.type == "cuda":
+            plan = with_load_factors(plan, {table.name: LOAD_FACTOR for table in TABLES})
+        self._model, self._optimizer = make_sharded(rank, kind, EMBEDDING, shards=plan.shards)
         self._state: ModelState = model_state(
             self._model, self._optimizer, plan, TABLES, embedding_optimizer=EMBEDDING
         )
@@ -91,14 +97,21 @@ def newest(folder: Path) -> Manifest:
     return manifest
 
 
+def caches_of(rank: Rank, is_cached: bool) -> Any:
+    """Return the block in which lookups have caches; a GPU's own are in the plan."""
+    if is_cached and rank.device.type == "cpu":
+        return cached_lookups()
+    return contextlib.nullcontext(list[RowCache]())
+
+
 def trained(rank: Rank, is_cached: bool, kind: str, folder: str, background: bool) -> list[Any]:
     """Figures and checkpoints of a training that evaluates, measures and saves on its way.
 
     Return those of every rank, and the number of rows that were evicted from caches.
     """
-    path, caches = Path(folder), list[RowCache]()
-    with cached_lookups() if is_cached else contextlib.nullcontext(caches) as caches:
-        model = Trained(rank, kind)
+    path = Path(folder)
+    with caches_of(rank, is_cached) as caches:
+        model = Trained(rank, kind, is_cached=is_cached)
         figures = model.train(0, 2)
         model.save(path / "early", background=background)
         figures.append(model.evaluate())
@@ -115,8 +128,8 @@ def resumed(rank: Rank, kind: str, folder: str, later: bool) -> list[Any]:
     Args:
         later: whether the model has trained on other weights before, which are in its caches.
     """
-    with cached_lookups():
-        model = Trained(rank, kind)
+    with caches_of(rank, True):
+        model = Trained(rank, kind, is_cached=True)
         model.measure()  # brings the first weights into the caches
         if later:
             model.train(0, 3)
@@ -130,22 +143,26 @@ def resumed(rank: Rank, kind: str, folder: str, later: bool) -> list[Any]:
 def begun(rank: Rank, kind: str, folder: str) -> list[float]:
     """Evaluations of a new model with the weights of the late checkpoint: cached, and not."""
     found = []
-    for caches in (cached_lookups(), contextlib.nullcontext()):
-        with caches:
-            model = Trained(rank, kind)
+    for is_cached in (True, False):
+        with caches_of(rank, is_cached):
+            model = Trained(rank, kind, is_cached=is_cached)
             model.measure()
             model.load(Path(folder) / "late", weights_only=True)
             found.append(model.evaluate())
     return found
 
 
-def check_equal(before: Manifest, after: Manifest) -> None:
+def check_equal(before: Manifest, after: Manifest, *, tolerance: float = 0.0) -> None:
     assert before.tensors.keys() == after.tensors.keys()
     for name in before.tensors:
         if name.startswith(RANK_PREFIX):
             continue
         torch.testing.assert_close(
-            load_whole(before, name), load_whole(after, name), rtol=0, atol=0, msg=name
+            load_whole(before, name),
+            load_whole(after, name),
+            rtol=tolerance,
+            atol=tolerance,
+            msg=name,
         )
 
 

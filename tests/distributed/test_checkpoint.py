@@ -90,6 +90,7 @@ def expected_row_state(
 
 
 def check_equal(before: Manifest, after: Manifest) -> None:
+    """Check that each tensor was loaded under another plan, and written again, without a change."""
     assert before.tensors.keys() == after.tensors.keys()
     for name in before.tensors:
         loaded = load_whole(after, name)

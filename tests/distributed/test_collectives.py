@@ -3,14 +3,14 @@
 The ranks of these jobs run one after the other in this process and send nothing, see `fake_job`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from omegaconf import open_dict
+from omegaconf import DictConfig, open_dict
 from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.commands import train as command
@@ -18,7 +18,13 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.ranks.distributed import Rank
 from tests.conftest import SMALL_RUN
 from tests.distributed.fake_job import disagreement, run_in_turn
-from tests.distributed.small_model import PLANS, global_batches, share, train_and_evaluate
+from tests.distributed.small_model import (
+    PIPELINES_BY_NAME,
+    PLANS,
+    global_batches,
+    share,
+    train_and_evaluate,
+)
 from tests.unit.commands.conftest import composed as composed
 
 # of torch, in what TorchRec loads
@@ -28,7 +34,7 @@ ONE_HOST = [(2, 2, kind) for kind in PLANS] + [(8, 8, kind) for kind in PLANS]
 TWO_HOSTS = [(16, 8, kind) for kind in ("host_rows", "rows_and_columns", "empty_rank")]
 
 
-@pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
+@pytest.mark.parametrize("pipeline", PIPELINES_BY_NAME)
 @pytest.mark.parametrize(("world_size", "local_world_size", "kind"), ONE_HOST + TWO_HOSTS)
 def test_steps(world_size, local_world_size, kind, pipeline):
     shares = [share(batch, 0) for batch in global_batches(world_size)]
@@ -113,6 +119,28 @@ def test_groups_of_some_ranks():
     assert totals == [2.0, 2.0, 1.0]
 
 
+def train_command(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[Rank], Any]:
+    """Return the command of a made-up rank; all ranks read the batches of rank 0."""
+    with open_dict(cfg):
+        del cfg["hydra"]  # as Hydra does before it calls the command
+    batch = SyntheticDataset.batch
+
+    def batch_of_rank_0(*args: Any, rank: int, world_size: int) -> Batch:
+        return batch(*args, rank=0, world_size=world_size)
+
+    monkeypatch.setattr(SyntheticDataset, "batch", batch_of_rank_0)
+
+    def run(rank: Rank) -> Any:
+        @contextmanager
+        def joined(**_: Any) -> Iterator[Rank]:
+            yield rank
+
+        monkeypatch.setattr(command, "process_group", joined)
+        return command.train(cfg)
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("world_size", "local_world_size", "overrides"),
     [
@@ -131,24 +159,8 @@ def test_training_job(world_size, local_world_size, overrides, tmp_path, monkeyp
         "trainer.checkpoint.every_s=null",  # their files are written by threads
         f"hydra.runtime.output_dir={tmp_path}",
     )
-    with open_dict(cfg):
-        del cfg["hydra"]  # as Hydra does before it calls the command
-    batch = SyntheticDataset.batch
-
-    def batch_of_rank_0(*args: Any, rank: int, world_size: int) -> Batch:
-        return batch(*args, rank=0, world_size=world_size)
-
-    monkeypatch.setattr(SyntheticDataset, "batch", batch_of_rank_0)
-
-    def run(rank: Rank) -> float:
-        @contextmanager
-        def joined(**_: Any) -> Iterator[Rank]:
-            yield rank
-
-        monkeypatch.setattr(command, "process_group", joined)
-        return command.train(cfg)
-
-    by_rank, objectives = run_in_turn(run, world_size, local_world_size=local_world_size)
+    train = train_command(cfg, monkeypatch)
+    by_rank, objectives = run_in_turn(train, world_size, local_world_size=local_world_size)
     assert disagreement(by_rank) is None
     assert objectives == objectives[:1] * world_size
     assert (tmp_path / "result.json").exists()

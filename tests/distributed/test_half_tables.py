@@ -70,7 +70,10 @@ def train_in_both(rank: Rank, kinds: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_trains_within_rounding(world_size):
     kinds = ["columns_uneven", "row_wise", "rows_and_columns"]
-    results = run_ranks(train_in_both, world_size, kinds)
+    check_within_rounding(run_ranks(train_in_both, world_size, kinds), kinds)
+
+
+def check_within_rounding(results: dict[str, Any], kinds: list[str]) -> None:
     for kind in kinds:
         exact, found = results[f"{kind}-0"], results[f"{kind}-2"]
         assert found["logits"].dtype == torch.float32
@@ -108,7 +111,10 @@ def save_and_load(rank: Rank, folder: str, written: tuple[str, ...]) -> dict[str
 
 @pytest.mark.parametrize("written", [(), HALF], ids=["from_fp32", "from_fp16"])
 def test_checkpoints_load_in_other_precisions(tmp_path, written):
-    result = run_ranks(save_and_load, 2, str(tmp_path), written)
+    check_loaded(run_ranks(save_and_load, 2, str(tmp_path), written), written)
+
+
+def check_loaded(result: dict[str, Any], written: tuple[str, ...]) -> None:
     for name, dtype in result["dtypes"].items():
         assert dtype == ("float16" if name in written else "float32")
     whole = {t.name: torch.zeros(t.num_embeddings, t.embedding_dim) for t in TABLES}

@@ -86,13 +86,18 @@ def _num_hooks(model: torch.nn.Module) -> int:
 )
 def test_parts_sum_to_the_step(kind, pipeline, world_size):
     found = run_ranks(trace_steps, world_size, kind, pipeline, None)
-    assert found["first_step"] == 4
-    means = [sum(steps_ms) / NUM_STEPS for steps_ms in found["steps_ms"]]
-    assert found["sums_ms"] == pytest.approx(means, rel=1e-6)
+    check_parts(found, world_size)
     for times_s, steps_ms in zip(found["times_s"], found["steps_ms"], strict=True):
         for (outer, inner, inner_end, outer_end), step_ms in zip(times_s, steps_ms, strict=True):
             # wherever the machine pauses, the recorded step holds the work and lies in the block
             assert 0.98e3 * (inner_end - inner) - 0.2 < step_ms < 1.02e3 * (outer_end - outer) + 0.2
+
+
+def check_parts(found: dict[str, Any], world_size: int) -> None:
+    """Check that the parts of a step sum to it, and that all are there."""
+    assert found["first_step"] == 4
+    means = [sum(steps_ms) / NUM_STEPS for steps_ms in found["steps_ms"]]
+    assert found["sums_ms"] == pytest.approx(means, rel=1e-6)
     means_ms = found["means_ms"]
     for part in ("data", "fwd_compute", "dense_forward", "dense_backward", "bwd_compute"):
         assert means_ms[part] > 0, part
