@@ -47,6 +47,14 @@ STEPS = (
         case_s=25,
     ),
     Study("loop", limit_s=120, least_s=60),
+    Study(
+        "host",
+        limit_s=180,
+        least_s=60,
+        commands=("host --ranks 1 --batch-sizes 64",),
+        small=("host --ranks 1 --batch-sizes 8 --steps 2 --rounds 1 --compile-mode none",),
+        case_s=60,
+    ),
 )
 """The steps in order."""
 

@@ -12,6 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dlrm import Dlrm, dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
@@ -21,8 +22,8 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.training.pipeline import evaluate, make_pipeline
-from dlrm_sharded.training.trainer_config import PIPELINES
+from dlrm_sharded.step.pipelines import PIPELINES
+from dlrm_sharded.training.pipeline import check_pipeline, evaluate, make_pipeline
 from tests.preloaded.ranks import gathered
 
 TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 8, 2.0), Table("c", 5, 8, 1.0))
@@ -37,9 +38,6 @@ PLANS = (
     "replicas_and_others",
 )
 """Kinds of plans that suit every number of ranks; `host_rows` is for two hosts."""
-
-PIPELINES_BY_NAME = tuple(name for name in PIPELINES if name != "auto")
-"""All pipelines that a trainer knows."""
 
 LOCAL_BATCH_SIZE = 6
 NUM_STEPS = 3
@@ -83,6 +81,19 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
         "rows_and_whole": [*rows(a), Shard.whole(b, 0), Shard.whole(c, 0)],
     }[kind]
     return ShardingPlan(world_size, tuple(shards))
+
+
+def pipelines_for(kind: str) -> list[str]:
+    """Return the pipelines with which a trainer accepts such plans."""
+    return [name for name in PIPELINES if _accepts(name, make_plan(kind, 2))]
+
+
+def _accepts(pipeline: str, plan: ShardingPlan) -> bool:
+    try:
+        check_pipeline(pipeline, plan)
+    except ConfigError:
+        return False
+    return True
 
 
 def global_batches(world_size: int) -> list[Batch]:

@@ -19,9 +19,9 @@ from dlrm_sharded.ranks.distributed import Rank
 from tests.conftest import SMALL_RUN
 from tests.distributed.fake_job import disagreement, run_in_turn
 from tests.distributed.small_model import (
-    PIPELINES_BY_NAME,
     PLANS,
     global_batches,
+    pipelines_for,
     share,
     train_and_evaluate,
 )
@@ -34,8 +34,10 @@ ONE_HOST = [(2, 2, kind) for kind in PLANS] + [(8, 8, kind) for kind in PLANS]
 TWO_HOSTS = [(16, 8, kind) for kind in ("host_rows", "rows_and_columns", "empty_rank")]
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES_BY_NAME)
-@pytest.mark.parametrize(("world_size", "local_world_size", "kind"), ONE_HOST + TWO_HOSTS)
+@pytest.mark.parametrize(
+    ("world_size", "local_world_size", "kind", "pipeline"),
+    [(*case, name) for case in ONE_HOST + TWO_HOSTS for name in pipelines_for(case[-1])],
+)
 def test_steps(world_size, local_world_size, kind, pipeline):
     shares = [share(batch, 0) for batch in global_batches(world_size)]
     by_rank, losses = run_in_turn(

@@ -24,7 +24,6 @@ PREFETCH = f"{UNIT}/training/test_prefetch.py"
 PRIOR = f"{UNIT}/cost/test_gpu_prior.py"
 
 RUN_BY = {
-    "dlrm_sharded/calibration/codec_times.py": [MEASURING],
     "dlrm_sharded/calibration/collect.py": [
         f"{UNIT}/calibration/test_collect.py::test_only_a_collection_on_a_cpu_depends_on_its_cores"
     ],
@@ -40,17 +39,23 @@ RUN_BY = {
     "dlrm_sharded/cost/learned_arrays.py": [PRIOR],
     "dlrm_sharded/datasets/base.py": [PREFETCH],
     "dlrm_sharded/datasets/synthetic.py": [PREFETCH],
+    "dlrm_sharded/dense/model.py": [f"{UNIT}/dense/test_work.py"],
+    "dlrm_sharded/dense/times.py": [f"{UNIT}/dense/test_times.py"],
     "dlrm_sharded/files/provenance.py": [RANKS],
     "dlrm_sharded/hardware/cuda.py": [MEASURING],
     "dlrm_sharded/hardware/detect.py": [MEASURING],
     "dlrm_sharded/hardware/probing.py": [MEASURING],
     "dlrm_sharded/job/memory_check.py": [f"{UNIT}/job/test_memory_check.py"],
+    "dlrm_sharded/job/predicted_step.py": [f"{UNIT}/job/test_predicted_step.py"],
     "dlrm_sharded/ranks/devices.py": [f"{UNIT}/ranks/test_devices.py"],
     "dlrm_sharded/ranks/distributed.py": [RANKS, f"{UNIT}/ranks/test_distributed.py"],
+    "dlrm_sharded/ranks/launch_clock.py": [f"{UNIT}/ranks/test_launch_clock.py"],
     "dlrm_sharded/ranks/stopwatch.py": [RANKS],
     "dlrm_sharded/runs/terminal.py": [f"{UNIT}/runs/test_terminal.py"],
     "dlrm_sharded/tracing/recorder.py": [TRAINING],
+    "dlrm_sharded/training/host_streams.py": [f"{UNIT}/training/test_pipeline.py"],
     "dlrm_sharded/training/memory.py": [f"{UNIT}/training/test_memory.py"],
+    "dlrm_sharded/training/pipeline.py": [f"{UNIT}/training/test_pipeline.py"],
     "dlrm_sharded/training/prefetch.py": [PREFETCH],
     "dlrm_sharded/training/progress.py": [TRAINING],
     "dlrm_sharded/training/result.py": [TRAINING],
@@ -60,6 +65,7 @@ RUN_BY = {
 """Tests that run all CUDA-only code of a file."""
 
 TRIALS = {
+    "scripts/benchmarks/host.py": "host",
     "scripts/bring_up/sweep.py": "sweep",
     "scripts/bring_up/tests.py": "tests",
     "scripts/first_hour/dcnv2.py": "mlperf",

@@ -9,8 +9,8 @@ from dlrm_sharded.hardware import probing
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.fingerprint import GpuFingerprint
 from tests.cuda_stand_ins import GPU, NAME, Gpu
-from tests.sleeping_gpu import HOST_MS
 from tests.nvidia import install_nvidia_smi
+from tests.sleeping_gpu import HOST_MS
 
 
 @pytest.fixture

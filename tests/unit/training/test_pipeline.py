@@ -113,3 +113,15 @@ def test_a_checkpoint_waits_for_updates_on_another_stream(monkeypatch):
         pipeline: Any = SimpleNamespace(_data_dist_stream=stream)
         pipeline_module.settle("base", pipeline, torch.device(device), 1)
     assert waited == ["data"]
+
+
+def test_only_tensors_on_a_cpu_pass_over_streams(monkeypatch):
+    """A GPU's pipeline looks vectors up again within the same block, and needs its streams."""
+    recorded: list[str] = []
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: recorded.append(tensor.device.type)
+    )
+    with without_streams():
+        for device in ("cpu", "meta"):
+            torch.empty(1, device=device).record_stream(None)
+    assert recorded == ["meta"]
