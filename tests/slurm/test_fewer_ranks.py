@@ -18,7 +18,7 @@ PORT = 29_433
 
 
 def test_a_lost_node(slurm, tmp_path):
-    """A launcher that dies with its ranks stands for a node; the other one serves the rendezvous."""
+    """A launcher that dies stands for a node; the other one serves the rendezvous."""
     run = tmp_path / "run"
     plan, log = run / "plan.json", tmp_path / "log"
     launcher = [
