@@ -69,6 +69,7 @@ def _conclude(
         predicted,
         trained,
         device=device_name(device),
+        pipeline=measured.trainer.pipeline,
         batch_size=settings.batch_size,
         seed=settings.seed,
         interruptions=prepared.start.num_interruptions,

@@ -76,6 +76,7 @@ class RunResult:
 
     Args:
         device: name of the hardware.
+        pipeline: that of the training, by its name and not `auto`.
         stages_ms: time of each stage, the max over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
@@ -98,6 +99,7 @@ class RunResult:
     world_size: Int | None = None
     batch_size: Int | None = None
     device: Text | None = None
+    pipeline: Text | None = None
     embedding_cost_ms: Objective | None = None
     critical_path_ms: Objective | None = None
     stages_ms: Mapping[str, Finite] | None = None
@@ -203,6 +205,7 @@ def run_result(
     training: TrainingResult,
     *,
     device: str,
+    pipeline: str,
     batch_size: int,
     seed: int,
     interruptions: int = 0,
@@ -239,6 +242,7 @@ def run_result(
         world_size=plan.world_size,
         batch_size=batch_size,
         device=device,
+        pipeline=pipeline,
         embedding_cost_ms=cost.cost_ms,
         critical_path_ms=cost.critical_path_ms,
         stages_ms=_stages_ms(cost),

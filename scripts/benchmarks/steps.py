@@ -25,12 +25,12 @@ from benchmarks.figures import noise_of, sharder_table
 from benchmarks.loop import loop_options
 from benchmarks.planners import SHARDERS_TEXT, planner_of
 from benchmarks.training import OPTIMIZER, Training, dataset_of, new_dlrm, stream
-from dlrm_sharded.calibration.measure import MeasureConfig, measure
+from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.datasets.task_sets import trained_task
 from dlrm_sharded.dense.times import DenseBench, measure_all_reduce
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.job.predicted_step import overlap_of
+from dlrm_sharded.job.predicted_step import host_time_of, overlap_of
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
@@ -100,16 +100,16 @@ class _Trained:
 
     training: Training
     step_ms: list[float] = field(default_factory=list)
-    costs: list[PlanCost] = field(default_factory=list)
+    costs: list[MeasuredCost] = field(default_factory=list)
 
-    def measured(self, batches: Sequence[Batch]) -> PlanCost:
+    def measured(self, batches: Sequence[Batch]) -> MeasuredCost:
         """Measure the embeddings."""
         return measure(
             sharded_embeddings(self.training.sharded),
             [batch.sparse_features for batch in batches],
             MEASURED,
             replica_optimizer=replica_part(self.training.optimizer),
-        ).cost
+        )
 
 
 class _Dense:
@@ -202,9 +202,14 @@ class RandomCase:
             overlap=overlap_of(TrainerConfig(), self.rank),
             batch_size=self.task.batch_size,
         )
+        hosts = [host_time_of(measured, dense, self.rank) for measured in trained.costs]
+        composed_ms = [
+            predict(measured.cost, host=host).step_ms
+            for measured, host in zip(trained.costs, hosts, strict=True)
+        ]
 
         def median(key: str) -> float:
-            return float(np.median([getattr(cost, key) for cost in trained.costs]))
+            return float(np.median([getattr(found.cost, key) for found in trained.costs]))
 
         return {
             "seed": self.seed,
@@ -212,8 +217,8 @@ class RandomCase:
             "world_size": self.rank.world_size,
             "sharders": sharders,
             "step_ms": trained.step_ms,
-            "composed_ms": float(np.median([predict(cost).step_ms for cost in trained.costs])),
-            "predicted_ms": predict(predicted).step_ms,
+            "composed_ms": float(np.median(composed_ms)),
+            "predicted_ms": predict(predicted, host=hosts[-1]).step_ms,
             "cost_ms": median("critical_path_ms"),
             "predicted_cost_ms": predicted.critical_path_ms,
             "input_dist_ms": median("input_dist_max_ms"),

@@ -89,6 +89,7 @@ def result_of(report: PlanReport = REPORT, training: TrainingResult = TRAINING) 
         STEP if report.cost else None,
         training,
         device="cpu: test",
+        pipeline="base",
         batch_size=64,
         seed=3,
     )
@@ -109,6 +110,7 @@ def test_all_that_a_run_says(tmp_path):
         "world_size": 2,
         "batch_size": 64,
         "device": "cpu: test",
+        "pipeline": "base",
         "embedding_cost_ms": 10.0,
         "critical_path_ms": 14.0,
         "stages_ms": by_stage(4.0, 3.0, 3.0, 4.0),
