@@ -41,7 +41,7 @@ def test_a_lost_node(slurm, tmp_path):
         "both nodes have a plan",
         300,
     )
-    wait_until(lambda: list(run.glob("checkpoints/*/manifest.json")), "a checkpoint", 300)
+    wait_until(lambda: list(run.glob("checkpoints/step-*/manifest.json")), "a checkpoint", 300)
     os.kill(int((tmp_path / "pid_1").read_text()), signal.SIGKILL)
     slurm.wait_for(job, "COMPLETED", "FAILED")
     output = log.read_text()
