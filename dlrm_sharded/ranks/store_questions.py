@@ -20,7 +20,7 @@ QUESTION_S = 5.0
 """Time in which the store of several hosts answers the agent of one."""
 
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Those of questions of this process; the ones that are alive wait for an answer."""
+"""Threads of this process that ask; those that are alive wait for an answer."""
 
 _exit_code: int | None = None
 

@@ -18,7 +18,7 @@ TOP_BACKWARD = "top_backward"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What a pipeline does of a step during the step before.
+    """Says which work of a step a pipeline does during the step before.
 
     Args:
         next_ids: whether the ids are redistributed then.

@@ -1,4 +1,4 @@
-"""What a step takes of the host: MLPerf's DLRM-DCNv2 with the smallest tensors, beside TorchRec.
+"""Measures what a step takes of the host: MLPerf's DLRM-DCNv2 with tiny tensors, beside TorchRec.
 
 This is a proxy for a GPU's host, whose Python and dispatch are the same. On a CPU there are no
 launches, streams or page-locked copies, and gloo takes the place of NCCL. The operators themselves

@@ -275,7 +275,7 @@ def test_cached_tables_train_alike_with_prefetch():
 
 
 def fetched_and_looked_up(rank: Rank, folder: str) -> list[str]:
-    """What is fetched ahead (F), and what is looked up (L), in a run with evaluations."""
+    """A run with evaluations notes what it fetches ahead (F) and what it looks up (L)."""
     seen: list[str] = []
     look_up = ShardedEmbeddingBagCollection.compute_and_output_dist
 

@@ -1,4 +1,4 @@
-"""What else a run does on the device that it is for: it saves, goes on, exchanges, traces, stops.
+"""A run on the device that it is for also saves, goes on, exchanges, traces and stops.
 
 The functions are those of `tests/distributed`. On a GPU they meet FBGEMM's kernels and caches,
 NCCL, and copies to page-locked memory; results are compared within `CLOSE`, as sums on a GPU, and

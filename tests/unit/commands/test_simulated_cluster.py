@@ -1,4 +1,4 @@
-"""What the config of a simulation says of the dense part."""
+"""The config of a simulation decides how the dense part is priced."""
 
 from unittest.mock import MagicMock
 

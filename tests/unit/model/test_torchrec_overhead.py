@@ -1,4 +1,4 @@
-"""What TorchRec does for nobody is spared, and nothing else."""
+"""A training is spared the work that TorchRec does for nobody, and nothing else."""
 
 import inspect
 

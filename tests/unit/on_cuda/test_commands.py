@@ -1,4 +1,4 @@
-"""What commands say and take on a machine with GPUs."""
+"""Commands know the GPUs of a machine, and say what they take of them."""
 
 from typing import Any
 
