@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 
 from dlrm_sharded.files.errors import ConfigError
 
@@ -16,17 +17,32 @@ log = logging.getLogger(__name__)
 AUTO, AUTO_MODE = "auto", "default"
 """Mode that decides by device, and the mode that it takes on CUDA."""
 
-COMPILE_MODES = (
-    *(AUTO, AUTO_MODE, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-)
-"""Modes of torch.compile and `auto`; the third and fourth replay the layers as CUDA graphs."""
+MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that replay each of the layers as a CUDA graph."""
+
+COMPILE_MODES = (AUTO, AUTO_MODE, *MODES_WITH_GRAPHS, "max-autotune-no-cudagraphs")
+
+BACKWARD_AT_ONCE = {
+    name: True
+    for name in ("force_non_lazy_backward_lowering",)
+    if hasattr(functorch_config, name)  # torch 2.11 to 2.14 have it
+}
 
 
-def check_compile_mode(mode: str | None) -> None:
-    """Raise ConfigError unless a mode is known; None compiles nothing."""
+def check_compile_mode(mode: str | None, *, in_graph: bool) -> None:
+    """Raise ConfigError unless a mode is known; None compiles nothing.
+
+    Args:
+        in_graph: whether the layers are replayed as part of a larger CUDA graph.
+    """
     if mode is not None and mode not in COMPILE_MODES:
         raise ConfigError(
             f"model.compile_mode is {mode!r}; known: null, {', '.join(COMPILE_MODES)}"
+        )
+    if in_graph and mode in MODES_WITH_GRAPHS:
+        raise ConfigError(
+            f"model.compile_mode={mode} replays the layers as CUDA graphs, which model.dense_graph "
+            "does for all of them; take auto or max-autotune-no-cudagraphs"
         )
 
 
@@ -48,7 +64,9 @@ def compile_layers(layers: Sequence[nn.Module], mode: str | None, device: torch.
 class _CompiledOrNot:
     """Calls a compiled module, until it or another one of its model turns out not to compile.
 
-    A host may lack a compiler or the headers that one needs: they are not part of torch.
+    A host may lack a compiler or the headers that one needs: they are not part of torch. The
+    backward pass is compiled with the forward pass, and not when it is needed, where an error
+    could no longer be answered.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
@@ -58,7 +76,8 @@ class _CompiledOrNot:
 
     def __call__(self, *args: Any) -> Any:
         try:
-            return self._compiled(*args)
+            with functorch_config.patch(BACKWARD_AT_ONCE):
+                return self._compiled(*args)
         except Exception as error:
             from torch._dynamo.exc import TorchDynamoException  # takes seconds to load
 

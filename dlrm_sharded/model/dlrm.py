@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
 from dlrm_sharded.model.compiled import check_compile_mode, compile_layers
+from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.model.dense_layers import DenseLayers, OverLayers
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
 from dlrm_sharded.model.torchrec_adapter import bag_configs
@@ -145,6 +146,10 @@ class Dlrm(nn.Module):
         interaction: takes the vectors [B, 1 + F, D] of all features, gives [B, over_in_features].
         bf16: whether to autocast all but the embedding lookups to bfloat16.
         compile_mode: one of `compiled.COMPILE_MODES`; None leaves the layers as they are.
+        dense_graph: whether to train all but the embedding lookups by a `DenseGraph`.
+
+    Raises:
+        ConfigError: an option has a wrong value, or two of them exclude each other.
     """
 
     def __init__(
@@ -159,10 +164,12 @@ class Dlrm(nn.Module):
         device: torch.device,
         bf16: bool = False,
         compile_mode: str | None = None,
+        dense_graph: bool = False,
     ) -> None:
         super().__init__()
         check_flag("model.bf16", bf16)
-        check_compile_mode(compile_mode)
+        check_flag("model.dense_graph", dense_graph)
+        check_compile_mode(compile_mode, in_graph=dense_graph)
         self.sparse_arch = SparseArch(tables)
         self.vector_stack = VectorStack(tables, dense_layers[-1], device=device)
         self.dense_arch = DenseLayers(num_dense, list(dense_layers), device=device)
@@ -172,18 +179,31 @@ class Dlrm(nn.Module):
         self.autocast_device = device.type
         self.bf16 = bf16
         compile_layers((self.dense_arch, self.inter_arch, self.over_arch), compile_mode, device)
+        self.dense_graph = (
+            DenseGraph(self._dense, self._dense_weights(), device) if dense_graph else None
+        )
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
         pooled = self.sparse_arch(batch.sparse_features)
+        dense = self.dense_graph if self.dense_graph and self.training else self._dense
+        loss, logits = dense(batch.dense_features, pooled, batch.labels)
+        return loss, (loss.detach(), logits.detach(), batch.labels)
+
+    def _dense(
+        self, features: Tensor, pooled: KeyedTensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
         with torch.autocast(self.autocast_device, torch.bfloat16, enabled=self.bf16):
             # The ranks exchange pooled vectors in the meantime, and likewise their gradients.
-            embedded = self.dense_arch(batch.dense_features)
+            embedded = self.dense_arch(features)
             vectors = self.vector_stack(embedded, pooled)
             logits = self.over_arch(self.inter_arch(vectors)).squeeze(-1)
         logits = logits.float()
-        loss = self.loss_fn(logits, batch.labels)
-        return loss, (loss.detach(), logits.detach(), batch.labels)
+        return self.loss_fn(logits, labels), logits
+
+    def _dense_weights(self) -> list[nn.Parameter]:
+        parts = self.vector_stack, self.dense_arch, self.inter_arch, self.over_arch
+        return [weight for part in parts for weight in part.parameters()]
 
 
 def dlrm(
@@ -198,7 +218,7 @@ def dlrm(
     """Build a DLRM with dot interaction; the last of `dense_layers` is D.
 
     Args:
-        options: `bf16` and `compile_mode` of `Dlrm`.
+        options: `bf16`, `compile_mode` and `dense_graph` of `Dlrm`.
     """
     _check_layers(dense_layers, over_layers)
     interaction = DotInteraction(1 + len(tables), device=device)
@@ -228,7 +248,7 @@ def dlrm_dcnv2(
     """Build a DLRM with DCNv2's low-rank cross network (arXiv:2008.13535), as MLPerf trains it.
 
     Args:
-        options: `bf16` and `compile_mode` of `Dlrm`.
+        options: `bf16`, `compile_mode` and `dense_graph` of `Dlrm`.
     """
     _check_layers(dense_layers, over_layers)
     check_count("model.num_cross_layers", num_cross_layers, least=1)

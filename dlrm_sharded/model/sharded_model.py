@@ -160,6 +160,10 @@ class _DenseInOwnGroup(DefaultDataParallelWrapper):
     """
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        model = dmp._dmp_wrapped_module
+        if isinstance(model, Dlrm) and model.dense_graph is not None:
+            model.dense_graph.share_weights()
+            return
         super().wrap(dmp, sharding_env(), device)
         wrapped = dmp._dmp_wrapped_module
         if isinstance(wrapped, DistributedDataParallel):

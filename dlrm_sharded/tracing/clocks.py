@@ -38,6 +38,13 @@ def host_clock() -> str:
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
 
 
+def clock_names(own: str, group: dist.ProcessGroup) -> list[str]:
+    """Return the names of all ranks' clocks; a collective of the group."""
+    names = [""] * dist.get_world_size(group)
+    dist.all_gather_object(names, own, group=group)
+    return names
+
+
 def compare_clocks(
     group: dist.ProcessGroup,
     *,
@@ -50,8 +57,7 @@ def compare_clocks(
     and answer, that was the time of rank 0, up to half of the round trip.
     """
     me, world_size = dist.get_rank(group), dist.get_world_size(group)
-    names: list[str] = [""] * world_size
-    dist.all_gather_object(names, clock_name or host_clock(), group=group)
+    names = clock_names(clock_name or host_clock(), group)
     offsets = []
     for rank in range(world_size):
         if names[rank] == names[0]:

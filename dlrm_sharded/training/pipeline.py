@@ -21,6 +21,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm_sharded.checkpoint.model_state import fused_kernels, fused_steps_kept, set_fused_steps
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name
 from dlrm_sharded.training.host_streams import on_host, without_streams
@@ -84,8 +85,16 @@ def make_pipeline(
 
     Args:
         num_synchronous: number of first steps in which `semi_sync` looks no vectors up ahead.
+
+    Raises:
+        ConfigError: the pipeline is not installed, or would not train the model rightly.
     """
     name = pipeline_name(name, device.type)
+    if not PIPELINES[name].is_exact and any(isinstance(m, DenseGraph) for m in model.modules()):
+        raise ConfigError(
+            f"trainer.pipeline={name} updates tables while the next step is under way, whose "
+            "model.dense_graph overwrites their gradients; take sparse_dist"
+        )
     make = _class_of(name)
     if name in NEED_STREAMS and device.type == "cpu":
         make = on_host(make)

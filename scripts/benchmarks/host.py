@@ -79,7 +79,11 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 def rows_on_rank(
     rank: Rank, *, batch_sizes: list[int], steps: int, rounds: int, compile_mode: str | None
 ) -> list[Row]:
-    pipelines = {BARE: bare(rank, batch_sizes[0]), "dlrm_sharded": ours(rank, batch_sizes[0])}
+    pipelines = {
+        BARE: bare(rank, batch_sizes[0]),
+        "dlrm_sharded": ours(rank, batch_sizes[0]),
+        "dense graph": ours(rank, batch_sizes[0], dense_graph=True),
+    }
     if compile_mode:
         pipelines[f"compiled {compile_mode}"] = ours(
             rank, batch_sizes[0], compile_mode=compile_mode
@@ -184,10 +188,12 @@ def bare(rank: Rank, local_batch_size: int) -> TrainPipeline[Batch, Any]:
     return TrainPipelineSparseDist(wrapped, optimizer, rank.device)
 
 
-def ours(
-    rank: Rank, local_batch_size: int, *, compile_mode: str | None = None
-) -> TrainPipeline[Batch, Any]:
-    """Return the same model as this project trains it on GPUs, with the same pipeline."""
+def ours(rank: Rank, local_batch_size: int, **options: Any) -> TrainPipeline[Batch, Any]:
+    """Return the same model as this project trains it on GPUs, with the same pipeline.
+
+    Args:
+        options: further ones of the model.
+    """
     task = ShardingTask(TABLES, detect_topology(memory_gib=1), local_batch_size * rank.world_size)
     model = dlrm_dcnv2(
         TABLES,
@@ -198,7 +204,7 @@ def ours(
         cross_rank=CROSS_RANK,
         device=rank.device,
         bf16=True,
-        compile_mode=compile_mode,
+        **options,
     )
     OPTIMIZER.fuse_into(model)
     plan = GreedySharder("size_lookup").shard(task)

@@ -51,6 +51,7 @@ CASES = {
     "pipeline base": Case(trainer={"pipeline": "base"}),
     "logs of every step": Case(trainer={"log_every_steps": 1}),
     "fp32": Case(model=("model.bf16=false",)),
+    "dense graph": Case(model=("model.dense_graph=true",)),
     "fp32, without TF32": Case(model=("model.bf16=false",), trainer={"tf32": False}),
 }
 

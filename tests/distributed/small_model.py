@@ -136,12 +136,12 @@ def share(batch: Batch, rank: int) -> Batch:
     )
 
 
-def make_model(device: torch.device = CPU, *, compile_mode: str | None = None) -> Dlrm:
-    """A model whose dense layers have the same weights on every device."""
+def make_model(device: torch.device = CPU, **options: Any) -> Dlrm:
+    """A model with these options, whose dense layers have the same weights on every device."""
     torch.manual_seed(0)
     layers: dict[str, Any] = {"dense_layers": [8, 8], "over_layers": [8, 1]}
     weights = dlrm(TABLES, 3, **layers, device=CPU).state_dict()
-    model = dlrm(TABLES, 3, **layers, device=device, compile_mode=compile_mode)
+    model = dlrm(TABLES, 3, **layers, device=device, **options)
     model.load_state_dict({n: w for n, w in weights.items() if not w.is_meta}, strict=False)
     return model
 
@@ -156,11 +156,17 @@ def optimizers(embedding: str) -> OptimizerConfig:
 
 
 def make_sharded(
-    rank: Rank, kind: str, embedding: str, *, compile_mode: str | None = None, **changes: Any
+    rank: Rank,
+    kind: str,
+    embedding: str,
+    *,
+    compile_mode: str | None = None,
+    dense_graph: bool = False,
+    **changes: Any,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model on the rank's device under a plan with these changes, and its optimizers."""
     plan = replace(make_plan(kind, rank.world_size), **changes)
-    model = make_model(rank.device, compile_mode=compile_mode)
+    model = make_model(rank.device, compile_mode=compile_mode, dense_graph=dense_graph)
     return shard(rank, model, plan, optimizers(embedding))
 
 

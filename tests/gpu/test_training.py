@@ -142,6 +142,17 @@ def test_compiled_layers_give_the_same_losses(device):
     assert losses["default"] == pytest.approx(losses["None"], rel=1e-4)
 
 
+@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+def test_a_dense_graph_gives_the_same_losses(device):
+    """On GPUs, as recorded and replayed, with the all-reduce in it."""
+    variants = {
+        str(is_graph): {"pipeline": "sparse_dist", "dense_graph": is_graph}
+        for is_graph in (False, True)
+    }
+    losses = run_on(device, losses_of, variants)
+    assert losses["True"] == pytest.approx(losses["False"], rel=1e-5)
+
+
 def contexts_of_all_ranks(rank: Rank) -> list[list[int]]:
     """Run the trainer with its thread that reads ahead; the GPUs on which each rank is."""
     sharded, optimizer = make_sharded(rank, "table_wise", "sgd")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import InternalTorchDynamoError
+from torch._functorch import config as functorch_config
 
 from dlrm_sharded.model.compiled import compile_layers
 
@@ -63,6 +64,24 @@ def test_layers_that_do_not_compile_run_as_they_are(num_calls, monkeypatch, capl
     (message,) = caplog.messages
     assert "(InternalTorchDynamoError: no Triton); model.compile_mode=null" in message
     assert calls == ["default"]  # it was tried once
+
+
+def test_a_backward_pass_that_does_not_compile_fails_at_once(monkeypatch):
+    """It would fail in the middle of a step otherwise, where nothing can be done."""
+    at_once = []
+
+    def compile_module(module, mode):
+        def call(features):
+            at_once.append(functorch_config.force_non_lazy_backward_lowering)
+
+        module._compiled_call_impl = call
+
+    monkeypatch.setattr(nn.Module, "compile", compile_module)
+    layers = nn.Identity()
+    compile_layers([layers], "auto", CUDA)
+    layers(torch.ones(1))
+    assert at_once == [True]
+    assert not functorch_config.force_non_lazy_backward_lowering
 
 
 def test_errors_of_the_layers_are_theirs(modes):

@@ -243,6 +243,12 @@ def test_bad_layers(interaction, layers, key):
         make(interaction, EQUAL, **layers)
 
 
+def test_layers_are_not_recorded_twice():
+    with pytest.raises(ConfigError, match=r"model\.compile_mode=max-autotune replays the layers"):
+        make("dot", EQUAL, compile_mode="max-autotune", dense_graph=True)
+    make("dot", EQUAL, compile_mode="default", dense_graph=True)
+
+
 def test_bad_compile_mode():
     with pytest.raises(
         ConfigError, match=r"model\.compile_mode is 'fast'; known: null, auto, default"

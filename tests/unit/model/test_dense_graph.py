@@ -1,0 +1,132 @@
+"""What a graph replays is what a step computes of other batches; there is no GPU.
+
+The graph here remembers the operators of its recording, and calls them again on the same tensors,
+as a CUDA graph launches its kernels on the same addresses.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from dlrm_sharded.model.dense_graph import NUM_WARMUP, DenseGraph
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIZE = 6
+
+
+class Graph(TorchDispatchMode):
+    """Calls the operators of a recording once more, into the tensors that they wrote at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_replays = 0
+        self._calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._calls.append((func, args, kwargs or {}, out))
+        return out
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        self.num_replays += 1
+        for func, args, kwargs, out in self._calls:
+            result = func(*args, **kwargs)
+            if isinstance(out, Tensor) and result is not out:
+                out.copy_(result)
+
+
+class Stream:
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> list[Graph]:
+    """The recorded graphs."""
+    found: list[Graph] = []
+
+    def new_graph() -> Graph:
+        found.append(Graph())
+        return found[-1]
+
+    @contextmanager
+    def recording(graph: Graph, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        with graph:
+            yield
+
+    for name, stand_in in {
+        "CUDAGraph": new_graph,
+        "graph": recording,
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": nullcontext,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return found
+
+
+class Dense:
+    """A dense part of one table, its weights, and the number of times that it ran."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.layers = nn.Linear(SIZE, 1)
+        self.num_runs = 0
+        self.graph = DenseGraph(self.compute, list(self.layers.parameters()), device)
+
+    def compute(
+        self, features: Tensor, pooled: KeyedTensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self.num_runs += 1
+        logits = self.layers(features * pooled["a"]).squeeze(-1)
+        return nn.functional.mse_loss(logits, labels), logits
+
+    def results(self, compute: Any, batch: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        """Loss, logits and gradients of a step; then the weights move."""
+        features, vectors, labels = batch
+        vectors = vectors.clone().requires_grad_()
+        for weight in self.layers.parameters():
+            weight.grad = None
+        loss, logits = compute(features, KeyedTensor(["a"], [SIZE], vectors), labels)
+        loss.backward()
+        gradients = [weight.grad.clone() for weight in self.layers.parameters()]
+        with torch.no_grad():
+            for weight in self.layers.parameters():
+                weight.sub_(0.5 * weight.grad)
+        assert vectors.grad is not None
+        return [loss.detach(), logits.detach(), vectors.grad.clone(), *gradients]
+
+
+def batches(*sizes: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator)
+
+    return [(random(size, SIZE), random(size, SIZE), random(size)) for size in sizes]
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_a_replay_computes_what_autograd_does(device, graphs):
+    by_graph, by_autograd = Dense(device), Dense(CPU)
+    found = [by_graph.results(by_graph.graph, batch) for batch in batches(4, 4, 4)]
+    expected = [by_autograd.results(by_autograd.compute, batch) for batch in batches(4, 4, 4)]
+    torch.testing.assert_close(found, expected)  # the results of a step outlive the next one
+    assert [graph.num_replays for graph in graphs] == ([3] if device == CUDA else [])
+
+
+def test_a_batch_of_another_size_is_computed_without_the_graph(graphs):
+    by_graph, by_autograd = Dense(CUDA), Dense(CPU)
+    found = [by_graph.results(by_graph.graph, batch) for batch in batches(4, 2, 4)]
+    expected = [by_autograd.results(by_autograd.compute, batch) for batch in batches(4, 2, 4)]
+    torch.testing.assert_close(found, expected)
+    assert graphs[0].num_replays == 2
+    assert by_graph.num_runs == NUM_WARMUP + 2  # the recording, and the batch of another size
