@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.plans.tables import Table
 
 
@@ -42,3 +43,9 @@ class PooledVectors(nn.Module):
         """Return pooled vectors, [B, sum of the tables' dims]."""
         values: Tensor = torch.empty(self._shape) if self._values is None else self._values.detach()
         return KeyedTensor(self._names, self._dims, values.requires_grad_())
+
+
+def replace_lookups(model: Dlrm, vectors: PooledVectors) -> None:
+    """Let a model take these vectors, and train its dense part by autograd, part by part."""
+    model.add_module("sparse_arch", vectors)
+    model.dense_graph = None

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.dense.pooled_vectors import PooledVectors
+from dlrm_sharded.dense.pooled_vectors import PooledVectors, replace_lookups
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.marked_layers import MarkedLayers
 from dlrm_sharded.model.optimizers import OptimizerConfig
@@ -54,7 +54,7 @@ class DenseBench:
     ) -> None:
         first = batches[0]
         self._device = first.dense_features.device
-        model.add_module("sparse_arch", PooledVectors(tables, len(first.labels), self._device))
+        replace_lookups(model, PooledVectors(tables, len(first.labels), self._device))
         self._bottom = MarkedLayers(model.dense_arch, lambda: None)
         model.add_module("dense_arch", self._bottom)
         model.train()

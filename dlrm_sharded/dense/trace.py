@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.dense.pooled_vectors import PooledVectors, batch_without_ids
+from dlrm_sharded.dense.pooled_vectors import PooledVectors, batch_without_ids, replace_lookups
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.plans.tables import Table
 
@@ -103,7 +103,7 @@ def fake_dense_part(
     """
     model = build(torch.device("meta"))
     model.autocast_device = "cpu"
-    model.add_module("sparse_arch", PooledVectors(tables, local_batch_size))
+    replace_lookups(model, PooledVectors(tables, local_batch_size))
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in model.modules():
             module._compiled_call_impl = None  # compiled layers would be compiled here

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import keep_probe, result_of, train_alone
 
@@ -25,6 +27,16 @@ def test_auto_takes_what_earlier_runs_have_shown_to_be_faster(tmp_path):
     done = train_alone(tmp_path / "auto", *settings)
     assert "trainer.pipeline=auto is sparse_dist_lite: by earlier runs here" in done.stderr
     assert result_of(tmp_path / "auto")["loss"] == result_of(tmp_path / "base")["loss"]
+
+
+def test_a_run_with_a_dense_graph_trains_as_without(tmp_path):
+    """Its plan is priced, its parts measured, and its steps traced and saved as ever."""
+    settings = (*SMALL_RUN, "sharder=dim", "trainer.trace=true", "trainer.checkpoint.every_steps=5")
+    train_alone(tmp_path / "without", *settings)
+    train_alone(tmp_path / "with", *settings, "model.dense_graph=true")
+    losses = [result_of(tmp_path / name)["loss"] for name in ("with", "without")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert (tmp_path / "with" / "trace.json.gz").exists()
 
 
 def test_a_run_says_what_its_pipeline_changes_or_lacks(tmp_path):

@@ -30,14 +30,15 @@ def batch(num_samples: int = 16) -> Batch:
     return batch_without_ids(torch.randn(num_samples, 3), torch.zeros(num_samples))
 
 
-def model():
-    device = torch.device("cpu")
-    return dlrm(TABLES, 3, dense_layers=[32, 8], over_layers=[16, 1], device=device)
+def model(*, dense_graph: bool = False):
+    layers = {"dense_layers": [32, 8], "over_layers": [16, 1]}
+    return dlrm(TABLES, 3, **layers, device=torch.device("cpu"), dense_graph=dense_graph)
 
 
-def test_every_part_takes_time_and_tables_need_no_memory():
-    """Table b alone would need 64 TB."""
-    built = model()
+@pytest.mark.parametrize("dense_graph", [False, True])
+def test_every_part_takes_time_and_tables_need_no_memory(dense_graph):
+    """Table b alone would need 64 TB. In a graph, all parts would be one."""
+    built = model(dense_graph=dense_graph)
     weight = next(built.over_arch.parameters())
     before = weight.detach().clone()
     times = measure_dense(built, TABLES, [batch()], OPTIMIZER, iterations=5, data_ms=7.0)

@@ -298,8 +298,9 @@ def test_a_model_larger_than_the_host_is_traced():
     assert traced(huge).parameter_bytes > 4 * 10**12
 
 
-def test_compiled_layers_are_not_compiled():
-    assert traced(lambda device: build(device, compile_mode="default")) == traced(build)
+@pytest.mark.parametrize("options", [{"compile_mode": "default"}, {"dense_graph": True}], ids=str)
+def test_layers_are_neither_compiled_nor_recorded(options):
+    assert traced(lambda device: build(device, **options)) == traced(build)
 
 
 def test_a_model_that_needs_data_counts_without_its_activations(caplog):
