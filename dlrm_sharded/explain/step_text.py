@@ -40,10 +40,15 @@ def needs_text(prediction: StepPrediction) -> str | None:
 
 
 def parts_text(breakdown: Breakdown) -> str:
-    """Write the parts of a step, averaged over its ranks, without the smallest ones."""
-    least_ms = LEAST_SHARE * breakdown.step_ms
-    return ", ".join(
-        f"{PART_LABELS[part]} {ms:.1f}"
-        for part, ms in breakdown.mean_parts_ms.items()
-        if ms > least_ms
-    )
+    """Write the parts of a step, averaged over its ranks, without the smallest ones.
+
+    An exchange that is hidden behind computation, in part or as a whole, is named with that time.
+    """
+    least_ms, hidden_ms = LEAST_SHARE * breakdown.step_ms, breakdown.mean_hidden_ms
+    texts = []
+    for part, ms in breakdown.mean_parts_ms.items():
+        hidden = hidden_ms.get(part, 0.0)
+        if max(ms, hidden) > least_ms:
+            more = f" (and {hidden:.1f} hidden)" if hidden > least_ms else ""
+            texts.append(f"{PART_LABELS[part]} {ms:.1f}{more}")
+    return ", ".join(texts)

@@ -86,6 +86,8 @@ class RunResult:
         predicted_step_error: expected error of `predicted_step_ms`, relative.
         predicted_parts_ms: parts of the predicted step, averaged over all ranks, see `step.parts`;
             they sum to it.
+        predicted_hidden_ms: time of each exchange that computation hides, averaged likewise; the
+            parts have what is exposed.
         predicted_device_ms, predicted_host_ms: what the devices need for a step, and the host on
             GPUs; the step is the larger one.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
@@ -120,6 +122,7 @@ class RunResult:
     predicted_samples_per_s: Finite | None = None
     predicted_step_error: Finite | None = None
     predicted_parts_ms: Mapping[str, Finite] | None = None
+    predicted_hidden_ms: Mapping[str, Finite] | None = None
     predicted_device_ms: Finite | None = None
     predicted_host_ms: Finite | None = None
     lower_bound_ms: Finite | None = None
@@ -227,6 +230,7 @@ def run_result(
             "predicted_samples_per_s": prediction.samples_per_s,
             "predicted_step_error": prediction.error,
             "predicted_parts_ms": prediction.breakdown.mean_parts_ms,
+            "predicted_hidden_ms": prediction.breakdown.mean_hidden_ms,
             "predicted_device_ms": prediction.device_ms,
             "predicted_host_ms": prediction.host_ms,
         }

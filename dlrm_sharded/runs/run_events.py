@@ -95,6 +95,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         """
         if prediction is None:
             return
+        hidden_ms = prediction.breakdown.mean_hidden_ms
         figures = {
             "predicted/step_ms": prediction.step_ms,
             "predicted/device_ms": prediction.device_ms,
@@ -102,6 +103,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             "predicted/samples_per_s": prediction.samples_per_s,
             "predicted/step_error": prediction.error,
             **{f"step/{part}_ms": ms for part, ms in prediction.breakdown.mean_parts_ms.items()},
+            **{f"step/{part}_hidden_ms": ms for part, ms in hidden_ms.items()},
         }
         known = {tag: value for tag, value in figures.items() if value is not None}
         self._run_scalars |= known

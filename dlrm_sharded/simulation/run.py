@@ -79,6 +79,7 @@ class SimulatedRun:
             "host_source": self.step.host and self.step.host.source,
             "error": self.step.error,
             "parts_ms": self.step.breakdown.mean_parts_ms,
+            "hidden_ms": self.step.breakdown.mean_hidden_ms,
             "embedding_cost_ms": self.cost.cost_ms,
             "predicted_embedding_cost_ms": self.planned.cost.cost_ms,
             "critical_path_ms": self.cost.critical_path_ms,

@@ -5,8 +5,9 @@ Simulated timelines and recorded traces are broken down into the same parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,12 +37,16 @@ class Breakdown:
     """Parts of a step on every rank, in ms.
 
     Args:
-        parts_ms: [W] for each of `PARTS`; they sum to the step on every rank.
+        parts_ms: [W] for each of `PARTS`; they sum to the step on every rank. Of an exchange, that
+            is the time in which the rank does nothing else.
+        hidden_ms: [W] for each of `EXCHANGES` that a simulation ran, the time of the exchange in
+            which the rank computes.
         waits: exchanges that ranks waited for, the longest mean wait first.
     """
 
     parts_ms: Mapping[str, Times]
     waits: tuple[Wait, ...] = ()
+    hidden_ms: Mapping[str, Times] = field(default_factory=dict)
 
     @property
     def step_ms(self) -> float:
@@ -54,12 +59,16 @@ class Breakdown:
             Wait(w.operation, w.cause, factor * w.waiting_ms, factor * w.caused_ms)
             for w in self.waits
         )
-        return Breakdown({part: factor * ms for part, ms in self.parts_ms.items()}, waits)
+        parts, hidden = (
+            {part: factor * ms for part, ms in times.items()}
+            for times in (self.parts_ms, self.hidden_ms)
+        )
+        return Breakdown(parts, waits, hidden)
 
     def launched_in(self, host_ms: float) -> Breakdown:
         """Return the step of devices that wait for hosts which take so long to launch one."""
         wait_ms = np.full_like(self.parts_ms[HOST_WAIT], max(0.0, host_ms - self.step_ms))
-        return Breakdown({**self.parts_ms, HOST_WAIT: wait_ms}, self.waits)
+        return dataclasses.replace(self, parts_ms={**self.parts_ms, HOST_WAIT: wait_ms})
 
     def mean_ms(self, part: str) -> float:
         """Return the time of a part, averaged over all ranks."""
@@ -69,6 +78,11 @@ class Breakdown:
     def mean_parts_ms(self) -> dict[str, float]:
         """Time of every part, averaged over all ranks; they sum to the step."""
         return {part: self.mean_ms(part) for part in PARTS}
+
+    @property
+    def mean_hidden_ms(self) -> dict[str, float]:
+        """Time of every exchange that is hidden behind computation, averaged over all ranks."""
+        return {part: float(times.mean()) for part, times in self.hidden_ms.items()}
 
 
 def breakdown(timeline: Timeline) -> Breakdown:
@@ -88,7 +102,18 @@ def breakdown(timeline: Timeline) -> Breakdown:
             free_since = ledger.add(step, op, free_since)
     num_steps = timeline.num_steps - first
     parts = {part: times / num_steps for part, times in ledger.parts_ms.items()}
-    return Breakdown(parts, sum_waits(ledger.waits, num_steps))
+    hidden = {
+        part: np.maximum(0.0, times - parts[part]) for part, times in _exchanged_ms(timeline, first)
+    }
+    return Breakdown(parts, sum_waits(ledger.waits, num_steps), hidden)
+
+
+def _exchanged_ms(timeline: Timeline, first: int) -> Iterator[tuple[str, Times]]:
+    """Yield the time of each exchange in a step from the last rank's arrival on, [W]."""
+    for place, op in enumerate(timeline.operations):
+        if op.is_collective:
+            taken = timeline.end_ms[first:, place] - timeline.begin_ms[first:, place]
+            yield op.part, taken.mean(axis=0)
 
 
 class _Ledger:

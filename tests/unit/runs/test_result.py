@@ -11,7 +11,7 @@ import pytest
 
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import FWD_COMM, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import MadeFrom, PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
@@ -40,7 +40,10 @@ MEASURED = MeasuredCost(
 )
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
 STEP = StepPrediction(
-    Breakdown({part: np.array([1.0, 1.0]) for part in PARTS}),
+    Breakdown(
+        {part: np.array([1.0, 1.0]) for part in PARTS},
+        hidden_ms={FWD_COMM: np.array([0.0, 0.5])},
+    ),
     batch_size=64,
     error=0.125,
     host=HostTime(dense_ms=4.0, lookups_ms=3.0),

@@ -105,6 +105,8 @@ def test_what_devices_and_hosts_need_for_a_step(tmp_path, on_gpus):
     tags = set(events.Tags()["scalars"])
     assert ("predicted/host_ms" in tags) == on_gpus
     assert {f"step/{part}_ms" for part in PARTS} <= tags
+    assert {tag for tag in tags if tag.endswith("_hidden_ms")} == {"step/fwd_comm_hidden_ms"}
+    assert events.Scalars("step/fwd_comm_hidden_ms")[0].value == 0.25
 
 
 def test_config_and_hparams_are_in_the_runs_file(tmp_path):

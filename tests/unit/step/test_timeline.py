@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from dlrm_sharded.explain.step_text import parts_text
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost, StageCost
 from dlrm_sharded.step.breakdown import breakdown
-from dlrm_sharded.step.parts import PARTS, WAITING, DenseTimes
+from dlrm_sharded.step.parts import EXCHANGES, PARTS, WAITING, DenseTimes
 from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap, step_operations
 from dlrm_sharded.step.timeline import EXCHANGE, Operation, run_steps
@@ -66,7 +67,23 @@ def test_vectors_that_are_looked_up_earlier_are_exchanged_beside_more(pipeline, 
     computed_ms = 10 + 20 + DENSE.total_ms - DENSE.data_ms
     assert found.step_ms == pytest.approx(computed_ms + 4 - hidden)
     assert found.mean_ms("fwd_comm") == pytest.approx(4 - hidden)
+    assert found.mean_hidden_ms["fwd_comm"] == pytest.approx(hidden)
+    assert found.scaled(2.0).mean_hidden_ms["fwd_comm"] == pytest.approx(2 * hidden)
     assert sum(found.mean_parts_ms.values()) == pytest.approx(found.step_ms)
+
+
+def test_nothing_is_hidden_where_one_thing_follows_the_other():
+    found = breakdown(_timeline(SERIAL))
+    assert found.mean_hidden_ms == dict.fromkeys(EXCHANGES, 0.0)
+    shown = parts_text(found)
+    assert "exchange 3.5," in shown
+    assert "hidden" not in shown
+
+
+def test_hidden_exchanges_are_named_with_what_is_exposed():
+    shown = parts_text(breakdown(_timeline(PIPELINED)))
+    assert "exchange 2.0 (and 1.5 hidden), " in shown
+    assert "all-reduce 0.0 (and 7.0 hidden)" in shown
 
 
 def test_ids_are_there_before_vectors_are_looked_up_ahead():
