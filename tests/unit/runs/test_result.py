@@ -73,6 +73,7 @@ PREDICTION = {
     "predicted_samples_per_s": 64e3 / len(PARTS),
     "predicted_step_error": 0.125,
     "predicted_parts_ms": dict.fromkeys(PARTS, 1.0),
+    "predicted_hidden_ms": {FWD_COMM: 0.25},
     "predicted_device_ms": len(PARTS) - 1.0,
     "predicted_host_ms": 7.0 + LOOP_MS,
     "prices": "prior, corrected by 2 runs, within about 25 %",
