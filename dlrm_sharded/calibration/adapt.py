@@ -21,13 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from dlrm_sharded.calibration.rank_errors import rank_error
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats
-from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
+from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST, PlanCost
 
 SHARED_SPREAD = 2.0
 """Standard deviation of the logarithm of the factor of all parts of a time: e^2 is 7."""
@@ -132,6 +133,7 @@ class Adapted:
         expected_error: error on plans that were left out.
         stated_error: the same with one more plan that is off by `ERROR_OF_ONE`, since a few plans
             may agree by chance.
+        rank_error: see `rank_errors`, on plans that were left out; None if they were too few.
         outliers: plans that the model is not adapted to, and which count in no error.
     """
 
@@ -140,6 +142,7 @@ class Adapted:
     error_after: float
     expected_error: float
     stated_error: float
+    rank_error: float | None = None
     outliers: tuple[Outlier, ...] = ()
 
     @property
@@ -164,9 +167,12 @@ def adapt(prior: LearnedCostModel, samples: Sequence[Sample]) -> Adapted:
     if len(samples) == 1:
         expected = max(after, ERROR_OF_ONE)
         return Adapted(model, before, after, expected, expected)
-    errors = [_off_if_left_out(prior, samples, observed, i) for i in left_out]
+    pairs = [(_predicted_if_left_out(prior, samples, observed, i), samples[i]) for i in left_out]
+    errors = [_off_of(cost, sample) for cost, sample in pairs]
     stated = float(np.mean([*errors, ERROR_OF_ONE]))
-    return Adapted(model, before, after, float(np.mean(errors)), stated, outliers)
+    return Adapted(
+        model, before, after, float(np.mean(errors)), stated, rank_error(pairs), outliers
+    )
 
 
 def _outliers(observed: Sequence[Mapping[str, _Observed]]) -> tuple[Outlier, ...]:
@@ -212,20 +218,27 @@ def _contradicted(ratios: Floats) -> NDArray[np.bool_]:
     return contradicted
 
 
-def _off_if_left_out(
+def _predicted_if_left_out(
     prior: LearnedCostModel,
     samples: Sequence[Sample],
     observed: Sequence[Mapping[str, _Observed]],
     left_out: int,
-) -> float:
-    """Return the error on a plan of the model that is adapted to the others."""
+) -> PlanCost:
+    """Return the cost of a plan by the model that is adapted to the others."""
     others = [of_plan for i, of_plan in enumerate(observed) if i != left_out]
-    return _off(_fitted(others).applied(prior), samples[left_out])
+    return _predicted(_fitted(others).applied(prior), samples[left_out])
 
 
 def _off(model: LearnedCostModel, sample: Sample) -> float:
-    predicted = model.predict_workload(workload_of_sample(sample), sample.hosts).critical_path_ms
-    measured = sample.cost.critical_path_ms
+    return _off_of(_predicted(model, sample), sample)
+
+
+def _predicted(model: LearnedCostModel, sample: Sample) -> PlanCost:
+    return model.predict_workload(workload_of_sample(sample), sample.hosts)
+
+
+def _off_of(cost: PlanCost, sample: Sample) -> float:
+    predicted, measured = cost.critical_path_ms, sample.cost.critical_path_ms
     if predicted <= 0 or measured <= 0:
         return 0.0 if predicted == measured else math.inf
     return math.expm1(abs(math.log(predicted) - math.log(measured)))

@@ -18,6 +18,7 @@ from dlrm_sharded.calibration.fit import (
 )
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.from_prior import MIN_ADAPTED_PLANS, better_of_both
+from dlrm_sharded.calibration.rank_errors import rank_error
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, learned_arrays, neuroshard_paper
 from dlrm_sharded.cost.codecs import CodecTimes, codecs_to_array
@@ -112,6 +113,11 @@ def fit_cost_model(
         hardware, device = costs.manifest["hardware"], costs.manifest["device"]
         predict = PaperCostModel(nets, name=hardware, device=device).predict_workload
     comparisons = compare(predict, held_out)
+    error = rank_error(
+        (predict(workload_of_sample(sample)), sample)
+        for sample in held_out
+        if sample.kind == "computation"
+    )
     provenance_keys = ("device", "cores", "threads", "versions", "commit", "optimizer")
     meta = {
         "kind": kind,
@@ -121,6 +127,7 @@ def fit_cost_model(
         "ranges": ranges,
         "num_plans": {"fitted": len({s.number for s in fitted}), "held_out": len(held_out)},
         "held_out_errors": {name: pairs.summary() for name, pairs in comparisons.items()},
+        "rank_error": error,
         "repeatability": costs.manifest["repeatability"],
         "load_average": costs.manifest["load_average"],
         "measured_links": list(measured_links(fitted)),

@@ -138,7 +138,12 @@ def corrected(
     standing = model.standing or Standing("prior", model.name)
     return dataclasses.replace(
         adapted.model,
-        standing=dataclasses.replace(standing, num_runs=num_runs, error=adapted.stated_error),
+        standing=dataclasses.replace(
+            standing,
+            num_runs=num_runs,
+            error=adapted.stated_error,
+            rank_error=adapted.rank_error,
+        ),
     )
 
 

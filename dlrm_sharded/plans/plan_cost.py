@@ -110,10 +110,13 @@ class PlanCost:
 
     Args:
         input_dist_ms: time of the redistribution of the ids on each rank; None if not known.
+        excess_ms: by how much the slowest rank is expected to be slower than the slowest predicted
+            one, see `cost.expected_maximum`; 0 for what was measured.
     """
 
     per_rank: tuple[StageCost, ...]
     input_dist_ms: tuple[float, ...] | None = None
+    excess_ms: float = 0.0
 
     @classmethod
     def from_stages(
@@ -150,9 +153,13 @@ class PlanCost:
         return self.with_stages({stage: list(map(sum, zip(times_ms, added_ms, strict=True)))})
 
     def with_stages(self, stages_ms: Mapping[str, Sequence[float]]) -> PlanCost:
-        """Return a cost in which some stages take other times, [W] for each of them."""
+        """Return a cost in which some stages take other times, [W] for each of them.
+
+        It has no `excess_ms`, which follows from all of them.
+        """
         return dataclasses.replace(
             self,
+            excess_ms=0.0,
             per_rank=tuple(
                 rank.with_stages({stage: times[i] for stage, times in stages_ms.items()})
                 for i, rank in enumerate(self.per_rank)
@@ -161,13 +168,13 @@ class PlanCost:
 
     @property
     def cost_ms(self) -> float:
-        """Max over ranks of the sum over stages, as in the papers."""
-        return max(rank.total_ms for rank in self.per_rank)
+        """Max over ranks of the sum over stages, as in the papers, and the expected excess."""
+        return max(rank.total_ms for rank in self.per_rank) + self.excess_ms
 
     @property
     def critical_path_ms(self) -> float:
-        """Sum over stages of the max over ranks, which a synchronous step takes."""
-        return sum(self.stage_max_ms(stage) for stage in STAGES)
+        """Sum over stages of the max over ranks, which a synchronous step takes, and the excess."""
+        return sum(self.stage_max_ms(stage) for stage in STAGES) + self.excess_ms
 
     def weighed_ms(self, critical_path_share: float) -> float:
         """Return the cost and the critical path, weighed: what a search minimizes."""
@@ -209,6 +216,7 @@ class PlanCost:
         return {
             "max_ms": self.cost_ms,
             "critical_path_ms": self.critical_path_ms,
+            "excess_ms": self.excess_ms,
             "per_rank": [rank.to_json() for rank in self.per_rank],
         }
 
@@ -222,4 +230,5 @@ class PlanCost:
         Raises:
             DataError: it has another form.
         """
-        return read_form({"per_rank": fields.get("per_rank")}, cls, name=name)
+        kept = ("per_rank", "excess_ms")  # plans of earlier versions have no excess
+        return read_form({key: fields[key] for key in kept if key in fields}, cls, name=name)

@@ -194,7 +194,8 @@ class PlanReport:
         cost: predicted cost; None without a cost model.
         standing: what is known of the prices behind `cost`; None if the model does not say.
         caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
-        lower_bound_ms: lower bound of `cost_ms` for all valid plans; None if not known.
+        lower_bound_ms: lower bound of `cost_ms` for all valid plans, without its `excess_ms`; None
+            if not known.
         diagnosis: None if it was not requested or the cost model is not additive.
         profile_value: None if all profiles are known, or the cost model is not additive.
         exchange_precision: precision of the plan's exchanges.
@@ -224,10 +225,13 @@ class PlanReport:
 
     @property
     def gap(self) -> float | None:
-        """Distance of the predicted cost from the lower bound, relative to the bound."""
+        """Distance of the predicted cost from the lower bound, relative to the bound.
+
+        Both are costs by the prices as they are, without the cost's `excess_ms`.
+        """
         if self.cost is None or not self.lower_bound_ms:
             return None
-        return self.cost.cost_ms / self.lower_bound_ms - 1.0
+        return (self.cost.cost_ms - self.cost.excess_ms) / self.lower_bound_ms - 1.0
 
 
 def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Standing:
         num_runs: number of measured runs on this hardware that correct the prices.
         error: expected error of a predicted critical path, relative to the measured one; None if
             it is not known.
+        rank_error: see `cost.expected_maximum.with_expected_excess`; None if it is not known.
     """
 
     kind: Literal["calibrated", "prior"]
@@ -26,6 +27,7 @@ class Standing:
     reasons: tuple[str, ...] = ()
     num_runs: int = 0
     error: float | None = None
+    rank_error: float | None = None
 
     @property
     def short_text(self) -> str:

@@ -20,6 +20,7 @@ from dlrm_sharded.cost.base import (
     with_assumed_profiles,
 )
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.files.errors import ConfigError
@@ -123,7 +124,11 @@ class Planner:
             priced = priced.with_precision(plan.exchange_precision)
             task, standing, caveat = priced.task, priced.standing, priced.caveat
         cached = cache_forecast(plan, with_profiles(task), standing)
-        cost = None if model is None else predict_plans(model, [plan], task)[0]
+        cost = None
+        if model is not None:
+            cost = predict_plans(model, [plan], task)[0]
+            cost = cost if cached is None else cached.added_to(cost)
+            cost = with_expected_excess(cost, standing.rank_error if standing else None)
         bound_ms = diagnosis = profile_value = None
         if priced is not None:
             # A bound of times that do not hold here would read as one of the real times.
@@ -136,7 +141,7 @@ class Planner:
         return PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
-            cost=cost if cost is None or cached is None else cached.added_to(cost),
+            cost=cost,
             standing=standing,
             caveat=caveat,
             lower_bound_ms=bound_ms,

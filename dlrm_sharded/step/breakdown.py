@@ -70,6 +70,11 @@ class Breakdown:
         wait_ms = np.full_like(self.parts_ms[HOST_WAIT], max(0.0, host_ms - self.step_ms))
         return dataclasses.replace(self, parts_ms={**self.parts_ms, HOST_WAIT: wait_ms})
 
+    def waiting_longer(self, more_ms: float) -> Breakdown:
+        """Return a step in which all ranks wait so much longer for the slowest one."""
+        waiting = self.parts_ms[WAITING] + more_ms
+        return dataclasses.replace(self, parts_ms={**self.parts_ms, WAITING: waiting})
+
     def mean_ms(self, part: str) -> float:
         """Return the time of a part, averaged over all ranks."""
         return float(self.parts_ms[part].mean())

@@ -126,7 +126,7 @@ def predict_step(
         host: time that the host needs on GPUs; None on CPUs.
     """
     timeline = simulated_steps(cost, dense, overlap=overlap, seed=seed, sharing=sharing)
-    found = breakdown(timeline)
+    found = breakdown(timeline).waiting_longer(cost.excess_ms)
     if host is not None:
         found = found.launched_in(host.ms)
     step = StepPrediction(found, batch_size, host=host)

@@ -1,5 +1,6 @@
 """What is said of a plan: costs, distance from the bound, and the form of plan.json."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -77,6 +78,15 @@ def test_stages_that_are_none(
 def test_gap(cost: PlanCost | None, bound_ms: float | None, gap: float | None) -> None:
     """A bound of 0 says nothing, and one of inf is of a task that no plan fits."""
     assert PlanReport("dim", 0.1, cost=cost, lower_bound_ms=bound_ms).gap == gap
+
+
+def test_an_expected_excess_is_a_part_of_the_cost_and_not_of_the_gap() -> None:
+    cost = dataclasses.replace(COST, excess_ms=0.5)
+    assert (cost.cost_ms, cost.critical_path_ms) == (10.5, 13.5)
+    assert PlanReport("dim", 0.1, cost=cost, lower_bound_ms=8.0).gap == 0.25
+    assert PlanCost.from_json(cost.to_json()) == cost
+    before = {"per_rank": cost.to_json()["per_rank"]}  # as earlier versions wrote it
+    assert PlanCost.from_json(before) == COST
 
 
 def test_plan_json(tmp_path: Path) -> None:

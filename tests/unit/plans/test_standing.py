@@ -15,4 +15,4 @@ def test_a_prior_says_why_it_is_one_and_what_corrected_it() -> None:
         "prior, corrected by 1 run (prices of cpu: x: no AVX-512 here; random gather 0.4 of there)"
     )
     fields = {"kind": "prior", "hardware": "cpu: x", "reasons": list(reasons)}
-    assert standing.to_json() == fields | {"num_runs": 1, "error": None}
+    assert standing.to_json() == fields | {"num_runs": 1, "error": None, "rank_error": None}
