@@ -42,7 +42,8 @@ class DeviceWork:
     def terms(self) -> tuple[str, ...]:
         """Names of the parts; none falls when columns, ids or shards are added.
 
-        Rows that a step uses again come from the cache that holds all the rows it uses. The
+        Rows that a step uses again come from the cache that holds all the rows it uses; on a GPU,
+        a table has a part of the cache if it has few samples, see `CONCURRENT_SAMPLES`. The
         backward pass reads each id's gradient from a matrix [batch, columns].
         """
         return (
@@ -77,6 +78,12 @@ LITTLE_REUSE, OFTEN_REUSE = slice(1, 4), slice(7, None)
 SORT_BITS = 8
 """Bits of a row's number that one pass of FBGEMM's radix sort handles."""
 
+CONCURRENT_SAMPLES = 8192
+"""Samples of tables that a GPU looks up at once: a warp each, 64 of them on every multiprocessor
+(80 on a V100, 132 on an H100, 148 on a B200).
+
+With fewer samples in a batch, several tables are looked up at once and share the L2 cache."""
+
 LINE_COLUMNS = 16
 """Number of fp32 columns in a cache line of 64 B."""
 
@@ -104,6 +111,8 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
     # the backward pass sorts ids by row, a few bits of the row's number at a time
     passes = np.ceil(np.log2(np.maximum(workload.num_rows, 2.0)) / SORT_BITS)
     gradient_bytes = bags * cols * FLOAT_BYTES
+    # tables that are looked up at the same time have a part of a GPU's cache each
+    share = np.minimum(bags / CONCURRENT_SAMPLES, 1.0) if device.has_warps else 1.0
     terms = [
         np.full_like(cols, 1e3),  # one each: all terms are divided by 1e3 below
         bags,
@@ -112,7 +121,7 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
         ids * passes,
         ids * lines,
         ids * row_cols / LINE_COLUMNS,
-        *(ids * lines * _beyond(workload.unique_bytes(), size) for size in device.cache_mb),
+        *(ids * lines * _beyond(workload.unique_bytes(), size * share) for size in device.cache_mb),
         *(ids * lines * _beyond(gradient_bytes, size) for size in device.cache_mb),
         unique,
         unique * lines,
@@ -161,6 +170,6 @@ def thread_groups(workload: Workload) -> NDArray[np.int64]:
     return np.minimum(groups, len(GROUP_COLUMNS) - 1)
 
 
-def _beyond(num_bytes: Floats, cache_mb: float) -> Floats:
+def _beyond(num_bytes: Floats, cache_mb: Floats | float) -> Floats:
     """Return [S], share of the read bytes that a cache does not hold: 1/2 at the cache's size."""
     return num_bytes / (num_bytes + cache_mb * 1e6)

@@ -1,25 +1,21 @@
-"""Lookups on GPUs that nobody calibrated: a roofline of memory, L2 cache and launches.
+"""Lookups on GPUs that nobody calibrated: a roofline of memory, multiprocessors and launches.
 
-Every price is a number of bytes over the GPU's nominal memory bandwidth, or a time on an H100 that
-scales with it. docs/notes/hardware_priors.md says how well these few figures meet the public
-measurements from which they were chosen:
+Bytes that come from memory take a time that falls with the nominal memory bandwidth. What the
+multiprocessors do takes a number of their cycles: samples, ids, sorting, warps, and rows from the
+L2 cache. `LookupFigures` are the same for all GPUs. They were fitted to public measurements on two
+kinds of H100 and a V100; docs/notes/hardware_priors.md says how well they predict each of these
+sources without it (`python scripts/benchmark.py priors --only lookups`). Two figures are not
+fitted:
 
-- `ACCESS_SHARE`: rows are gathered, and written back, at this part of the nominal bandwidth. It is
-  a compromise between FBGEMM's forward at 128 columns (2.05 TB/s), at 1,024 columns (1.5 TB/s) and
-  under a production load (65 % of the peak), and what Adam takes longer than SGD (1.83 TB/s).
-- `L2_SPEEDUP`: what is in the L2 cache comes so many times as fast. Measured are 1.6 (A100), 2.9
-  (P100) and 3.5 (V100) (github.com/owensgroup/ml_perf_model).
-- `STREAM_SHARE`: pooled vectors are written at the bandwidth that aiconfigurator calls usable.
-- `ID_MS`, `WARP_MS`: the forward of 4 to 32 columns takes the same time, 22 G lookups/s; a fit to
-  all widths gives a part of that to the ids and a part to the warps that handle a row.
-- `BACKWARD_ID_MS`, `SORT_PASS_MS`: the rest of the backward, less gradients and updates: 2.1e-4 ms
-  per 1,000 ids with SGD on unpooled vectors of an H100, and 5 to 9e-4 ms under Meta's loads.
+- `SORT_CYCLES`: Onesweep sorts 29.4 G keys of 4 B per second in 4 passes on an A100
+  (arXiv:2206.01784); FBGEMM sorts pairs of 12 B, and 3 times the bytes take 3 times as long.
 - `KERNEL_MS`: aiconfigurator's time of a launch, times the number of kernels of a lookup.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,25 +24,60 @@ from dlrm_sharded.cost.features import DEVICE_WORK, LINE_COLUMNS, PROFILE, Devic
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 
-ACCESS_SHARE, STREAM_SHARE, L2_SPEEDUP = 0.6, 0.8, 3.0
-REFERENCE_GB_PER_S = 3350.0
-"""Memory bandwidth of the H100, to whose times the following figures belong."""
+STREAM_SHARE = 0.8
+"""Part of the nominal memory bandwidth that streaming through memory reaches, by aiconfigurator."""
 
-ID_MS, WARP_MS = 4.0e-5, 1.9e-5
-"""Forward time of 1,000 ids, and of 1,000 warps that handle a row, in ms."""
 
-BACKWARD_ID_MS, SORT_PASS_MS = 2.0e-4, 5e-5
-"""Backward time of 1,000 ids, and of 1,000 ids in one pass of the sort, in ms."""
+@dataclass(frozen=True, slots=True)
+class LookupFigures:
+    """What lookups take on every GPU, in cycles of multiprocessors and in times of its memory.
+
+    Args:
+        sample_cycles: a sample of a table, in the forward pass.
+        id_cycles: an id in the forward pass.
+        warp_cycles: a warp that handles a row, in both directions.
+        line_cycles: a cache line of a row or a gradient, from the L2 cache.
+        read_factor: a line from beyond the L2 cache, in addition, as a multiple of the time that
+            its bytes take at the nominal bandwidth.
+        write_factor: a line of pooled vectors, likewise.
+        update_factor: a line that an update reads or writes, likewise.
+        backward_id_cycles: an id in the backward pass, beside sorting.
+    """
+
+    sample_cycles: float
+    id_cycles: float
+    warp_cycles: float
+    line_cycles: float
+    read_factor: float
+    write_factor: float
+    update_factor: float
+    backward_id_cycles: float
+
+
+FITTED = LookupFigures(
+    sample_cycles=15.1,
+    id_cycles=5.9,
+    warp_cycles=4.5,
+    line_cycles=2.1,
+    read_factor=1.0,
+    write_factor=1.0,
+    update_factor=1.8,
+    backward_id_cycles=23.6,
+)
+
+SORT_CYCLES = 4.0
+"""Cycles of a multiprocessor for an id in one pass of the backward pass's sort."""
 
 KERNEL_MS = 0.003
 NUM_KERNELS = (3, 15)
 """Kernels of a lookup's forward and backward pass."""
 
-LOOKUP_ERROR = 0.5
-"""Relative error of lookups that is expected.
+LEFT_OUT_ERRORS = {"h100": 0.13, "v100": 0.28}
+"""Mean relative error of public lookups, by GPU, predicted by a fit without their source; the
+larger one of two sources."""
 
-The public figures from which the prices were chosen are met within 31 %; the rest is for what
-scaling by the memory bandwidth misses on other GPUs, of which there are no figures."""
+LOOKUP_ERROR = 0.3
+"""Relative error of lookups that is expected: the largest of `LEFT_OUT_ERRORS`, rounded up."""
 
 DENSE_PASSES = 10
 """Times that the gradients or weights of a replica go through memory in a step: cleared (1), added
@@ -62,24 +93,33 @@ _NO_PRICE_MS = 1e-12
 _MAX_PROFILE = 20.0
 
 
-def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
+def cycles_ms(spec: GpuSpec, cycles: float) -> float:
+    """Return the time of 1,000 pieces of work that take a multiprocessor some cycles each."""
+    return cycles / spec.multiprocessor_ghz / 1e3
+
+
+def gpu_compute(
+    spec: GpuSpec, optimizer: str | None, figures: LookupFigures = FITTED
+) -> ComputeModel:
     """Return the computation of lookups on a GPU, with a fused optimizer of the tables."""
     work = DEVICE_WORK["cuda"]
-    slower = REFERENCE_GB_PER_S / spec.memory_gb_per_s
-    line_ms = _LINE_BYTES * 1e3 / (ACCESS_SHARE * spec.memory_gb_per_s * 1e6)
-    stream_ms = _LINE_BYTES * 1e3 / (STREAM_SHARE * spec.memory_gb_per_s * 1e6)
+    line_ms = _LINE_BYTES * 1e3 / (spec.memory_gb_per_s * 1e6)
+    update_ms = figures.update_factor * line_ms
     update_lines, row_lines = UPDATE_LINES[optimizer or DEFAULT_OPTIMIZER]
+    near_ms = cycles_ms(spec, figures.line_cycles)
+    beyond_ms = figures.read_factor * line_ms
     forward = {
-        "pooled_columns": stream_ms,
-        "ids": ID_MS * slower,
-        **_cached(work, "id_lines", "rows", line_ms, spec.l2_mb),
+        "bags": cycles_ms(spec, figures.sample_cycles),
+        "pooled_columns": figures.write_factor * line_ms,
+        "ids": cycles_ms(spec, figures.id_cycles),
+        **_cached(work, "rows", near_ms, beyond_ms, spec.l2_mb),
     }
     backward = {
-        "ids": BACKWARD_ID_MS * slower,
-        "id_sort_passes": SORT_PASS_MS * slower,
-        **_cached(work, "id_lines", "gradients", line_ms, spec.l2_mb),
-        "unique_ids": row_lines * line_ms,
-        "unique_lines": update_lines * line_ms,
+        "ids": cycles_ms(spec, figures.backward_id_cycles),
+        "id_sort_passes": cycles_ms(spec, SORT_CYCLES),
+        **_cached(work, "gradients", near_ms, beyond_ms, spec.l2_mb),
+        "unique_ids": row_lines * update_ms,
+        "unique_lines": update_lines * update_ms,
     }
     num_profile = len(PROFILE)
     return ComputeModel(
@@ -91,7 +131,7 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
         backward=_constant_prices(work, backward, NUM_KERNELS[1]),
         device=work,
         # groups of threads as large as the widest shard needs hold up the ids of all shards
-        widest_ms=np.full((2, 2), WARP_MS * slower),
+        widest_ms=np.full((2, 2), cycles_ms(spec, figures.warp_cycles)),
         dense=DensePrices(mb_ms=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s)),
     )
 
@@ -117,19 +157,17 @@ def _constant_prices(work: DeviceWork, prices: dict[str, float], num_kernels: in
 
 
 def _cached(
-    work: DeviceWork, term: str, data: str, line_ms: float, l2_mb: float
+    work: DeviceWork, data: str, near_ms: float, beyond_ms: float, l2_mb: float
 ) -> dict[str, float]:
-    """Return the prices of lines from the L2 cache, and of those beyond it.
+    """Return the prices of lines from the L2 cache, and what those from beyond it add.
 
-    FBGEMM goes through the tables one after another, so each has nearly all of the cache. The
-    price beyond the cache is shared among the terms of the sizes next to the cache's.
+    The latter is shared among the terms of the sizes next to the cache's.
     """
-    beyond_ms = line_ms * (1.0 - 1.0 / L2_SPEEDUP)
     shares = _between(work.cache_mb, l2_mb)
     return {
-        term: line_ms / L2_SPEEDUP,
+        "id_lines": near_ms,
         **{
-            f"{term}_of_{data}_beyond_{size:g}_mb": share * beyond_ms
+            f"id_lines_of_{data}_beyond_{size:g}_mb": share * beyond_ms
             for size, share in zip(work.cache_mb, shares.tolist(), strict=True)
         },
     }

@@ -25,9 +25,11 @@ MOST_COMMON = {
 """The variant that users mean if they name none."""
 
 STATED_REQUIRED = ("memory_gb_per_s", "link_gb_per_s")
-STATED_OPTIONAL = ("l2_mb", "adapter_gb_per_s")
+STATED_OPTIONAL = ("l2_mb", "multiprocessors", "clock_ghz", "adapter_gb_per_s")
 
 _PER_MEMORY_L2_MB = 50.0 / 3350.0
+_PER_MEMORY_MULTIPROCESSORS = 132.0 / 3350.0
+_CLOCK_GHZ = 1.83
 _PER_LINK_ADAPTER = 50.0 / 450.0
 _LEAST_NVLINK_GB_PER_S = 100.0
 """Links of GPUs that are at least this fast are NVLink; the fastest PCIe (5.0 x16) has 64 GB/s."""
@@ -42,6 +44,7 @@ class GpuSpec:
         names: names by which CUDA knows the device.
         memory_gb_per_s: nominal bandwidth of the device's memory.
         l2_mb: size of the L2 cache.
+        multiprocessors, clock_ghz: number of streaming multiprocessors, and their boost clock.
         link: class of the links between GPUs of one host, "nvlink" or "pcie".
         link_gb_per_s: nominal bandwidth of a GPU's links, one way.
         adapter_gb_per_s: nominal bandwidth of a GPU's share of the adapters to other hosts.
@@ -58,6 +61,8 @@ class GpuSpec:
     names: tuple[str, ...]
     memory_gb_per_s: float
     l2_mb: float
+    multiprocessors: float
+    clock_ghz: float
     link: str
     link_gb_per_s: float
     adapter_gb_per_s: float
@@ -73,6 +78,11 @@ class GpuSpec:
         """Name by which artefacts and runs know the GPU."""
         return self.names[0]
 
+    @property
+    def multiprocessor_ghz(self) -> float:
+        """Cycles of all multiprocessors in a nanosecond."""
+        return self.multiprocessors * self.clock_ghz
+
     def check_memory(self, stated_gib: float) -> None:
         """Raise ConfigError if a user states more memory of a rank than the GPU has."""
         if self.memory_gib is not None and stated_gib > self.memory_gib:
@@ -85,8 +95,8 @@ class GpuSpec:
     def stated(cls, figures: Mapping[str, Any], *, key: str) -> GpuSpec:
         """Return a GPU that no data sheet here has, from figures that a user states.
 
-        The L2 cache and the adapter may be missing; they then have an H100's ratio to the memory
-        bandwidth and to the link.
+        The L2 cache, the multiprocessors and the adapter may be missing; they then have an H100's
+        ratio to the memory bandwidth and to the link, and the clock is an H100's.
 
         Args:
             key: config key of the figures, for messages.
@@ -98,7 +108,7 @@ class GpuSpec:
         if not set(STATED_REQUIRED) <= set(figures) <= known:
             raise ConfigError(
                 f"{key} has the keys {sorted(map(str, figures))}; it needs "
-                f"{' and '.join(STATED_REQUIRED)}, and may have {' and '.join(STATED_OPTIONAL)}"
+                f"{' and '.join(STATED_REQUIRED)}, and may have {', '.join(STATED_OPTIONAL)}"
             )
         for name, value in figures.items():
             check_number(f"{key}.{name}", value, above=True, most=1e9)
@@ -108,6 +118,10 @@ class GpuSpec:
             names=("GPU with stated figures",),
             memory_gb_per_s=memory,
             l2_mb=float(figures.get("l2_mb", memory * _PER_MEMORY_L2_MB)),
+            multiprocessors=float(
+                figures.get("multiprocessors", memory * _PER_MEMORY_MULTIPROCESSORS)
+            ),
+            clock_ghz=float(figures.get("clock_ghz", _CLOCK_GHZ)),
             link="nvlink" if link >= _LEAST_NVLINK_GB_PER_S else "pcie",
             link_gb_per_s=link,
             adapter_gb_per_s=float(figures.get("adapter_gb_per_s", link * _PER_LINK_ADAPTER)),

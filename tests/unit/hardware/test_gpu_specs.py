@@ -48,6 +48,8 @@ def test_sheets_are_sound() -> None:
         ), "no other GPU has this name"
         assert 100 < spec.memory_gb_per_s < 20_000
         assert 1 < spec.l2_mb < 500
+        assert 30 < spec.multiprocessors < 200
+        assert 1.0 < spec.clock_ghz < 3.0
         assert 15 < spec.memory_gib < 300
         assert (spec.link == "nvlink") == (spec.link_gb_per_s >= 100)
         assert 1 < spec.adapter_gb_per_s <= spec.link_gb_per_s
@@ -74,6 +76,9 @@ def test_stated_figures() -> None:
     assert (spec.link, spec.collectives) == ("nvlink", None)
     assert GpuSpec.stated(STATED | {"link_gb_per_s": 64}, key="x").link == "pcie"
     assert GpuSpec.stated(STATED | {"l2_mb": 7}, key="x").l2_mb == 7
+    assert (spec.multiprocessors, spec.clock_ghz) == (66.0, 1.83)
+    fast = GpuSpec.stated(STATED | {"multiprocessors": 100, "clock_ghz": 2}, key="x")
+    assert fast.multiprocessor_ghz == 200.0
 
 
 @pytest.mark.parametrize(
