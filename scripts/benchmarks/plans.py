@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from benchmarks.figures import choose_reference, exponent, sharders_of, task_of
+from benchmarks.mlperf_steps import MLPERF_BATCH_SIZES, mlperf_task
 from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of
-from benchmarks.priors import MLPERF_BATCH_SIZES, mlperf_task
 from dlrm_sharded.contest.cases import solve_in_time
 from dlrm_sharded.contest.entry import Case, Entry
 from dlrm_sharded.contest.score import TIE, predicted_costs, scores

@@ -1,27 +1,22 @@
-"""Errors of the priors of GPUs: left-out GPUs, exchanges between hosts, MLPerf's steps."""
+"""Errors of the priors of GPUs: lookups, exchanges, whole steps, and plans by wrong prices."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.figures import rows_table
+from benchmarks.lookup_fit import left_out
+from benchmarks.mlperf_steps import GPUS_OF_HOST, prior_model, steps
+from benchmarks.public_lookups import FITTED_LOOKUPS, HELD_OUT, PublicLookup
+from benchmarks.wrong_prices import FACTOR, wrong_prices
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
-from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
-from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives, measured_curves
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
-from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, neuroshard_sharder
 from studies.parts import option
 from studies.processes import quiet
 from studies.study import Case, Row
@@ -29,51 +24,7 @@ from studies.study import Case, Row
 LARGE_BYTES = 8 * 2**20
 """Messages from this size on have another target than smaller ones."""
 
-MEMORY_BYTES = 56 * GIB
-GPUS_OF_HOST = 8
-
-DENSE_FLOP_PER_SAMPLE = 96e6
-"""Forward and backward of MLPerf's DLRM-DCNv2 without its tables."""
-
-DENSE_SHARE = 0.4
-"""Part of the bf16 peak that dense layers are assumed to reach, so that 8 H100 come out right."""
-
 BASIS = "predicted"
-
-NUM_REPLICATED = 13
-"""Tables that every GPU has in NVIDIA's plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class MlperfStep:
-    """A published step of MLPerf Training, DLRM-DCNv2, closed division."""
-
-    gpu: str
-    num_gpus: int
-    batch_size: int
-    measured_ms: float
-
-
-MLPERF_STEPS = [
-    MlperfStep(*step)
-    for step in [
-        ("a100_sxm_80gb", 8, 55_296, 8.65),
-        ("a100_sxm_80gb", 64, 135_168, 5.92),
-        ("h100_sxm", 8, 55_296, 4.02),
-        ("h100_sxm", 64, 135_168, 2.75),
-        ("h100_sxm", 128, 135_168, 1.99),
-        ("h200_sxm", 8, 55_296, 3.66),
-        ("h200_sxm", 16, 65_536, 4.02),
-        ("h200_sxm", 32, 131_200, 4.25),
-        ("b200_sxm", 8, 55_296, 2.42),
-        ("b200_sxm", 16, 55_296, 2.48),
-        ("gb200", 8, 55_296, 2.33),
-        ("gb200", 64, 135_168, 1.45),
-        ("h100_pcie", 8, 55_296, 12.2),
-        ("l40s", 8, 55_296, 23.6),
-    ]
-]
-"""From the result logs at github.com/mlcommons/training_results_v3.0 to v5.0."""
 
 DEEPEP_GB_PER_S = {16: 43, 32: 58, 64: 51}
 """DeepEP's bandwidth of a GPU between hosts, H800 and 400 Gb/s: its docs/legacy.md."""
@@ -81,12 +32,6 @@ DEEPEP_GB_PER_S = {16: 43, 32: 58, 64: 51}
 EXPERT_MIB = 56
 EXPERT_EXCHANGES_MS = {16: (0.75, 1.78), 32: (1.79, 3.52), 64: (5.45, 4.46)}
 """DeepEP's dispatch and combine of 56 MiB a GPU on H100, from aiconfigurator, commit 095f58a."""
-
-MLPERF_BATCH_SIZES = {8: 55_296, 16: 65_536, 64: 135_168}
-"""Global batch sizes of MLPerf's submissions by number of GPUs."""
-
-NUM_GPUS_OF_DOMAIN = {"gb200": 64}
-"""GPUs that NVLink connects where that is not one host of 8."""
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -110,6 +55,29 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
         if found := [row for row in rows if row["part"] == part]:
             texts.append(f"{text}\n\n{rows_table(found, columns)}")
     return "\n\n".join(texts)
+
+
+def _lookups(num: int | None) -> Iterator[tuple[str, Callable[[], Row]]]:
+    for lookup in (*FITTED_LOOKUPS, *HELD_OUT):
+        yield f"{lookup.source}: {lookup.name}", functools.partial(_lookup_row, lookup)
+
+
+def _lookup_row(lookup: PublicLookup) -> Row:
+    row: Row = {
+        "source": lookup.source,
+        "gpu": f"{lookup.gpu.key}, {lookup.gpu.memory_gb_per_s:,.0f} GB/s",
+        "lookup": lookup.name,
+        "measured_ms": lookup.measured_ms,
+        "ms": lookup.predicted_ms(),
+        "error": f"{lookup.error():+.0%}",
+        "without_source": "held out",
+        "without_gpu": "held out",
+    }
+    if lookup in FITTED_LOOKUPS:
+        alike = {other.source for other in FITTED_LOOKUPS if other.gpu.key == lookup.gpu.key}
+        row["without_source"] = f"{lookup.error(left_out(lookup.source)):+.0%}"
+        row["without_gpu"] = f"{lookup.error(left_out(*alike)):+.0%}"
+    return row
 
 
 def left_out_errors(spec: GpuSpec, left_out: Sequence[str]) -> dict[str, list[float]]:
@@ -143,8 +111,8 @@ def _left_out(num: int | None) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 def _left_out_row(spec: GpuSpec, itself: Sequence[str], alike: Sequence[str]) -> Row:
     row: Row = {"gpu": itself[0]}
-    for name, left_out in {"itself": itself, "alike": alike}.items():
-        for size, errors in left_out_errors(spec, left_out).items():
+    for name, systems in {"itself": itself, "alike": alike}.items():
+        for size, errors in left_out_errors(spec, systems).items():
             worst, mean = 100 * max(errors), 100 * float(np.mean(errors))
             row[f"{size}_{name}"] = f"{mean:.0f} (at most {worst:.0f})"
     return row
@@ -157,7 +125,7 @@ def _hosts(num: int | None) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def _host_row(num_gpus: int) -> Row:
-    curves = _prior(gpu_specs()["h100_sxm"]).exchange_curves
+    curves = prior_model(gpu_specs()["h100_sxm"]).exchange_curves
     assert curves is not None
     volume = EXPERT_MIB * 2**20 / num_gpus
     even = EvenVolumes(num_gpus, GPUS_OF_HOST, volume=volume, id_volume=volume)
@@ -173,66 +141,22 @@ def _host_row(num_gpus: int) -> Row:
     }
 
 
-def _steps(num: int | None) -> Iterator[tuple[str, Callable[[], Row]]]:
-    for step in MLPERF_STEPS[:num]:
-        key = f"{step.num_gpus} {step.gpu} {step.batch_size}"
-        yield key, functools.partial(predicted_step, step)
-
-
-def predicted_step(step: MlperfStep) -> Row:
-    """Predict a step of HugeCTR: fp16 exchanges, the smallest tables on every GPU, no overlap."""
-    spec = gpu_specs()[step.gpu]
-    task = mlperf_task(step.num_gpus, step.batch_size, spec)
-    # HugeCTR exchanges vectors of half the size: as if links had twice the bandwidth
-    halves = dataclasses.replace(
-        task.topology,
-        intra_host_bytes_per_s=2e9 * spec.link_gb_per_s,
-        inter_host_bytes_per_s=2e9 * spec.adapter_gb_per_s,
-    )
-    halved = dataclasses.replace(task, topology=halves)
-    model = _prior(spec)
-    plan = _neuroshard(model, replicate=_smallest(halved)).shard(halved)
-    per_rank = model.predict(plan, halved).per_rank
-    slowest = max(per_rank, key=lambda stages: stages.total_ms)
-    assert spec.bf16_tflops is not None
-    flop = DENSE_FLOP_PER_SAMPLE * step.batch_size / step.num_gpus
-    dense_ms = flop / (DENSE_SHARE * spec.bf16_tflops * 1e9)
-    predicted_ms = dense_ms + slowest.total_ms
-    return dataclasses.asdict(step) | {
-        "predicted_ms": predicted_ms,
-        "error": predicted_ms / step.measured_ms - 1,
-        "dense_ms": dense_ms,
-        "lookups_ms": slowest.computation_ms,
-        "exchanges_ms": slowest.exchange_ms,
-    }
-
-
-def mlperf_task(num_gpus: int, batch_size: int, spec: GpuSpec) -> ShardingTask:
-    """Return MLPerf's tables on hosts of 8 GPUs."""
-    topology = Topology(
-        num_gpus,
-        MEMORY_BYTES,
-        local_world_size=min(num_gpus, NUM_GPUS_OF_DOMAIN.get(spec.key, GPUS_OF_HOST)),
-        optimizer_bytes_per_row=4,
-    )
-    return ShardingTask(mlperf_dcnv2(), topology, batch_size)
-
-
-def _prior(spec: GpuSpec) -> LearnedCostModel:
-    return prior_cost_model(RunContext("cuda", Hardware(spec.device_name)))
-
-
-def _neuroshard(model: LearnedCostModel, **arguments: Any) -> NeuroShardSharder:
-    return neuroshard_sharder(SharderContext(RunContext("cuda"), model), **arguments)
-
-
-def _smallest(task: ShardingTask) -> list[str]:
-    """Return the tables that NVIDIA's plan replicates, which are the smallest ones."""
-    by_size = sorted(task.tables, key=lambda table: table.num_embeddings * table.embedding_dim)
-    return [table.name for table in by_size[:NUM_REPLICATED]]
-
-
 PARTS: dict[str, tuple[str, Mapping[str, str], Callable[[int | None], Iterator[Any]]]] = {
+    "lookups": (
+        "Public times of lookups, in ms, and errors of the prior, of a fit without the source, and "
+        "of one without all sources of its kind of GPU:",
+        {
+            "source": "{source}",
+            "GPU": "{gpu}",
+            "lookup": "{lookup}",
+            "public": "{measured_ms:.4g}",
+            "prior": "{ms:.3g}",
+            "error": "{error}",
+            "without the source": "{without_source}",
+            "without the GPU": "{without_gpu}",
+        },
+        _lookups,
+    ),
     "left_out": (
         "Mean error in % of all-to-all, reduce-scatter and all-gather of 2 to 8 GPUs, predicted "
         "without the GPU, and without all GPUs whose links have its bandwidth:",
@@ -258,9 +182,8 @@ PARTS: dict[str, tuple[str, Mapping[str, str], Callable[[int | None], Iterator[A
         _hosts,
     ),
     "steps": (
-        "Steps of MLPerf Training's DLRM-DCNv2 with HugeCTR, from the result logs: dense layers at "
-        f"{100 * DENSE_SHARE:.0f} % of the bf16 peak, chosen for 8 H100, nothing overlaps, fp16 "
-        f"exchanges, the {NUM_REPLICATED} smallest tables on every GPU:",
+        "Steps of MLPerf Training's DLRM-DCNv2 with HugeCTR, from the result logs; nothing is "
+        "fitted to them. The dense part is what does not overlap:",
         {
             "GPUs": "{num_gpus} {gpu}",
             "batch": "{batch_size:,}",
@@ -271,12 +194,25 @@ PARTS: dict[str, tuple[str, Mapping[str, str], Callable[[int | None], Iterator[A
             "lookups": "{lookups_ms:.2f}",
             "exchanges": "{exchanges_ms:.2f}",
         },
-        _steps,
+        steps,
+    ),
+    "prices": (
+        f"How much dearer plans are that were made with lookups at {FACTOR:g} of the right prices, "
+        f"and at 1 / {FACTOR:g} of them, judged by the right prices:",
+        {
+            "set": "{set}",
+            "task": "{number}",
+            "tables": "{tables}",
+            "ranks": "{ranks}",
+            "too cheap": "{too_cheap:+.1%}",
+            "too dear": "{too_dear:+.1%}",
+        },
+        wrong_prices,
     ),
 }
 """Text, columns and cases of each part."""
 
 OPTIONS = {
     "only": option(str, "make and print one part", choices=list(PARTS)),
-    "num": option(int, "number of published steps; by default, all"),
+    "num": option(int, "number of published steps, or of tasks of a set; by default, all"),
 }

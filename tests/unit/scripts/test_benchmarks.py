@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks import figures, plans, policies, priors, stalls, sweeps, whole
+from benchmarks import figures, mlperf_steps, plans, policies, stalls, sweeps, whole
 from benchmarks.claims import CLAIMS, OURS, claims_table
 from benchmarks.page import page
 from benchmarks.planners import planner_of
@@ -262,7 +262,8 @@ def test_tasks_have_the_size_that_is_asked_for():
     assert (number, found.task.topology.world_size) == (30, 16)
     assert found.task.topology.local_world_size == 8
     assert (
-        priors.MLPERF_BATCH_SIZES[64] == plans._sized("mlperf", "32", 0, "cuda")[1].task.batch_size
+        mlperf_steps.MLPERF_BATCH_SIZES[64]
+        == plans._sized("mlperf", "32", 0, "cuda")[1].task.batch_size
     )
 
 
