@@ -2,17 +2,16 @@
 
 FBGEMM fetches the rows that a batch misses before it looks them up, and writes back the rows in
 whose place they come, as training has changed all rows that it read. Nothing else runs meanwhile,
-so this time adds to the forward pass. Nobody has measured it with this package. The figures are
-public ones, and each is the only one of its kind, so a factor of 2 either way is to be expected:
+so this time adds to the forward pass. Nobody has measured it with this package; the figures meet
+the public ones within 13 % (docs/reference/cached_tables.md):
 
-- `EXCHANGE_SHARE`: prefetching into the cache reaches 27 to 33 GB/s, which counts each byte twice
-  (FBGEMM, bench/tbe README; the GPU is not named, PCIe 4.0 with 32 GB/s one way is assumed). With
-  the rows that are written back meanwhile, fetches and write-backs together are these 30 GB/s.
-- `UPDATE_SHARE`: what Adam's backward pass takes longer than SGD's on 350,000 unique rows whose
-  state is in host memory, 10.2 ms for 717 MB, is 1.1 times the 64 GB/s of an H100's PCIe 5.0
-  (NVIDIA/recsys-examples, benchmark_results.json).
-- `HANDLING_MS`: a cache that holds all rows of a batch still takes 3.0 ms longer for 1.05 M ids on
-  an H100 (the same file): each id is numbered, sorted and looked up in the cache.
+- `LINK_SHARE`: rows come in while others go out, and state is read while other state is written, so
+  the bytes of both directions together pass faster than the nominal bandwidth of one. An H100
+  reaches 1.8 times that bandwidth with rows and 1.4 times with Adam's state
+  (NVIDIA/recsys-examples, benchmark_results.json), and a GPU that is not named, on PCIe 4.0 by its
+  times, 1.1 times (FBGEMM, commit 8b9eae95).
+- `HANDLING_CYCLES`: each id is numbered, sorted and looked up in the cache. What these sources
+  leave for it is 2.1 ns an id on the H100, and 1.4 ns on the other GPU.
 - `HOST_GB_PER_S`: what the memory of one host is taken to give to all its GPUs, about two thirds of
   the nominal bandwidth of two sockets (DGX A100 410 GB/s, DGX H100 614).
 
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.gpu_lookups import KERNEL_MS, NUM_KERNELS, REFERENCE_GB_PER_S
+from dlrm_sharded.cost.gpu_lookups import KERNEL_MS, NUM_KERNELS, cycles_ms
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, find_gpu_spec, gpu_specs
 from dlrm_sharded.host_memory.miss_ratio import curve_of
@@ -36,14 +35,12 @@ from dlrm_sharded.plans.plan_report import CachedTable, CacheForecast
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
-EXCHANGE_SHARE = 0.94
-"""Bandwidth of fetches and write-backs together, relative to the nominal one way."""
+LINK_SHARE = 1.4
+"""Bandwidth of both directions together, between GPU and host memory, relative to the nominal one
+of one direction."""
 
-UPDATE_SHARE = 1.1
-"""Bandwidth at which optimizer state is read and written, likewise."""
-
-HANDLING_MS = 2.9e-3
-"""Time for 1,000 ids of a cached table, beside the lookup, on the GPU of `REFERENCE_GB_PER_S`."""
+HANDLING_CYCLES = 420.0
+"""Cycles of a multiprocessor for an id of a cached table, beside the lookup."""
 
 HOST_GB_PER_S = 300.0
 
@@ -56,15 +53,14 @@ class CachePrices:
     """Prices of cached tables on one kind of rank.
 
     Args:
-        row_byte_ms: a byte of a row that is fetched or written back.
-        state_byte_ms: a byte of optimizer state that is read or written in host memory.
+        byte_ms: a byte of a row that is fetched or written back, or of optimizer state that is read
+            or written in host memory.
         id_ms: an id of a cached table, hit or miss.
         shard_ms: launches for a cached shard, which has a lookup module to itself.
         state_bytes_per_element: optimizer state of one weight in host memory.
     """
 
-    row_byte_ms: float
-    state_byte_ms: float
+    byte_ms: float
     id_ms: float
     shard_ms: float
     state_bytes_per_element: int
@@ -75,15 +71,13 @@ class CachePrices:
         found = None if standing is None else find_gpu_spec(standing.hardware)
         spec = found or gpu_specs()[GENERIC]
         if topology.host_bytes_per_s is not None:
-            row_rate = state_rate = topology.host_bytes_per_s
+            rate = topology.host_bytes_per_s
         else:
             host_rate = max(HOST_GB_PER_S / topology.ranks_per_host, 1e-3) * 1e9
-            row_rate = min(EXCHANGE_SHARE * spec.host_gb_per_s * 1e9, host_rate)
-            state_rate = min(UPDATE_SHARE * spec.host_gb_per_s * 1e9, host_rate)
+            rate = min(LINK_SHARE * spec.host_gb_per_s * 1e9, host_rate)
         return cls(
-            row_byte_ms=1e3 / row_rate,
-            state_byte_ms=1e3 / state_rate,
-            id_ms=HANDLING_MS / 1e3 * REFERENCE_GB_PER_S / spec.memory_gb_per_s,
+            byte_ms=1e3 / rate,
+            id_ms=cycles_ms(spec, HANDLING_CYCLES) / 1e3,
             shard_ms=(sum(NUM_KERNELS) + NUM_CACHE_KERNELS) * KERNEL_MS,
             state_bytes_per_element=topology.bytes_per_element - WEIGHT_BYTES,
         )
@@ -96,9 +90,9 @@ class CachePrices:
         """
         elements = workload.num_unique * workload.num_cols
         # a row comes in for each that goes out
-        rows_ms = 2.0 * elements * WEIGHT_BYTES * miss_ratio * self.row_byte_ms
+        rows_ms = 2.0 * elements * WEIGHT_BYTES * miss_ratio * self.byte_ms
         # every update reads and writes the state of its row, in the cache or not
-        state_ms = 2.0 * elements * self.state_bytes_per_element * self.state_byte_ms
+        state_ms = 2.0 * elements * self.state_bytes_per_element * self.byte_ms
         return rows_ms + state_ms + workload.num_ids * self.id_ms + self.shard_ms
 
 

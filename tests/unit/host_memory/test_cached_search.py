@@ -191,11 +191,11 @@ def test_prices_follow_the_hardware() -> None:
     topology = large_task().topology
     h100 = CachePrices.of(topology, None)
     a100 = CachePrices.of(topology, MODEL.standing)
-    assert a100.row_byte_ms == pytest.approx(2 * h100.row_byte_ms), "PCIe 4.0 and 5.0"
+    assert a100.byte_ms == pytest.approx(2 * h100.byte_ms), "PCIe 4.0 and 5.0"
     stated = dataclasses.replace(topology, host_bytes_per_s=1e9)
-    assert CachePrices.of(stated, MODEL.standing).row_byte_ms == pytest.approx(1e-6)
+    assert CachePrices.of(stated, MODEL.standing).byte_ms == pytest.approx(1e-6)
     crowded = CachePrices.of(Topology(64, 10**9), MODEL.standing)
-    assert crowded.row_byte_ms > a100.row_byte_ms, "one host's memory"
+    assert crowded.byte_ms > a100.byte_ms, "one host's memory"
 
 
 def test_a_bound_knows_no_memory() -> None:
