@@ -9,6 +9,7 @@ python scripts/benchmark.py plans       sharders side by side under one cost mod
 python scripts/benchmark.py measured    measured costs of the sharders' plans
 python scripts/benchmark.py policies    the papers' policies alone against the heuristics
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
+python scripts/benchmark.py first_start plans after a first start, on made-up hardware
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py steps       predicted whole steps against measured ones
 python scripts/benchmark.py cluster     a large model on simulated ranks
@@ -35,6 +36,7 @@ from studies.parts import add_part_arguments, part_of, run_part
 WHOLE = "all"
 PARTS = (
     *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
+    *("first_start",),
     *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host"),
 )
 

@@ -23,11 +23,11 @@ from scipy.optimize import least_squares
 
 from dlrm_sharded.calibration.rank_errors import rank_error
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.communication import EXCHANGES
+from dlrm_sharded.cost.communication import EXCHANGES, Hosts
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST, PlanCost
 
 SHARED_SPREAD = 2.0
@@ -244,22 +244,27 @@ def _off_of(cost: PlanCost, sample: Sample) -> float:
     return math.expm1(abs(math.log(predicted) - math.log(measured)))
 
 
-def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
-    """Return parts and times of the ranks that take part, by direction and exchange."""
-    workload, ranks, hosts = workload_of_sample(sample), sample.cost.per_rank, sample.hosts
+def parts_by_stage(prior: LearnedCostModel, workload: Workload, hosts: Hosts) -> dict[str, Floats]:
+    """Return [W, P] parts of predicted times by direction and by exchange."""
     communication = prior.communication_at(EvenVolumes.of_workload(workload, hosts))
     parts = dict(zip(DIRECTIONS, prior.compute.parts_ms(workload), strict=True))
+    for kind in EXCHANGES:
+        exchange = workload.exchange(for_ids=kind == INPUT_DIST)
+        parts[kind] = communication.parts_ms(kind, exchange, hosts)
+    return parts
+
+
+def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
+    """Return parts and times of the ranks that take part, by direction and exchange."""
+    ranks = sample.cost.per_rank
     times = {
         direction: [rank.stage_ms(stage) for rank in ranks]
         for direction, stage in LOOKUP_STAGES.items()
     }
-    for kind in EXCHANGES:
-        exchange = workload.exchange(for_ids=kind == INPUT_DIST)
-        parts[kind] = communication.parts_ms(kind, exchange, hosts)
-        times[kind] = [getattr(rank, f"{kind}_ms", 0.0) for rank in ranks]
+    times |= {kind: [getattr(rank, f"{kind}_ms", 0.0) for rank in ranks] for kind in EXCHANGES}
     times[INPUT_DIST] = list(sample.cost.input_dist_ms or ())
     found = {}
-    for name, of_name in parts.items():
+    for name, of_name in parts_by_stage(prior, workload_of_sample(sample), sample.hosts).items():
         measured = np.array(times[name])
         takes_part = of_name.sum(axis=1) > 0
         found[name] = _Observed(of_name[takes_part], measured[takes_part])

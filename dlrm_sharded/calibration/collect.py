@@ -22,6 +22,7 @@ import torch.distributed as dist
 from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.codec_times import measure_codecs
 from dlrm_sharded.calibration.costs_file import write_costs
+from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
@@ -39,10 +40,7 @@ from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.model.torchrec_adapter import to_torchrec
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.process import num_cores
@@ -287,6 +285,11 @@ class PlanMeasurer:
             table_bytes=self._limits.table_bytes if rank.rank < computing else 0,
         )
 
+    def leave(self) -> None:
+        """Leave the groups of ranks, in which nothing is measured any more."""
+        for group in self._groups.values():
+            dist.destroy_process_group(group)
+
     def codecs(self) -> dict[str, dict[str, float]]:
         """Return the times to convert what is exchanged, as in `CodecTimes`.
 
@@ -307,34 +310,45 @@ class PlanMeasurer:
         batch_size -= batch_size % slot.world_size  # there may be 3 cores for 4 ranks
         draw = draw_computation if slot.kind == "computation" else draw_communication
         drawn = draw(rng, world_size=slot.world_size, batch_size=batch_size, limits=self._limits)
+        return self.measure_drawn(slot, drawn, batch_size, rng)
+
+    def measure_drawn(
+        self, slot: Slot, drawn: Sequence[DrawnTable], batch_size: int, rng: np.random.Generator
+    ) -> Sample | None:
+        """Measure the plan of drawn tables; return None on ranks that take no part.
+
+        Args:
+            batch_size: global batch, which the ranks of the slot share equally.
+            rng: draws the ids, and has the same state on all ranks.
+        """
+        if self._rank.rank >= slot.world_size:
+            return None
         batches = [
             draw_batch(drawn, batch_size // slot.world_size, batch_rng, batch_size=batch_size)
             for batch_rng in rng.spawn(slot.world_size)[self._rank.rank].spawn(
                 self._config.measure.num_batches
             )
         ]
-        topology = Topology(
-            slot.world_size,
-            memory_bytes=1,
-            local_world_size=min(self._rank.local_world_size, slot.world_size),
-            compute_device=self._rank.device.type,
+        plan, task = plan_of_drawn(
+            drawn,
+            batch_size,
+            Topology(
+                slot.world_size,
+                memory_bytes=1,
+                local_world_size=min(self._rank.local_world_size, slot.world_size),
+                compute_device=self._rank.device.type,
+            ),
         )
-        tables = tuple(_table(f"t{i}", table, batch_size) for i, table in enumerate(drawn))
-        task = ShardingTask(tables, topology, batch_size)
-        shards = [
-            shard
-            for table, drawn_table in zip(tables, drawn, strict=True)
-            for shard in _shards(table, drawn_table, slot.world_size)
-        ]
-        plan = ShardingPlan(slot.world_size, tuple(shards))
         measured = self._bench.measure(
-            tables,
-            to_torchrec(plan, tables, topology),
+            task.tables,
+            to_torchrec(plan, task.tables, task.topology),
             batches,
             group=self._groups[slot.world_size],
         )
         self.num_exposed += bool(measured.exposed)
-        patterns = {table.name: of.accesses.name for table, of in zip(tables, drawn, strict=True)}
+        patterns = {
+            table.name: of.accesses.name for table, of in zip(task.tables, drawn, strict=True)
+        }
         return Sample.of_plan(
             plan,
             task,
@@ -344,20 +358,3 @@ class PlanMeasurer:
             attempt=slot.attempt,
             accesses=patterns,
         )
-
-
-def _table(name: str, drawn: DrawnTable, batch_size: int) -> Table:
-    """Return a drawn table with the reuse histogram that its accesses have on average."""
-    num_ids = batch_size * drawn.pooling_factor
-    histogram = drawn.accesses.distribution(drawn.num_rows, num_ids).expected_reuse_histogram(
-        num_ids
-    )
-    return Table(name, drawn.num_rows, drawn.num_cols, drawn.pooling_factor, histogram)
-
-
-def _shards(table: Table, drawn: DrawnTable, world_size: int) -> list[Shard]:
-    if drawn.rank is not None:
-        return [Shard.whole(table, drawn.rank)]
-    if drawn.replicated:
-        return Replicas(world_size).shards(table)
-    return RowBlocks(range(world_size)).shards(table)

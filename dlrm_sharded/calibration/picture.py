@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -13,9 +14,16 @@ from filelock import FileLock
 
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
 from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.start_file import (
+    FirstStart,
+    find_start,
+    start_digest,
+    start_folder,
+    with_start,
+)
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.price_file import is_price_file, read_prices, write_prices
-from dlrm_sharded.files.errors import ConfigError, check_path
+from dlrm_sharded.files.errors import ConfigError, check_number, check_path
 from dlrm_sharded.files.line_file import named
 from dlrm_sharded.files.user_cache import user_cache
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX
@@ -27,7 +35,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AUTO = "auto"
+AUTO, NEVER = "auto", "never"
+
+START_S, MAX_START_S = 20.0, 3600.0
+"""Time in which a first start measures by default, and at most."""
 
 
 def cost_picture(
@@ -36,8 +47,11 @@ def cost_picture(
     journal: str | None = None,
     gpu: Mapping[str, Any] | None = None,
     snapshot: str | None = None,
+    calibrate: str | float = NEVER,
 ) -> LearnedCostModel:
     """Load the cost model of a run's hardware, corrected by the runs that were measured there.
+
+    A prior is adapted to what the first start measured there, if there was one.
 
     A file of prices is what a run had (`cost.price_file`), and is not corrected.
 
@@ -47,6 +61,7 @@ def cost_picture(
         gpu: see `learned_cost_model`.
         snapshot: folder in which the jobs of a sweep share their prices: the first one on some
             hardware writes them, the others read them. None for no such folder.
+        calibrate: "never" leaves out what a first start measured, see `start_budget_s`.
 
     Raises:
         ConfigError: `gpu` cannot be used, or `journal` is no folder's path.
@@ -54,24 +69,59 @@ def cost_picture(
     """
     if isinstance(artifact, str) and is_price_file(Path(artifact)):
         return read_prices(Path(artifact))
+    if snapshot is not None:
+        check_path("cost_model.snapshot", snapshot)
+    start = None
+    if artifact is None and start_budget_s(calibrate) is not None:
+        start = find_start(context, start_folders(context, snapshot))
     if snapshot is None:
-        return _picture_now(context, artifact, journal, gpu)
-    check_path("cost_model.snapshot", snapshot)
-    path = Path(snapshot) / f"{_name_in_snapshot(context, artifact, gpu)}{ARTIFACT_SUFFIX}"
+        return _picture_now(context, artifact, journal, gpu, start)
+    name = _name_in_snapshot(context, artifact, gpu, start)
+    path = Path(snapshot) / f"{name}{ARTIFACT_SUFFIX}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
-            write_prices(path, _picture_now(context, artifact, journal, gpu))
+            write_prices(path, _picture_now(context, artifact, journal, gpu, start))
     log.info("prices: the snapshot %s", path)
     return read_prices(path)
 
 
+def start_budget_s(calibrate: object) -> float | None:
+    """Return the time in which a first start may measure, in s; None if it must not.
+
+    Args:
+        calibrate: "auto", "never" or a number of seconds, also as text.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if calibrate == AUTO:
+        return START_S
+    if calibrate == NEVER:
+        return None
+    with contextlib.suppress(ValueError):  # an environment variable is a text
+        calibrate = float(calibrate) if isinstance(calibrate, str) else calibrate
+    check_number("calibrate (auto, never or seconds)", calibrate, above=True, most=MAX_START_S)
+    assert isinstance(calibrate, int | float)
+    return float(calibrate)
+
+
+def start_folders(context: RunContext, snapshot: str | None) -> list[Path]:
+    """Return where to look for what a first start measured: this one, the sweep's, the cache's."""
+    own = [] if context.started is None else [context.started]
+    return [*own, *([] if snapshot is None else [Path(snapshot)]), start_folder()]
+
+
 def _name_in_snapshot(
-    context: RunContext, artifact: str | None, gpu: Mapping[str, Any] | None
+    context: RunContext,
+    artifact: str | None,
+    gpu: Mapping[str, Any] | None,
+    start: FirstStart | None,
 ) -> str:
     """Return a name for the prices of jobs that must share them: alike but for data and sharder."""
     hardware = None if context.hardware is None else context.hardware.fingerprint
-    alike = dataclasses.replace(context, hardware=None), hardware, artifact, gpu and dict(gpu)
+    run = dataclasses.replace(context, hardware=None, started=None)
+    alike = run, hardware, artifact, gpu and dict(gpu), start and start_digest(start)
     return hashlib.sha256(repr(alike).encode()).hexdigest()[:16]
 
 
@@ -80,9 +130,14 @@ def _picture_now(
     artifact: str | None,
     journal: str | None,
     gpu: Mapping[str, Any] | None,
+    start: FirstStart | None,
 ) -> LearnedCostModel:
     """Return the model as it is now, corrected by all runs so far."""
-    model = learned_cost_model(context, artifact, gpu)
+    model = learned_cost_model(context, artifact, gpu, warns=start is None)
+    if start is not None and needs_start(model, context):
+        model = with_start(model, start, num_ranks=context.ranks_per_host or 1)
+    elif start is not None:  # which is superseded by a calibration
+        model = learned_cost_model(context, artifact, gpu)
     conditions, runs = conditions_of(context), run_journal(context, journal)
     if conditions is None or runs is None:
         return model
@@ -92,6 +147,16 @@ def _picture_now(
         list(found.values()),
         source=f"the journal {runs.path}",
         names=[f"line {number}" for number in found],
+    )
+
+
+def needs_start(model: object, context: RunContext) -> bool:
+    """Return whether a model is a prior of the run's type of device, which measurements adapt."""
+    return (
+        isinstance(model, LearnedCostModel)
+        and model.device == context.device
+        and model.standing is not None
+        and model.standing.kind == "prior"
     )
 
 

@@ -111,7 +111,7 @@ def draw_computation(
             for _ in range(count)
         ]
     tables += _draw_replicas(rng, world_size) if limits.replicas else []
-    return _within(limits, tables, world_size, batch_size)
+    return within_limits(limits, tables, world_size, batch_size)
 
 
 def draw_communication(
@@ -138,7 +138,7 @@ def draw_communication(
             for _ in range(rng.integers(1, 6))
         ]
     tables += _draw_replicas(rng, world_size) if limits.replicas else []
-    return _within(limits, tables, world_size, batch_size)
+    return within_limits(limits, tables, world_size, batch_size)
 
 
 def _draw_replicas(rng: np.random.Generator, world_size: int) -> list[DrawnTable]:
@@ -192,7 +192,7 @@ def _draw_cols(rng: np.random.Generator, widest: int = MAX_COLS) -> int:
     return round(quarter) * COLUMN_MULTIPLE
 
 
-def _within(
+def within_limits(
     limits: RankLimits, tables: list[DrawnTable], world_size: int, batch_size: int
 ) -> list[DrawnTable]:
     """Scale columns, rows and pooling factors down until every rank is within the limits."""

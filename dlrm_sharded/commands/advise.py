@@ -7,6 +7,7 @@ dlrm-advise data=t510 hardware=h100 ranks=16
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 
 import hydra
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.sharders import start_budget
 from dlrm_sharded.files.errors import check_count, check_number
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.ranks.process import num_cores
@@ -35,9 +37,17 @@ def hydra_main(cfg: DictConfig) -> None:
         of_file = stated_task(cfg)
         if of_file is not None and of_file.note is not None:
             log.info("%s", of_file.note)
-        question, samples = question_of(cfg, of_file)
         num_workers = cfg.workers or min(num_cores(), MOST_WORKERS)
-        candidates = question.candidates(seconds=cfg.seconds, num_workers=num_workers)
+        with tempfile.TemporaryDirectory() as folder:
+            question, samples = question_of(cfg, of_file, folder=Path(folder))
+            budget_s = start_budget(cfg)
+            if budget_s is not None and any(not case.machine.is_gpu for case in question.cases):
+                log.info(
+                    "this machine is measured for at most %.0f s for each number of threads, if it "
+                    "has no prices of its own (calibrate=never leaves that out)",
+                    budget_s,
+                )
+            candidates = question.candidates(seconds=cfg.seconds, num_workers=num_workers)
         if not any(candidate.is_feasible for candidate in candidates):
             raise no_outcome(candidates)
         choice = choose(candidates, least_gain=cfg.least_gain)

@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dlrm_sharded.commands.first_start import measured_here
 from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, refuse_unused
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.commands.sharders import asked_precision, build_planner, plain, run_context
@@ -35,7 +37,7 @@ from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Top
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.workers import Refusal
 from dlrm_sharded.sharders.planning import Planner
-from dlrm_sharded.simulation.candidates import Case, Question
+from dlrm_sharded.simulation.candidates import MOST_BOX_S, Case, Question
 from dlrm_sharded.simulation.machines import Machine, TableMemory, machine_of, with_prices
 
 DEFAULT_SHARDER = "neuroshard"
@@ -74,8 +76,14 @@ def stated_task(cfg: DictConfig) -> AskedTask | None:
     return None if cfg.task is None else task_of_file(cfg, compute_device="cuda")
 
 
-def question_of(cfg: DictConfig, of_file: AskedTask | None) -> tuple[Question, float | None]:
+def question_of(
+    cfg: DictConfig, of_file: AskedTask | None, *, folder: Path | None = None
+) -> tuple[Question, float | None]:
     """Return the question of a config, and the samples of an epoch if they are known.
+
+    Args:
+        folder: keeps what is measured of this machine, until the question is answered; None
+            measures nothing.
 
     Raises:
         ConfigError: a value cannot be used; the message names its key.
@@ -115,7 +123,7 @@ def question_of(cfg: DictConfig, of_file: AskedTask | None) -> tuple[Question, f
 
     question = Question(
         cases=list(itertools.starmap(case_of, itertools.product(machines, sizes, nodes))),
-        context_of=_context,
+        context_of=functools.partial(_context, cfg, nodes, folder),
         planner_of=functools.partial(_planner, cfg, nodes),
         dense=build_dense(cfg, num_dense, optimizer),
         seed=cfg.seed,
@@ -123,9 +131,25 @@ def question_of(cfg: DictConfig, of_file: AskedTask | None) -> tuple[Question, f
     return question, samples
 
 
-def _context(case: Case, task: ShardingTask) -> RunContext:
-    hardware = case.machine.name if case.machine.is_gpu else HERE
-    return run_context(hardware, task, task.optimizer)
+def _context(
+    cfg: DictConfig,
+    nodes: dict[str, DictConfig],
+    folder: Path | None,
+    case: Case,
+    task: ShardingTask,
+) -> RunContext:
+    """Return the hardware of a case; this machine is measured first if a sharder needs it."""
+    if case.machine.is_gpu:
+        return run_context(case.machine.name, task, task.optimizer)
+
+    def build(context: RunContext) -> list[Planner]:
+        cases = (dataclasses.replace(case, sharder=name) for name in nodes)
+        return [_planner(cfg, nodes, of_sharder, context, MOST_BOX_S) for of_sharder in cases]
+
+    context = run_context(HERE, task, task.optimizer)
+    if folder is None:
+        return context
+    return measured_here(cfg, context, task, build, folder=folder)[0]
 
 
 def same_in_run(of_file: AskedTask | None) -> list[str]:

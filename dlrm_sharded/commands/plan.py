@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.first_start import measured_here
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.commands.sharders import build_planner, run_context
-from dlrm_sharded.commands.task import AskedTask, asked_task
+from dlrm_sharded.commands.task import HERE, AskedTask, asked_task
 from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.cost.price_file import prices_beside, write_prices
 from dlrm_sharded.explain.diagnosis import diagnose
@@ -37,6 +39,7 @@ from dlrm_sharded.files.line_file import changed_settings
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.sharders.planning import Planner
 
 log = logging.getLogger("dlrm_sharded.plans.plan")
 
@@ -52,11 +55,7 @@ def hydra_main(cfg: DictConfig) -> None:
         again = None if cfg.again is None else make_again(cfg, Path(cfg.again))
         asked = _task(cfg)
         task = asked.task
-        planner = build_planner(
-            cfg,
-            run_context(cfg.hardware, task, task.optimizer or cfg.optimizer.embedding),
-            diagnose=functools.partial(diagnose, alternatives=True) if cfg.explain else None,
-        )
+        planner = _planner(cfg, task)
         if cfg.explain and not is_additive(planner.cost_model):
             raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
         plan, report = planner.plan(task)
@@ -78,6 +77,23 @@ def hydra_main(cfg: DictConfig) -> None:
                 log.info("%s", "\n  ".join([section.title, *section.lines]))
         if report.caveat is not None:
             log.warning("caveat: %s%s", report.caveat, _other_compute_device(task))
+
+
+def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
+    """Build the planner, with prices that are measured first if it plans for this machine."""
+    context = run_context(cfg.hardware, task, task.optimizer or cfg.optimizer.embedding)
+    build = functools.partial(
+        build_planner,
+        cfg,
+        diagnose=functools.partial(diagnose, alternatives=True) if cfg.explain else None,
+    )
+    if cfg.hardware != HERE:
+        return build(context)
+    with tempfile.TemporaryDirectory() as folder:
+        _, [planner] = measured_here(
+            cfg, context, task, lambda measured: [build(measured)], folder=Path(folder)
+        )
+    return planner
 
 
 def _number_files(cfg: DictConfig) -> None:

@@ -12,6 +12,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dlrm_sharded.calibration.picture import start_budget_s
 from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, run_hydra
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
@@ -64,6 +65,21 @@ def build_planner(
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
     options: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     return Planner(sharder, cost_model, diagnose, value_profiles, precision, options)
+
+
+def start_budget(cfg: DictConfig) -> float | None:
+    """Return the time in which a first start may measure for a config's cost model; None for none.
+
+    A file that the config names has the prices that it has.
+
+    Raises:
+        ConfigError: `calibrate` cannot be used.
+    """
+    budget_s = start_budget_s(cfg.calibrate)
+    model = cfg.get("cost_model")
+    if model is None or "calibrate" not in model or model.get("artifact") is not None:
+        return None
+    return budget_s
 
 
 def make_sharder(

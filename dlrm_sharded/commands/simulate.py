@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -24,6 +27,7 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds
 from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.first_start import measured_here
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import (
     build_planner,
@@ -37,12 +41,14 @@ from dlrm_sharded.commands.simulated_cluster import (
     dense_times,
     memory_workload,
 )
+from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.cost.base import price
 from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import folder_to_write, write_json
 from dlrm_sharded.files.provenance import device_name, versions
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.sharders.planning import Planner
@@ -77,7 +83,7 @@ def hydra_main(cfg: DictConfig) -> None:
         if cfg.spread != MEASURED:
             check_number("spread (a share, or measured)", cfg.spread, most=1.0)
         cluster = build_cluster(cfg)
-        planners = _planners(sharders, cluster)
+        planners = _planners(cfg, sharders, cluster)
         with contextlib.closing(Store(out, _settings(cfg, cluster))) as store:
             try:
                 _simulate(cfg, cluster, planners, store)
@@ -90,16 +96,31 @@ def hydra_main(cfg: DictConfig) -> None:
                 raise
 
 
-def _planners(names: Sequence[str], cluster: SimulatedCluster) -> dict[str, Planner]:
+def _planners(
+    cfg: DictConfig, names: Sequence[str], cluster: SimulatedCluster
+) -> dict[str, Planner]:
+    """Build the planners of sharders, with prices that are measured first on this machine."""
+    build = functools.partial(_build_planners, names)
+    if cfg.hardware != HERE:
+        planners = build(cluster.context)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            _, planners = measured_here(
+                cfg, cluster.context, cluster.task, build, folder=Path(folder)
+            )
+    return dict(zip(names, planners, strict=True))
+
+
+def _build_planners(names: Sequence[str], context: RunContext) -> Sequence[Planner]:
     """Build the planners of sharders, which share a cost model; it predicts the exchanges."""
-    planners: dict[str, Planner] = {}
+    planners: list[Planner] = []
     cost_model = None
     for name in names:
         cfg = config_of_sharder(CONFIG, name)
         if cfg.get("cost_model") is None:
             raise ConfigError("cost_model is none; a simulation needs one to predict exchanges")
-        planner = build_planner(cfg, cluster.context, cost_model=cost_model)
-        planners[name] = dataclasses.replace(planner, value_profiles=None)
+        planner = build_planner(cfg, context, cost_model=cost_model)
+        planners.append(dataclasses.replace(planner, value_profiles=None))
         cost_model = planner.cost_model
     return planners
 

@@ -106,6 +106,7 @@ def check_effects(cfg: DictConfig) -> None:
         reasons["topology.memory_fraction"] = "topology.memory_gib says how much; set one of them"
     if "hardware" in cfg and cfg.get("cost_model") is None:
         reasons["journal"] = "cost_model is none, and measured runs correct the prices of a model"
+        reasons["calibrate"] = "cost_model is none, and measurements adapt the prices of a model"
     if is_advice:
         reasons["topology.world_size"] = "ranks= has the numbers of ranks to compare"
         reasons["topology.compute_device"] = "hardware= says what the ranks compute on"
@@ -121,8 +122,9 @@ def check_effects(cfg: DictConfig) -> None:
         reasons |= {f"optimizer.{key}": says for key in keys}
         if "sharder" in cfg and not _draws(cfg):
             reasons["seed"] = "the sharder draws nothing"
-    if cfg.get("journal") == "none":  # which asks for no effect
-        reasons.pop("journal", None)
+    for key, off in (("journal", "none"), ("calibrate", "never")):
+        if cfg.get(key) == off:  # which asks for no effect
+            reasons.pop(key, None)
     refuse_unused(reasons)
 
 
@@ -139,6 +141,7 @@ def _unused_on_hardware(cfg: DictConfig) -> Iterator[tuple[str, str]]:
     named = cfg.hardware if OmegaConf.is_list(cfg.hardware) else [cfg.hardware]
     if not any(name in HARDWARE_HERE for name in named):
         yield "journal", "runs on this machine correct the prices of hardware=here alone"
+        yield "calibrate", "measurements on this machine adapt the prices of hardware=here alone"
         if "prices" in cfg:
             yield (
                 "cost_model",

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.own_folder import write_hydra_files
-from dlrm_sharded.commands.sharders import asked_precision, build_planner
+from dlrm_sharded.commands.sharders import asked_precision, build_planner, start_budget
 from dlrm_sharded.commands.task import build_dataset, check_batch_size, check_effects
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.explain.diagnosis import diagnose
@@ -104,7 +104,8 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         new_model=instantiate(cfg.model),
         new_planner=functools.partial(_planner, cfg),
         journal=cfg.journal,
-        is_in_sweep=cfg.price_snapshot is not None,
+        price_snapshot=cfg.price_snapshot,
+        start_budget_s=start_budget(cfg),
         resume=cfg.resume,
         init_from=cfg.init_from,
         objective=cfg.objective,

@@ -193,7 +193,11 @@ class LearnedCostModel:
 
 
 def learned_cost_model(
-    context: RunContext, artifact: str | None = None, gpu: Mapping[str, Any] | None = None
+    context: RunContext,
+    artifact: str | None = None,
+    gpu: Mapping[str, Any] | None = None,
+    *,
+    warns: bool = True,
 ) -> LearnedCostModel:
     """Load the model of a run's hardware, or with a warning one of other hardware.
 
@@ -204,6 +208,7 @@ def learned_cost_model(
             and in `context.calibrated` if that names a folder.
         gpu: figures of a GPU that is in no data sheet of the package, see `GpuSpec.stated`; its
             prior is used, even if a GPU is calibrated.
+        warns: see `load_artifact`.
 
     Raises:
         DataError: the file is missing or damaged, or there is none.
@@ -213,7 +218,7 @@ def learned_cost_model(
     needs_prior = gpu is not None or not has_artifact(kind, "cuda", context.calibrated)
     if artifact is None and context.device == "cuda" and needs_prior:
         return prior_cost_model(context, gpu)
-    loaded = load_artifact(artifact, kind, learned_features, context)
+    loaded = load_artifact(artifact, kind, learned_features, context, warns=warns)
     with built_from(loaded, kind):
         model = _from_artifact(loaded)
         check_trial_plans(model.predict_trial)

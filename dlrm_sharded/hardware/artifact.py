@@ -210,9 +210,18 @@ def match_of(ours: Hardware | None, theirs: Hardware) -> Match:
 
 
 def load_artifact(
-    artifact: str | None, kind: Kind, features: Features, context: RunContext
+    artifact: str | None,
+    kind: Kind,
+    features: Features,
+    context: RunContext,
+    *,
+    warns: bool = True,
 ) -> Artifact:
     """Read a named artefact, or the one that fits the run's hardware; warn if the run differs.
+
+    Args:
+        warns: whether to say which one it is, and to warn; measurements of the run's hardware may
+            answer for what differs.
 
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
@@ -227,9 +236,10 @@ def load_artifact(
     match = match_of(context.hardware, read.hardware)
     loaded = dataclasses.replace(read, match=match)
     name = path.name if path.parent == SHIPPED else path
-    log.info("%s: %s, of %s", kind.noun, name, loaded.meta["hardware"])
+    level = logging.INFO if warns else logging.DEBUG
+    log.log(level, "%s: %s, of %s", kind.noun, name, loaded.meta["hardware"])
     for text in _caveats(loaded, kind, context):
-        log.warning("%s", text)
+        log.log(logging.WARNING if warns else logging.DEBUG, "%s", text)
     if context.hardware is not None and match.reasons:
         log.debug("%s", "\n  ".join(["what differs from the hardware there:", *match.reasons]))
     return loaded

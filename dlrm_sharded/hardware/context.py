@@ -21,6 +21,7 @@ class RunContext:
         fbgemm: version of FBGEMM that looks up rows; None if it is not known.
         calibrated: folder with artefacts that were made here, such as `calibration`, in which
             commands look; None for those of the package alone.
+        started: folder with what this start measured of the hardware, if it is not in the cache.
     """
 
     device: str = "cpu"
@@ -29,3 +30,4 @@ class RunContext:
     ranks_per_host: int | None = None
     fbgemm: str | None = None
     calibrated: Path | None = None
+    started: Path | None = None

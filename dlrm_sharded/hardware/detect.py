@@ -73,12 +73,12 @@ def local_hardware(device: torch.device) -> Hardware:
         return found
     log.info("measuring the speed of %s for about a second", found.name)
     probe = measure_probe(device)
-    _release_memory(device)
+    release_memory(device)
     return _kept(dataclasses.replace(found, probe=probe))
 
 
-def _release_memory(device: torch.device) -> None:
-    """Give back the memory of a probe, so that a run's own peak is what it reports."""
+def release_memory(device: torch.device) -> None:
+    """Give back the memory of measurements, so that a run's own peak is what it reports."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

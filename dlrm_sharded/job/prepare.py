@@ -14,6 +14,7 @@ from dlrm_sharded.files.provenance import fbgemm_version, versions
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.job.first_start import with_first_start
 from dlrm_sharded.job.memory_check import traced_workload
 from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.settings import JobSettings
@@ -88,6 +89,8 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         check_length(start, settings.trainer, len(streams["train"]))
     topology = with_memory_of_all_ranks(settings.topology)
     task = on_rank_zero(lambda: settings.task(topology))
+    if start.plan_to_keep(settings.config, task.topology.world_size) is None:
+        planner = with_first_start(planner, settings, rank, context, task)
     with all_or_none():
         workload = traced_workload(
             functools.partial(settings.build_model, task),

@@ -28,8 +28,9 @@ class JobSettings:
         new_model: builds the model from tables, the number of dense features and a device.
         new_planner: builds the planner of a run; called on rank 0.
         journal: measured runs that correct predictions: "auto", a folder, or None.
-        is_in_sweep: whether the run shares its prices with others, and so adds to the journal only
-            when all of them have ended.
+        price_snapshot: folder of the prices that a sweep's runs share, which so add to the journal
+            only when all of them have ended; None without a sweep.
+        start_budget_s: time in which a first start may measure the hardware, in s; None for none.
         resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
         init_from: checkpoint or run whose weights the first step begins from; None for none.
         objective: key of result.json whose value a run returns.
@@ -50,7 +51,8 @@ class JobSettings:
     new_model: Callable[..., Dlrm]
     new_planner: Callable[[RunContext], Planner]
     journal: str | None
-    is_in_sweep: bool
+    price_snapshot: str | None
+    start_budget_s: float | None
     resume: object
     init_from: object
     objective: str
@@ -59,6 +61,10 @@ class JobSettings:
     config: Mapping[str, Any]
     config_yaml: str
     write_config: Callable[[Path], None]
+
+    @property
+    def is_in_sweep(self) -> bool:
+        return self.price_snapshot is not None
 
     def task(self, topology: Topology) -> ShardingTask:
         """Return what the run plans, on ranks whose memory is known."""

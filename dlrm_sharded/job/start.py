@@ -84,10 +84,11 @@ class Start:
 
 
 def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without what a start alone says: how it resumes, and for which sweep."""
-    lasting = {key: config[key] for key in config if key not in ("resume", "price_snapshot")}
+    """Return a config without what a start alone says: what it resumes, its sweep, measuring."""
+    of_a_start = {"resume", "price_snapshot", "calibrate", "snapshot"}
+    lasting = {key: config[key] for key in config if key not in of_a_start}
     if isinstance(model := config.get("cost_model"), Mapping):
-        lasting["cost_model"] = {key: model[key] for key in model if key != "snapshot"}
+        lasting["cost_model"] = {key: model[key] for key in model if key not in of_a_start}
     return lasting
 
 

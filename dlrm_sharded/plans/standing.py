@@ -12,27 +12,32 @@ class Standing:
     """The origin of a cost model's prices, and how far its predictions may be off.
 
     Args:
-        kind: "calibrated" if the prices were fitted on this hardware, else "prior".
+        kind: "calibrated" if the prices were fitted on this hardware, "measured" if they are a
+            prior that a first start adapted to it, else "prior".
         hardware: name of the hardware that the prices are of.
         reasons: sentences, without full stops, that say why prices are a prior; empty for
-            calibrated ones.
+            calibrated ones. For measured ones, what there is to know of them.
         num_runs: number of measured runs on this hardware that correct the prices.
         error: expected error of a predicted critical path, relative to the measured one; None if
             it is not known.
         rank_error: see `cost.expected_maximum.with_expected_excess`; None if it is not known.
+        measured_s: time in which a first start measured, in s; None for other prices.
     """
 
-    kind: Literal["calibrated", "prior"]
+    kind: Literal["calibrated", "measured", "prior"]
     hardware: str
     reasons: tuple[str, ...] = ()
     num_runs: int = 0
     error: float | None = None
     rank_error: float | None = None
+    measured_s: float | None = None
 
     @property
     def short_text(self) -> str:
         """Say in a few words what the prices are: prior, corrected by 2 runs, within about 15 %."""
         parts = [str(self.kind)]
+        if self.measured_s is not None:
+            parts = [f"measured at the first start ({self.measured_s:.0f} s)"]
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
         if self.error is not None:
@@ -46,5 +51,8 @@ class Standing:
         return f"{self.short_text} (prices of {self.hardware}{why})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form in plan.json."""
-        return {**dataclasses.asdict(self), "reasons": list(self.reasons)}
+        """Return the form in plan.json; only measured prices have a time."""
+        fields = {**dataclasses.asdict(self), "reasons": list(self.reasons)}
+        if self.measured_s is None:
+            del fields["measured_s"]
+        return fields

@@ -285,7 +285,7 @@ def detect_topology(
         if value is not None:
             check_number(f"topology.{key}", value, above=True)
     rank = rank_from_environment()
-    limit_bytes = memory_fraction * _free_bytes(rank) if memory_gib is None else memory_gib * GIB
+    limit_bytes = memory_fraction * free_bytes(rank) if memory_gib is None else memory_gib * GIB
     memory_bytes = int(limit_bytes - reserved_gib * GIB)
     if reserved_gib and memory_bytes < 1:
         source = "memory_fraction of what is free" if memory_gib is None else "memory_gib"
@@ -327,7 +327,8 @@ def with_memory_of_all_ranks(
     )
 
 
-def _free_bytes(rank: Rank) -> int:
+def free_bytes(rank: Rank) -> int:
+    """Return the free memory of a rank's GPU, or its share of the host's."""
     if rank.device.type == "cuda":
         return int(torch.cuda.mem_get_info(rank.device)[0])
     return available_host_bytes() // rank.local_world_size

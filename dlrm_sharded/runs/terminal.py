@@ -53,11 +53,13 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
         for stage in STAGES
         if predicted.stage_max_ms(stage) > 0
     )
+    origin = f"{standing.kind} prices of {standing.hardware}"
+    if standing.kind == "measured":
+        origin = "prices measured at the first start"
     return (
-        f"the critical path is {factor:.2f} x the predicted one, and "
-        f"{standing.short_text.split(',')[0]} prices of {standing.hardware} are expected to be off "
-        f"by a factor of {1 + standing.error:.2f} at most: {stages}; `dlrm-calibrate` (2 minutes, "
-        "on an idle machine) mends it"
+        f"the critical path is {factor:.2f} x the predicted one, and {origin} are expected to be "
+        f"off by a factor of {1 + standing.error:.2f} at most: {stages}; `dlrm-calibrate` (2 "
+        "minutes, on an idle machine) mends it"
     )
 
 

@@ -27,6 +27,7 @@ class Sharder(Protocol):
     and no global random state, and it does not change the task. A sharder may have a `name`, which
     reports show; without it they show the name of its class. One that chooses the precision of
     exchanges says so by `chooses_exchange_precision = True`; the plans of others get the run's.
+    Whether it plans by the run's prices is found by `plans_by_prices`, which it may state, too.
     """
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -99,3 +100,18 @@ def sharder_name(sharder: Sharder) -> str:
 def chooses_precision(sharder: Sharder) -> bool:
     """Return whether the precision of exchanges in the sharder's plans is its choice."""
     return bool(getattr(sharder, "chooses_exchange_precision", False))
+
+
+def plans_by_prices(sharder: Sharder) -> bool:
+    """Return whether a sharder's plans depend on the prices of the run's cost model.
+
+    A sharder may say so by an attribute of this name. Otherwise it does if it keeps the context of
+    a run with a cost model, the model itself, or a function that prices tasks.
+    """
+    stated = getattr(sharder, "plans_by_prices", None)
+    if stated is not None:
+        return bool(stated)
+    context = getattr(sharder, "context", None)
+    kept = [getattr(sharder, key, None) for key in ("cost_model", "price")]
+    kept += [context.cost_model] if isinstance(context, SharderContext) else []
+    return any(value is not None for value in kept)

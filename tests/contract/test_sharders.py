@@ -15,6 +15,7 @@ from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, Sha
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask, with_optimizer
+from dlrm_sharded.sharders.base import plans_by_prices
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 from tests.unit.made_up import tables_of, task_of, with_topology
@@ -33,6 +34,12 @@ REPLICATE = (
 POLICIES = ("autoshard", "dreamshard")
 SPLIT_FREELY = (*REPLICATE, *POLICIES, "torchrec", "torchrec_blind", "torchrec_calibrated")
 """Sharders that split tables into any number of shards."""
+
+BY_PRICES = {
+    *("autoshard_portfolio", "dreamshard_portfolio"),
+    *("neuroshard", "neuroshard_paper", "torchrec_calibrated"),
+}
+"""Sharders whose plans depend on the run's cost model."""
 
 SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}
 
@@ -168,3 +175,18 @@ def test_a_sharder_that_splits_what_has_to_stay_whole_is_found() -> None:
 def test_finds_all_yamls() -> None:
     heuristics = {"random", "size", "dim", "lookup", "size_lookup"}
     assert {*SPLIT_FREELY, *heuristics, *MISS_PLANS, "plan_file"} <= set(SHARDERS)
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_a_first_start_knows_who_plans_by_prices(name, tmp_path):
+    """Others would wait for prices that they do not look at."""
+    sharder = build(name, overrides_of(name, TASKS["w3-mixed"], tmp_path))
+    assert plans_by_prices(sharder) == (name in BY_PRICES)
+
+
+def test_a_sharder_may_say_whether_it_plans_by_prices():
+    class ByPrices(GreedySharder):
+        plans_by_prices = True
+
+    assert plans_by_prices(ByPrices("size"))
+    assert not plans_by_prices(GreedySharder("size"))

@@ -9,9 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 
+from dlrm_sharded.calibration import start_measurement
 from dlrm_sharded.datasets.base import Batch
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.model.dlrm import Dlrm, dlrm
+from tests.first_starts import count_measurements
 
 SLOW_RANK = 1
 
@@ -66,6 +68,18 @@ class SlowLink(SyntheticDataset):
             return work
 
         dist.all_to_all_single = slow
+
+
+class StartBeside(SyntheticDataset):
+    """Lets a first start find this other work beside it, or none, whatever the machine does.
+
+    Its seconds are measurements.
+    """
+
+    def __init__(self, *arguments: Any, other_work: str | None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        count_measurements()
+        start_measurement.disturbance = lambda *found, **figures: other_work
 
 
 class Waste(nn.Module):

@@ -1,0 +1,86 @@
+"""A first run on hardware without prices measures it; others do not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import preloaded
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import environment, result_of, script, train
+
+ANNOUNCED = "this hardware has no prices of its own"
+MEASURED = "measured at the first start"
+START = [*SMALL_RUN, "calibrate=14", "data._target_=tests.e2e.planted.StartBeside"]
+
+
+@pytest.fixture(autouse=True)
+def _new_hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has prices of a machine with this switch, and nobody started here before."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
+    monkeypatch.setenv("DLRM_SHARDED_CACHE", str(tmp_path / "cache"))
+
+
+def prices_of(folder: Path) -> str:
+    return str(json.loads((folder / "plan.json").read_text())["prices"]["kind"])
+
+
+def test_the_first_run_measures_and_the_second_does_not(tmp_path: Path) -> None:
+    planned = [*START, "+data.other_work=null", "dry_run=true"]
+    not_searching = train(tmp_path / "random", *planned, "sharder=random")
+    assert ANNOUNCED not in not_searching.stderr
+    never = train(tmp_path / "never", *planned, "calibrate=never")
+    assert ANNOUNCED not in never.stderr
+    assert [prices_of(tmp_path / run) for run in ("random", "never")] == ["prior", "prior"]
+    first = train(tmp_path / "first", *START, "+data.other_work=null")
+    assert first.stderr.count(ANNOUNCED) == 1
+    assert "for at most 14 s, once" in first.stderr
+    assert "kept in" in first.stderr
+    assert MEASURED in result_of(tmp_path / "first")["prices"]
+    second = train(tmp_path / "second", *planned)
+    assert ANNOUNCED not in second.stderr
+    assert "is a prior" not in second.stderr
+    assert prices_of(tmp_path / "second") == "measured"
+
+
+def test_a_sweep_measures_once_though_other_work_disturbs(tmp_path: Path) -> None:
+    """Its jobs share the prices, which are not kept; so the next start measures again."""
+    sweep, disturbed = tmp_path / "sweep", [*START, "+data.other_work=a busy machine"]
+    command = ["-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep}", "seed=0,1"]
+    preloaded.run(*command, *disturbed, "dry_run=true", env=environment(), exit_code=0)
+    logs = [path.read_text() for path in sorted(sweep.glob("*/train.log"))]
+    assert len(logs) == 2
+    assert "".join(logs).count(ANNOUNCED) == 1
+    assert "".join(logs).count("beside other work: a busy machine; they are not kept") == 1
+    plans = [json.loads(path.read_text()) for path in sweep.glob("*/plan.json")]
+    assert {plan["prices"]["kind"] for plan in plans} == {"measured"}
+    assert len({plan["made_from"]["prices_digest"] for plan in plans}) == 1
+    assert not list((tmp_path / "cache" / "first_starts").glob("*.json"))
+    again = train(tmp_path / "again", *disturbed, "dry_run=true")
+    assert ANNOUNCED in again.stderr
+
+
+def test_a_plan_for_this_machine_measures_lookups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For unknown ranks it does not; what it measured serves a simulation here, too."""
+    monkeypatch.setenv("DLRM_SHARDED_CALIBRATE", "14")
+    planned = [
+        *("data=synthetic", "data._target_=tests.e2e.planted.StartBeside"),
+        "+data.other_work=null",
+        *("data.max_rows=500", "batch_size=256", "topology.world_size=2"),
+        *("topology.memory_gib=1", "topology.compute_device=cpu"),
+    ]
+    elsewhere = script("plan", tmp_path, *planned, "out=a.json")
+    assert ANNOUNCED not in elsewhere.stderr
+    here = script("plan", tmp_path, *planned, "hardware=here", "out=b.json")
+    assert here.stderr.count(ANNOUNCED) == 1
+    assert "this rank looks up made-up plans" in here.stderr
+    prices = json.loads((tmp_path / "b.json").read_text())["prices"]
+    assert (prices["kind"], prices["error"]) == ("measured", None)
+    assert "exchanges were not measured" in prices["reasons"]
+    simulated = script(
+        "simulate", tmp_path, *planned, "sharder=neuroshard", "minutes=0.1", "out=cluster"
+    )
+    assert ANNOUNCED not in simulated.stderr
+    assert MEASURED in (tmp_path / "cluster" / "summary.md").read_text()
