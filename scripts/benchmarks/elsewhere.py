@@ -4,7 +4,8 @@ The packaged model is taken for a prior. Runs on some tasks correct it, and on o
 of every stage of knowledge are measured beside those of TorchRec's planner, each rank's lookups by
 themselves, on the same ids, in interleaved rounds. Switches of the libraries make this machine
 another one, such as FBGEMM_ENABLE_INSTRUCTIONS=AVX2 with ATEN_CPU_CAPABILITY=avx2, and so do other
-numbers of threads, and a core that is shared: `taskset -c 0`, beside a busy process.
+numbers of threads, and a core that is shared: `taskset -c 0`, beside a busy process. A first start
+measures here, too (`first_start` has it on kinds of made-up hardware).
 
 With `--made-up`, the hardware is the packaged model with other speeds, and nothing is measured.
 """
@@ -23,11 +24,15 @@ import numpy as np
 
 from benchmarks import measured
 from benchmarks.figures import interval_text
+from benchmarks.first_start import MadeUpBench
 from benchmarks.measured import OPTIMIZER, open_bench, task_rows
 from benchmarks.planners import on_device, planner_of
-from dlrm_sharded.calibration.picture import corrected
+from dlrm_sharded.calibration.first_start import adapted_to
+from dlrm_sharded.calibration.from_prior import adapted
+from dlrm_sharded.calibration.picture import START_S, corrected
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.start_measurement import measure_first_start
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.learned import (
     LearnedCostModel,
@@ -42,7 +47,10 @@ from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.planning import Planner
@@ -58,6 +66,11 @@ RUN_SEED = 1000
 
 NOISE = 0.05
 """Relative noise of a time on made-up hardware."""
+
+FIRST_START = "first start"
+
+Start = Callable[[LearnedCostModel, Sequence[Table], int], Sequence[Sample]]
+"""Measures a first start under a prior, of some tables and a batch."""
 
 Measure = Callable[[Mapping[str, Planner], int, ShardingTask, np.random.Generator], list[Row]]
 """Plans a task of some number with every planner, and measures the plans."""
@@ -85,12 +98,15 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def _rows(options: argparse.Namespace) -> list[Row]:
-    with _hardware(options) as (context, measure):
+    with _hardware(options) as (context, measure, first_start):
         assert context.hardware is not None
         print("\n".join(context.hardware.lines()), flush=True)
         prior = shipped_cost_model(context)
         runs = _runs(prior, measure, max(options.runs), context.device)
         models = {"0 runs": prior}
+        [found] = measured_tasks(RUN_SEED, num=1)
+        task = on_device(found.task, context.device)
+        models[FIRST_START] = _started(prior, first_start(prior, task.tables, task.batch_size))
         models |= {f"{n} runs": corrected(prior, runs[:n]) for n in options.runs}
         for calibrated in options.calibrated:
             name, _, path = calibrated.partition("=")
@@ -110,15 +126,27 @@ def _rows(options: argparse.Namespace) -> list[Row]:
     return [row | {"stated": stated.get(row["sharder"])} for row in rows]
 
 
+def _started(prior: LearnedCostModel, samples: Sequence[Sample]) -> LearnedCostModel:
+    """Return the prices after a first start, with its stated error."""
+    error = adapted_to(prior, samples).stated_error
+    return dataclasses.replace(
+        adapted(prior, samples), standing=Standing("measured", prior.name, error=error)
+    )
+
+
 @contextlib.contextmanager
-def _hardware(options: argparse.Namespace) -> Iterator[tuple[RunContext, Measure]]:
-    """Yield this machine, or one that is made up, and how plans are measured on it."""
+def _hardware(options: argparse.Namespace) -> Iterator[tuple[RunContext, Measure, Start]]:
+    """Yield this machine, or one that is made up, and how plans and first starts are measured."""
     if options.made_up:
         quiet()
         factors = ", ".join(f"{factor:g}" for factor in options.made_up)
         hardware = Hardware(f"made up: the packaged model times {factors}")
         truth = _truth(options.made_up)
-        yield RunContext("cpu", hardware, OPTIMIZER, 1), functools.partial(_made_up_rows, truth)
+        yield (
+            RunContext("cpu", hardware, OPTIMIZER, 1),
+            functools.partial(_made_up_rows, truth),
+            MadeUpBench(truth, options.seed).first_start,
+        )
         return
     with open_bench(
         options.iterations, table_bytes=MEASURED_RANK_BYTES, threads=options.threads
@@ -130,7 +158,19 @@ def _hardware(options: argparse.Namespace) -> Iterator[tuple[RunContext, Measure
             lambda planners, number, task, rng: task_rows(
                 number, task, planners, bench, rng, rounds=options.rounds
             ),
+            functools.partial(_first_start, context),
         )
+
+
+def _first_start(
+    context: RunContext, prior: LearnedCostModel, tables: Sequence[Table], batch_size: int
+) -> Sequence[Sample]:
+    """Return what a first start measures on this machine, with a single rank."""
+    with process_group() as rank:
+        start = measure_first_start(rank, context, tables, batch_size, budget_s=START_S)
+    assert start is not None, "20 s are enough for some plans"
+    print(f"first start: stated error {start.error:.2f}; beside {start.disturbance}", flush=True)
+    return start.samples
 
 
 def _truth(factors: Sequence[float]) -> LearnedCostModel:
