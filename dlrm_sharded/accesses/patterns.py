@@ -6,6 +6,7 @@ collected and tested on what it meets there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -90,17 +91,28 @@ class HotSetAccesses:
 
 @dataclass(frozen=True, slots=True)
 class ReuseBinAccesses:
-    """Accesses with the shape that the reuse bins of Meta's dlrm_datasets have.
+    """Accesses with the shape of reuse bins, by default those of Meta's dlrm_datasets.
 
     The rows of a bin share its accesses evenly, so that each has the uses of the bin. A table with
     too few rows for that has fewer in each bin, in the same proportions. Rows that are left over
     are never used.
+
+    Args:
+        shares: share of the accesses by the reuse bin of their row, see `DLRM_DATASETS_ACCESSES`.
     """
 
+    shares: tuple[float, ...] = DLRM_DATASETS_ACCESSES
     name: ClassVar[str] = "reuse_bins"
 
+    @classmethod
+    def of_histogram(cls, histogram: Sequence[float]) -> ReuseBinAccesses:
+        """Return the accesses of a table with a `Table.reuse_histogram`, which counts rows."""
+        uses = np.array([1.0, *USES_OF_BIN[1:]])
+        accesses = np.array(histogram) * uses
+        return cls(tuple((accesses / accesses.sum()).tolist()))
+
     def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
-        mass = np.array(DLRM_DATASETS_ACCESSES)
+        mass = np.array(self.shares)
         bin_rows = max(num_draws, 1.0) * mass / USES_OF_BIN
         bin_rows *= min(1.0, num_rows / bin_rows.sum())
         # The most used rows come first, and a bin with less than a row joins its neighbor.

@@ -16,6 +16,7 @@ import numpy as np
 
 from dlrm_sharded.accesses.patterns import (
     AccessPattern,
+    ReuseBinAccesses,
     UniformAccesses,
     ZipfAccesses,
     draw_accesses,
@@ -41,6 +42,9 @@ NUM_EXCHANGES = 12
 
 SMALLER_BATCH = 4
 """Divisor of the run's batch for every other plan."""
+
+OWN_ACCESSES = ("task", "few", "wide")
+"""Kinds of ranks whose tables have the accesses that were measured on them, if any were."""
 
 HOT_EXPONENT = 1.2
 SMALL_ROWS, SMALL_POOLING = 20_000, 4.0
@@ -164,6 +168,9 @@ def _of_rank(
     )
     for table in _some(tables, num, rng):
         accesses = draw_accesses(rng, 0.5)
+        histogram = table.reuse_histogram
+        if name in OWN_ACCESSES and histogram is not None and any(histogram):
+            accesses = ReuseBinAccesses.of_histogram(histogram)
         if name == "hot":
             accesses = ZipfAccesses(HOT_EXPONENT)
         if name == "uniform":

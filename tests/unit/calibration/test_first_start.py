@@ -156,6 +156,20 @@ def test_made_up_plans_are_of_the_tables(plans: list[StartPlan], task: ShardingT
     assert not {"exchange", "row blocks", "replicas"} & {plan.name for plan in alone}
 
 
+def test_made_up_plans_have_the_accesses_of_the_tables() -> None:
+    """Here those of two tables, whose rows are used once or twice, and very often."""
+    seldom, often = [0.0] * 17, [0.0] * 17
+    seldom[0], seldom[1], often[8], often[9] = 0.7, 0.3, 0.5, 0.5
+    shapes = [(50_000, 16, 4.0, tuple(seldom)), (50_000, 16, 40.0, tuple(often))]
+    tables = tables_of(*shapes)
+    drawn = start_plans(tables, 2048, LIMITS, computing=1, exchanging=1)
+    [plan, *_] = [plan for plan in drawn if plan.name == "task"]
+    workload, _ = plan.shapes("cpu", 1)
+    for found, ids in zip(workload.reuse_histogram, workload.num_ids, strict=True):
+        expected = seldom if ids < 20_000 else often
+        assert np.abs(found - expected).max() < 0.15
+
+
 MEASURED = Measured(SAMPLES, num_measurements=12, seconds=10.0, change=1.05)
 
 
