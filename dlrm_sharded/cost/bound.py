@@ -317,7 +317,7 @@ class Relaxation:
         return Cuts(
             layout="columns",
             first=shapes.first[:-1],
-            possible=shapes.possible & (columns.size_bytes <= self._capacity),
+            possible=(shapes.num_shards == 1) & (columns.size_bytes <= self._capacity),
             piece_ms=work_ms + self._least_prices.own_byte_ms * columns.volume,
             work_ms=work_ms / share,
             mean_ms=mean_ms / share,

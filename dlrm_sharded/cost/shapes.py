@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, column_volume
-from dlrm_sharded.plans.layouts import REPLICA_GROUP, row_layout
+from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
-from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
+from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask, Topology
 
 Indices = NDArray[np.int64]
 
@@ -35,6 +35,12 @@ class Pieces:
     vectors: Floats
     size_bytes: Indices
     volume: Floats
+
+    def times(self, number: Indices) -> Pieces:
+        """Return so many of each piece [n] together."""
+        return Pieces(
+            self.vectors * number[:, None], self.size_bytes * number, self.volume * number
+        )
 
     def take(self, places: Indices) -> Pieces:
         """Return the pieces at these places [m]."""
@@ -82,7 +88,8 @@ class Shapes:
         step: [T], columns of a step, in which widths are counted: 4, more for very wide tables.
         first: [T + 1], where each table's column shapes begin; they have 1, 2, ... steps.
         columns: [N], column shards of every table and width.
-        possible: [N], whether a lookup supports the width.
+        num_shards: [N], equal column shards that a rank cuts the columns into, as one lookup
+            supports no more; 0 where there are none. The prices are those of all of them.
         row_blocks: row blocks of all tables, for each of `Topology.group_sizes`.
         replicas: replicas of all tables; None where the optimizer trains none, and for one rank,
             where they are whole tables.
@@ -91,7 +98,7 @@ class Shapes:
     step: Indices
     first: Indices
     columns: Pieces
-    possible: NDArray[np.bool_]
+    num_shards: Indices
     row_blocks: tuple[BlockShapes, ...]
     replicas: BlockShapes | None
 
@@ -119,11 +126,16 @@ class Shapes:
         topology = task.topology
         pricer = PiecePricer(task, compute)
         num_cols = np.minimum(num_steps * step[table], dims[table])
+        num_shards = np.ones_like(num_cols)
+        for i in np.flatnonzero(is_too_wide).tolist():
+            of_table = slice(first[i], first[i + 1])
+            num_shards[of_table] = _num_shards(num_cols[of_table].tolist(), topology)
+        parts = np.maximum(num_shards, 1)
         return cls(
             step=step,
             first=first,
-            columns=pricer.columns(table, num_cols),
-            possible=num_cols <= topology.max_shard_columns,
+            columns=pricer.columns(table, num_cols // parts).times(parts),
+            num_shards=num_shards,
             row_blocks=tuple(pricer.row_blocks(size) for size in topology.group_sizes),
             replicas=pricer.replicas() if topology.world_size > 1 and task.can_replicate else None,
         )
@@ -137,6 +149,20 @@ class Shapes:
     def table(self) -> Indices:
         """[N], place in the task of the table that has the shape."""
         return np.repeat(np.arange(len(self.step)), np.diff(self.first))
+
+
+def _num_shards(num_cols: list[int], topology: Topology) -> list[int]:
+    """Return the equal shards of each width of one table; 0 where it is too wide for one lookup.
+
+    A rank can give up some of its columns only if any lesser width can be cut, too.
+    """
+    num_shards = [num_equal_shards(width, topology) for width in num_cols]
+    *narrower, whole = num_cols
+    # the last step of a table may have fewer columns than the others, and lies on any rank
+    if all(num_shards) and whole % num_cols[0] == 0:
+        return num_shards
+    only_one = [int(width <= topology.max_shard_columns) for width in narrower]
+    return [*only_one, num_shards[-1] if topology.world_size == 1 else 0]
 
 
 class PiecePricer:

@@ -23,6 +23,10 @@ from dlrm_sharded.plans.task import Topology
 REPLICA_GROUP = 0
 """Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
 
+MOST_SHARDS = 4
+"""Equal shards on one rank are no more than so many times the least number of shards: narrow ones
+look up all ids again and again."""
+
 
 class Layout(Protocol):
     """A way to split one table into shards."""
@@ -197,6 +201,20 @@ class Replicas:
                 f"table once on each of all {topology.world_size} ranks"
             )
         return cls(topology.world_size)
+
+
+def num_equal_shards(num_cols: int, topology: Topology) -> int:
+    """Return into how many equal shards a rank cuts its columns of a table to look them up.
+
+    TorchRec trains several shards of a table on one rank at equal width only. It is 1 for columns
+    that one lookup supports, and 0 where no equal multiples of 4 columns are at least a quarter as
+    wide as a lookup supports.
+    """
+    least = -(-num_cols // topology.max_shard_columns)
+    if least == 1:
+        return 1
+    numbers = range(least, MOST_SHARDS * least + 1)
+    return next((n for n in numbers if num_cols % (COLUMN_MULTIPLE * n) == 0), 0)
 
 
 def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layout:

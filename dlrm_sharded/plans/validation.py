@@ -103,8 +103,8 @@ def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
     else:
         advice = (
             f"with one shard of it on a rank it needs {num_shards} ranks, the job has "
-            f"{topology.world_size}; add ranks, reduce its embedding_dim, or use sharder=torchrec, "
-            "which puts several shards of a table on a rank"
+            f"{topology.world_size}; add ranks, reduce its embedding_dim, or use "
+            "sharder=neuroshard or torchrec, which put several shards of a table on a rank"
         )
     return (
         f"table {widest.name!r} has {widest.embedding_dim:,} columns, and FBGEMM looks up shards "

@@ -103,7 +103,7 @@ def build_problem(
         # 0 marks units that may not be split; their only shape is one step.
         columns_per_step=np.where(units.is_splittable, shapes.step[units.first_table], 0),
         first_shape=kept_shapes.first_shape,
-        possible=kept_shapes.possible(shapes),
+        possible=kept_shapes.possible(shapes, units.is_splittable),
         demand=Demand.pack(columns.vectors, columns.volume, kept_shapes.num_shards, margin),
         load=load,
         margin=margin,
@@ -178,7 +178,7 @@ class _KeptShapes:
         first_shape: [U + 1], as in `Problem`.
         table_shape: [n], shapes of tables that are kept.
         unit_shape: [n], the shape of a unit that each becomes part of.
-        num_shards: [N], tables in a unit's shape; each is a shard.
+        num_shards: [N], shards of a unit's shape.
     """
 
     first_shape: Indices
@@ -194,10 +194,18 @@ class _KeptShapes:
             volume=self._sum(pieces.volume),
         )
 
-    def possible(self, shapes: Shapes) -> Mask:
-        """Return [N], whether lookups support every shard of a unit's shape."""
+    def possible(self, shapes: Shapes, is_splittable: Mask) -> Mask:
+        """Return [N], whether lookups support every shard of a unit's shape.
+
+        Args:
+            is_splittable: [U], whether a unit may be more than one shard.
+        """
         possible = np.ones(self.first_shape[-1], dtype=bool)
-        np.logical_and.at(possible, self.unit_shape, shapes.possible[self.table_shape])
+        may_split = np.repeat(is_splittable, np.diff(self.first_shape))[self.unit_shape]
+        num_shards = shapes.num_shards[self.table_shape]
+        np.logical_and.at(
+            possible, self.unit_shape, (num_shards == 1) | (may_split & (num_shards > 1))
+        )
         return possible
 
     def _sum(self, values: NDArray[Number]) -> NDArray[Number]:
@@ -221,7 +229,7 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
             all_shapes = range(shapes.first[table], shapes.first[table + 1])
             table_shape += list(all_shapes)
             unit_shape += list(range(begin, begin + len(all_shapes)))
-            num_shards += [1.0] * len(all_shapes)
+            num_shards += shapes.num_shards[all_shapes].tolist()
         else:
             # One shape, to which every table of the unit adds its whole.
             table_shape += [int(shapes.whole[table]) for table in tables]

@@ -6,19 +6,19 @@ import numpy as np
 
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS
-from dlrm_sharded.plans.validation import why_too_large, why_too_wide
+from dlrm_sharded.plans.validation import why_too_large
 from dlrm_sharded.search.problem import Problem, by_group
 
 
 def why_infeasible(problem: Problem) -> str | None:
     """Return a proof that no plan fits the ranks' memory and lookups; None if none was found.
 
-    Plans have one column shard of a table on a rank at the most.
+    Plans have the columns of a table on a rank in one shard, or in equal ones that lookups support.
     """
     size, capacity = problem.size_bytes[problem.whole_shape], problem.capacity_bytes
     if reason := why_too_large(int(size.sum()), capacity.tolist()):
         return reason
-    if reason := why_too_wide(problem.task) or _why_too_wide(problem):
+    if reason := _why_too_wide(problem):
         return reason
     for unit in range(problem.num_units):
         smallest = _smallest_piece_bytes(problem, unit)
@@ -50,14 +50,23 @@ def why_none_found(problem: Problem) -> str:
 
 
 def _why_too_wide(problem: Problem) -> str | None:
-    """Return why constraints leave a unit too few ranks for pieces that lookups support."""
+    """Return why a unit has too few ranks for pieces that lookups support."""
     max_columns = problem.task.topology.max_shard_columns
     for unit in np.flatnonzero(~problem.possible[problem.whole_shape]).tolist():
         num_ranks = problem.world_size
         if problem.allowed is not None:
             num_ranks = int(problem.allowed[unit].sum())
         if num_ranks * problem.max_width(unit) < problem.num_steps[unit]:
-            names = ", ".join(repr(problem.task.tables[i].name) for i in problem.tables[unit])
+            tables = [problem.task.tables[i] for i in problem.tables[unit]]
+            names = ", ".join(repr(table.name) for table in tables)
+            if problem.columns_per_step[unit] and problem.allowed is None:
+                return (
+                    f"table {names} has {tables[0].embedding_dim:,} columns, and FBGEMM looks up "
+                    f"shards of {max_columns:,} columns or fewer on "
+                    f"{problem.task.topology.compute_device}: {num_ranks} ranks cannot cut it into "
+                    "equal shards; make its embedding_dim a multiple of "
+                    f"{problem.columns_per_step[unit]}, or add ranks"
+                )
             return (
                 f"constraints allow {names} to be on {num_ranks} ranks"
                 f"{'' if problem.columns_per_step[unit] else ', and not to be split'}, but shards "

@@ -262,8 +262,9 @@ class Problem:
         return step * width or max(self.task.tables[i].embedding_dim for i in self.tables[unit])
 
     def max_width(self, unit: int) -> int:
-        """Return the steps of the widest piece of a unit; 0 if it has to stay whole and cannot."""
-        return int(self.possible[self.first_shape[unit] : self.first_shape[unit + 1]].sum())
+        """Return the width up to which all pieces of a unit are possible; 0 if none is."""
+        possible = self.possible[self.first_shape[unit] : self.first_shape[unit + 1]]
+        return len(possible) if possible.all() else int(possible.argmin())
 
     @property
     def replicas(self) -> Blocks | None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dlrm_sharded.plans.layouts import ColumnShards, is_replicated, is_row_wise, layout_of
+from dlrm_sharded.plans.layouts import (
+    ColumnShards,
+    is_replicated,
+    is_row_wise,
+    layout_of,
+    num_equal_shards,
+)
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.search.problem import Demand, Problem
 from dlrm_sharded.search.state import COLUMNS, State
 
 ShardsByTable = Mapping[str, Sequence[Shard]]
@@ -48,14 +54,21 @@ def shards_of_unit(
             continue
         step = int(problem.columns_per_step[unit]) or table.embedding_dim
         before = () if earlier is None else earlier[table.name]
-        shards += _column_shards(table, widths, step, before)
+        shards += _column_shards(table, widths, step, before, problem.task.topology)
     return shards
 
 
 def _column_shards(
-    table: Table, widths: Mapping[int, int], step: int, before: Sequence[Shard]
+    table: Table,
+    widths: Mapping[int, int],
+    step: int,
+    before: Sequence[Shard],
+    topology: Topology,
 ) -> list[Shard]:
-    """Return column shards of these widths in steps, by rank, close to those before."""
+    """Return column shards of these widths in steps, by rank, close to those before.
+
+    Columns of a rank that are too many for a lookup become equal shards.
+    """
     in_columns = not is_row_wise(before, table) and not is_replicated(before)
     if before and in_columns and _widths(before, step) == widths:
         return list(before)
@@ -63,8 +76,13 @@ def _column_shards(
     # Of several shards on one rank, the first counts: later entries overwrite earlier ones.
     first_column = {shard.rank: shard.cols[0] for shard in reversed(before)}
     ranks = sorted(widths, key=lambda r: (first_column.get(r, table.embedding_dim), r))
-    # The last step of a table may have fewer columns than the others.
-    return ColumnShards.shards(table, [(rank, widths[rank] * step) for rank in ranks])
+    by_rank: list[tuple[int, int]] = []
+    for rank in ranks:
+        # The last step of a table may have fewer columns than the others.
+        num_cols = min(widths[rank] * step, table.embedding_dim)
+        num_shards = num_equal_shards(num_cols, topology)
+        by_rank += [(rank, num_cols // num_shards)] * num_shards
+    return ColumnShards.shards(table, by_rank)
 
 
 def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Shard]) -> int:
@@ -120,17 +138,19 @@ def _load_columns(state: State, unit: int, shards: Sequence[Shard]) -> bool:
     # Widths are rounded up: shards whose widths are no multiples of a step do not add up.
     if sum(widths.values()) != problem.num_steps[unit]:
         return False
+    shapes = {rank: problem.shape(unit, width) for rank, width in widths.items()}
     # Several shards on one rank become one piece, which may be too wide.
-    if max(widths.values()) > problem.max_width(unit):
+    if not problem.possible[list(shapes.values())].all():
         return False
     for rank, width in widths.items():
         state.set_width(unit, rank, width)
-    # Each shard has optimizer state of its own for its rows; the state counts one shard per rank.
+    # Each shard has optimizer state of its own for its rows; the state counts those of the piece.
     bytes_of_no_columns = topology.shard_bytes(shards[0].num_rows, 0)
     for shard in shards:
         state.free_bytes[shard.rank] -= bytes_of_no_columns
-    for rank in widths:
-        state.free_bytes[rank] += bytes_of_no_columns
+    for rank, shape in shapes.items():
+        num_shards = int(problem.demand[shape, Demand.NUM_SHARDS])
+        state.free_bytes[rank] += bytes_of_no_columns * num_shards
     return True
 
 

@@ -83,7 +83,7 @@ def test_a_plan_that_knows_the_hosts_costs_less_on_them(compared: list[Compared]
 def test_it_costs_more_where_all_ranks_are_on_one_host(compared: list[Compared]) -> None:
     for pair in compared:
         plan = dataclasses.replace(pair.knows, shards=tuple(without_host_rows(pair)))
-        assert dataclasses.replace(pair, knows=plan).knows_over_blind(pair.one_host) > 1.02
+        assert dataclasses.replace(pair, knows=plan).knows_over_blind(pair.one_host) > 1.01
 
 
 def without_host_rows(pair: Compared) -> Iterator[Shard]:
@@ -125,7 +125,7 @@ def test_row_blocks_stay_on_one_host_where_links_between_hosts_are_slow(
     assert len(shards) == num_blocks
     assert len({shard.rank // PER_HOST for shard in shards}) == num_blocks // PER_HOST
     for other_ms in other_costs_ms(task, plan):
-        assert report.cost.cost_ms < 0.85 * other_ms
+        assert report.cost.cost_ms < 0.9 * other_ms
 
 
 def other_costs_ms(task: ShardingTask, plan: ShardingPlan) -> Iterator[float]:

@@ -1,5 +1,6 @@
 """Tables wider than a lookup on a GPU supports: cut so far that every shard can be looked up."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,15 @@ from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validat
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.shapes import Shapes
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
 from dlrm_sharded.search.feasibility import why_infeasible
+from dlrm_sharded.search.problem import Demand
+from dlrm_sharded.search.state import State
+from dlrm_sharded.search.state_shards import state_shards
 from tests.unit.made_up import column_shards, task_of, with_memory
 from tests.unit.search.made_up import COST_ALONE, model_of, neuroshard, predicted, problem_of
 
@@ -57,13 +62,43 @@ def test_blocks_of_rows_may_be_as_wide_as_a_lookup_supports() -> None:
     assert shapes.row_blocks[0].possible[:2].tolist() == [True, False]
 
 
-def test_shards_of_a_table_on_one_rank_are_not_below_the_bound() -> None:
-    """Such plans are valid, though the search does not make them."""
-    task, model = wide_task(2 * LIMIT, world_size=1), model_of("plain")
-    plan = halved(task)
+@pytest.mark.parametrize(
+    ("width", "num_shards"), [(LIMIT + 4, 3), (2 * LIMIT, 2), (6000, 3), (16_384, 8)]
+)
+@pytest.mark.parametrize("name", ["plain", "warps"])
+def test_one_rank_cuts_a_table_into_equal_shards(name: str, width: int, num_shards: int) -> None:
+    task, model = wide_task(width, world_size=1), model_of(name)
+    plan = neuroshard(name, **COST_ALONE).shard(task)
     validate(plan, task)
+    assert [s.num_cols for s in plan.shards if s.table == "wide0"] == [
+        width // num_shards
+    ] * num_shards
     cost_ms = predicted(plan.shards, task, model).cost_ms
     assert lower_bound_ms(model.price(task)) <= cost_ms * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("width", [3 * LIMIT, 16_384])
+def test_prices_of_equal_shards_are_those_of_the_plan(width: int) -> None:
+    """The search knows what a plan with several shards of a table on a rank costs and takes."""
+    task, model = wide_task(width, world_size=2), model_of("warps")
+    topology = dataclasses.replace(task.topology, optimizer_bytes_per_row=4)
+    task = dataclasses.replace(task, topology=topology)
+    problem = problem_of(task, model)
+    unit, steps = 0, int(problem.num_steps[0])
+    for on_first in range(1, steps):
+        state = State(problem)
+        for other in range(1, problem.num_units):
+            state.set_width(other, 0, int(problem.num_steps[other]))
+        state.set_width(unit, 0, on_first)
+        state.set_width(unit, 1, steps - on_first)
+        state.refresh()
+        plan = ShardingPlan(2, state_shards(state))
+        validate(plan, task)
+        free_bytes = problem.capacity_bytes - np.array(plan.bytes_by_rank(topology))
+        assert state.free_bytes.tolist() == free_bytes.tolist()
+        computation = state.demand[:, Demand.VECTOR]
+        workload = workload_of_plan(plan, task)
+        assert computation == pytest.approx(workload.by_rank(model.compute.vectors(workload)))
 
 
 @pytest.mark.parametrize("width", [LIMIT + 4, 3 * LIMIT, 16_380])
@@ -71,9 +106,9 @@ def test_widths_include_the_limit(width: int) -> None:
     task = wide_task(width, world_size=2)
     shapes = Shapes.from_task(task, model_of("plain").compute, max_widths=64)
     assert LIMIT % int(shapes.step[0]) == 0
-    of_wide = shapes.possible[shapes.first[0] : shapes.first[1]]
-    assert of_wide.sum() * int(shapes.step[0]) == LIMIT
-    assert shapes.possible[shapes.first[1] :].all()
+    of_wide = shapes.num_shards[shapes.first[0] : shapes.first[1]]
+    assert (of_wide == 1).sum() * int(shapes.step[0]) == LIMIT
+    assert (shapes.num_shards[shapes.first[1] :] == 1).all()
     assert [blocks.possible[0] for blocks in shapes.row_blocks] == [False]
     assert all(blocks.possible[1:].all() for blocks in shapes.row_blocks)
 
@@ -85,8 +120,8 @@ def test_a_cpu_has_no_limit() -> None:
 
 
 def test_why_infeasible() -> None:
-    task = wide_task(2 * LIMIT, world_size=1)
-    with pytest.raises(InfeasibleTaskError, match=r"'wide0' has 4,096 columns.* 2,048 .*on cuda"):
+    task = wide_task(4 * 523, world_size=1)  # no equal shards but those of 4 columns
+    with pytest.raises(InfeasibleTaskError, match=r"'wide0' has 2,092 columns.* 2,048 .*on cuda"):
         neuroshard("shipped").shard(task)
 
     def why(constraints: Constraints, world_size: int = 4) -> str | None:
@@ -94,8 +129,7 @@ def test_why_infeasible() -> None:
         return why_infeasible(problem_of(task, model_of("shipped"), constraints))
 
     assert why(Constraints()) is None
-    assert "allow 'wide0' to be on 1 ranks, but" in str(why(Constraints(pin={"wide0": [2]})))
-    assert why(Constraints(pin={"wide0": [2, 3]})) is None
+    assert why(Constraints(pin={"wide0": [2]})) is None
     assert "not to be split" in str(why(Constraints(unsplit=["wide0"])))
     assert "'wide0', 'a'" in str(why(Constraints(together=[["a", "wide0"]])))
 
