@@ -1,8 +1,10 @@
 """`ShardedPlanner` in the place of TorchRec's planner, on models that are not ours."""
 
+import copy
 import functools
 import os
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,15 +24,19 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
+from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.drop_in import sharded_planner
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, RankError
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.torchrec_adapter import from_torchrec, to_torchrec
 from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
+from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from tests.distributed.torchrec_modules import LaidOut, table_configs
 from tests.preloaded.ranks import gathered, run_ranks
 
@@ -78,6 +84,52 @@ def test_trains_torchrec_test_model():
     assert {rank for ranks in result["ranks"].values() for rank in ranks} == {0, 1}
     assert result["num_predictions"] == 4
     assert result["gradient"] > 0
+
+
+def train_a_table_wider_than_lookups(rank: Rank) -> dict[str, Any]:
+    """Three steps beside the same ones in plain torch, where lookups support 16 columns.
+
+    So few stand for the 2,048 of a GPU.
+    """
+    model = EmbeddingBagCollection(tables=table_configs([30, 20, 40], [64, 16]), device=rank.device)
+    plain = copy.deepcopy(model)
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.5})
+    searching = NeuroShardSharder(SharderContext(cost_model=learned_cost_model(RunContext())))
+    with mock.patch.dict(MAX_SHARD_COLUMNS, cpu=16):
+        plan = ShardedPlanner(searching).collective_plan(model)
+    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
+    initial = plain.state_dict()
+    for name, weight in sharded.state_dict().items():
+        for shard in weight.local_shards():
+            (row, col), (num_rows, num_cols) = shard.metadata.shard_offsets, shard.tensor.shape
+            part = initial[name.removeprefix("module.")][:, col : col + num_cols]
+            shard.tensor.copy_(part[row : row + num_rows])
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(0)
+    pairs = []
+    for _ in range(3):
+        values = torch.randint(0, 20, (3 * 8,), generator=generator)
+        lengths = torch.ones(3 * 8, dtype=torch.int32)
+        ids = KeyedJaggedTensor([f"f{i}" for i in range(3)], values, lengths=lengths)
+        vectors, expected = sharded(ids).to_dict(), plain(ids).to_dict()
+        pairs += [(vectors[f"f{i}"].detach(), expected[f"f{i}"].detach()) for i in range(3)]
+        optimizer.zero_grad()
+        for by_feature in (vectors, expected):
+            sum(vector.square().mean() for vector in by_feature.values()).backward()
+        optimizer.step()
+    widths = {
+        name: [shard.shard_sizes[1] for shard in parameter.sharding_spec.shards]
+        for name, parameter in plan.plan[""].items()
+    }
+    return {"pairs": pairs, "widths": widths}
+
+
+def test_one_rank_trains_a_table_wider_than_lookups():
+    result = run_ranks(train_a_table_wider_than_lookups, 1)
+    assert result["widths"] == {"t0": [16] * 4, "t1": [16], "t2": [16] * 4}
+    assert len(result["pairs"]) == 9
+    for vectors, expected in result["pairs"]:
+        torch.testing.assert_close(vectors, expected)
 
 
 def every_second_replicated(table: Table, i: int, world_size: int) -> list[Shard]:
