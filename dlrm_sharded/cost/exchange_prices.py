@@ -199,25 +199,26 @@ class _StepExchanges:
 class LeastExchangePrices:
     """Prices of a byte that no volumes undercut, on any rank: L7 of docs/notes/lower_bound.md.
 
-    With volumes v and their sum S, rank r's exchanges take at least
-    fixed_ms + own_byte_ms * v[r] + any_byte_ms * S.
+    With volumes v, their sum S and largest V, rank r's exchanges take at least
+    fixed_ms + own_byte_ms * v[r] + any_byte_ms * S + busiest_byte_ms * (V - S / W).
     """
 
     own_byte_ms: float
     any_byte_ms: float
+    busiest_byte_ms: float
 
     @classmethod
     def from_model(cls, model: CommunicationModel, hosts: Hosts) -> LeastExchangePrices:
         """Add up the lower limits of all `EXCHANGE_TERMS`."""
         size, per_host = hosts.world_size, hosts.ranks_per_host
         if size == 1:
-            return cls(0.0, 0.0)
+            return cls(0.0, 0.0, 0.0)
         links = (
             ("intra", per_host - 1, hosts.intra_ms_per_mb),
             ("inter", size - per_host, hosts.inter_ms_per_mb),
         )
         num_hosts = size // per_host
-        own_mb_ms = any_mb_ms = 0.0
+        own_mb_ms = any_mb_ms = busiest_mb_ms = 0.0
         # a rank's own vectors go out in the forward pass, and their gradients come in
         for kind, own_way, other_way in ((FWD_COMM, "out", "in"), (BWD_COMM, "in", "out")):
             weights = model.exchange[EXCHANGES.index(kind)].tolist()
@@ -233,10 +234,14 @@ class LeastExchangePrices:
                 maxima = sum(weight[f"max_{term}_{link}"] for term in ("out", "in", "busier"))
                 maxima = (maxima + weight["max_both_links"]) / size
                 any_mb_ms += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
+                # some rank sends, or gets, the largest volume; no rank's own goes the other way
+                own_maxima = sum(weight[f"max_{term}_{link}"] for term in (own_way, "busier"))
+                busiest_mb_ms += (own_maxima + weight["max_both_links"]) * peers * ms_per_mb
                 # A rank that holds everything gets nothing from others. Only if all others are
                 # behind one link, what it gets is known: all that is not its own.
                 if peers == size - 1:
                     own_mb_ms -= weight[f"{other_way}_{link}"] * ms_per_mb
                     any_mb_ms += weight[f"{other_way}_{link}"] * ms_per_mb
         # A negative price of its own counts at most for everything: its volume is no more than all.
-        return cls(max(own_mb_ms, 0.0) / 1e6, (any_mb_ms + min(own_mb_ms, 0.0)) / 1e6)
+        any_mb_ms += min(own_mb_ms, 0.0)
+        return cls(max(own_mb_ms, 0.0) / 1e6, any_mb_ms / 1e6, busiest_mb_ms / 1e6)
