@@ -8,9 +8,9 @@ a rank cost more than T is in no plan of cost T, so a T that is lower than the m
 of the other pieces is lower than the cost of every plan (L5). A part of its cost every rank pays,
 wherever the pieces are (L7, L10). The less that is, the more do the pieces cost, and the more that
 is, the smaller are the pieces for which a rank has time; so each range of it has its own test
-(L11).
+(L11). Row blocks that fill the ranks of one host leave all columns to the others (L12).
 
-docs/notes/lower_bound.md has the lemmas L1 to L11, their proofs and an example with numbers.
+docs/notes/lower_bound.md has the lemmas L1 to L12, their proofs and an example with numbers.
 
 Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 """
@@ -25,7 +25,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.plan_kinds import CutPricer, Mask, PlanKind, least_of_layouts
+from dlrm_sharded.cost.plan_kinds import (
+    CutPricer,
+    Mask,
+    PlanKind,
+    by_loaded_table,
+    least_of_layouts,
+)
 from dlrm_sharded.cost.workload import Floats
 
 NUM_BISECTIONS = 20
@@ -33,6 +39,20 @@ NUM_BISECTIONS = 20
 
 LEAST_MS = 1e-6
 """Lowest cost, in ms, at which the search for an upper end of the interval starts."""
+
+LOADED_SHARE = 0.1
+"""Row blocks on one host that take a rank this share of the ranks' mean are worth a test."""
+
+HOST_WEIGHTS = np.array(
+    list(itertools.product((0.0, 0.1, 0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0)))
+)
+"""[C, 2], weights of the work and of the volumes on a host that has a table's row blocks.
+
+Work on it weighs the same as on other ranks at 0, and alone counts at 1; volumes the same at 1.
+"""
+
+FAR_MS = 1e300
+"""Stands for inf where that would be multiplied by 0."""
 
 LEAST_ROOM_MS = 1e-9
 """Keeps the time that a rank has for its work above zero."""
@@ -86,14 +106,15 @@ class Relaxation:
         return bound_ms
 
     def kinds(self, *, replicas: bool = True) -> list[PlanKind]:
-        """Return a kind of plans for each set of layouts that tables can have."""
+        """Return the kinds of plans for each set of layouts that tables can have."""
         cuts = [layout for layout in self._cuts if replicas or layout.layout != "replicas"]
         cuts = [layout for layout in cuts if layout.possible.any()]
-        return [
-            PlanKind(some, self._all_to_all_ms)
-            for number in range(1, len(cuts) + 1)
-            for some in itertools.combinations(cuts, number)
-        ]
+        kinds: list[PlanKind] = []
+        for number in range(1, len(cuts) + 1):
+            for some in itertools.combinations(cuts, number):
+                mean_ms = self.mean_ms(math.inf, PlanKind(some, self._all_to_all_ms))
+                kinds += by_loaded_table(some, self._all_to_all_ms, LOADED_SHARE * mean_ms)
+        return kinds
 
     def bound_of_kind_ms(self, kind: PlanKind, *, enough_ms: float = math.inf) -> float:
         """Return the largest cost found that no plan of a kind undercuts (L5).
@@ -154,12 +175,83 @@ class Relaxation:
         allowed = self._allowed(limit_ms, kind, least_ms, most_ms)
         means_ms = self._means_ms(allowed, kind, self._next_launch_ms(kind) / room_ms)
         every_rank_ms = np.where(means_ms < np.inf, kind.every_rank_ms, 0.0)
+        if kind.loaded is not None and self._is_uneven(limit_ms, kind, allowed, least_ms, most_ms):
+            return True
         for weight in WEIGHTS:
             sum_ms, _ = least_of_layouts(means_ms + weight * every_rank_ms)
             weighed_ms = sum_ms + self._fixed_ms(kind) + weight * kind.every_rank_fixed_ms
             if weighed_ms > limit_ms + weight * (most_ms if weight > 0.0 else least_ms):
                 return True
         return False
+
+    def _is_uneven(
+        self,
+        limit_ms: float,
+        kind: PlanKind,
+        allowed: Sequence[Mask],
+        least_ms: float,
+        most_ms: float,
+    ) -> bool:
+        """Return whether no such plan is within a range, as one host has row blocks (L12).
+
+        The work on the ranks of this host and what they exchange have weights of their own.
+        """
+        costs = [
+            self._weighed_ms(limit_ms - least_ms, kind, i, allowed[i])
+            for i in range(len(kind.cuts))
+        ]
+        costs_ms = np.stack(costs, axis=1)
+        room_ms = limit_ms - self._launches_ms(kind)
+        every_rank_ms = np.where(costs_ms < np.inf, kind.every_rank_ms, 0.0)
+        for weight in WEIGHTS:
+            weighed_ms = (costs_ms + weight * every_rank_ms).min(axis=1).sum(axis=1)
+            weighed_ms += (1.0 + weight) * kind.every_rank_fixed_ms
+            if weighed_ms.max() > room_ms + weight * (most_ms if weight > 0.0 else least_ms):
+                return True
+        return False
+
+    def _weighed_ms(self, left_ms: float, kind: PlanKind, place: int, allowed: Mask) -> Floats:
+        """Return [C, T], the least time of the tables in one layout for each of `HOST_WEIGHTS`.
+
+        Args:
+            left_ms: what every rank has left for its launches and pieces.
+            place: index of the layout.
+            allowed: [n], pieces that ranks without row blocks of the loaded table may have.
+        """
+        layout, launched = kind.cuts[place], kind.num_on_all_ranks + 1
+        (in_rows,) = (cuts for cuts in kind.cuts if cuts.layout == "host_rows")
+        assert kind.loaded is not None
+        if layout.is_on_all_ranks:
+            every_rank_ms = layout.least(layout.every_rank_ms, allowed)
+            return np.tile(every_rank_ms, (len(HOST_WEIGHTS), 1))
+        share = in_rows.group_size / self._world_size
+        loaded_ms, fixed_ms = float(in_rows.piece_ms[kind.loaded]), in_rows.fixed_ms / share
+        piece_ms, work_ms, next_ms = layout.piece_ms, layout.work_ms, 0.0
+        if layout is in_rows:  # the ranks of the loaded host have paid the fixed costs
+            piece_ms = piece_ms - fixed_ms
+            work_ms = in_rows.group_size * piece_ms
+        else:  # and they launch one more lookup for columns
+            next_ms = self._launch_ms[launched + 1] - self._launch_ms[launched]
+        room_ms = left_ms - self._launch_ms[launched] - loaded_ms - next_ms
+        beside_ms = np.full(len(layout.first), np.inf)
+        if room_ms > 0.0:
+            fits = allowed & (piece_ms <= room_ms)
+            beside_ms = layout.least(work_ms * (1.0 + next_ms / room_ms), fits)
+        # weights [C, 1] are 1 in the mean over ranks
+        work, volume = HOST_WEIGHTS.T[:, :, None]
+        work = 1.0 + work * (1.0 / share - 1.0)
+        other_work, other_volume = ((1.0 - share * w) / (1.0 - share) for w in (work, volume))
+        byte_ms = self._busiest_byte_ms * layout.volume
+        beside_ms = _times(work, beside_ms) + volume * byte_ms
+        if layout is in_rows:
+            beside_ms[:, [kind.loaded]] = (
+                work * in_rows.group_size * loaded_ms + volume * byte_ms[kind.loaded]
+            )
+        elsewhere_ms = _times(other_work, layout.least(work_ms, allowed)) + other_volume * byte_ms
+        if layout is in_rows:
+            elsewhere_ms[:, kind.loaded] = np.inf
+        costs_ms = np.minimum(beside_ms, elsewhere_ms) - byte_ms
+        return costs_ms / self._world_size + layout.every_rank_ms
 
     def _allowed(
         self, limit_ms: float, kind: PlanKind, least_ms: float = 0.0, most_ms: float = math.inf
@@ -209,6 +301,11 @@ class Relaxation:
     def _fixed_ms(self, kind: PlanKind) -> float:
         """Return the fixed costs of all ranks in the mean, with the launches of all of them."""
         return kind.fixed_ms + self._launch_ms[kind.num_on_all_ranks]
+
+
+def _times(weights: Floats, values: Floats) -> Floats:
+    """Return weights times values, of which those that are inf stay so."""
+    return np.where(values < np.inf, weights * np.minimum(values, FAR_MS), np.inf)
 
 
 def _ranges(least_ms: float, limit_ms: float) -> Iterator[tuple[float, float]]:

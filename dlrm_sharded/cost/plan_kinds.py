@@ -5,9 +5,11 @@ Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,11 @@ from dlrm_sharded.cost.shapes import BlockShapes, Indices, Shapes
 from dlrm_sharded.cost.workload import Floats
 
 Mask = NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.generic)
+
+
+MOST_LOADED = 4
+"""Largest number of tables for whose row blocks on one host there is a kind of plans each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,9 @@ class Cuts:
         work_ms: [n], computation of the whole table in such pieces, on all ranks together.
         mean_ms: [n], cost of the whole table in such pieces, averaged over ranks.
         every_rank_ms: [T], least time that every rank pays for the table.
+        volume: [T], bytes of the table that ranks exchange with every other rank, on all of them.
         fixed_ms: time of reductions that does not depend on their bytes, averaged over ranks.
+        group_size: ranks of a group that has row blocks; 1 for columns.
         is_on_all_ranks: whether every rank has a piece of every table.
         is_exchanged: whether ranks exchange vectors in an all-to-all.
     """
@@ -46,9 +55,15 @@ class Cuts:
     work_ms: Floats
     mean_ms: Floats
     every_rank_ms: Floats
+    volume: Floats
     fixed_ms: float = 0.0
+    group_size: int = 1
     is_on_all_ranks: bool = False
     is_exchanged: bool = True
+
+    def without(self, tables: Mask) -> Cuts:
+        """Return the layout without these tables [T]."""
+        return dataclasses.replace(self, possible=self.possible & ~self.per_size(tables))
 
     def least(self, values: Floats, allowed: Mask) -> Floats:
         """Return [T], the least of values [n] over each table's allowed sizes; inf without any."""
@@ -59,7 +74,7 @@ class Cuts:
         possible = np.logical_or.reduceat(self.possible, self.first)
         return np.where(possible, self.every_rank_ms, np.inf)
 
-    def per_size(self, values: Floats) -> Floats:
+    def per_size(self, values: NDArray[Number]) -> NDArray[Number]:
         """Return [n], values [T] of each size's table."""
         return np.repeat(values, np.diff(self.first, append=len(self.possible)))
 
@@ -70,6 +85,8 @@ class PlanKind:
     Args:
         cuts: the layouts.
         all_to_all_ms: time of the all-to-alls that does not depend on volumes.
+        loaded: a table whose row blocks on one host take a rank longer than those of any other
+            table; None if it is not known.
 
     Attributes:
         fixed_ms: time of exchanges that does not depend on volumes, averaged over ranks.
@@ -80,8 +97,10 @@ class PlanKind:
         own_ms: [L, T], the least that every rank pays if the table has the layout.
     """
 
-    def __init__(self, cuts: Sequence[Cuts], all_to_all_ms: float) -> None:
-        self.cuts = tuple(cuts)
+    def __init__(
+        self, cuts: Sequence[Cuts], all_to_all_ms: float, *, loaded: int | None = None
+    ) -> None:
+        self.cuts, self.loaded = tuple(cuts), loaded
         fixed_ms = all_to_all_ms if any(layout.is_exchanged for layout in cuts) else 0.0
         self.fixed_ms = fixed_ms + sum(layout.fixed_ms for layout in cuts)
         self.every_rank_fixed_ms = fixed_ms + sum(
@@ -100,6 +119,35 @@ class PlanKind:
     def has_free_pieces(self) -> bool:
         """Return whether some pieces are on some ranks only."""
         return self.num_on_all_ranks < len(self.cuts)
+
+
+def by_loaded_table(
+    cuts: Sequence[Cuts], all_to_all_ms: float, least_ms: float
+) -> Iterator[PlanKind]:
+    """Yield the kind of plans with these layouts, apart by the table that loads a host most (L12).
+
+    Args:
+        least_ms: row blocks on one host that take a rank less than that are not told apart.
+    """
+    rest = list(cuts)
+    place = next((i for i, layout in enumerate(cuts) if layout.layout == "host_rows"), None)
+    if place is not None:
+        in_rows = cuts[place]
+        block_ms = np.where(in_rows.possible, in_rows.piece_ms, 0.0)
+        for table in np.argsort(-block_ms, kind="stable")[:MOST_LOADED].tolist():
+            if block_ms[table] < least_ms:
+                break
+            is_table = np.arange(len(block_ms)) == table
+            yield PlanKind(
+                [
+                    layout if i == place else layout.without(is_table)
+                    for i, layout in enumerate(rest)
+                ],
+                all_to_all_ms,
+                loaded=table,
+            )
+            rest[place] = rest[place].without(is_table)
+    yield PlanKind(rest, all_to_all_ms)
 
 
 class CutPricer:
@@ -152,6 +200,7 @@ class CutPricer:
             work_ms=work_ms / share,
             mean_ms=mean_ms / share,
             every_rank_ms=self._least_prices.any_byte_ms * whole_volume,
+            volume=whole_volume,
         )
 
     def _cut_rows(self, blocks: BlockShapes) -> Cuts:
@@ -178,7 +227,9 @@ class CutPricer:
             work_ms=work_ms,
             mean_ms=work_ms / self._world_size + exchange_ms,
             every_rank_ms=every_rank_ms,
+            volume=volume * blocks.group_size,
             fixed_ms=reduces.fixed_ms / blocks.num_groups,
+            group_size=blocks.group_size,
             is_on_all_ranks=blocks.is_global,
             is_exchanged=not blocks.is_global,
         )
@@ -198,6 +249,7 @@ class CutPricer:
             work_ms=work_ms * self._world_size,
             mean_ms=every_rank_ms,
             every_rank_ms=every_rank_ms,
+            volume=np.zeros(len(work_ms)),
             fixed_ms=gradients.fixed_ms,
             is_on_all_ranks=True,
             is_exchanged=False,

@@ -63,8 +63,8 @@ def _why_too_wide(problem: Problem) -> str | None:
                 return (
                     f"table {names} has {tables[0].embedding_dim:,} columns, and FBGEMM looks up "
                     f"shards of {max_columns:,} columns or fewer on "
-                    f"{problem.task.topology.compute_device}: {num_ranks} ranks cannot cut it into "
-                    "equal shards; make its embedding_dim a multiple of "
+                    f"{problem.task.topology.compute_device}: with {num_ranks} ranks it cannot be "
+                    "cut into equal shards; make its embedding_dim a multiple of "
                     f"{problem.columns_per_step[unit]}, or add ranks"
                 )
             return (

@@ -111,10 +111,24 @@ def layouts_of(workload: Workload) -> NDArray[np.str_]:
     return np.select(conditions, ["replicas", "columns", "rows"], "host_rows")
 
 
-def kind_of(workload: Workload, relaxation: Relaxation) -> PlanKind:
-    """The kind of L8 that a plan is of."""
-    used = set(layouts_of(workload).tolist()) if workload.world_size > 1 else {"columns"}
-    (kind,) = (k for k in relaxation.kinds() if {cuts.layout for cuts in k.cuts} == used)
+def every_rank_ms_of(kind: PlanKind, of: Planned) -> Floats:
+    """[T], what every rank pays for the tables of a plan; inf for layouts that the kind has not."""
+    plan, task = of
+    layouts = dict.fromkeys([table.name for table in task.tables], "columns")
+    if task.topology.world_size > 1:
+        names = layouts_of(workload_of_plan(plan, task)).tolist()
+        layouts |= dict(zip([shard.table for shard in plan.shards], names, strict=True))
+    rows = [cuts.layout for cuts in kind.cuts]
+    if set(rows) != set(layouts.values()):
+        return np.full(len(task.tables), np.inf)
+    places = [rows.index(layouts[table.name]) for table in task.tables]
+    return kind.every_rank_ms[places, np.arange(len(places))]
+
+
+def kind_of(of: Planned, relaxation: Relaxation) -> PlanKind:
+    """The kind of L8 and L12 that a plan is of; there is no other."""
+    kinds = relaxation.kinds()
+    (kind,) = (k for k in kinds if np.isfinite(every_rank_ms_of(k, of)).all())
     return kind
 
 
@@ -169,10 +183,9 @@ def test_l4_tables_cost_at_least_their_cheapest_pieces(
     of: Planned, model: LearnedCostModel
 ) -> None:
     """The mean of the relaxation without a limit is below that of every plan of the kind."""
-    workload = workload_of_plan(*of)
     relaxation = Relaxation(model.price(of[1]))
     mean_ms = by_rank_ms(predicted(of[0].shards, of[1], model)).mean()
-    assert at_least(mean_ms, relaxation.mean_ms(math.inf, kind_of(workload, relaxation)))
+    assert at_least(mean_ms, relaxation.mean_ms(math.inf, kind_of(of, relaxation)))
 
 
 @given(of=planned(), model=models)
@@ -197,7 +210,7 @@ def test_l5_a_limit_that_a_plan_keeps_never_raises_the_mean_above_it(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
     relaxation = Relaxation(model.price(of[1]))
-    kind = kind_of(workload_of_plan(*of), relaxation)
+    kind = kind_of(of, relaxation)
     cost_ms = predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
     mean_ms = relaxation.mean_ms(cost_ms, kind)
     assert at_least(cost_ms, mean_ms)
@@ -249,7 +262,7 @@ def test_l7_holds_term_by_term(ranks_per_host: int) -> None:
 def test_l8_every_plan_pays_the_fixed_costs_of_its_kind(
     of: Planned, model: LearnedCostModel
 ) -> None:
-    kind = kind_of(workload_of_plan(*of), Relaxation(model.price(of[1])))
+    kind = kind_of(of, Relaxation(model.price(of[1])))
     exchange_ms = exchanges_by_rank_ms(predicted(of[0].shards, of[1], model))
     assert at_least(exchange_ms, kind.every_rank_fixed_ms)
     assert at_least(exchange_ms.mean(), kind.fixed_ms)
@@ -277,16 +290,9 @@ def test_l11_no_plan_is_outside_the_range_of_what_its_ranks_pay(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
     plan, task = of
-    relaxation, workload = Relaxation(model.price(task)), workload_of_plan(plan, task)
-    kind = kind_of(workload, relaxation)
-    row = {cuts.layout: i for i, cuts in enumerate(kind.cuts)}
-    layouts = {
-        shard.table: layout for shard, layout in zip(plan.shards, layouts_of(workload), strict=True)
-    }
-    every_rank_ms = kind.every_rank_fixed_ms + sum(
-        kind.every_rank_ms[row.get(layouts[table.name], 0), i]
-        for i, table in enumerate(task.tables)
-    )
+    relaxation = Relaxation(model.price(task))
+    kind = kind_of(of, relaxation)
+    every_rank_ms = kind.every_rank_fixed_ms + float(every_rank_ms_of(kind, of).sum())
     by_rank = by_rank_ms(predicted(plan.shards, task, model))
     least_launch_ms = launch_ms(model) if kind.num_on_all_ranks else 0.0
     assert at_least(by_rank, every_rank_ms + least_launch_ms)
