@@ -9,6 +9,7 @@ Letters: W ranks, S shards.
 import dataclasses
 import itertools
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.bound import PlanKind, Relaxation, lower_bound_ms
+from dlrm_sharded.cost import bound
+from dlrm_sharded.cost.bound import Relaxation, lower_bound_ms
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -27,6 +29,7 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.plan_kinds import PlanKind
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
@@ -300,6 +303,22 @@ def test_l11_no_plan_is_outside_the_range_of_what_its_ranks_pay(
     limit_ms = by_rank.max() * factor * (1 + TOLERANCE)
     low, high = every_rank_ms * (1 - TOLERANCE) / factor, every_rank_ms * (1 + TOLERANCE) * factor
     assert not relaxation.is_outside(limit_ms, kind, low, high)
+    assert not relaxation.is_undercut_by_none(limit_ms, kind)
+
+
+@given(
+    of=planned(layouts=("rows_of_host", "rows_of_host", "whole", "columns", "replicas")),
+    model=models,
+    factor=st.floats(1.0, 1.2),
+)
+@EXAMPLES
+def test_l12_the_largest_row_blocks_of_a_host_tell_plans_apart(
+    of: Planned, model: LearnedCostModel, factor: float
+) -> None:
+    with mock.patch.object(bound, "LOADED_SHARE", 0.0):
+        relaxation = Relaxation(model.price(of[1]))
+        kind = kind_of(of, relaxation)
+    limit_ms = factor * predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
     assert not relaxation.is_undercut_by_none(limit_ms, kind)
 
 
