@@ -32,10 +32,13 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.plan_kinds import PlanKind
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import Table
 from tests.unit.cost.plans import Planned, planned, tables, topologies
-from tests.unit.cost.worked_bound import worked_model, worked_task
+from tests.unit.cost.worked_bound import LAUNCH_MS, worked_model, worked_task
+from tests.unit.made_up import USED_ONCE, column_shards, task_of
 from tests.unit.search.made_up import MODELS, all_plans, model_of, predicted
 
 Floats = NDArray[np.float64]
@@ -320,6 +323,26 @@ def test_l12_the_largest_row_blocks_of_a_host_tell_plans_apart(
         kind = kind_of(of, relaxation)
     limit_ms = factor * predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
     assert not relaxation.is_undercut_by_none(limit_ms, kind)
+
+
+def test_l12_is_sharp_where_two_hosts_do_the_same() -> None:
+    """Row blocks of `a` on one host, and columns of `b` on the other one, all of them even."""
+    a, b = Table("a", 1000, 8, 10.0, USED_ONCE), Table("b", 1000, 8, 101 / 15, USED_ONCE)
+    task = task_of((a, b), 4, 2**30, 1000, local_world_size=2)
+    exchange, reduce = (
+        np.zeros((len(EXCHANGES), len(terms))) for terms in (EXCHANGE_TERMS, REDUCE_TERMS)
+    )
+    exchange[0, EXCHANGE_TERMS.index("max_busier_inter")] = 100.0
+    reduce[0, REDUCE_TERMS.index("one")] = 0.01
+    model = dataclasses.replace(worked_model(), communication=CommunicationModel(exchange, reduce))
+    shards = (*RowBlocks(range(2)).shards(a), *column_shards(b, (2, 4), (3, 4)))
+    relaxation = Relaxation(model.price(task))
+    kind = kind_of((ShardingPlan(4, shards), task), relaxation)
+    assert kind.loaded == 0
+    cost_ms = predicted(shards, task, model).cost_ms
+    assert cost_ms == pytest.approx(LAUNCH_MS + 1.01 + 100.0 * 2 * 0.004)
+    assert relaxation.bound_of_kind_ms(kind) == pytest.approx(cost_ms, rel=1e-5)
+    assert at_least(cost_ms, relaxation.bound_of_kind_ms(kind))
 
 
 @given(cost=costs())
