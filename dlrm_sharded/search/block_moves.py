@@ -23,6 +23,10 @@ MAX_ROW_JOINS = 16
 """Largest number of units in row blocks that are tried whole at a time."""
 
 
+MAX_OTHER_CUTS = 256
+"""Largest number of units for which row blocks are tried where no rank has a move any more."""
+
+
 class BlockNeighborhood(StateMoves):
     """Moves that cut units into row blocks, and that make units in row blocks whole."""
 
@@ -34,8 +38,20 @@ class BlockNeighborhood(StateMoves):
         slots = self._changeable_slots(rank)
         processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
         costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_ROW_CUTS]]
+        return self._cuts_of(state.piece_unit[costliest].tolist(), objective)
+
+    def other_cuts(self, objective: SmoothObjective) -> list[Move]:
+        """Return moves that put units in row blocks wherever they are, which may save all ranks."""
+        if not self.splits or not self.problem.blocks:
+            return []
+        units = self._changeable(np.flatnonzero(self.state.group == COLUMNS))
+        return self._cuts_of(self._sample(units, MAX_OTHER_CUTS).tolist(), objective)
+
+    def _cuts_of(self, units: list[int], objective: SmoothObjective) -> list[Move]:
+        """Return moves that put units in row blocks, on the best group for each kind."""
+        state, problem = self.state, self.problem
         moves: list[Move] = []
-        for unit in state.piece_unit[costliest].tolist():
+        for unit in units:
             if not any(blocks.possible[unit] for blocks in problem.blocks):
                 continue
             # The ranks without the unit, whose pieces may be on several of them.
@@ -47,35 +63,44 @@ class BlockNeighborhood(StateMoves):
                 free_bytes[other] += problem.size_bytes[shape]
                 shared_ms -= float(problem.shared_ms[shape])
             remove = [SetWidth(unit, other, 0) for other in state.widths[unit]]
-            moves += [
-                Move(value_ms + shared_ms - objective.value_ms, [*remove, SetGroup(unit, group)])
-                for group, value_ms in self._best_groups(unit, load, free_bytes, objective)
-            ]
+            is_last = state.num_in_all_to_all == len(remove)
+            for group, value_ms in self._best_groups(unit, load, free_bytes, objective):
+                change_ms = value_ms + shared_ms - objective.value_ms
+                if is_last and problem.blocks_of_group(group).is_global:  # no all-to-all is left
+                    change_ms -= problem.prices.fixed_ms
+                moves.append(Move(change_ms, [*remove, SetGroup(unit, group)]))
         return moves
 
     def row_joins(self, objective: SmoothObjective) -> list[Move]:
         """Return moves that make units in row blocks whole again, on the best rank for each."""
         state, problem = self.state, self.problem
         units = np.flatnonzero((state.group != COLUMNS) & ~problem.must_replicate)
-        if self.budget is not None and self.budget.changeable is not None:
-            units = units[self.budget.changeable[units]]
+        units = self._changeable(units)
         if not len(units):
             return []
         before_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
-        moves = []
+        moves: list[Move] = []
         for unit in self._sample(units, MAX_ROW_JOINS).tolist():
             group, whole = int(state.group[unit]), int(problem.whole_shape[unit])
             members, blocks = problem.groups[group].members, problem.blocks_of_group(group)
             load, free_bytes = state.load.copy(), state.free_bytes.copy()
             load[members] -= blocks.load[unit]
             free_bytes[members] += blocks.size_bytes[unit]
-            fits = (free_bytes >= problem.size_bytes[whole]) & state.allowed_ranks(unit)
-            if not fits.any():
-                continue
-            shared_ms = float(problem.shared_ms[whole] - blocks.shared_ms[unit])
+            shared_ms = -float(blocks.shared_ms[unit])
             if state.num_in_group[group] == 1:  # the group will reduce nothing any more
                 shared_ms -= blocks.fixed_shared_ms
                 load[members] -= blocks.fixed_load
+            if self.splits:
+                rest_ms = state.shared_ms + shared_ms - objective.value_ms
+                moves += [
+                    Move(value_ms + rest_ms, [SetGroup(unit, COLUMNS), SetGroup(unit, other)])
+                    for other, value_ms in self._best_groups(unit, load, free_bytes, objective)
+                    if other != group
+                ]
+            fits = (free_bytes >= problem.size_bytes[whole]) & state.allowed_ranks(unit)
+            if not fits.any():
+                continue
+            shared_ms += float(problem.shared_ms[whole])
             powers = objective.powers_of(load)
             after = objective.powers_of(load + problem.load[whole])
             # [W], the norms if that rank has the whole unit: the sums of all ranks' powers, less
@@ -88,6 +113,12 @@ class BlockNeighborhood(StateMoves):
             ]
             moves.append(Move(float(values[rank]) - before_ms + shared_ms, edits))
         return moves
+
+    def _changeable(self, units: Indices) -> Indices:
+        """Return the units that the budget lets change."""
+        if self.budget is None or self.budget.changeable is None:
+            return units
+        return units[self.budget.changeable[units]]
 
     def _best_groups(
         self, unit: int, load: Floats, free_bytes: Indices, objective: SmoothObjective

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.state import COLUMNS, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +51,49 @@ class CutOption:
 
 
 def cut_units(
-    problem: Problem, target_ms: float, *, columns: bool = True, rows: bool = True
+    problem: Problem,
+    target_ms: float,
+    *,
+    columns: bool = True,
+    rows: bool = True,
+    replicas: bool = True,
 ) -> list[UnitCut]:
     """Leave each unit whole if that fits a rank and the target, else take its cheapest cut.
 
     Args:
-        columns, rows: which cuts to take; others only for units that have none of these.
+        columns, rows, replicas: which cuts to take; others only for units that have none of these.
     """
     # Whole units need no options, which take long to list for many tables.
     whole = problem.whole_shape
     fits = problem.processing_ms(problem.load[whole]) <= target_ms
     fits &= problem.possible[whole] & (problem.size_bytes[whole] <= problem.capacity_bytes.max())
     fits &= ~problem.must_replicate
+    kinds: dict[int | None, bool] = {None: columns}  # whether to take a kind of `UnitCut`
+    for kind, blocks in enumerate(problem.blocks):
+        kinds[kind] = replicas if blocks.is_replica else rows
     return [
-        UnitCut((int(steps),)) if fit else _best_cut(problem, unit, target_ms, columns, rows)
+        UnitCut((int(steps),)) if fit else _best_cut(problem, unit, target_ms, kinds)
         for unit, (fit, steps) in enumerate(zip(fits, problem.num_steps, strict=True))
     ]
 
 
-def _best_cut(problem: Problem, unit: int, target_ms: float, columns: bool, rows: bool) -> UnitCut:
+def cuts_of(state: State) -> tuple[UnitCut, ...]:
+    """Return the cuts of a state, in which the places of pieces are left out."""
+    problem = state.problem
+    return tuple(
+        UnitCut(tuple(sorted(widths.values(), reverse=True)))
+        if group == COLUMNS
+        else UnitCut(kind=problem.groups[group].kind)
+        for widths, group in zip(state.widths, state.group.tolist(), strict=True)
+    )
+
+
+def _best_cut(
+    problem: Problem, unit: int, target_ms: float, kinds: dict[int | None, bool]
+) -> UnitCut:
     """Return the cheapest cut for all ranks together within the target, else the nearest to it."""
     options = cut_options(problem, unit)
-    preferred = [option for option in options if (columns if option.cut.kind is None else rows)]
+    preferred = [option for option in options if kinds[option.cut.kind]]
     options = preferred or options  # a unit of one step has no other columns
     if not options:
         # Pieces of one step may still fit ranks that the others leave free.

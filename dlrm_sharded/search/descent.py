@@ -6,13 +6,15 @@ with every full rank that gets less to do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from dlrm_sharded.search.block_moves import BlockNeighborhood
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.moves import MANY_RANKS, Move, Neighborhood
 from dlrm_sharded.search.smooth_objective import SmoothObjective
-from dlrm_sharded.search.state import State
+from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.stopping import Clock
 
 NUM_TRIED = 3
@@ -59,8 +61,10 @@ class Descent:
             rank = _fullest_rank(objective, stuck) if len(stuck) < max_stuck else None
             if rank is None:
                 # Row blocks load many ranks alike, so no single rank would give them up.
-                joins = self._blocks.row_joins(objective)
-                if not has_moved and not self._make_one(joins, objective):
+                has_changed = self._make_one(self._blocks.row_joins(objective), objective)
+                if max_stuck == MANY_RANKS:  # short descents follow a change of cuts
+                    has_changed |= self._make_all(self._blocks.other_cuts)
+                if not has_moved and not has_changed:
                     return
                 stuck.clear()
                 has_moved = False
@@ -77,6 +81,17 @@ class Descent:
             self._blocks.row_cuts(rank, objective), objective
         )
 
+    def _make_all(self, moves_of: Callable[[SmoothObjective], list[Move]]) -> bool:
+        """Make all moves that still improve the exact smooth objective after those before."""
+        moves = moves_of(SmoothObjective(self._state))
+        has_changed = False
+        for move in sorted(moves, key=lambda move: move.change_ms):
+            if self._clock.is_over or move.change_ms >= 0:
+                break
+            if self._state.group[move.edits[0].unit] == COLUMNS:  # not moved yet, in another kind
+                has_changed |= self._make_one([move], SmoothObjective(self._state))
+        return has_changed
+
     def _make_one(self, moves: list[Move], objective: SmoothObjective) -> bool:
         """Make the first of the best moves that also improves the exact smooth objective."""
         state, budget = self._state, self._neighborhood.budget
@@ -90,6 +105,8 @@ class Descent:
             state.refresh()
             after_ms = SmoothObjective(state).value_ms
             is_better = after_ms < objective.value_ms * (1 - MIN_MOVE_GAIN)
+            # Moves made since this one was found may have taken its room.
+            is_better = is_better and bool((state.free_bytes >= 0).all())
             units = {edit.unit for edit in move.edits}
             if is_better and (budget is None or budget.accept(units)):
                 return True

@@ -6,6 +6,7 @@ is a short search for the least predicted cost, with which other plans are compa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,16 +15,18 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.cuts import UnitCut, cut_units
+from dlrm_sharded.search.cuts import UnitCut, cut_units, cuts_of
 from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.first_plan import first_plan, width_sorted_plan
 from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.search.replication import replicate
+from dlrm_sharded.search.replication import replicas_fit, replicate, with_replicas
+from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
+from dlrm_sharded.search.uniform_starts import uniform_states
 
 TARGETS = (1.0, 1.1, 1.3, 2.0)
 """Largest processing times of a piece, relative to the mean of the ranks in a plan that costs the
@@ -31,6 +34,15 @@ lower bound."""
 
 MANY_UNITS = 4
 """Units per rank from which on no first plan is made of row blocks alone."""
+
+HOPELESS = 1.2
+"""An extra start is left out if it costs so many times as much as the best plan so far."""
+
+NEAR_BEST = 1.05
+"""Of few units, a second plan is improved, too, if it costs less than so many times the best."""
+
+NUM_KEPT = 4
+"""Number of plans of few units that are kept to be tried in slices."""
 
 MIN_IMPROVEMENT = 1e-6
 """Smallest relative improvement of the objective for which a rebuilt plan is kept."""
@@ -40,32 +52,50 @@ MAX_STUCK = 1
 
 
 def find_state(
-    problem: Problem, bound_ms: float, seed: int, stopping: StoppingRule
+    problem: Problem,
+    bound_ms: float,
+    seed: int,
+    stopping: StoppingRule,
+    *,
+    split_bound_ms: float | None = None,
 ) -> State | None:
     """Return the best state found; None if none was found that fits the ranks' memory.
 
     Args:
         bound_ms: lower bound of the objective.
+        split_bound_ms: lower bound of plans without replicas, for cuts where these find no room.
     """
     rng = np.random.default_rng(seed)
     good_ms = bound_ms * (1 + stopping.good_gap)
-    best = _best_first_plan(problem, bound_ms, good_ms, rng, stopping)
-    if best is None:
+    bounds_ms = (bound_ms,) if split_bound_ms in (None, bound_ms) else (bound_ms, split_bound_ms)
+    extras = stopping.patience > 0
+    states = _first_plans(problem, bounds_ms, good_ms, rng, stopping, extras=extras)
+    if not states:
         return None
-    _improve(best, good_ms, rng, stopping, splits=True)
-    plain = problem.without_margin()
+    near_ms = NEAR_BEST * states[0].objective_ms
+    for state in [state for state in states if state.objective_ms < near_ms][:2]:
+        _improve(state, good_ms, rng, stopping, splits=True)
+    states.sort(key=_objective_ms)
+    best = states[0]
     # Without the margin a search gets further; with it, splits go that do not pay.
     if best.objective_ms > good_ms and not stopping.clock.is_over:
-        other = _best_first_plan(plain, bound_ms, good_ms, rng, stopping)
-        if other is not None:
+        plain = problem.without_margin()
+        for other in _first_plans(plain, bounds_ms, good_ms, rng, stopping, extras=False)[:1]:
             _improve(other, good_ms, rng, stopping, splits=True)
             other = other.copy_for(problem)
             _improve(other, good_ms, rng, stopping, splits=True)
-            best = min(best, other, key=lambda state: state.objective_ms)
+            best = min(best, other, key=_objective_ms)
+    if extras:
+        best = _best_in_slices([best, *states[1:]], good_ms, rng, stopping)
+    best = best.copy_for(best.problem.without_margin())
     # It is decided now which splits are made; ranks are balanced at predicted costs.
-    best = best.copy_for(plain)
     _improve(best, good_ms, rng, stopping, splits=False)
     return best
+
+
+def has_few_units(problem: Problem) -> bool:
+    """Return whether single units decide what a rank costs, so that all of them matter."""
+    return problem.num_units <= MANY_UNITS * problem.world_size
 
 
 def find_quickly(
@@ -82,37 +112,100 @@ def improve_within(state: State, budget: MoveBudget, seed: int, clock: Clock) ->
     Descent(state, np.random.default_rng(seed), clock, budget=budget).run()
 
 
-def _best_first_plan(
+def _best_in_slices(
+    states: list[State], good_ms: float, rng: np.random.Generator, stopping: StoppingRule
+) -> State:
+    """Return the first state, or a better one with the pieces of some state in slices."""
+    best = first = states[0]
+    for columns in SLICE_COLUMNS if first.problem.has_crowding else ():
+        if best.objective_ms <= good_ms or stopping.clock.is_over:
+            break
+        sliced = [other for state in states if (other := in_slices(state, columns)) is not None]
+        other = min(sliced, key=_objective_ms, default=best)
+        if has_few_units(other.problem) and other.objective_ms < HOPELESS * best.objective_ms:
+            Descent(other, rng, stopping.clock).run()
+        best = min(best, other, key=_objective_ms)
+    if best.objective_ms < first.objective_ms * (1 - MIN_IMPROVEMENT):
+        _improve(best, good_ms, rng, stopping, splits=True)
+        return best
+    return first
+
+
+def _objective_ms(state: State) -> float:
+    return state.objective_ms
+
+
+def _first_plans(
     problem: Problem,
-    bound_ms: float,
+    bounds_ms: tuple[float, ...],
     good_ms: float,
     rng: np.random.Generator,
     stopping: StoppingRule,
-) -> State | None:
-    """Descend from each first plan, and return the best state."""
-    best: State | None = None
+    *,
+    extras: bool,
+) -> list[State]:
+    """Descend from each first plan, and return the best states, the very best first.
+
+    Args:
+        extras: whether to start from uniform plans, too, as far as they are not hopeless.
+    """
+    found: list[State] = []
+    few_units = has_few_units(problem)
     tried: set[tuple[UnitCut, ...]] = set()
-    with_replicas: bool | None = None  # not known before the first plan
-    for cuts in _first_cuts(problem, bound_ms):
-        if best is not None and (best.objective_ms <= good_ms or stopping.clock.is_over):
+    is_replicated: bool | None = None  # not known before the first plan
+
+    def is_over() -> bool:
+        return bool(found) and (found[0].objective_ms <= good_ms or stopping.clock.is_over)
+
+    def descend(state: State) -> None:
+        Descent(state, rng, stopping.clock).run()
+        if not any(math.isclose(state.objective_ms, other.objective_ms) for other in found):
+            found.append(state)
+        found.sort(key=_objective_ms)
+        del found[NUM_KEPT if few_units else 1 :]
+
+    for cuts in _first_cuts(problem, bounds_ms):
+        if is_over():
             break
         if cuts in tried:  # different targets often lead to the same cuts
             continue
         tried.add(cuts)
         for state in _first_states(problem, cuts):
-            if with_replicas:
+            if is_replicated:
                 replicate(state)
-            Descent(state, rng, stopping.clock).run()
-            if best is None or state.objective_ms < best.objective_ms:
-                best = state
-            if with_replicas is None:
+            descend(state)
+            if is_replicated is None:
                 # The first plan decides: descents take most of the time, and moves come later.
                 other = state.copy_for(problem)
-                with_replicas = replicate(other)
-                Descent(other, rng, stopping.clock).run()
-                with_replicas = with_replicas and other.objective_ms < best.objective_ms
-                best = other if with_replicas else best
-    return best
+                is_replicated = replicate(other)
+                descend(other)
+                is_replicated = is_replicated and found[0] is other
+    if not found or not extras:
+        return found
+    for state in _extra_states(found[0], tried):
+        if is_over():
+            break
+        if state.objective_ms < HOPELESS * found[0].objective_ms:
+            descend(state)
+    return found
+
+
+def _extra_states(state: State, tried: set[tuple[UnitCut, ...]]) -> Iterator[State]:
+    """Yield states with units in the same kinds of blocks, and of few units others, too.
+
+    Args:
+        state: where units are that have no such blocks.
+        tried: cuts that were tried before.
+    """
+    problem = state.problem
+    few_units = has_few_units(problem)
+    yield from uniform_states(state.copy_for(problem), all_kinds=few_units)
+    if not few_units:
+        return
+    even = tuple(cut_units(problem, 0.0, rows=False, replicas=False))
+    for cuts in (even, with_replicas(problem, even), with_replicas(problem, cuts_of(state))):
+        if cuts not in tried and (first := first_plan(problem, cuts)) is not None:
+            yield first
 
 
 def _first_states(problem: Problem, cuts: tuple[UnitCut, ...]) -> Iterator[State]:
@@ -124,13 +217,19 @@ def _first_states(problem: Problem, cuts: tuple[UnitCut, ...]) -> Iterator[State
         yield state
 
 
-def _first_cuts(problem: Problem, bound_ms: float) -> Iterator[tuple[UnitCut, ...]]:
+def _first_cuts(problem: Problem, bounds_ms: tuple[float, ...]) -> Iterator[tuple[UnitCut, ...]]:
     """Yield cuts for ever higher targets, then without row blocks, then with all possible ones."""
+    *others_ms, split_bound_ms = bounds_ms
+    bound_ms = (others_ms or bounds_ms)[0]
     mean_ms = problem.mean_processing_ms(bound_ms)
+    split_mean_ms = problem.mean_processing_ms(split_bound_ms)
     for target in TARGETS:
-        yield tuple(cut_units(problem, mean_ms * target))
+        cuts = tuple(cut_units(problem, mean_ms * target))
+        if not replicas_fit(problem, cuts):
+            cuts = tuple(cut_units(problem, split_mean_ms * target, replicas=False))
+        yield cuts
     yield tuple(cut_units(problem, mean_ms, rows=False))
-    if problem.num_units <= MANY_UNITS * problem.world_size:
+    if has_few_units(problem):
         yield tuple(cut_units(problem, 0.0, columns=False))
 
 

@@ -65,6 +65,8 @@ class Rebuilder:
         ranks.update(rng.integers(state.problem.world_size, size=num_random).tolist())
         # The new cut comes first: it may take pieces from ranks that are not rebuilt.
         pieces = self._change_cut(fullest_rank) if self._splits else []
+        # Blocks may need room that other pieces have to make.
+        ranks.update(np.flatnonzero(state.free_bytes < 0).tolist())
         for rank in sorted(ranks):
             for slot in list(state.slots_on_rank[rank]):  # a copy: the list shrinks
                 unit = int(state.piece_unit[slot])

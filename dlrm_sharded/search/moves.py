@@ -228,28 +228,28 @@ class Neighborhood(StateMoves):
         """
         state, problem = self.state, self.problem
         column = {int(other): b for b, other in enumerate(others)}
-        held_widths: dict[tuple[int, int], int] = {}
-        for m, unit in enumerate(parts.unit.tolist()):
-            if len(state.widths[unit]) == 1:  # its only piece is the one that moves
-                continue
-            for other, width in state.widths[unit].items():
-                b = column.get(other)
-                if b is None:
-                    continue
-                before = problem.shape(unit, width)
-                after = problem.shape(unit, width + int(parts.width[m]))
-                load = state.load[other] + problem.load[after] - problem.load[before]
-                if problem.has_crowding:
-                    rest = state.demand[other] - problem.demand[before]
-                    load += problem.crowding_load(problem.demand[after], rest)
-                    load -= problem.crowding_load(problem.demand[before], rest)
-                change = (objective.powers_of(load) - objective.powers[other]) @ objective.slope
-                change += problem.shared_ms[after] - problem.shared_ms[before]
-                gains[m, b] = change_here[m] + change
-                added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
-                fits[m, b] = added_bytes <= state.free_bytes[other] and problem.possible[after]
-                held_widths[m, b] = width
-        return held_widths
+        held = [
+            (m, column[other], other, problem.shape(unit, width), width)
+            for m, unit in enumerate(parts.unit.tolist())
+            if len(state.widths[unit]) > 1  # else its only piece is the one that moves
+            for other, width in state.widths[unit].items()
+            if other in column
+        ]
+        if not held:
+            return {}
+        m, b, other, before, width = np.array(held, dtype=np.int64).T
+        after = before + parts.width[m]  # the shapes of a unit are consecutive
+        load = state.load[other] + problem.load[after] - problem.load[before]
+        if problem.has_crowding:
+            rest = state.demand[other] - problem.demand[before]
+            load += problem.crowding_load(problem.demand[after], rest)
+            load -= problem.crowding_load(problem.demand[before], rest)
+        change = (objective.powers_of(load) - objective.powers[other]) @ objective.slope
+        change += problem.shared_ms[after] - problem.shared_ms[before]
+        gains[m, b] = change_here[m] + change
+        added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
+        fits[m, b] = (added_bytes <= state.free_bytes[other]) & problem.possible[after]
+        return dict(zip(zip(m.tolist(), b.tolist(), strict=True), width.tolist(), strict=True))
 
     def _swap_fits(self, rank: int, slots: Indices, others: Indices) -> Mask:
         """Return [M, B], whether pieces of the rank and of others may change places."""

@@ -198,6 +198,8 @@ class Problem:
         replica_gain_ms: [U], how much less a replica costs than the whole unit, averaged over
             ranks and apart from the price of the first replica.
         must_replicate: [U], units that must be replicas.
+        most_steps: [U], largest width of a shard; wider pieces are several equal ones. None if
+            every piece is one shard.
     """
 
     priced: PricedTask
@@ -220,6 +222,7 @@ class Problem:
     groups: tuple[RankGroup, ...]
     replica_gain_ms: Floats
     must_replicate: Mask
+    most_steps: Indices | None = None
 
     @property
     def task(self) -> ShardingTask:
@@ -265,6 +268,14 @@ class Problem:
         """Return the width up to which all pieces of a unit are possible; 0 if none is."""
         possible = self.possible[self.first_shape[unit] : self.first_shape[unit + 1]]
         return len(possible) if possible.all() else int(possible.argmin())
+
+    def slice_steps(self, unit: int, width: int) -> int:
+        """Return the steps of one shard of a piece, which is all of the piece unless it is sliced.
+
+        TorchRec trains several shards of a table on one rank at equal width only.
+        """
+        most = width if self.most_steps is None else int(self.most_steps[unit])
+        return next(n for n in range(min(width, most), 0, -1) if width % n == 0)
 
     @property
     def replicas(self) -> Blocks | None:

@@ -8,10 +8,13 @@ Letters: U units.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dlrm_sharded.cost.workload import Floats
-from dlrm_sharded.search.problem import Mask
+from dlrm_sharded.search.cuts import UnitCut
+from dlrm_sharded.search.problem import Mask, Problem
 from dlrm_sharded.search.state import COLUMNS, State
 
 
@@ -24,6 +27,43 @@ def which_pay(gain_ms: Floats, possible: Mask, first_ms: float) -> Mask:
     """
     pays: Mask = possible & (gain_ms > 0)
     return pays & (float(gain_ms[pays].sum()) > first_ms)
+
+
+def with_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> tuple[UnitCut, ...]:
+    """Return cuts with replicas of the units that gain most for their memory, as far as it lasts.
+
+    The other units are placed later, in what memory is left.
+    """
+    replicas = problem.replicas
+    if replicas is None:
+        return tuple(cuts)
+    size = problem.size_bytes[problem.whole_shape]
+    replica_bytes = replicas.size_bytes[:, 0]
+    found, least_bytes = list(cuts), int(problem.capacity_bytes.min())
+    free_bytes = int(problem.capacity_bytes.sum() - size.sum())
+    units = np.flatnonzero(replicas.possible & (problem.replica_gain_ms > 0))
+    per_byte = problem.replica_gain_ms[units] / replica_bytes[units]
+    for unit in units[np.argsort(-per_byte, kind="stable")].tolist():
+        more_bytes = problem.world_size * int(replica_bytes[unit]) - int(size[unit])
+        if more_bytes <= free_bytes and replica_bytes[unit] <= least_bytes:
+            free_bytes -= more_bytes
+            least_bytes -= int(replica_bytes[unit])
+            found[unit] = UnitCut(kind=len(problem.blocks) - 1)  # the last kind
+    return tuple(found)
+
+
+def replicas_fit(problem: Problem, cuts: Sequence[UnitCut]) -> bool:
+    """Return whether there is room for the replicas of cuts, and on average for the others."""
+    if problem.replicas is None:
+        return True
+    has_replica = np.array(
+        [cut.kind is not None and not cut.is_in_rows(problem) for cut in cuts], dtype=bool
+    )
+    replica_bytes = int(problem.replicas.size_bytes[has_replica, 0].sum())
+    other_bytes = int(problem.size_bytes[problem.whole_shape][~has_replica].sum())
+    capacity = problem.capacity_bytes
+    is_room = replica_bytes * problem.world_size + other_bytes <= capacity.sum()
+    return bool(replica_bytes <= capacity.min() and is_room)
 
 
 def replicate(state: State) -> bool:

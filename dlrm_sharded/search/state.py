@@ -55,6 +55,7 @@ class State:
         host_load: [H], time of the all-to-alls that the host's bytes take if it has most.
         shared_ms: time that every rank pays.
         num_in_group: units in row blocks on each of `Problem.groups`.
+        num_in_all_to_all: column pieces and row blocks whose vectors all ranks exchange.
         separated_count: [S, W], pieces of the units of a separated set on each rank.
         log: edits that would undo those made so far, the latest last.
     """
@@ -79,7 +80,7 @@ class State:
         self.num_in_group = np.zeros(len(problem.groups), dtype=np.int64)
         self.log: list[Edit] = []
         self._num_columns = np.zeros(world_size)
-        self._num_in_all_to_all = 0
+        self.num_in_all_to_all = 0
         self._slot: list[dict[int, int]] = [{} for _ in range(num_units)]
         self._free_slots = list(range(2 * num_units))[::-1]  # taken from the end, 0 first
         self._touched: set[int] = set()
@@ -243,9 +244,9 @@ class State:
 
     def _count_in_all_to_all(self, more: int) -> None:
         """Count what exchanges vectors; without any of it, a plan has no all-to-alls."""
-        self._num_in_all_to_all += more
+        self.num_in_all_to_all += more
         # Reached by counting up from 0, or by counting down to it.
-        if self._num_in_all_to_all == (1 if more > 0 else 0):
+        if self.num_in_all_to_all == (1 if more > 0 else 0):
             self.shared_ms += more * self.problem.prices.fixed_ms
 
     def _new_slot(self) -> int:

@@ -54,7 +54,8 @@ def shards_of_unit(
             continue
         step = int(problem.columns_per_step[unit]) or table.embedding_dim
         before = () if earlier is None else earlier[table.name]
-        shards += _column_shards(table, widths, step, before, problem.task.topology)
+        slices = {rank: problem.slice_steps(unit, width) for rank, width in widths.items()}
+        shards += _column_shards(table, widths, step, before, slices, problem.task.topology)
     return shards
 
 
@@ -63,11 +64,15 @@ def _column_shards(
     widths: Mapping[int, int],
     step: int,
     before: Sequence[Shard],
+    slices: Mapping[int, int],
     topology: Topology,
 ) -> list[Shard]:
     """Return column shards of these widths in steps, by rank, close to those before.
 
-    Columns of a rank that are too many for a lookup become equal shards.
+    Columns that are too many for a lookup become equal shards.
+
+    Args:
+        slices: steps of each slice of a rank's columns.
     """
     in_columns = not is_row_wise(before, table) and not is_replicated(before)
     if before and in_columns and _widths(before, step) == widths:
@@ -79,9 +84,10 @@ def _column_shards(
     by_rank: list[tuple[int, int]] = []
     for rank in ranks:
         # The last step of a table may have fewer columns than the others.
-        num_cols = min(widths[rank] * step, table.embedding_dim)
+        num_cols = min(slices[rank] * step, table.embedding_dim)
         num_shards = num_equal_shards(num_cols, topology)
-        by_rank += [(rank, num_cols // num_shards)] * num_shards
+        num_slices = widths[rank] // slices[rank]
+        by_rank += [(rank, num_cols // num_shards)] * (num_slices * num_shards)
     return ColumnShards.shards(table, by_rank)
 
 

@@ -34,7 +34,7 @@ from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
-from dlrm_sharded.search.find_plan import find_state, improve_within
+from dlrm_sharded.search.find_plan import MANY_UNITS, find_state, improve_within
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
@@ -166,7 +166,8 @@ class NeuroShardSharder:
             split_error=self.split_error,
             # an earlier plan may have any widths
             max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
-            all_replicas=earlier is not None,
+            all_replicas=earlier is not None
+            or len(task.tables) <= MANY_UNITS * task.topology.world_size,
         )
         load_factors: dict[str, float] = {}
         if earlier is not None:
@@ -241,7 +242,8 @@ class NeuroShardSharder:
             unlimited = priced.with_task(without_memory_limit(priced.task))
             bound_ms = lower_bound_ms(unlimited, replicas=replicas)
         stopping = StoppingRule(self.patience, GOOD_GAP, clock)
-        return find_state(problem, bound_ms, self.seed, stopping)
+        split_bound_ms = lower_bound_ms(priced, replicas=False) if replicas else None
+        return find_state(problem, bound_ms, self.seed, stopping, split_bound_ms=split_bound_ms)
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()

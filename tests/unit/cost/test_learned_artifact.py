@@ -98,9 +98,7 @@ def test_the_models_own_hardware(of_known_hardware: str, fitted: Fitted) -> None
     held_out = fitted.meta["held_out_errors"]["plan, critical path"]["mape"] / 100
     rank_error = fitted.meta["rank_error"]
     assert 0.0 < rank_error < 0.5
-    assert model.standing == Standing(
-        "calibrated", "cpu: x", error=held_out, rank_error=rank_error
-    )
+    assert model.standing == Standing("calibrated", "cpu: x", error=held_out, rank_error=rank_error)
     assert_same_arrays(to_arrays(model.compute, model.communication), fitted.arrays)
 
 

@@ -70,9 +70,12 @@ def test_one_rank_cuts_a_table_into_equal_shards(name: str, width: int, num_shar
     task, model = wide_task(width, world_size=1), model_of(name)
     plan = neuroshard(name, **COST_ALONE).shard(task)
     validate(plan, task)
-    assert [s.num_cols for s in plan.shards if s.table == "wide0"] == [
-        width // num_shards
-    ] * num_shards
+    widths = [s.num_cols for s in plan.shards if s.table == "wide0"]
+    if name == "plain":
+        assert widths == [width // num_shards] * num_shards
+    else:  # narrower ones may cost less, as the widest shard slows down all others
+        assert len(set(widths)) == 1
+        assert len(widths) >= num_shards
     cost_ms = predicted(plan.shards, task, model).cost_ms
     assert lower_bound_ms(model.price(task)) <= cost_ms * (1 + 1e-9)
 

@@ -1,0 +1,76 @@
+"""Random tasks far from those of papers: few tables on many ranks, of any size, in tight memory.
+
+A search that was tuned to many tables of similar sizes fails on such tasks first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import STATE_BYTES, ShardingTask, Topology, memory_of
+
+MOST_TABLES, MOST_RANKS, MOST_HOSTS = 60, 32, 4
+DIMS = (4, 8, 16, 32, 64, 128, 256, 512, 2048)
+POOLING_FACTORS = (0.0, 0.001, 1.0, 1.0, 3.7, 50.0, 2000.0)
+LOCAL_BATCH_SIZES = (1, 64, 1024, 8192)
+MOST_IDS = 2e8
+"""Largest number of ids of all tables in a step; busier tables get fewer."""
+
+ROOM = (1.02, 1.15, 1.5, 4.0, 1000.0)
+"""Memory of all ranks relative to that of the tables."""
+
+SHARE_MEASURED = 0.4
+"""Share of the tasks whose tables have reuse histograms."""
+
+SHARE_UNEVEN = 0.25
+"""Share of the tasks whose ranks have different memory."""
+
+
+def odd_task(seed: int) -> ShardingTask:
+    """Return a task of 1 to 60 tables on 1 to 32 ranks of 1 to 4 hosts; it may have no plan.
+
+    Args:
+        seed: each seed has its own task.
+    """
+    rng = np.random.default_rng([seed, 0x0DD])
+    num_tables = round(MOST_TABLES ** rng.random())
+    num_hosts = int(rng.choice([1, 1, 2, 3, MOST_HOSTS]))
+    per_host = int(rng.integers(1, MOST_RANKS // num_hosts + 1))
+    world_size = num_hosts * per_host
+    device = str(rng.choice(["cpu", "cuda"]))
+    optimizers = [None, *(name for name in STATE_BYTES if (device, name) != ("cpu", "adam"))]
+    optimizer = optimizers[rng.integers(len(optimizers))]
+    per_element, per_row = memory_of(optimizer or "sgd")
+    batch_size = world_size * int(rng.choice(LOCAL_BATCH_SIZES))
+    is_measured = rng.random() < SHARE_MEASURED
+    tables = tuple(_table(f"t{i}", rng, batch_size, is_measured) for i in range(num_tables))
+    size = sum(t.num_embeddings * (t.embedding_dim * per_element + per_row) for t in tables)
+    share = max(1, int(size * rng.choice(ROOM) / world_size))
+    by_rank = None
+    if rng.random() < SHARE_UNEVEN:
+        by_rank = tuple(int(share * times) + 1 for times in rng.choice([0.5, 1.0, 2.0], world_size))
+    topology = Topology(
+        world_size,
+        share,
+        local_world_size=per_host,
+        bytes_per_element=per_element,
+        optimizer_bytes_per_row=per_row,
+        compute_device=device,
+        memory_bytes_by_rank=by_rank,
+    )
+    return ShardingTask(tables, topology, batch_size, optimizer)
+
+
+def _table(name: str, rng: np.random.Generator, batch_size: int, is_measured: bool) -> Table:
+    pooling_factor = float(rng.choice(POOLING_FACTORS))
+    histogram = None
+    if is_measured:
+        histogram = tuple(rng.dirichlet(np.ones(NUM_REUSE_BINS)).tolist())
+    return Table(
+        name,
+        num_embeddings=round(10 ** rng.uniform(0.0, 6.5)),
+        embedding_dim=int(rng.choice(DIMS)),
+        pooling_factor=min(pooling_factor, MOST_IDS / batch_size),
+        reuse_histogram=histogram,
+    )

@@ -1,0 +1,72 @@
+"""Several narrow shards of a table on one rank in place of a wide one.
+
+On GPUs the widest shard of a rank slows down all lookups there, see `cost/widest.py`. A wide table
+in slices costs more by itself, and may cost less together with busy narrow tables.
+
+Letters: N shapes of all units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dlrm_sharded.cost.shapes import Indices
+from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.state import State
+
+SLICE_COLUMNS = (32, 64, 128, 256, 512, 1024)
+"""Widths of slices that are tried; the smallest ones fill the threads of a part of a warp."""
+
+
+def in_slices(state: State, columns: int) -> State | None:
+    """Return a state with the same columns on every rank in slices of so many columns or fewer.
+
+    None if no piece is wider, or slices do not fit.
+    """
+    problem = state.problem
+    placed = state.piece_rank >= 0
+    units, shapes = state.piece_unit[placed], state.piece_shape[placed]
+    num_columns = (shapes - problem.first_shape[units] + 1) * problem.columns_per_step[units]
+    if num_columns.max(initial=0) <= columns:
+        return None
+    other = state.copy_for(sliced(problem, columns))
+    return other if (other.free_bytes >= 0).all() else None
+
+
+def sliced(problem: Problem, columns: int) -> Problem:
+    """Return the problem in which pieces wider than so many columns are several equal shards."""
+    most_steps = _most_steps(problem, columns)
+    first = np.repeat(problem.first_shape[:-1], problem.num_steps)  # [N], of the shape's unit
+    width = np.arange(len(first)) - first + 1
+    most, steps = np.repeat(most_steps, problem.num_steps), np.ones_like(width)
+    for slice_steps in range(2, int(most.max()) + 1):  # the last that divides is the widest
+        steps[(width % slice_steps == 0) & (slice_steps <= most)] = slice_steps
+    num_slices, shape = width // steps, first + steps - 1
+
+    def total(values: Floats) -> Floats:
+        """Return the sums over the slices of every shape of values [N, ...]."""
+        return (values[shape].T * num_slices).T
+
+    return dataclasses.replace(
+        problem,
+        most_steps=most_steps,
+        possible=problem.possible[shape],
+        demand=total(problem.demand),
+        load=total(problem.load),
+        margin=total(problem.margin),
+        shared_ms=total(problem.shared_ms),
+        size_bytes=problem.size_bytes[shape] * num_slices,
+        host_load=total(problem.host_load),
+    )
+
+
+def _most_steps(problem: Problem, columns: int) -> Indices:
+    """Return [U], the largest width of a slice; that of the whole unit if it has no equal ones."""
+    per_step = problem.columns_per_step
+    dims = np.array([problem.task.tables[tables[0]].embedding_dim for tables in problem.tables])
+    can_slice = (per_step > 0) & (dims % np.maximum(per_step, 1) == 0)
+    most = np.maximum(columns // np.maximum(per_step, 1), 1)
+    return np.where(can_slice, most, problem.num_steps)

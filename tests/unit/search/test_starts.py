@@ -1,0 +1,96 @@
+"""Where searches of few units also start: uniform blocks, replicas that have room, slices."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dlrm_sharded import Table, validate
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.search.cuts import UnitCut, cuts_of
+from dlrm_sharded.search.replication import replicas_fit, with_replicas
+from dlrm_sharded.search.slices import in_slices
+from dlrm_sharded.search.state import COLUMNS
+from dlrm_sharded.search.state_shards import state_shards
+from dlrm_sharded.search.uniform_starts import uniform_states
+from tests.unit.made_up import tables_of, task_of, with_memory
+from tests.unit.search.made_up import model_of, predicted, problem_of
+from tests.unit.search.states import state_of_whole_units
+
+TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
+
+
+def test_uniform_states_have_each_kind_and_the_cheaper_ones() -> None:
+    problem = problem_of(TASK, model_of("shipped"))
+    state = state_of_whole_units(problem)
+    found = [tuple(s.group.tolist()) for s in uniform_states(state, all_kinds=True)]
+    kinds = [[problem.groups[group].kind for group in groups] for groups in found]
+    assert [0, 0, 0] in kinds
+    assert [2, 2, 2] in kinds, "all are replicas"
+    assert len(set(found)) == len(found)
+    assert (state.group == COLUMNS).all(), "the state stays as it is"
+
+
+def test_uniform_states_keep_to_the_memory() -> None:
+    size = TASK.topology.table_bytes(TASK.tables[0])
+    problem = problem_of(with_memory(TASK, size + 10_000), model_of("shipped"))
+    for state in uniform_states(state_of_whole_units(problem), all_kinds=True):
+        assert (state.free_bytes >= 0).all()
+        plan = ShardingPlan(4, state_shards(state))
+        validate(plan, problem.task)
+
+
+def test_replicas_have_room_where_others_make_it() -> None:
+    gains = {"replica_gain_ms": np.array([1.0, 2.0, -1.0])}
+    problem = dataclasses.replace(problem_of(TASK, model_of("shipped")), **gains)
+    whole = [UnitCut((int(steps),)) for steps in problem.num_steps]
+    cuts = with_replicas(problem, whole)
+    assert [cut.kind for cut in cuts] == [2, 2, None]
+    assert replicas_fit(problem, cuts)
+
+    tight_task = with_memory(TASK, TASK.table_bytes // 4 + 4)
+    tight = dataclasses.replace(problem_of(tight_task, model_of("shipped")), **gains)
+    assert with_replicas(tight, whole) == tuple(whole)
+    assert not replicas_fit(tight, [UnitCut(kind=2)] * 3)
+
+
+def test_cuts_of_a_state() -> None:
+    problem = problem_of(TASK, model_of("shipped"))
+    state = state_of_whole_units(problem)
+    state.set_width(2, next(iter(state.widths[2])), 0)
+    state.set_group(2, problem.blocks[1].groups[1])
+    assert cuts_of(state) == (UnitCut((8,)), UnitCut((8,)), UnitCut(kind=1))
+
+
+@pytest.mark.parametrize("columns", [32, 64, 128])
+def test_slices_cost_what_the_model_predicts(columns: int) -> None:
+    """On one rank nothing is exchanged, so the objective is exact."""
+    tables = (Table("wide", 500, 384, 1.0), Table("busy", 500, 32, 50.0))
+    task, model = with_profiles(task_of(tables, 1, 10**9, 512, device="cuda")), model_of("warps")
+    state = state_of_whole_units(problem_of(task, model))
+    sliced = in_slices(state, columns)
+    assert sliced is not None
+    assert in_slices(state, 384) is None, "nothing is wider"
+
+    shards = state_shards(sliced)
+
+    validate(ShardingPlan(1, shards), task)
+    widths = [shard.num_cols for shard in shards if shard.table == "wide"]
+    assert widths == [columns] * (384 // columns)
+    cost_ms = predicted(shards, task, model).cost_ms
+    np.testing.assert_allclose(sliced.objective_ms, cost_ms, rtol=1e-9)
+    assert sliced.objective_ms != state.objective_ms
+
+
+def test_slices_of_one_rank_are_equal() -> None:
+    """TorchRec trains no others; a piece of 5 steps is cut into steps."""
+    task = with_profiles(task_of(tables_of((500, 40, 1.0)), 2, device="cuda"))
+    state = state_of_whole_units(problem_of(task, model_of("warps")))
+    [(rank, width)] = state.widths[0].items()
+    state.set_width(0, rank, 5)
+    state.set_width(0, 1 - rank, width - 5)
+    state.refresh()
+    sliced = in_slices(state, 16)
+    assert sliced is not None
+    assert sorted(shard.num_cols for shard in state_shards(sliced)) == [4] * 10

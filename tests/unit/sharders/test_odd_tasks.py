@@ -1,0 +1,141 @@
+"""Odd tasks: few tables on many ranks, wide beside busy ones, little memory.
+
+`python scripts/benchmark.py odd` compares more sharders on more of them.
+"""
+
+import functools
+import itertools
+
+import pytest
+
+from dlrm_sharded import RunContext, ShardingPlan, ShardingTask, make_sharder, validate
+from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.datasets.odd_tasks import odd_task
+from dlrm_sharded.files.errors import ShardingError
+from dlrm_sharded.plans.layouts import Replicas
+from tests.unit.made_up import tables_of, task_of
+
+SAME = 1.005
+"""Ratio up to which costs count as equal."""
+
+FIRST_SEED, NUM_TASKS, MOST_PIECES = 20_000, 30, 60
+"""Seeds of the generated tasks, and the largest product of tables and ranks among them."""
+
+OTHERS = ("random", "size", "dim", "lookup", "size_lookup", "embark", "hugectr", "torchrec")
+
+
+@functools.cache
+def model_for(device: str) -> LearnedCostModel:
+    return learned_cost_model(RunContext(device=device))
+
+
+def priced_task(task: ShardingTask) -> PricedTask:
+    return model_for(task.topology.compute_device).price(task)
+
+
+def cost_ms(sharder: str, priced: PricedTask) -> float | None:
+    """Return the cost of a sharder's plan, None if it has none."""
+    model = model_for(priced.task.topology.compute_device)
+    unlimited = {"time_budget_s": None} if sharder == "neuroshard" else {}
+    try:
+        plan = make_sharder(sharder, model, **unlimited).shard(priced.task)
+        validate(plan, priced.task)
+    except ShardingError:
+        return None
+    return priced.predict(plan).cost_ms
+
+
+FEW_TABLES = {
+    "one_table-w16": task_of(tables_of((257, 8, 50.0)), 16, 51_400, 1024, local_world_size=8),
+    "two_tables-w12": task_of(
+        tables_of((13_358, 256, 3.7), (61, 64, 3.7)),
+        *(12, 114_118_400, 98_304),
+        device="cuda",
+        local_world_size=3,
+    ),
+    "two_tables-w8": task_of(
+        tables_of((4624, 4, 1.0), (7, 512, 2000.0)),
+        *(8, 1_104_000, 8192),
+        device="cuda",
+        local_world_size=4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW_TABLES)
+def test_all_tables_are_replicated_where_that_saves_the_exchanges(name: str) -> None:
+    """Each replica alone costs more than it saves, as the other tables still exchange vectors."""
+    priced = priced_task(FEW_TABLES[name])
+    ranks = priced.task.topology.world_size
+    shards = [shard for table in priced.task.tables for shard in Replicas(ranks).shards(table)]
+    replicas = ShardingPlan(ranks, tuple(shards))
+    validate(replicas, priced.task)
+
+    found_ms = cost_ms("neuroshard", priced)
+
+    assert found_ms is not None
+    assert found_ms <= SAME * priced.predict(replicas).cost_ms
+
+
+WIDE_AND_BUSY = {
+    "two_tables-w3": task_of(
+        tables_of((24_186, 8, 2000.0), (537_294, 2048, 1.0)),
+        *(3, 146_742_880_000, 192),
+        device="cuda",
+    ),
+    "tight-w4": task_of(
+        tables_of(
+            *((47, 8, 1.0), (1252, 64, 2000.0), (1_179_123, 8, 3.7), (260, 4, 50.0)),
+            *((2, 2048, 3.7), (5291, 8, 0.001), (40_454, 2048, 1.0)),
+        ),
+        *(4, 120_133_967, 4096),
+        device="cuda",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE_AND_BUSY)
+def test_wide_tables_beside_busy_ones(name: str) -> None:
+    """The widest shard of a GPU slows down all its lookups; TorchRec cuts shards of 32 columns."""
+    priced = priced_task(WIDE_AND_BUSY[name])
+    plan = make_sharder("neuroshard", model_for("cuda"), time_budget_s=None).shard(priced.task)
+    validate(plan, priced.task)
+    torchrec_ms = cost_ms("torchrec", priced)
+    assert torchrec_ms is not None
+    assert priced.predict(plan).cost_ms <= SAME * torchrec_ms
+
+
+def small_odd_tasks() -> dict[int, ShardingTask]:
+    tasks = ((seed, odd_task(seed)) for seed in itertools.count(FIRST_SEED))
+    small = (
+        (seed, task)
+        for seed, task in tasks
+        if len(task.tables) * task.topology.world_size <= MOST_PIECES
+    )
+    return dict(itertools.islice(small, NUM_TASKS))
+
+
+def test_tasks_are_odd_and_repeatable() -> None:
+    tasks = [odd_task(seed) for seed in range(200)]
+    assert tasks[7] == odd_task(7) != tasks[8]
+    assert {len(task.tables) for task in tasks} >= {1, 2, 3}
+    ranks = [task.topology.world_size for task in tasks]
+    assert min(ranks) == 1
+    assert 24 < max(ranks) <= 32
+    assert {task.topology.compute_device for task in tasks} == {"cpu", "cuda"}
+    assert {task.can_replicate for task in tasks} == {True, False}
+    assert {task.topology.memory_bytes_by_rank is None for task in tasks} == {True, False}
+
+
+@pytest.mark.parametrize("seed", small_odd_tasks())
+def test_no_sharder_finds_a_cheaper_plan(seed: int) -> None:
+    priced = priced_task(odd_task(seed))
+    found_ms = cost_ms("neuroshard", priced)
+    others_ms = {sharder: cost_ms(sharder, priced) for sharder in OTHERS}
+    planned = {sharder: ms for sharder, ms in others_ms.items() if ms is not None}
+    assert found_ms is not None or not planned, f"only {planned} have plans"
+    if found_ms is not None:
+        assert lower_bound_ms(priced) <= found_ms * (1 + 1e-9)
+        assert found_ms <= SAME * min(planned.values(), default=found_ms), planned
