@@ -21,6 +21,9 @@ from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask, Topolo
 
 Indices = NDArray[np.int64]
 
+STEPS_IN_MEMORY = 32
+"""Steps of a table's columns that a rank can hold at least; larger ones would leave memory free."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
@@ -110,10 +113,11 @@ class Shapes:
 
         Args:
             max_widths: most widths of one table; wider tables are cut in steps of 8, 12, ...
-                columns.
+                columns. A table has more of them if its steps would be large for the memory.
         """
         dims = np.array([table.embedding_dim for table in task.tables], dtype=np.int64)
         step = COLUMN_MULTIPLE * -(-dims // (COLUMN_MULTIPLE * max_widths))
+        step = np.array(list(map(_divisor, step.tolist(), _most_columns(task))), dtype=np.int64)
         # Powers of two divide the widest shard, so that the widths of tables that are wider than
         # it include it.
         is_too_wide = dims > task.topology.max_shard_columns
@@ -149,6 +153,24 @@ class Shapes:
     def table(self) -> Indices:
         """[N], place in the task of the table that has the shape."""
         return np.repeat(np.arange(len(self.step)), np.diff(self.first))
+
+
+def _divisor(step: int, most: int) -> int:
+    """Return the largest divisor of a step that is a multiple of 4, and no larger than `most`."""
+    return next(
+        columns for columns in range(min(step, most), 0, -COLUMN_MULTIPLE) if step % columns == 0
+    )
+
+
+def _most_columns(task: ShardingTask) -> list[int]:
+    """Return [T], the columns of a step that is small enough for the memory of a rank."""
+    topology = task.topology
+    columns_bytes = [
+        topology.shard_bytes(table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision)
+        for table in task.tables
+    ]
+    most_bytes = max(topology.rank_memory_bytes) // STEPS_IN_MEMORY
+    return [COLUMN_MULTIPLE * max(most_bytes // num_bytes, 1) for num_bytes in columns_bytes]
 
 
 def _num_shards(num_cols: list[int], topology: Topology) -> list[int]:

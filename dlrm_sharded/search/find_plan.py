@@ -15,7 +15,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.cuts import UnitCut, cut_units, cuts_of
+from dlrm_sharded.search.cuts import UnitCut, cut_units, cuts_of, with_narrow_rows
 from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.first_plan import first_plan, width_sorted_plan
 from dlrm_sharded.search.large_neighborhood import Rebuilder
@@ -203,7 +203,8 @@ def _extra_states(state: State, tried: set[tuple[UnitCut, ...]]) -> Iterator[Sta
     if not few_units:
         return
     even = tuple(cut_units(problem, 0.0, rows=False, replicas=False))
-    for cuts in (even, with_replicas(problem, even), with_replicas(problem, cuts_of(state))):
+    others = with_replicas(problem, even), with_replicas(problem, cuts_of(state))
+    for cuts in (even, *others, *with_narrow_rows(problem, even)):
         if cuts not in tried and (first := first_plan(problem, cuts)) is not None:
             yield first
 

@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded import Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.search.cuts import UnitCut, cuts_of
+from dlrm_sharded.search.cuts import UnitCut, cuts_of, with_narrow_rows
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
 from dlrm_sharded.search.slices import in_slices
 from dlrm_sharded.search.state import COLUMNS
@@ -53,6 +53,18 @@ def test_replicas_have_room_where_others_make_it() -> None:
     tight = dataclasses.replace(problem_of(tight_task, model_of("shipped")), **gains)
     assert with_replicas(tight, whole) == tuple(whole)
     assert not replicas_fit(tight, [UnitCut(kind=2)] * 3)
+
+
+def test_rows_of_narrow_tables_beside_other_cuts_of_wide_ones() -> None:
+    problem = problem_of(TASK, model_of("shipped"))
+    whole = [UnitCut((int(steps),)) for steps in problem.num_steps]
+    found = [[cut.kind for cut in cuts] for cuts in with_narrow_rows(problem, whole)]
+    (over_all_ranks,) = (
+        kind
+        for kind, blocks in enumerate(problem.blocks)
+        if blocks.is_global and not blocks.is_replica
+    )
+    assert found == [[over_all_ranks] * 3, [None, None, over_all_ranks]]
 
 
 def test_cuts_of_a_state() -> None:

@@ -93,6 +93,7 @@ WIDE_AND_BUSY = {
         *(4, 120_133_967, 4096),
         device="cuda",
     ),
+    "rows_beside_columns-w14": odd_task(10_134),
 }
 
 
