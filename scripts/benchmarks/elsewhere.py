@@ -128,10 +128,11 @@ def _rows(options: argparse.Namespace) -> list[Row]:
 
 def _started(prior: LearnedCostModel, samples: Sequence[Sample]) -> LearnedCostModel:
     """Return the prices after a first start, with its stated error."""
-    error = adapted_to(prior, samples).stated_error
-    return dataclasses.replace(
-        adapted(prior, samples), standing=Standing("measured", prior.name, error=error)
+    found = adapted_to(prior, samples)
+    standing = Standing(
+        "measured", prior.name, error=found.stated_error, rank_error=found.rank_error
     )
+    return dataclasses.replace(adapted(prior, samples), standing=standing)
 
 
 @contextlib.contextmanager
@@ -254,16 +255,24 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
     best = next(name for name in reversed(costs) if name != REFERENCE)
     lines = []
     for name, found in costs.items():
-        cells: list[object] = [None, None]
+        cells: list[object] = [None, None, None]
         if name != REFERENCE:
-            errors = [100 * abs(predicted[name][i] / found[i] - 1) for i in found]
+            over_measured = np.array([predicted[name][i] / found[i] for i in found])
             error = stated[name]
-            cells = [float(np.mean(errors)), None if error is None else 100 * error]
+            cells = [
+                float(np.exp(np.log(over_measured).mean())),
+                100 * float(np.abs(over_measured - 1.0).mean()),
+                None if error is None else 100 * error,
+            ]
         for other in (REFERENCE, best):
             ratios = [found[i] / costs[other][i] for i in found if i in costs[other]]
             cells += [interval_text(ratios, ".3f"), f"{max(ratios):.3f}"]
         lines.append([name, *cells])
-    errors_of = (Column("error, %", ".0f"), Column("stated, %", ".0f"))
+    errors_of = (
+        Column("predicted / measured", ".2f"),
+        Column("error, %", ".0f"),
+        Column("stated, %", ".0f"),
+    )
     ratios_to = (f"over {name}{worst}" for name in (REFERENCE, best) for worst in ("", ", worst"))
     table = TextTable(["prices", *errors_of, *ratios_to], lines).markdown()
     texts = ["the slowest rank, means over tasks [95 %]:", table]

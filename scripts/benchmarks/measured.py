@@ -179,7 +179,8 @@ def _figures(
         "critical_path_ms": measured.critical_path_ms,
         "predicted_ms": predicted.cost_ms,
         "compute_ms": max(cost.computation_ms for cost in measured.per_rank),
-        "predicted_compute_ms": max(cost.computation_ms for cost in predicted.per_rank),
+        "predicted_compute_ms": predicted.excess_ms
+        + max(cost.computation_ms for cost in predicted.per_rank),
     }
 
 
