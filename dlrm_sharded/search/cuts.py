@@ -8,7 +8,7 @@ Letters: U units, L loads; see `problem.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,25 +86,6 @@ def cuts_of(state: State) -> tuple[UnitCut, ...]:
         else UnitCut(kind=problem.groups[group].kind)
         for widths, group in zip(state.widths, state.group.tolist(), strict=True)
     )
-
-
-def with_narrow_rows(problem: Problem, cuts: Sequence[UnitCut]) -> Iterator[tuple[UnitCut, ...]]:
-    """Yield cuts with row blocks of all units up to some number of columns, for each such number.
-
-    Row blocks are as wide as their table, and on a GPU the widest shard slows down all lookups.
-    """
-    for kind, blocks in enumerate(problem.blocks):
-        if blocks.is_replica or not blocks.is_global:
-            continue
-        columns = np.array(
-            [max(problem.task.tables[i].embedding_dim for i in of) for of in problem.tables]
-        )
-        for most in sorted({*columns[blocks.possible].tolist()}, reverse=True):
-            in_rows = blocks.possible & (columns <= most)
-            yield tuple(
-                UnitCut(kind=kind) if is_in_rows else cut
-                for is_in_rows, cut in zip(in_rows.tolist(), cuts, strict=True)
-            )
 
 
 def _best_cut(

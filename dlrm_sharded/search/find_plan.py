@@ -15,7 +15,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.cuts import UnitCut, cut_units, cuts_of, with_narrow_rows
+from dlrm_sharded.search.cuts import UnitCut, cut_units, cuts_of
 from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.first_plan import first_plan, width_sorted_plan
 from dlrm_sharded.search.large_neighborhood import Rebuilder
@@ -26,7 +26,7 @@ from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
-from dlrm_sharded.search.uniform_starts import uniform_states
+from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
 
 TARGETS = (1.0, 1.1, 1.3, 2.0)
 """Largest processing times of a piece, relative to the mean of the ranks in a plan that costs the
@@ -204,7 +204,7 @@ def _extra_states(state: State, tried: set[tuple[UnitCut, ...]]) -> Iterator[Sta
         return
     even = tuple(cut_units(problem, 0.0, rows=False, replicas=False))
     others = with_replicas(problem, even), with_replicas(problem, cuts_of(state))
-    for cuts in (even, *others, *with_narrow_rows(problem, even)):
+    for cuts in (even, *others, *with_narrow_blocks(problem, even)):
         if cuts not in tried and (first := first_plan(problem, cuts)) is not None:
             yield first
 

@@ -9,11 +9,12 @@ Letters: U units, K kinds of blocks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.search.cuts import UnitCut
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 
@@ -42,6 +43,34 @@ def uniform_states(state: State, *, all_kinds: bool) -> Iterator[State]:
             if not all_kinds and not _seems_cheaper(state, kinds, ms):
                 continue
             yield _with_blocks(state, best, ms)
+
+
+def with_narrow_blocks(problem: Problem, cuts: Sequence[UnitCut]) -> Iterator[tuple[UnitCut, ...]]:
+    """Yield cuts with units up to some number of columns in row blocks, or each in its best kind.
+
+    Blocks are as wide as their table, and on a GPU the widest shard slows down all lookups.
+    """
+    if not problem.blocks:
+        return
+    ms = np.stack([kind_ms(problem, kind) for kind in range(len(problem.blocks))])
+    are_global = [kind for kind, blocks in enumerate(problem.blocks) if blocks.is_global]
+    rows = [kind for kind in are_global if not problem.blocks[kind].is_replica]
+    columns = np.array(
+        [max(problem.task.tables[i].embedding_dim for i in tables) for tables in problem.tables]
+    )
+    for kinds in dict.fromkeys((tuple(rows), tuple(are_global))):
+        if not kinds:
+            continue
+        best = np.array(kinds)[ms[list(kinds)].argmin(axis=0)]
+        possible = np.isfinite(ms[best, np.arange(len(best))])
+        for most in sorted({*columns[possible].tolist()}, reverse=True):
+            in_blocks = possible & (columns <= most)
+            yield tuple(
+                UnitCut(kind=kind) if is_in_blocks else cut
+                for kind, is_in_blocks, cut in zip(
+                    best.tolist(), in_blocks.tolist(), cuts, strict=True
+                )
+            )
 
 
 def kind_ms(problem: Problem, kind: int) -> Floats:

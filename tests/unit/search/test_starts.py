@@ -8,12 +8,12 @@ import pytest
 from dlrm_sharded import Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.search.cuts import UnitCut, cuts_of, with_narrow_rows
+from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
 from dlrm_sharded.search.slices import in_slices
 from dlrm_sharded.search.state import COLUMNS
 from dlrm_sharded.search.state_shards import state_shards
-from dlrm_sharded.search.uniform_starts import uniform_states
+from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
 from tests.unit.made_up import tables_of, task_of, with_memory
 from tests.unit.search.made_up import model_of, predicted, problem_of
 from tests.unit.search.states import state_of_whole_units
@@ -55,16 +55,20 @@ def test_replicas_have_room_where_others_make_it() -> None:
     assert not replicas_fit(tight, [UnitCut(kind=2)] * 3)
 
 
-def test_rows_of_narrow_tables_beside_other_cuts_of_wide_ones() -> None:
+def test_blocks_of_narrow_tables_beside_other_cuts_of_wide_ones() -> None:
+    """Row blocks of all up to a width, then also replicas where those cost less."""
     problem = problem_of(TASK, model_of("shipped"))
     whole = [UnitCut((int(steps),)) for steps in problem.num_steps]
-    found = [[cut.kind for cut in cuts] for cuts in with_narrow_rows(problem, whole)]
+    found = [[cut.kind for cut in cuts] for cuts in with_narrow_blocks(problem, whole)]
     (over_all_ranks,) = (
         kind
         for kind, blocks in enumerate(problem.blocks)
         if blocks.is_global and not blocks.is_replica
     )
-    assert found == [[over_all_ranks] * 3, [None, None, over_all_ranks]]
+    assert found[:2] == [[over_all_ranks] * 3, [None, None, over_all_ranks]]
+    replicas = len(problem.blocks) - 1
+    assert {*found[2]} <= {over_all_ranks, replicas}
+    assert replicas in found[2]
 
 
 def test_cuts_of_a_state() -> None:
