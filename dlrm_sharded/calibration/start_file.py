@@ -25,7 +25,7 @@ FOLDER = "first_starts"
 
 @dataclass(frozen=True, slots=True)
 class FirstStart:
-    """What a first start measured.
+    """The measurements of a first start, and how good the prices are that follow from them.
 
     Args:
         conditions: those that runs must share for it to tell of them.

@@ -61,7 +61,7 @@ RANGES_PER_OCTAVE = 16
 """Ranges of what every rank pays, between a time and twice that time."""
 
 NUM_OCTAVES = 4
-"""What every rank pays is told apart in ranges from the limit down to 2 ** -4 of it."""
+"""The ranges of costs that every rank pays go from the limit down to 2 ** -4 of it."""
 
 WEIGHTS = (0.0, -1.0, -0.75, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Weights of what every rank pays, beside the mean over ranks, in the test of a range."""

@@ -30,7 +30,7 @@ STREAM_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class LookupFigures:
-    """What lookups take on every GPU, in cycles of multiprocessors and in times of its memory.
+    """Figures of lookups for every GPU, in cycles of multiprocessors and in times of its memory.
 
     Args:
         sample_cycles: a sample of a table, in the forward pass.

@@ -30,7 +30,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a step computes of a batch: the mean loss [], logits [B], and the vectors' gradient."""
+    """Results of a step for a batch: the mean loss [], logits [B], and the vectors' gradient."""
 
     loss: Tensor
     logits: Tensor

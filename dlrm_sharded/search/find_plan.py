@@ -39,7 +39,7 @@ HOPELESS = 1.2
 """An extra start is left out if it costs so many times as much as the best plan so far."""
 
 NEAR_BEST = 1.05
-"""Of few units, a second plan is improved, too, if it costs less than so many times the best."""
+"""A second plan of few units is improved, too, if it costs less than so many times the best."""
 
 NUM_KEPT = 4
 """Number of plans of few units that are kept to be tried in slices."""

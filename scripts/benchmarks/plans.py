@@ -100,7 +100,9 @@ def _sized(task_set: str, size: str, seed: int, device: str) -> tuple[int, Bench
             inter_host_bytes_per_s=None,
         )
         task = dataclasses.replace(task, topology=topology)
-    return len(task.tables), _on(BenchmarkTask(task_set, task), device)
+    # MLPerf's tasks have the same tables
+    number = world_size if task_set == MLPERF else len(task.tables)
+    return number, _on(BenchmarkTask(task_set, task), device)
 
 
 def _on(found: BenchmarkTask, device: str) -> BenchmarkTask:

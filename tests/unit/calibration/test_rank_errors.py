@@ -1,4 +1,4 @@
-"""What ranks are off by themselves is found beside what they have in common."""
+"""The errors of single ranks are found beside the error that they have in common."""
 
 import dataclasses
 

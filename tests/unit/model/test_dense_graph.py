@@ -1,4 +1,4 @@
-"""What a graph replays is what a step computes of other batches; there is no GPU.
+"""A replayed graph computes the results of a step for other batches; there is no GPU.
 
 The graph here remembers the operators of its recording, and calls them again on the same tensors,
 as a CUDA graph launches its kernels on the same addresses.

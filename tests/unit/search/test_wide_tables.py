@@ -64,7 +64,7 @@ def test_blocks_of_rows_may_be_as_wide_as_a_lookup_supports() -> None:
 
 @pytest.mark.parametrize(("room", "step"), [(1000.0, 32), (6.0, 32), (2.0, 16), (1.02, 8)])
 def test_steps_of_columns_are_small_for_the_memory(room: float, step: int) -> None:
-    """Of eight ranks with room for just the table, one holds 256 columns, which are 32 steps."""
+    """Eight ranks with room for just the table hold 256 columns each, which are 32 steps."""
     task = with_profiles(task_of((Table("wide", 10_000, 2048, 1.0),), 8))
     task = with_memory(task, int(room * task.table_bytes / 8))
     shapes = Shapes.from_task(task, model_of("plain").compute, max_widths=64)
