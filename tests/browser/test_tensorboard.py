@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import torch
 from playwright.sync_api import Page
 
 from tests.browser.page import CHROMIUM, WIDTH, wait_for
@@ -171,8 +172,9 @@ def rows_with(tables: list[list[list[str]]], title: str) -> list[dict[str, str]]
 
 
 def shown_as(text: str) -> Any:
-    """Equals the numbers that round to this text."""
+    """Equals the numbers that, stored in 32 bits as TensorBoard stores them, round to this text."""
     number = Decimal(text.replace(",", ""))
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int), text
-    return pytest.approx(float(number), abs=0.501 * 10**exponent)
+    stored = float(number) * torch.finfo(torch.float32).eps
+    return pytest.approx(float(number), abs=0.5 * 10**exponent + abs(stored))
