@@ -35,8 +35,8 @@ sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="se
 	    hydra.launcher.j=1x$(NPROC)
 
 MINUTES ?= 2
-calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10
-	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(ARGS)
+calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10 task=FILE
+	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(if $(task),task=$(task)) $(ARGS)
 
 simulate: $(VENV)/installed  ## a cluster on this machine; ARGS="data=... out=FOLDER", docs/guide/simulation.md
 	$(BIN)/dlrm-simulate $(or $(ARGS),data=synthetic topology.world_size=8 out=runs/simulation)

@@ -1,9 +1,11 @@
 """Measure this machine from the start and fit a cost model to it: the command `dlrm-calibrate`.
 
 dlrm-calibrate minutes=10 fit.num_steps=2000
+dlrm-calibrate task=task.json
 dlrm-calibrate policies=true
 
-Two minutes, the default, are enough to move the packaged model to this machine; ten refine it.
+Two minutes, the default, are enough to move the packaged model to this machine; ten refine it. With
+a task, a third of the measured plans are ranks of plans between which its prices decide.
 With `policies=true`, the packaged policies are then re-tuned to the model, each in about a minute.
 All steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
 `dlrm-fit-cost-model`, all others for `dlrm-collect-costs`. Under torchrun or TorchX all ranks
@@ -12,6 +14,7 @@ measure, so that exchanges between hosts are among what is measured, and rank 0 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.words import Keys, read_words
 from dlrm_sharded.files.errors import ConfigError, check_number
 from dlrm_sharded.hardware.artifact_kinds import RETUNE
+from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
 
 DEFAULT_MINUTES = 2.0
@@ -54,7 +58,11 @@ def main() -> int:
         if overrides in (["--help"], ["-h"]):
             print(__doc__)
             return 0
-        keys: Keys = {"minutes": (float, DEFAULT_MINUTES), "policies": (_flag, False)}
+        keys: Keys = {
+            "minutes": (float, DEFAULT_MINUTES),
+            "policies": (_flag, False),
+            "task": (str, None),
+        }
         own = [word for word in overrides if word.partition("=")[0] in keys]
         asked = read_words(__doc__, keys, arguments=own)
         check_number("minutes", asked.minutes, above=True)
@@ -71,7 +79,8 @@ def main() -> int:
                 path.unlink(missing_ok=True)
         fit_overrides = [override for override in overrides if override.startswith("fit.")]
         collection_overrides = [override for override in overrides if override not in fit_overrides]
-        collection_overrides = [*time_overrides(asked.minutes), *collection_overrides]
+        of_task = [] if asked.task is None else task_overrides(asked.task)
+        collection_overrides = [*time_overrides(asked.minutes), *of_task, *collection_overrides]
         failed = _run("collect_costs", collection_overrides)
         if failed or not is_rank_zero:
             return failed
@@ -89,6 +98,17 @@ def time_overrides(minutes: float) -> list[str]:
         overrides += [f"collect.measure.{override}" for override in SHORT_MEASURE]
         overrides.append(f"collect.repeat_every={SHORT_REPEAT_EVERY}")
     return overrides
+
+
+def task_overrides(path: str) -> list[str]:
+    """Return the overrides of a collection for the task of a file, and for its optimizer.
+
+    Raises:
+        ConfigError: the file is no task.
+    """
+    optimizer = read_task(path).optimizer
+    # quotes for Hydra, as paths may have any characters
+    return [f"collect.task={json.dumps(path)}", *([OPTIMIZER + optimizer] if optimizer else [])]
 
 
 def retuning_overrides(collection_overrides: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Measure what random plans cost on this machine: the command `dlrm-collect-costs`.
 
 dlrm-collect-costs out=calibration/costs.parquet collect.time_budget_s=300
+dlrm-collect-costs collect.task=task.json
 
 A collection that was killed continues when it is started again. Under torchrun or TorchX it uses
 their ranks; otherwise it starts its own.
@@ -8,6 +9,7 @@ their ranks; otherwise it starts its own.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -15,15 +17,17 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from dlrm_sharded.calibration.collect import collect
+from dlrm_sharded.calibration.collect import CollectConfig, collect
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import (
     CONF_DIR,
     instantiate,
     run_hydra,
 )
-from dlrm_sharded.files.errors import check_count
+from dlrm_sharded.commands.task_plans import plans_to_measure
+from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import check_file_to_write
+from dlrm_sharded.plans.task import ShardingTask, read_task
 from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.distributed import process_group
@@ -44,7 +48,8 @@ def hydra_main(cfg: DictConfig) -> None:
     if "RANK" not in os.environ:
         with exit_codes():
             check_file_to_write("out", cfg.out, may_be_stream=False)
-            instantiate(cfg.collect)  # reports what is wrong with it once, before ranks start
+            # what is wrong is reported once, before ranks start
+            _task_of(instantiate(cfg.collect))
             if cfg.num_ranks is not None:
                 check_count("num_ranks", cfg.num_ranks, least=1)
             num_ranks = cfg.num_ranks or default_num_ranks()
@@ -53,7 +58,9 @@ def hydra_main(cfg: DictConfig) -> None:
         with all_or_none():
             check_file_to_write("out", cfg.out, may_be_stream=False)
             config = instantiate(cfg.collect)
-        collect(config, Path(cfg.out), rank)
+            task = _task_of(config)
+        plans_of_task = None if task is None else functools.partial(plans_to_measure, task)
+        collect(config, Path(cfg.out), rank, plans_of_task)
 
 
 def main() -> None:
@@ -63,6 +70,23 @@ def main() -> None:
 def default_num_ranks() -> int:
     """Return one rank for every visible GPU, or `CPU_RANKS` if there are none."""
     return max(len(visible_gpus()), 1) if device_type() == "cuda" else CPU_RANKS
+
+
+def _task_of(config: CollectConfig) -> ShardingTask | None:
+    """Return the task that a collection is spent on; None for random plans alone.
+
+    Raises:
+        ConfigError: the file is no task, or one of another optimizer.
+    """
+    if config.task is None:
+        return None
+    task = read_task(config.task)
+    if task.optimizer not in (None, config.optimizer):
+        raise ConfigError(
+            f"{config.task} is a task of {task.optimizer}, and collect.optimizer is "
+            f"{config.optimizer}; give collect.optimizer={task.optimizer}"
+        )
+    return task
 
 
 def _start_ranks(num_ranks: int) -> int:

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dlrm_sharded.commands import calibrate
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.task import with_optimizer
 from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
+from tests.unit.made_up import tables_of, task_of
 
 Commands = list[tuple[str, list[str]]]
 
@@ -59,6 +63,28 @@ def test_all_ranks_measure_and_one_does_the_rest(
     assert run_command(calibrate.main, "policies=true").returncode == 0
     assert len(commands) == num_commands
     assert commands[0][0] == "collect_costs"
+
+
+def test_a_task_decides_what_is_measured_and_with_which_optimizer(commands, run_command, tmp_path):
+    path = tmp_path / "my task=1.json"
+    write_json(path, with_optimizer(task_of(tables_of((10, 4, 1.0))), "sgd").to_json())
+    done = run_command(calibrate.main, f"task={path}", "collect.seed=3")
+    assert done.returncode == 0
+    command, overrides = commands[0]
+    assert command == "collect_costs"
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    values = {override.key_or_group: override.value() for override in parsed}
+    assert values["collect.task"] == str(path)
+    assert values["collect.optimizer"] == "sgd"
+    assert values["collect.seed"] == 3
+    assert "optimizer=sgd" in done.stdout, "policies are re-tuned for the same optimizer"
+
+
+def test_a_task_that_is_none(commands, run_command):
+    done = run_command(calibrate.main, "task=nowhere.json")
+    assert done.returncode == 2
+    assert "nowhere.json" in done.stderr
+    assert commands == []
 
 
 def test_no_policies_after_an_error(monkeypatch, commands, run_command):
