@@ -238,14 +238,14 @@ def load_artifact(
     name = path.name if path.parent == SHIPPED else path
     level = logging.INFO if warns else logging.DEBUG
     log.log(level, "%s: %s, of %s", kind.noun, name, loaded.meta["hardware"])
-    for text in _caveats(loaded, kind, context):
+    for text in caveats_of(loaded, kind, context):
         log.log(logging.WARNING if warns else logging.DEBUG, "%s", text)
     if context.hardware is not None and match.reasons:
         log.debug("%s", "\n  ".join(["what differs from the hardware there:", *match.reasons]))
     return loaded
 
 
-def _caveats(loaded: Artifact, kind: Kind, context: RunContext) -> Iterator[str]:
+def caveats_of(loaded: Artifact, kind: Kind, context: RunContext) -> Iterator[str]:
     """Yield what to know of an artefact of another device, other hardware or another optimizer.
 
     Without hardware, as for a plan that is made elsewhere, the device and the optimizer are all

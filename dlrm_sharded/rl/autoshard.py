@@ -36,7 +36,16 @@ from dlrm_sharded.rl.env import (
     one_hot,
     sums_before_each_step,
 )
-from dlrm_sharded.rl.nets import VECTOR_SIZE, CostHead, PlacementNet, TableNet, mlp, sums_by_rank
+from dlrm_sharded.rl.nets import (
+    VECTOR_SIZE,
+    CostHead,
+    PlacementNet,
+    TableNet,
+    add_to_ranks,
+    empty_ranks,
+    mlp,
+    sums_by_rank,
+)
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, TaskTensors
 from dlrm_sharded.rl.training import MethodConfig, TrainingMethod
 
@@ -112,12 +121,24 @@ class AutoShard(PlacementNet):
         self.policy = ActorCritic()
 
     def table_costs(self, tasks: TaskTensors) -> Tensor:
-        vectors = self.cost.table(tasks)
-        return self.cost(vectors, vectors)
+        vectors = self.vectors(tasks)
+        return self.rank_costs(tasks, vectors, vectors)
 
     def plan_costs(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
-        sums = sums_by_rank(self.cost.table(tasks), ranks, tasks.world_size)
-        return self.cost(sums, sums.amax(dim=1, keepdim=True)).amax(dim=1)
+        sums = sums_by_rank(self.vectors(tasks), ranks, tasks.world_size)
+        return self.rank_costs(tasks, sums, sums.amax(dim=1, keepdim=True)).amax(dim=1)
+
+    def vectors(self, tasks: TaskTensors) -> Tensor:
+        """Return [E, T, K], vectors of the cost network, beside those of the tasks' prices."""
+        vectors = self.cost.table(tasks)
+        return vectors if tasks.prices is None else torch.cat([vectors, tasks.prices.vectors], -1)
+
+    def rank_costs(self, tasks: TaskTensors, sums: Tensor, largest: Tensor) -> Tensor:
+        """Return the costs [E, ...] of ranks with sums [E, ..., K] of `vectors`."""
+        if tasks.prices is None:
+            return self.cost(sums, largest)
+        priced = slice(VECTOR_SIZE, None)
+        return tasks.prices.rank_costs(sums[..., priced], largest[..., priced]).sum(dim=-1)
 
     def actor(self, tasks: TaskTensors) -> AutoShardActor:
         return AutoShardActor(self, tasks)
@@ -135,8 +156,8 @@ class AutoShard(PlacementNet):
         largest = before.amax(dim=-2, keepdim=True)
         sums = before + vectors[..., None, :]
         unit = table_costs[..., None]
-        costs_before = self.cost(before, largest)
-        costs = self.cost(sums, torch.maximum(largest, sums))
+        costs_before = self.rank_costs(tasks, before, largest)
+        costs = self.rank_costs(tasks, sums, torch.maximum(largest, sums))
         # an empty rank must never count as the slowest one, even if the network predicts that
         used = before.amax(dim=-1) > 0
         slowest = costs_before.masked_fill(~used, -torch.inf).amax(dim=-1, keepdim=True)
@@ -150,13 +171,13 @@ class AutoShard(PlacementNet):
             ],
             dim=-1,
         )
-        return sums / unit[..., None], features
+        return sums[..., :VECTOR_SIZE].float() / unit[..., None], features
 
     @torch.no_grad()
     def history(self, tasks: TaskTensors, ranks: Tensor) -> EpisodeHistory:
         """Recompute what an actor reads as it places the tables on `ranks` [E, T]."""
         size = tasks.world_size
-        vectors = self.cost.table(tasks)
+        vectors = self.vectors(tasks)
         before = sums_before_each_step(vectors, ranks, size)
         table_costs = self.positive_table_costs(tasks)
         free = free_before_each_step(tasks, ranks)
@@ -164,7 +185,7 @@ class AutoShard(PlacementNet):
             before, vectors, table_costs, free - tasks.size_bytes[..., None], tasks
         )
         after = before + one_hot(ranks, size)[..., None] * vectors[:, :, None]
-        costs = self.cost(after, after.amax(dim=2, keepdim=True))
+        costs = self.rank_costs(tasks, after, after.amax(dim=2, keepdim=True))
         legal, _ = legal_ranks(free, tasks.size_bytes)
         return EpisodeHistory(table_costs, sums, features, costs, legal)
 
@@ -193,10 +214,10 @@ class AutoShardActor:
     def __init__(self, net: AutoShard, tasks: TaskTensors) -> None:
         self._net = net
         self._tasks = tasks
-        self._vectors = net.cost.table(tasks)
+        self._vectors = net.vectors(tasks)
         self._table_costs = net.positive_table_costs(tasks)
         self._states = net.policy.states(tasks, self._table_costs)
-        self._sums = torch.zeros((tasks.num_episodes, tasks.world_size, VECTOR_SIZE))
+        self._sums = empty_ranks(self._vectors, tasks.world_size)
         self._free = tasks.capacity.clone()
 
     def scores(self, step: int) -> Tensor:
@@ -207,8 +228,7 @@ class AutoShardActor:
         return self._net.policy(self._states[:, step], sums, features)[0]
 
     def place(self, step: int, ranks: Tensor) -> None:
-        index = ranks[:, None, None].expand(-1, 1, VECTOR_SIZE)
-        self._sums.scatter_add_(1, index, self._vectors[:, step, None])
+        add_to_ranks(self._sums, ranks, self._vectors[:, step])
         self._free.scatter_add_(1, ranks[:, None], -self._tasks.size_bytes[:, step, None])
 
 

@@ -44,6 +44,8 @@ from dlrm_sharded.rl.nets import (
     CostHead,
     PlacementNet,
     TableNet,
+    add_to_ranks,
+    empty_ranks,
     mlp,
     sums_by_rank,
 )
@@ -132,24 +134,26 @@ class DreamShard(PlacementNet):
         self.policy = DreamShardPolicyNet()
 
     def table_costs(self, tasks: TaskTensors) -> Tensor:
-        vectors = self.cost.table(tasks)
-        return self.cost.rank_costs(vectors, vectors).sum(dim=-1)
+        vectors = self.cost_vectors(tasks)
+        return self._rank_costs(tasks, vectors, vectors).sum(dim=-1)
 
     def plan_costs(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
-        sums = sums_by_rank(self.cost.table(tasks), ranks, tasks.world_size)
-        return self._plan_costs(sums)
+        sums = sums_by_rank(self.cost_vectors(tasks), ranks, tasks.world_size)
+        return self._plan_costs(tasks, sums)
 
     def costs_before_each_step(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
         """Return [E, T], the cost of what the ranks [E, T] hold before each step."""
-        vectors = self.cost.table(tasks)
-        return self._plan_costs(sums_before_each_step(vectors, ranks, tasks.world_size))
+        sums = sums_before_each_step(self.cost_vectors(tasks), ranks, tasks.world_size)
+        return self._plan_costs(tasks, sums)
 
-    def _plan_costs(self, sums: Tensor) -> Tensor:
-        """Return the costs [...] of plans with sums [..., W, K]."""
-        rank_costs = self.cost.rank_costs(sums, sums.amax(dim=-2, keepdim=True))
+    def _plan_costs(self, tasks: TaskTensors, sums: Tensor) -> Tensor:
+        """Return the costs [E, ...] of plans with sums [E, ..., W, K]."""
+        rank_costs = self._rank_costs(tasks, sums, sums.amax(dim=-2, keepdim=True))
+        if tasks.prices is not None:
+            return rank_costs.sum(dim=-1).amax(dim=-1)
         return self.cost.plan_cost(sums, rank_costs)
 
-    def costs_with_table(self, before: Tensor, vectors: Tensor) -> Tensor:
+    def costs_with_table(self, tasks: TaskTensors, before: Tensor, vectors: Tensor) -> Tensor:
         """Return [..., W, 3], the `RANK_COSTS` of every rank if it takes a table.
 
         Args:
@@ -157,7 +161,16 @@ class DreamShard(PlacementNet):
             vectors: [..., K], vector of the table.
         """
         sums = before + vectors[..., None, :]
-        return self.cost.rank_costs(sums, torch.maximum(before.amax(dim=-2, keepdim=True), sums))
+        largest = torch.maximum(before.amax(dim=-2, keepdim=True), sums)
+        return self._rank_costs(tasks, sums, largest)
+
+    def cost_vectors(self, tasks: TaskTensors) -> Tensor:
+        """Return [E, T, K], vectors of the tables whose sums have a cost."""
+        return self.cost.table(tasks) if tasks.prices is None else tasks.prices.vectors
+
+    def _rank_costs(self, tasks: TaskTensors, sums: Tensor, largest: Tensor) -> Tensor:
+        """Return the `RANK_COSTS` by the prices of the tasks or, if they have none, the network."""
+        return (tasks.prices or self.cost).rank_costs(sums, largest)
 
     def actor(self, tasks: TaskTensors) -> DreamShardActor:
         return DreamShardActor(self, tasks)
@@ -165,9 +178,9 @@ class DreamShard(PlacementNet):
     def scores(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
         """Return [E, T, W], the scores of an actor that placed the tables on the ranks [E, T]."""
         with torch.no_grad():
-            vectors = self.cost.table(tasks)
+            vectors = self.cost_vectors(tasks)
             before = sums_before_each_step(vectors, ranks, tasks.world_size)
-            rank_costs = self.costs_with_table(before, vectors)
+            rank_costs = self.costs_with_table(tasks, before, vectors)
             table_costs = self.positive_table_costs(tasks)
         vectors = self.policy.table(tasks)
         sums = sums_before_each_step(vectors, ranks, tasks.world_size) + vectors[:, :, None]
@@ -178,22 +191,23 @@ class DreamShardActor:
     """Implements `env.Actor` with sums that are updated step by step."""
 
     def __init__(self, net: DreamShard, tasks: TaskTensors) -> None:
-        self._net = net
-        self._cost_vectors = net.cost.table(tasks)
+        self._net, self._tasks = net, tasks
+        self._cost_vectors = net.cost_vectors(tasks)
         self._vectors = net.policy.table(tasks)
         self._table_costs = net.positive_table_costs(tasks)
-        shape = (tasks.num_episodes, tasks.world_size, VECTOR_SIZE)
-        self._cost_sums, self._sums = torch.zeros(shape), torch.zeros(shape)
+        self._cost_sums = empty_ranks(self._cost_vectors, tasks.world_size)
+        self._sums = empty_ranks(self._vectors, tasks.world_size)
 
     def scores(self, step: int) -> Tensor:
-        rank_costs = self._net.costs_with_table(self._cost_sums, self._cost_vectors[:, step])
+        rank_costs = self._net.costs_with_table(
+            self._tasks, self._cost_sums, self._cost_vectors[:, step]
+        )
         sums = self._sums + self._vectors[:, step, None]
         return self._net.policy(sums, rank_costs, self._table_costs[:, step, None])
 
     def place(self, step: int, ranks: Tensor) -> None:
-        index = ranks[:, None, None].expand(-1, 1, VECTOR_SIZE)
-        self._cost_sums.scatter_add_(1, index, self._cost_vectors[:, step, None])
-        self._sums.scatter_add_(1, index, self._vectors[:, step, None])
+        add_to_ranks(self._cost_sums, ranks, self._cost_vectors[:, step])
+        add_to_ranks(self._sums, ranks, self._vectors[:, step])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

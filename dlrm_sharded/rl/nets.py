@@ -109,8 +109,18 @@ class InputScaler(nn.Module):
 
 def sums_by_rank(vectors: Tensor, ranks: Tensor, world_size: int) -> Tensor:
     """Return [E, W, K], each rank's sum of the vectors [E, T, K] of tables on ranks [E, T]."""
-    sums = vectors.new_zeros((len(vectors), world_size, vectors.shape[-1]))
+    sums = empty_ranks(vectors, world_size)
     return sums.scatter_add(1, ranks[..., None].expand_as(vectors), vectors)
+
+
+def empty_ranks(vectors: Tensor, world_size: int) -> Tensor:
+    """Return zeros [E, W, K], the sums of the vectors [E, T, K] before any table is placed."""
+    return vectors.new_zeros((len(vectors), world_size, vectors.shape[-1]))
+
+
+def add_to_ranks(sums: Tensor, ranks: Tensor, vectors: Tensor) -> None:
+    """Add the vectors [E, K] of one table to the sums [E, W, K] of the ranks [E]."""
+    sums[torch.arange(len(sums)), ranks] += vectors
 
 
 class PlacementNet(nn.Module, ABC):
@@ -152,5 +162,9 @@ class PlacementNet(nn.Module, ABC):
     def scale_and_sort(self, tasks: TaskTensors) -> tuple[TaskTensors, Tensor]:
         """Return the scaled tasks in descending order of predicted table cost; the order [E, T]."""
         tasks = self.scaler(tasks)
+        if tasks.prices is not None:
+            network_costs = self.table_costs(dataclasses.replace(tasks, prices=None))
+            prices = tasks.prices.with_mean(network_costs.mean(dim=1))
+            tasks = dataclasses.replace(tasks, prices=prices)
         order = self.table_costs(tasks).argsort(dim=1, descending=True, stable=True)
         return tasks.reorder(order), order

@@ -5,18 +5,23 @@ Letters: A orders, E episodes, T tables.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.trial import trial_plans
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import (
     Arrays,
     Artifact,
     built_from,
+    caveats_of,
     find_artifact,
     load_artifact,
     read_artifact,
@@ -29,12 +34,20 @@ from dlrm_sharded.rl.base import Candidate
 from dlrm_sharded.rl.dreamshard import DreamShard
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
+from dlrm_sharded.rl.prices import TablePrices
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
+
+log = logging.getLogger(__name__)
+
+PriceTask = Callable[[ShardingTask], PricedTask]
 
 MOST_PROBABLE = "the policy's"
 SAMPLE = "a sample"
 LARGEST_FIRST = "the policy's with the largest tables first"
 """Origins of placements, as the log calls them."""
+
+PRICES = AUTO, ALWAYS, NEVER = "auto", "always", "never"
+"""When a policy reads the run's prices, see `load_policy`."""
 
 MAX_SAMPLED_RANKS = 512
 """Limit on samples times ranks, so that a plan on many ranks takes seconds."""
@@ -69,10 +82,21 @@ class _RollOuts:
 
 
 class LearnedPolicy:
-    """Places tables by trained networks; implements `base.Policy`."""
+    """Places tables by trained networks; implements `base.Policy`.
 
-    def __init__(self, net: PlacementNet) -> None:
+    Args:
+        price: gives a task prices, which the policy reads in place of the costs that its cost
+            network predicts; None for the network.
+    """
+
+    def __init__(self, net: PlacementNet, price: PriceTask | None = None) -> None:
         self._net = net
+        self._price = price
+
+    @property
+    def reads_prices(self) -> bool:
+        """Whether placements depend on the run's prices."""
+        return self._price is not None
 
     @torch.no_grad()
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
@@ -106,7 +130,11 @@ class LearnedPolicy:
 
     def _roll_outs(self, task: ShardingTask, num_samples: int, seed: int) -> _RollOuts:
         """Place tables in descending order of cost or, if all of these overflow, largest first."""
-        tasks, order = self._net.scale_and_sort(TaskTensors.from_tasks([task]))
+        tensors = TaskTensors.from_tasks([task])
+        if self._price is not None:
+            prices = TablePrices.from_task(self._price(task))
+            tensors = dataclasses.replace(tensors, prices=prices)
+        tasks, order = self._net.scale_and_sort(tensors)
         num_samples = min(num_samples, MAX_SAMPLED_RANKS // tasks.world_size)
         found = self._sampled(tasks, order[0], num_samples, seed)
         if not found.overflown.all():
@@ -134,21 +162,44 @@ class LearnedPolicy:
         return _RollOuts(episodes, order, ranks, placed.overflown, origins)
 
 
-def load_policy(method: str, artifact: str | None, context: RunContext) -> LearnedPolicy:
-    """Load the policy of a run's hardware, or with a warning one of other hardware.
+def load_policy(
+    method: str,
+    artifact: str | None,
+    context: RunContext,
+    *,
+    price: PriceTask | None = None,
+    prices: str = AUTO,
+) -> LearnedPolicy:
+    """Load the policy of a run's hardware, or one of other hardware.
+
+    Such a policy reads the run's prices. Without prices, there is a warning.
 
     Args:
         method: one of `METHODS`.
         artifact: file of a trained policy; None to look for the one of the hardware.
+        price: prices tasks for the run; None if the run has no such prices.
+        prices: one of `PRICES`, whether the policy reads the run's prices: "auto" if it was trained
+            on another device or other hardware, or for another optimizer.
 
     Raises:
-        ConfigError: there is no such method.
+        ConfigError: there is no such method, or no such choice.
         DataError: the file is missing or damaged, or there is none.
     """
     if method not in METHODS:
         raise ConfigError(f"sharder.method is {method!r}; known: {', '.join(METHODS)}")
-    loaded = load_artifact(artifact, policy_kind(method), POLICY_FEATURES, context)
-    return LearnedPolicy(_net_of(loaded, method))
+    if prices not in PRICES:
+        raise ConfigError(f"sharder.prices is {prices!r}; known: {', '.join(PRICES)}")
+    may_read = price is not None and prices != NEVER
+    kind = policy_kind(method)
+    loaded = load_artifact(artifact, kind, POLICY_FEATURES, context, warns=not may_read)
+    if not may_read or (prices == AUTO and not any(caveats_of(loaded, kind, context))):
+        return LearnedPolicy(_net_of(loaded, method))
+    log.info(
+        "policy: %s, of %s; it reads the run's prices in place of the costs that it predicts",
+        loaded.path.name,
+        loaded.meta["hardware"],
+    )
+    return LearnedPolicy(_net_of(loaded, method), price)
 
 
 def packaged_net(method: str, context: RunContext) -> PlacementNet:

@@ -16,6 +16,7 @@ from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, profile_of
 from dlrm_sharded.cost.workload import USES_OF_BIN, workload_of_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.rl.prices import TablePrices
 
 FEATURE_NAMES = (
     "log_rows",
@@ -48,12 +49,14 @@ class TaskTensors:
         work: [E, T, M], see `WORK_NAMES`.
         size_bytes: [E, T].
         capacity: [E, W], memory of each rank in bytes.
+        prices: of the hardware to place for; None for that of a policy's training.
     """
 
     features: Tensor
     work: Tensor
     size_bytes: Tensor
     capacity: Tensor
+    prices: TablePrices | None = None
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[ShardingTask]) -> TaskTensors:
@@ -92,6 +95,7 @@ class TaskTensors:
             work=self.work[episodes],
             size_bytes=self.size_bytes[episodes],
             capacity=self.capacity[episodes],
+            prices=self.prices and self.prices.select(episodes),
         )
 
     def reorder(self, order: Tensor) -> TaskTensors:
@@ -101,6 +105,7 @@ class TaskTensors:
             work=self.work.gather(1, order[..., None].expand_as(self.work)),
             size_bytes=self.size_bytes.gather(1, order),
             capacity=self.capacity,
+            prices=self.prices and self.prices.reorder(order),
         )
 
 

@@ -9,14 +9,14 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import CostModel, PricedTask, price
+from dlrm_sharded.cost.base import CostModel, PricedTask, is_additive, price
 from dlrm_sharded.files.errors import InfeasibleTaskError, check_count, check_flag
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.plans.validation import why_too_large, why_too_wide
 from dlrm_sharded.rl.base import Candidate, Policy
-from dlrm_sharded.rl.policy import load_policy
+from dlrm_sharded.rl.policy import ALWAYS, AUTO, load_policy
 from dlrm_sharded.search.build_problem import worth_replicating
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, least_loaded, place_greedily
@@ -59,6 +59,11 @@ class PolicySharder:
         check_flag("sharder.split", self.split)
         check_flag("sharder.replicate", self.replicate)
         check_count("sharder.seed", self.seed, least=0)
+
+    @property
+    def plans_by_prices(self) -> bool:
+        """Whether the policy reads the run's prices, or these judge a portfolio."""
+        return self.cost_model is not None or getattr(self.policy, "reads_prices", False)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         _check_feasible(task, split=self.split)
@@ -142,6 +147,7 @@ def policy_sharder(
     method: str,
     artifact: str | None = None,
     portfolio: bool = False,
+    prices: str = AUTO,
     **options: Any,
 ) -> PolicySharder:
     """Build a sharder with the policy that a method trained for some hardware.
@@ -149,12 +155,17 @@ def policy_sharder(
     Args:
         portfolio: whether the run's prices choose between the policy, the heuristics and replicas;
             else the policy is alone, as published.
+        prices: one of `rl.policy.PRICES`, whether the policy reads the run's prices in place of the
+            costs that its network predicts; `never` as published, `auto` on other hardware.
         options: arguments of `PolicySharder`.
     """
     check_flag("sharder.portfolio", portfolio)
+    name = f"{method}_portfolio" if portfolio else method
+    can_price = prices == ALWAYS or is_additive(context.cost_model)
+    price_task = context.pricing_for(f"{name} with sharder.prices=always") if can_price else None
     return PolicySharder(
-        load_policy(method, artifact, context.run),
-        name=f"{method}_portfolio" if portfolio else method,
+        load_policy(method, artifact, context.run, price=price_task, prices=prices),
+        name=name,
         cost_model=context.cost_model if portfolio else None,
         exchange_precision=context.exchange_precision,
         complete=context.with_profiles,

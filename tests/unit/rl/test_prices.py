@@ -1,0 +1,214 @@
+"""Policies on other hardware than that of their training, which read the run's prices."""
+
+import dataclasses
+import functools
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm_sharded import ConfigError, RunContext, SharderContext, ShardingTask, learned_cost_model
+from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import workload_of_plan
+from dlrm_sharded.hardware.fingerprint import Fingerprint
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.job.first_start import may_need
+from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.rl.nets import sums_by_rank
+from dlrm_sharded.rl.policy import METHODS, load_policy
+from dlrm_sharded.rl.prices import TablePrices
+from dlrm_sharded.rl.task_tensors import TaskTensors
+from dlrm_sharded.sharders.base import plans_by_prices
+from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
+from dlrm_sharded.testing import check_sharder, small_tasks
+from tests.unit.hardware.made_up import CPU
+from tests.unit.made_up import mlperf_task, with_memory
+from tests.unit.rl.cases import cost_model, random_net, small_pool
+
+HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 4)
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+def planted() -> LearnedCostModel:
+    """Return hardware on which rows beyond the caches are slow, so wide hot tables are cheap."""
+    model = cost_model()
+    factors = np.ones(model.compute.num_parts)
+    for i, term in enumerate(model.compute.device.terms):
+        if term.startswith(("id_lines_of_rows_beyond", "unique")):
+            factors[i] = 8.0
+    return dataclasses.replace(model, compute=model.compute.scaled(factors, factors))
+
+
+def scaled(model: LearnedCostModel, factor: float) -> LearnedCostModel:
+    exchanges = dict.fromkeys(("fwd_comm", "bwd_comm", "input_dist"), factor)
+    return dataclasses.replace(
+        model,
+        compute=model.compute.scaled(factor, factor),
+        communication=model.communication.scaled(exchanges),
+    )
+
+
+@functools.cache
+def tasks(world_size: int = 4) -> list[ShardingTask]:
+    pool = small_pool(24, world_size, num=80, memory_use=(0.3, 0.6))
+    rng = np.random.default_rng(5)
+    return [pool.task(pool.draw(rng)) for _ in range(6)]
+
+
+def sharder(
+    method: str,
+    model: LearnedCostModel | None,
+    run: RunContext = HERE,
+    seed: int = 0,
+    prices: str = "auto",
+) -> PolicySharder:
+    return policy_sharder(SharderContext(run, model), method=method, seed=seed, prices=prices)
+
+
+def mean_ms(model: LearnedCostModel, sharder: PolicySharder) -> float:
+    return float(np.mean([model.predict(sharder.shard(task), task).cost_ms for task in tasks()]))
+
+
+@each_method
+def test_other_hardware_changes_placements_for_the_better(method: str) -> None:
+    model = planted()
+    as_published = sharder(method, model, prices="never")
+    assert mean_ms(model, sharder(method, model)) < 0.99 * mean_ms(model, as_published)
+    net = random_net(method)
+    [own, priced] = [TaskTensors.from_tasks(tasks()[:1]) for _ in range(2)]
+    prices = TablePrices.from_task(model.price(tasks()[0]))
+    priced = dataclasses.replace(priced, prices=prices)
+    orders = [net.scale_and_sort(tensors)[1].tolist() for tensors in (own, priced)]
+    assert orders[0] != orders[1], "tables are sorted by their costs"
+
+
+@each_method
+def test_a_plan_is_the_same_at_any_speed(method: str) -> None:
+    plans = [
+        [sharder(method, scaled(planted(), factor)).shard(task) for task in tasks()[:3]]
+        for factor in (1.0, 64.0)
+    ]
+    assert plans[0] == plans[1]
+
+
+@each_method
+def test_never_places_as_published(method: str) -> None:
+    model, task = planted(), tasks()[0]
+    as_published = policy_sharder(SharderContext(), method=method)
+    never = sharder(method, model, prices="never")
+    assert never.shard(task) == as_published.shard(task)
+    # neither do runs on the policy's hardware, and plans without any, read prices
+    assert sharder(method, model, RunContext()).shard(task) == as_published.shard(task)
+    assert sharder(method, None).shard(task) == as_published.shard(task)
+    always = sharder(method, model, RunContext(), prices="always")
+    assert always.shard(task) == sharder(method, model).shard(task)
+
+
+@each_method
+def test_equal_seeds_give_equal_plans(method: str) -> None:
+    model = planted()
+    for task in tasks()[:2]:
+        plans = {sharder(method, model, seed=seed).shard(task) for seed in (7, 7)}
+        assert len(plans) == 1
+    for task in small_tasks().values():  # one table, no room, huge tables that are split
+        check_sharder(lambda: sharder(method, planted()), task)
+
+
+@pytest.mark.parametrize("portfolio", [False, True])
+def test_waits_for_a_first_start_if_it_reads_prices(portfolio: bool) -> None:
+    model = learned_cost_model(HERE, warns=False)  # a prior
+    for prices, reads in (("auto", True), ("always", True), ("never", False)):
+        context = SharderContext(HERE, model)
+        made = policy_sharder(context, method="dreamshard", portfolio=portfolio, prices=prices)
+        assert plans_by_prices(made) == (reads or portfolio)
+        waits = may_need([Planner(made, model)], HERE, exchanges=True)
+        assert waits == (reads or portfolio)
+    assert not plans_by_prices(sharder("dreamshard", None))
+
+
+def test_one_message_says_whose_costs_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sharder("dreamshard", planted())
+    [message] = [record for record in caplog.records if "policy" in record.message]
+    assert message.levelno == logging.INFO
+    assert "reads the run's prices in place of the costs that it predicts" in message.message
+    caplog.clear()
+    sharder("dreamshard", planted(), prices="never")
+    assert any("it balances the costs of that hardware" in text for text in caplog.messages)
+
+
+def test_other_optimizers_and_devices_are_other_hardware() -> None:
+    model = cost_model()
+    of_sgd = RunContext("cpu", optimizer="sgd")
+    for run in (of_sgd, RunContext("cuda")):
+        assert load_policy("autoshard", None, run, price=model.price).reads_prices
+    same = RunContext("cpu", optimizer="rowwise_adagrad")
+    assert not load_policy("autoshard", None, same, price=model.price).reads_prices
+
+
+@each_method
+def test_places_for_gpus(method: str) -> None:
+    run = RunContext("cuda")
+    model = learned_cost_model(run)
+    task = model.price(mlperf_task(8)).task
+    plan = sharder(method, model, run).shard(task)
+    never = sharder(method, model, run, prices="never").shard(task)
+    assert model.predict(plan, task).cost_ms < 1.05 * model.predict(never, task).cost_ms
+
+
+def test_arguments() -> None:
+    with pytest.raises(ConfigError, match="sharder.prices is 'some'; known: auto, always, never"):
+        sharder("dreamshard", cost_model(), prices="some")
+    with pytest.raises(ConfigError, match="sharder.prices=always needs an additive cost model"):
+        sharder("dreamshard", None, prices="always")
+
+
+def prices_of(task: ShardingTask) -> TablePrices:
+    return TablePrices.from_task(planted().price(task))
+
+
+def test_costs_of_ranks_are_those_of_the_model() -> None:
+    """Computation but for launches; of exchanges what differs between placements."""
+    model, [task] = planted(), tasks(2)[:1]
+    prices = TablePrices.from_task(model.price(task))
+    compute: ComputeModel = model.compute
+    exchanges, expected = [], []
+    for seed in range(3):
+        ranks = torch.tensor(np.random.default_rng(seed).integers(2, size=(1, 24)))
+        sums = sums_by_rank(prices.vectors, ranks, 2)
+        costs = prices.rank_costs(sums, sums.amax(dim=1, keepdim=True))[0].numpy()
+        plan = whole_tables(task, ranks[0].tolist())
+        predicted = model.predict(plan, task)
+        num_lookups = workload_of_plan(plan, task).num_lookups()
+        for rank, launch_ms in enumerate(compute.launch_ms(num_lookups)):
+            stages = predicted.per_rank[rank]
+            assert costs[rank, 0] == pytest.approx(stages.fwd_compute_ms - launch_ms[0], rel=1e-4)
+            assert costs[rank, 2] == pytest.approx(stages.bwd_compute_ms - launch_ms[1], rel=1e-4)
+        exchanges.append(costs[:, 1])
+        expected.append([rank.exchange_ms for rank in predicted.per_rank])
+    found, expected = np.array(exchanges), np.array(expected)
+    np.testing.assert_allclose(found - found.mean(), expected - expected.mean(), rtol=0.1)
+
+
+def test_prices_stay_with_their_tables() -> None:
+    task = tasks()[0]
+    tensors = dataclasses.replace(TaskTensors.from_tasks([task]), prices=prices_of(task))
+    order = torch.arange(24).flip(0)[None]
+    turned = tensors.repeat(2).reorder(order.expand(2, -1))
+    assert turned.prices is not None
+    expected = prices_of(task).vectors.flip(1).expand(2, -1, -1)
+    assert torch.equal(turned.prices.vectors, expected)
+    scaled_prices = prices_of(task).with_mean(torch.tensor([3.0]))
+    alone = scaled_prices.rank_costs(scaled_prices.vectors, scaled_prices.vectors).sum(-1)
+    assert alone.mean().item() == pytest.approx(3.0, rel=1e-5)
+
+
+def test_little_memory_is_no_obstacle() -> None:
+    """All placements in descending order of cost overflow, so the largest tables come first."""
+    task = tasks()[0]
+    sizes = [task.topology.table_bytes(table) for table in task.tables]
+    tight = with_memory(task, max(max(sizes), int(sum(sizes) / 4 * 1.02)))
+    check_sharder(lambda: sharder("dreamshard", planted()), tight)
