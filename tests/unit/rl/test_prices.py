@@ -160,9 +160,9 @@ def test_places_for_gpus(method: str) -> None:
 
 
 def test_arguments() -> None:
-    with pytest.raises(ConfigError, match="sharder.prices is 'some'; known: auto, always, never"):
+    with pytest.raises(ConfigError, match=r"sharder\.prices is 'some'; known: auto, always, never"):
         sharder("dreamshard", cost_model(), prices="some")
-    with pytest.raises(ConfigError, match="sharder.prices=always needs an additive cost model"):
+    with pytest.raises(ConfigError, match=r"sharder\.prices=always needs an additive cost model"):
         sharder("dreamshard", None, prices="always")
 
 
