@@ -44,6 +44,7 @@ from dlrm_sharded.commands.simulated_cluster import (
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.cost.base import price
+from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import folder_to_write, write_json
@@ -53,9 +54,9 @@ from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.simulation.accesses import drawn_ids, ids_source
-from dlrm_sharded.simulation.cluster import Cluster, Planned
 from dlrm_sharded.simulation.files import write_simulation
 from dlrm_sharded.simulation.neighbors import busy_neighbors
+from dlrm_sharded.simulation.planned import Planned
 from dlrm_sharded.simulation.plans import plans_of
 from dlrm_sharded.simulation.ranks import RankTimer, RankTimes, priced_ranks, time_ranks
 from dlrm_sharded.simulation.run import simulate

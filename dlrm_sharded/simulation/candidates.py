@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dlrm_sharded.cost.base import price
+from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.dense.model import DenseModel
 from dlrm_sharded.dense.work_trace import DenseWork
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
@@ -21,8 +22,8 @@ from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.workers import Refusal, in_processes
 from dlrm_sharded.sharders.planning import Planner
-from dlrm_sharded.simulation.cluster import Cluster, Planned
 from dlrm_sharded.simulation.machines import Machine
+from dlrm_sharded.simulation.planned import Planned
 from dlrm_sharded.step.parts import (
     ALL_REDUCE,
     DENSE_BACKWARD,

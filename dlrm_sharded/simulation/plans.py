@@ -12,7 +12,7 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
-from dlrm_sharded.simulation.cluster import Planned
+from dlrm_sharded.simulation.planned import Planned
 from dlrm_sharded.simulation.store import folder_of
 
 log = logging.getLogger("dlrm_sharded.simulate")

@@ -38,8 +38,8 @@ from dlrm_sharded.plans.plan_cost import (
 )
 from dlrm_sharded.ranks.process import release_freed_memory
 from dlrm_sharded.ranks.surroundings import core_wait_s
-from dlrm_sharded.simulation.cluster import Planned
 from dlrm_sharded.simulation.folding import fold
+from dlrm_sharded.simulation.planned import Planned
 from dlrm_sharded.simulation.store import Store
 
 log = logging.getLogger(__name__)

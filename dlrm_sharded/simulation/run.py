@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.simulation.cluster import Cluster, Planned
+from dlrm_sharded.simulation.planned import Planned
 from dlrm_sharded.simulation.ranks import MEASURED, ORIGINS, PRICED, RankTimes, with_times
 from dlrm_sharded.step.breakdown import Wait
 from dlrm_sharded.step.prediction import StepPrediction

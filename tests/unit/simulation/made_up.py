@@ -1,12 +1,13 @@
 """A simulated run of a few tables, without a measurement."""
 
+from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.dense.trace import DenseMemory
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.simulation.cluster import Cluster, Planned
+from dlrm_sharded.simulation.planned import Planned
 from dlrm_sharded.simulation.ranks import RankTimes
 from dlrm_sharded.simulation.run import SimulatedRun, simulate
 from dlrm_sharded.step.core_sharing import CoreSharing

@@ -26,7 +26,6 @@ from dlrm_sharded.simulation.advice_text import (
 )
 from dlrm_sharded.simulation.candidates import Candidate, Case, Outcome, no_outcome
 from dlrm_sharded.simulation.choice import choose, is_tied, value_of
-from dlrm_sharded.simulation.cluster import Planned
 from dlrm_sharded.simulation.machines import (
     CPU_NAMES,
     Machine,
@@ -34,6 +33,7 @@ from dlrm_sharded.simulation.machines import (
     machine_of,
     with_prices,
 )
+from dlrm_sharded.simulation.planned import Planned
 from dlrm_sharded.simulation.scaling import gain_of, scaling_of
 from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.host_time import LOOP_MS, HostTime

@@ -19,7 +19,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.simulation import ranks
-from dlrm_sharded.simulation.cluster import Planned
+from dlrm_sharded.simulation.planned import Planned
 from dlrm_sharded.simulation.ranks import (
     MIN_MEASURED,
     RankTimer,

@@ -10,7 +10,6 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost
-from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.host_time import HostTime, lookups_prior_ms
@@ -18,30 +17,6 @@ from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart, StepPrediction, predict_step, simulated_steps
 from dlrm_sharded.step.schedule import Overlap
 from dlrm_sharded.step.timeline import Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan of one sharder, and its report, which has the predicted cost.
-
-    Args:
-        sharder: name of the sharder, with its settings.
-    """
-
-    sharder: str
-    plan: ShardingPlan
-    report: PlanReport
-
-    @property
-    def cost(self) -> PlanCost:
-        """Predicted cost of the plan; planners without a cost model are refused."""
-        assert self.report.cost is not None
-        return self.report.cost
-
-    @property
-    def cost_error(self) -> float | None:
-        """Expected relative error of the predicted cost; None if it is not known."""
-        return None if self.report.standing is None else self.report.standing.error
 
 
 @dataclass(frozen=True, slots=True)
