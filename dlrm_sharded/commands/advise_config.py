@@ -15,7 +15,7 @@ from dlrm_sharded.commands.first_start import measured_here
 from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, refuse_unused
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.commands.sharders import asked_precision, build_planner, plain, run_context
-from dlrm_sharded.commands.simulated_cluster import build_dense
+from dlrm_sharded.commands.step_model import build_dense
 from dlrm_sharded.commands.task import (
     HERE,
     AskedTask,

@@ -16,7 +16,8 @@ from dlrm_sharded.calibration.picture import start_budget_s
 from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, run_hydra
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
-from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.base import CostModel, PricedTask
+from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import fbgemm_version, versions
@@ -58,13 +59,21 @@ def build_planner(
                 f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
             )
     precision = asked_precision(cfg)
-    sharder_context = SharderContext(context, cost_model, precision)
+    step_model = functools.partial(_cluster_of, cfg, context)
+    sharder_context = SharderContext(context, cost_model, precision, step_model)
     node = drop_keys_of_replaced_class(cfg.sharder)
     sharder = _with_context(KEY, instantiate(node), sharder_context)
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
     options: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     return Planner(sharder, cost_model, diagnose, value_profiles, precision, options)
+
+
+def _cluster_of(cfg: DictConfig, context: RunContext, priced: PricedTask) -> Cluster:
+    # Dense layers need torch, which most plans are made without.
+    from dlrm_sharded.commands.step_model import cluster_of
+
+    return cluster_of(cfg, context, priced)
 
 
 def start_budget(cfg: DictConfig) -> float | None:

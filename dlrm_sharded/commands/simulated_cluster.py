@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.sharders import run_context
+from dlrm_sharded.commands.step_model import NUM_DENSE, build_dense, overlap_of
 from dlrm_sharded.commands.task import HERE, asked_task, check_hosts, check_question
 from dlrm_sharded.datasets.base import BatchStream, Dataset
 from dlrm_sharded.datasets.read_batches import read_batches
@@ -26,15 +27,11 @@ from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
-from dlrm_sharded.step.pipelines import PIPELINES
-from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
+from dlrm_sharded.step.schedule import Overlap
 from dlrm_sharded.training.memory import Workload
 
 LOCAL_BATCH_SIZE = 512
 """Samples of a rank if no batch size is stated."""
-
-NUM_DENSE = 13
-"""Dense features of a task without data: those of Criteo's data, and of all presets."""
 
 TABLE_SHARE = 0.5
 """Share of this machine's memory for one rank's tables."""
@@ -103,23 +100,11 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
         dense=build_dense(cfg, num_dense, optimizer),
         optimizer=asked.optimizer,
         measure=instantiate(cfg.measure),
-        overlap=_overlap(cfg.overlap, compute_device),
+        overlap=overlap_of(cfg.overlap, compute_device),
         table_limit_bytes=_table_limit(cfg.table_gib, device),
         num_neighbors=_num_neighbors(cfg.neighbors, task.topology),
         sharing=_core_sharing(cfg.host_cores, task.topology),
         notes=tuple(notes),
-    )
-
-
-def build_dense(cfg: DictConfig, num_dense: int, optimizer: OptimizerConfig) -> DenseModel:
-    """Build the dense part of the model and its training that a config describes."""
-    return DenseModel(
-        instantiate(cfg.model),
-        num_dense,
-        optimizer,
-        bf16=bool(cfg.model.get("bf16", False)),
-        seed=cfg.seed,
-        compiled=cfg.model.get("compile_mode") is not None,
     )
 
 
@@ -208,19 +193,6 @@ def _core_sharing(host_cores: Any, topology: Topology) -> CoreSharing | None:
     if ranks_at_once >= topology.ranks_per_host:
         return None
     return CoreSharing(topology.ranks_per_host, ranks_at_once)
-
-
-def _overlap(name: str, compute_device: str) -> Overlap:
-    usual = SERIAL if compute_device == "cpu" else PIPELINED
-    known = {"auto": usual, "serial": SERIAL, "pipelined": PIPELINED} | {
-        name: dataclasses.replace(
-            usual, next_ids=pipeline.next_ids, next_lookup=pipeline.next_lookup
-        )
-        for name, pipeline in PIPELINES.items()
-    }
-    if name not in known:
-        raise ConfigError(f"overlap is {name!r}; known: {', '.join(known)}")
-    return known[name]
 
 
 def memory_workload(cluster: SimulatedCluster) -> Workload:

@@ -92,6 +92,10 @@ class Cluster:
         num_lookups = int(workload_of_plan(plan, self.task).num_lookups().max())
         return HostTime(dense_ms, lookups_prior_ms(num_lookups), measured)
 
+    def device_ms(self, cost: PlanCost) -> float:
+        """Return the mean step under a plan of this cost, on devices that wait for no host."""
+        return self.timeline(cost).step_ms
+
     def timeline(self, cost: PlanCost) -> Timeline:
         """Return the steps whose mean is `step`, as far as devices do not wait for their hosts."""
         return simulated_steps(

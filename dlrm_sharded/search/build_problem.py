@@ -30,6 +30,7 @@ from dlrm_sharded.search.problem import (
     RankGroup,
 )
 from dlrm_sharded.search.replication import which_pay
+from dlrm_sharded.step.objective import StepObjective
 
 REPLICA_ERROR = 0.05
 """Share of its computation by which a replica is priced higher where no search weighs it."""
@@ -46,6 +47,7 @@ def build_problem(
     split_error: float,
     max_widths: int = MAX_WIDTHS,
     all_replicas: bool = False,
+    step: StepObjective | None = None,
 ) -> Problem:
     """Return the search problem of a task.
 
@@ -56,6 +58,7 @@ def build_problem(
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
         all_replicas: whether to offer replicas also of tables for which they do not seem to pay,
             as an earlier plan may have them.
+        step: what to minimize in place of cost and critical path, see `LoadWeights`.
     """
     task, hosts = priced.task, priced.hosts
     shapes = Shapes.from_task(task, priced.compute, max_widths=max_widths)
@@ -66,7 +69,7 @@ def build_problem(
     pricing = Pricing(
         compute=priced.compute,
         prices=prices,
-        weights=LoadWeights(critical_path_share, prices),
+        weights=LoadWeights(critical_path_share, prices, step),
         split_error=split_error,
         mean_read_mb=float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size,
     )

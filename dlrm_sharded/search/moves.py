@@ -114,7 +114,7 @@ class Neighborhood(StateMoves):
         there = objective.powers_of(load_there)
         gains = (there - objective.powers[others]) @ objective.slope
         # The change at the source does not depend on the rank that gets the part.
-        gains += (change_here + problem.shared_ms[moved])[:, None]
+        gains += (change_here + objective.exchange_slope * problem.shared_ms[moved])[:, None]
         fits = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
         if not self.splits:  # a part that leaves something behind makes a piece more
             fits &= is_whole[:, None]
@@ -207,7 +207,7 @@ class Neighborhood(StateMoves):
             kept_demand = np.where(is_whole[:, None], 0.0, problem.demand[kept])
             load += problem.crowding_load(kept_demand, rest) - problem.crowding_load(whole, rest)
         change = (objective.powers_of(load) - objective.powers[rank]) @ objective.slope
-        change += kept_shared_ms - problem.shared_ms[parts.shape]
+        change += objective.exchange_slope * (kept_shared_ms - problem.shared_ms[parts.shape])
         return change
 
     def _merge_with_held(
@@ -245,7 +245,7 @@ class Neighborhood(StateMoves):
             load += problem.crowding_load(problem.demand[after], rest)
             load -= problem.crowding_load(problem.demand[before], rest)
         change = (objective.powers_of(load) - objective.powers[other]) @ objective.slope
-        change += problem.shared_ms[after] - problem.shared_ms[before]
+        change += objective.exchange_slope * (problem.shared_ms[after] - problem.shared_ms[before])
         gains[m, b] = change_here[m] + change
         added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
         fits[m, b] = (added_bytes <= state.free_bytes[other]) & problem.possible[after]

@@ -23,6 +23,7 @@ from dlrm_sharded.cost.shapes import Indices
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.step.objective import StepObjective
 
 Mask = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
@@ -138,21 +139,38 @@ class LoadWeights:
 
     The maximum of `Load.COST` over ranks is the plan's cost, apart from what all ranks share. The
     maxima of the other loads add up to its critical path. The objective weighs the two.
+
+    Args:
+        step: takes the place of both: exchanges are then a load of their own, and computation is
+            one load or two; None for the cost and the critical path.
     """
 
     critical_path_share: float
     prices: ExchangePrices
+    step: StepObjective | None = None
 
     @property
     def exchange(self) -> Floats:
         """[L], weight of a rank's own exchange time in each load."""
-        share = self.critical_path_share
+        share = self.critical_path_share if self.step is None else 1.0
         return np.array([1.0 - share, 0.0, 0.0, share])
+
+    @property
+    def compute_share(self) -> float:
+        """Weight of the maxima of forward and backward computation, each by itself."""
+        if self.step is None:
+            return self.critical_path_share
+        return 0.0 if self.step.joins_computation else 1.0
+
+    @property
+    def hidden_ms(self) -> float:
+        """By how much the objective may be below the cost."""
+        return 0.0 if self.step is None else self.step.all_hidden_ms
 
     @property
     def compute(self) -> Floats:
         """[2, L], weights of forward and backward computation in each load."""
-        share = self.critical_path_share
+        share = self.compute_share
         weights = np.zeros((2, NUM_LOADS))
         weights[:, Load.COST] = 1.0 - share
         weights[:, Load.COMPUTE] = share * np.eye(2)
@@ -165,7 +183,7 @@ class LoadWeights:
             compute_ms: [n, 2], forward and backward computation.
             volume: [n], bytes exchanged with every other rank.
         """
-        share = self.critical_path_share
+        share = self.compute_share
         # Bytes of its own take a rank's time; they count for cost and for the critical path.
         loads = self.prices.own_byte_ms * volume[:, None] * self.exchange
         loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)

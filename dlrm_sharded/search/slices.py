@@ -32,13 +32,12 @@ def in_slices(state: State, columns: int) -> State | None:
     num_columns = (shapes - problem.first_shape[units] + 1) * problem.columns_per_step[units]
     if num_columns.max(initial=0) <= columns:
         return None
-    other = state.copy_for(sliced(problem, columns))
+    other = state.copy_for(sliced(problem, _most_steps(problem, columns)))
     return other if (other.free_bytes >= 0).all() else None
 
 
-def sliced(problem: Problem, columns: int) -> Problem:
-    """Return the problem in which pieces wider than so many columns are several equal shards."""
-    most_steps = _most_steps(problem, columns)
+def sliced(problem: Problem, most_steps: Indices) -> Problem:
+    """Return the problem in which wider pieces than [U] steps are several equal shards."""
     first = np.repeat(problem.first_shape[:-1], problem.num_steps)  # [N], of the shape's unit
     width = np.arange(len(first)) - first + 1
     most, steps = np.repeat(most_steps, problem.num_steps), np.ones_like(width)

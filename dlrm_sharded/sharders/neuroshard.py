@@ -11,6 +11,7 @@ published search, each for one of its faults, which `neuroshard_paper` keeps:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from dataclasses import KW_ONLY, dataclass, field
@@ -18,6 +19,8 @@ from typing import Any, ClassVar, Self
 
 from dlrm_sharded.cost.base import PricedTask, is_additive
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.cluster import Cluster
+from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.cost.linear import BYTES, NO_PRICES
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError, check_count, check_number
 from dlrm_sharded.host_memory.cached_search import CACHE_TABLES, cached_problem, find_cached_state
@@ -44,8 +47,10 @@ from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.precision_choice import plan_of_best_precision
 from dlrm_sharded.sharders.table_precision import in_half, plan_that_fits, with_precisions_of
+from dlrm_sharded.step.objective import StepObjective
 
 AUTO = "auto"
+COST, STEP = OBJECTIVES = ("cost", "step")
 GOOD_GAP = 0.003
 
 
@@ -58,7 +63,11 @@ class NeuroShardSharder:
             `find_by_prediction`; then there is no lower bound, `time_budget_s` usually is used up
             later, and precisions are stated.
         constraints: what users require of the plan, besides a low cost.
-        critical_path_share: weight of the critical path in the objective; the rest is the cost.
+        objective: "cost" for the cost and the critical path; "step" for the predicted step, which
+            needs the context's step model. Then half of the time goes to the plan of the least
+            cost, and the plan with the shorter step of the two is returned.
+        critical_path_share: weight of the critical path in the cost; the rest is the embedding
+            cost.
         time_budget_s: time after which the search returns its best plan; small tasks end earlier.
             None for no limit, so that a plan is the same on a loaded machine.
         patience: effort in rounds: each part of the search ends after this many rebuilds in a row
@@ -79,6 +88,7 @@ class NeuroShardSharder:
     context: SharderContext
     constraints: Constraints = field(default_factory=Constraints)
     _: KW_ONLY
+    objective: str = COST
     critical_path_share: float = 0.05
     seed: int = 0
     time_budget_s: float | None = 10.0
@@ -109,6 +119,16 @@ class NeuroShardSharder:
             raise ConfigError(
                 "sharder=neuroshard searches by predicted costs; choose cost_model=learned, or one "
                 "of your own"
+            )
+        if self.objective not in OBJECTIVES:
+            raise ConfigError(
+                f"sharder.objective is {self.objective!r}; known: {', '.join(OBJECTIVES)}"
+            )
+        if self.objective == STEP and self.context.step_model is None:
+            raise ConfigError(
+                "sharder.objective is step, and nothing is known of the steps here; leave it out, "
+                "plan with dlrm-train, dlrm-simulate, dlrm-advise or dlrm-plan, or give a "
+                "SharderContext its step_model"
             )
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
         check_count("sharder.seed", self.seed, least=0)
@@ -157,9 +177,12 @@ class NeuroShardSharder:
 
     def _search(self, priced: PricedTask, time_budget_s: float | None) -> ShardingPlan:
         """Return the best plan under the prices of a task, in any precision."""
+        if self.objective == STEP and time_budget_s is not None:
+            time_budget_s /= 2  # for each of the two searches
         clock, task = _clock(time_budget_s), priced.task
         earlier = self.constraints.earlier_plan(task)
-        problem = build_problem(
+        build = functools.partial(
+            build_problem,
             priced,
             self.constraints,
             critical_path_share=self.critical_path_share,
@@ -169,6 +192,7 @@ class NeuroShardSharder:
             all_replicas=earlier is not None
             or len(task.tables) <= MANY_UNITS * task.topology.world_size,
         )
+        problem = build()
         load_factors: dict[str, float] = {}
         if earlier is not None:
             load_factors, earlier = earlier.load_factors, with_load_factors(earlier, {})
@@ -185,10 +209,22 @@ class NeuroShardSharder:
             )
             state, load_factors = cached.state, cached.load_factors
         by_table = None if earlier is None else earlier.shards_by_table()
-        plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
+        plans = [ShardingPlan(task.topology.world_size, state_shards(state, by_table))]
+        value = functools.partial(self._value_ms, priced=priced)
+        if self.objective == STEP and not load_factors:
+            assert self.context.step_model is not None
+            cluster, clock = self.context.step_model(priced), _clock(time_budget_s)
+            near = priced.predict(plans[0])
+            tried = build(step=StepObjective.near(near, cluster.device_ms))
+            if earlier is None:
+                found = self._find(tried, clock, start=state) or state
+            else:
+                found = self._near(tried, earlier, clock)
+            plans.append(ShardingPlan(task.topology.world_size, state_shards(found, by_table)))
+            value = functools.partial(_step_value_ms, priced=priced, cluster=cluster)
         # The search's prices are linear in exchanged bytes, so what it improves may cost more.
-        if earlier and self._value_ms(plan, priced) > self._value_ms(earlier, priced):
-            plan = earlier
+        plans += [] if earlier is None else [earlier]
+        plan = min(plans, key=value) if len(plans) > 1 else plans[0]
         plan = with_load_factors(plan, load_factors) if load_factors else plan
         return with_precisions_of(plan, task)
 
@@ -196,9 +232,15 @@ class NeuroShardSharder:
         """Return the best plan found by a cost model that predicts plans and prices nothing."""
         model, context = self.context.cost_model, self.context
         assert model is not None
-        for key in ("exchange_precision", "table_precision", "cache_tables", "warm_start"):
+        for key in (
+            "objective",
+            "exchange_precision",
+            "table_precision",
+            "cache_tables",
+            "warm_start",
+        ):
             value = getattr(self.constraints if key == "warm_start" else self, key)
-            if value == AUTO or (key == "warm_start" and value is not None):
+            if value in (AUTO, STEP) or (key == "warm_start" and value is not None):
                 raise ConfigError(
                     f"sharder.{key} is {value}, which needs an additive cost model, and "
                     f"{type(model).__name__} only predicts plans; leave it out, or choose "
@@ -227,11 +269,11 @@ class NeuroShardSharder:
         plan = with_precisions_of(ShardingPlan(task.topology.world_size, shards), task)
         return plan if stated is None else dataclasses.replace(plan, exchange_precision=stated)
 
-    def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> float:
+    def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> tuple[float, ...]:
         """Return the predicted cost and critical path of a plan, weighed as in the objective."""
-        return priced.predict(plan).weighed_ms(self.critical_path_share)
+        return (priced.predict(plan).weighed_ms(self.critical_path_share),)
 
-    def _find(self, problem: Problem, clock: Clock) -> State | None:
+    def _find(self, problem: Problem, clock: Clock, start: State | None = None) -> State | None:
         """Return the best state found; None if none fits, or none was found."""
         if why_infeasible(problem):
             return None
@@ -243,7 +285,9 @@ class NeuroShardSharder:
             bound_ms = lower_bound_ms(unlimited, replicas=replicas)
         stopping = StoppingRule(self.patience, GOOD_GAP, clock)
         split_bound_ms = lower_bound_ms(priced, replicas=False) if replicas else None
-        return find_state(problem, bound_ms, self.seed, stopping, split_bound_ms=split_bound_ms)
+        return find_state(
+            problem, bound_ms, self.seed, stopping, split_bound_ms=split_bound_ms, start=start
+        )
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
@@ -272,6 +316,13 @@ def neuroshard_sharder(context: SharderContext, **keys: Any) -> NeuroShardSharde
     names = {field.name for field in dataclasses.fields(Constraints)} & keys.keys()
     constraints = Constraints(**{name: keys.pop(name) for name in names})
     return NeuroShardSharder(context, constraints, **keys)
+
+
+def _step_value_ms(plan: ShardingPlan, priced: PricedTask, cluster: Cluster) -> tuple[float, ...]:
+    """Return the predicted step of a plan, and its cost, which decides where hosts are slower."""
+    rank_error = priced.standing.rank_error if priced.standing else None
+    cost = with_expected_excess(priced.predict(plan), rank_error)
+    return round(cluster.step(plan, cost).step_ms, 6), cost.cost_ms
 
 
 def _clock(time_budget_s: float | None) -> Clock:

@@ -115,3 +115,14 @@ class DenseTimes:
             DataError: a time is missing, unknown, or no finite number from 0.
         """
         return read_form(fields, cls, name="the times of the dense part")
+
+
+NO_DENSE = DenseTimes(
+    data_ms=0.0,
+    bottom_forward_ms=0.0,
+    top_forward_ms=0.0,
+    top_backward_ms=0.0,
+    bottom_backward_ms=0.0,
+    optimizer_ms=0.0,
+)
+"""A step of embeddings alone."""

@@ -4,7 +4,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from dlrm_sharded.commands.simulated_cluster import build_dense
+from dlrm_sharded.commands.step_model import build_dense
 from tests.unit.commands.conftest import composed_config
 
 
