@@ -22,7 +22,7 @@ from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.replication import replicas_fit, replicate, with_replicas
-from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices, sliced
+from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices, with_slices
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
@@ -58,24 +58,18 @@ def find_state(
     stopping: StoppingRule,
     *,
     split_bound_ms: float | None = None,
-    start: State | None = None,
 ) -> State | None:
     """Return the best state found; None if none was found that fits the ranks' memory.
 
     Args:
         bound_ms: lower bound of the cost; no search goes on where it is met.
         split_bound_ms: lower bound of plans without replicas, for cuts where these find no room.
-        start: a state of the same pieces and groups under other weights, to begin from as well.
     """
     rng = np.random.default_rng(seed)
     good_ms = (bound_ms - problem.weights.hidden_ms) * (1 + stopping.good_gap)
     bounds_ms = (bound_ms,) if split_bound_ms in (None, bound_ms) else (bound_ms, split_bound_ms)
     extras = stopping.patience > 0
     states = _first_plans(problem, bounds_ms, good_ms, rng, stopping, extras=extras)
-    if start is not None:
-        most_steps = start.problem.most_steps
-        alike = problem if most_steps is None else sliced(problem, most_steps)
-        states = sorted([start.copy_for(alike), *states], key=_objective_ms)
     if not states:
         return None
     near_ms = NEAR_BEST * states[0].objective_ms
@@ -93,10 +87,24 @@ def find_state(
             best = min(best, other, key=_objective_ms)
     if extras:
         best = _best_in_slices([best, *states[1:]], good_ms, rng, stopping)
-    best = best.copy_for(best.problem.without_margin())
-    # It is decided now which splits are made; ranks are balanced at predicted costs.
-    _improve(best, good_ms, rng, stopping, splits=False)
-    return best
+    return _balanced(best, good_ms, rng, stopping)
+
+
+def improve_under(problem: Problem, start: State, seed: int, stopping: StoppingRule) -> State:
+    """Return the best state found near one of the same units and groups under other weights."""
+    rng, most_steps = np.random.default_rng(seed), start.problem.most_steps
+    state = start.copy_for(problem if most_steps is None else with_slices(problem, most_steps))
+    _improve(state, 0.0, rng, stopping, splits=True)
+    return _balanced(state, 0.0, rng, stopping)
+
+
+def _balanced(
+    state: State, good_ms: float, rng: np.random.Generator, stopping: StoppingRule
+) -> State:
+    """Return a state whose ranks are balanced at predicted costs, when all splits are decided."""
+    state = state.copy_for(state.problem.without_margin())
+    _improve(state, good_ms, rng, stopping, splits=False)
+    return state
 
 
 def has_few_units(problem: Problem) -> bool:
@@ -126,9 +134,8 @@ def _best_in_slices(
     for columns in SLICE_COLUMNS if first.problem.has_crowding else ():
         if best.objective_ms <= good_ms or stopping.clock.is_over:
             break
-        tried = [state for state in states if state.problem.most_steps is None]
-        found = [other for state in tried if (other := in_slices(state, columns)) is not None]
-        other = min(found, key=_objective_ms, default=best)
+        sliced = [other for state in states if (other := in_slices(state, columns)) is not None]
+        other = min(sliced, key=_objective_ms, default=best)
         if has_few_units(other.problem) and other.objective_ms < HOPELESS * best.objective_ms:
             Descent(other, rng, stopping.clock).run()
         best = min(best, other, key=_objective_ms)

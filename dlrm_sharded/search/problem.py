@@ -34,11 +34,14 @@ class Load:
     """The columns of an array of loads [..., L], in ms."""
 
     COST = 0
-    """Computation and the rank's own part in the exchanges, which make up the plan's cost."""
+    """Computation and the rank's own part in the exchanges, which make up the plan's cost; that
+    part alone if the step is minimized."""
     COMPUTE = slice(1, 3)
     """Forward and backward computation, two stages of the critical path."""
     EXCHANGE = 3
     """Exchanges, the other stage of the critical path."""
+    EXCHANGES = (COST, EXCHANGE)
+    """The exchanges of a step, if that is minimized."""
     PROCESSING = slice(0, 3)
     """All but the exchanges that other ranks wait for."""
 
@@ -141,8 +144,8 @@ class LoadWeights:
     maxima of the other loads add up to its critical path. The objective weighs the two.
 
     Args:
-        step: takes the place of both: exchanges are then a load of their own, and computation is
-            one load or two; None for the cost and the critical path.
+        step: takes the place of both: no load then has computation and exchanges; None for the
+            cost and the critical path.
     """
 
     critical_path_share: float
@@ -152,15 +155,8 @@ class LoadWeights:
     @property
     def exchange(self) -> Floats:
         """[L], weight of a rank's own exchange time in each load."""
-        share = self.critical_path_share if self.step is None else 1.0
+        share = self.critical_path_share if self.step is None else 0.0
         return np.array([1.0 - share, 0.0, 0.0, share])
-
-    @property
-    def compute_share(self) -> float:
-        """Weight of the maxima of forward and backward computation, each by itself."""
-        if self.step is None:
-            return self.critical_path_share
-        return 0.0 if self.step.joins_computation else 1.0
 
     @property
     def hidden_ms(self) -> float:
@@ -170,8 +166,11 @@ class LoadWeights:
     @property
     def compute(self) -> Floats:
         """[2, L], weights of forward and backward computation in each load."""
-        share = self.compute_share
+        share = self.critical_path_share if self.step is None else 1.0
         weights = np.zeros((2, NUM_LOADS))
+        if self.step is not None and self.step.joins_computation:
+            weights[:, Load.COMPUTE.start] = 1.0
+            return weights
         weights[:, Load.COST] = 1.0 - share
         weights[:, Load.COMPUTE] = share * np.eye(2)
         return weights
@@ -183,11 +182,14 @@ class LoadWeights:
             compute_ms: [n, 2], forward and backward computation.
             volume: [n], bytes exchanged with every other rank.
         """
-        share = self.compute_share
+        share = self.critical_path_share
         # Bytes of its own take a rank's time; they count for cost and for the critical path.
         loads = self.prices.own_byte_ms * volume[:, None] * self.exchange
-        loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
-        loads[:, Load.COMPUTE] += share * compute_ms
+        if self.step is not None:
+            loads += compute_ms @ self.compute
+        else:
+            loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
+            loads[:, Load.COMPUTE] += share * compute_ms
         # All ranks wait for the rank with most bytes, so its bytes count as a maximum over ranks.
         loads[:, Load.EXCHANGE] += self.prices.busiest_rank_byte_ms * volume
         return loads

@@ -32,11 +32,11 @@ def in_slices(state: State, columns: int) -> State | None:
     num_columns = (shapes - problem.first_shape[units] + 1) * problem.columns_per_step[units]
     if num_columns.max(initial=0) <= columns:
         return None
-    other = state.copy_for(sliced(problem, _most_steps(problem, columns)))
+    other = state.copy_for(with_slices(problem, _most_steps(problem, columns)))
     return other if (other.free_bytes >= 0).all() else None
 
 
-def sliced(problem: Problem, most_steps: Indices) -> Problem:
+def with_slices(problem: Problem, most_steps: Indices) -> Problem:
     """Return the problem in which wider pieces than [U] steps are several equal shards."""
     first = np.repeat(problem.first_shape[:-1], problem.num_steps)  # [N], of the shape's unit
     width = np.arange(len(first)) - first + 1

@@ -57,14 +57,14 @@ class SmoothObjective:
         self.exchange_slope, self.linear_ms = 1.0, self.value_ms
         self._weights = self.scale
         if (step := state.problem.weights.step) is not None:
-            processing_ms = float(norms[Load.PROCESSING].sum())
-            exchange_ms = self.value_ms - processing_ms
+            compute_ms = float(norms[Load.COMPUTE].sum())
+            exchange_ms = self.value_ms - compute_ms
             exposed_ms, self.exchange_slope = step.smooth_exposed_ms(exchange_ms)
-            self.value_ms = processing_ms + exposed_ms
-            self.linear_ms = processing_ms + self.exchange_slope * exchange_ms
+            self.value_ms = compute_ms + exposed_ms
+            self.linear_ms = compute_ms + self.exchange_slope * exchange_ms
             self._weights, self.slope = self.scale.copy(), self.slope.copy()
-            self._weights[Load.EXCHANGE] *= self.exchange_slope
-            self.slope[Load.EXCHANGE] *= self.exchange_slope
+            self._weights[[*Load.EXCHANGES]] *= self.exchange_slope
+            self.slope[[*Load.EXCHANGES]] *= self.exchange_slope
             if self.has_hosts:
                 self.host_slope *= self.exchange_slope
 

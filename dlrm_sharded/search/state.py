@@ -103,8 +103,9 @@ class State:
         if step is None:
             return float(largest.sum()) + float(self.host_load.max()) + self.shared_ms
         # What all ranks share, and what hosts add, are times of exchanges.
-        exchange_ms = float(largest[Load.EXCHANGE] + self.host_load.max()) + self.shared_ms
-        return float(largest[Load.PROCESSING].sum()) + step.exposed_ms(exchange_ms)
+        exchange_ms = float(largest[[*Load.EXCHANGES]].sum() + self.host_load.max())
+        exposed_ms = step.exposed_ms(exchange_ms + self.shared_ms)
+        return float(largest[Load.COMPUTE].sum()) + exposed_ms
 
     def allowed_ranks(self, unit: int) -> Mask:
         """Return [W], ranks that the constraints allow for one more piece of the unit."""

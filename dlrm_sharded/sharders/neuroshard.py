@@ -37,7 +37,7 @@ from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
-from dlrm_sharded.search.find_plan import MANY_UNITS, find_state, improve_within
+from dlrm_sharded.search.find_plan import MANY_UNITS, find_state, improve_under, improve_within
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
@@ -217,10 +217,15 @@ class NeuroShardSharder:
             near = priced.predict(plans[0])
             tried = build(step=StepObjective.near(near, cluster.device_ms))
             if earlier is None:
-                found = self._find(tried, clock, start=state) or state
+                stopping = StoppingRule(self.patience, GOOD_GAP, clock)
+                found = [improve_under(tried, state, self.seed, stopping), self._find(tried, clock)]
             else:
-                found = self._near(tried, earlier, clock)
-            plans.append(ShardingPlan(task.topology.world_size, state_shards(found, by_table)))
+                found = [self._near(tried, earlier, clock)]
+            plans += [
+                ShardingPlan(task.topology.world_size, state_shards(other, by_table))
+                for other in found
+                if other is not None
+            ]
             value = functools.partial(_step_value_ms, priced=priced, cluster=cluster)
         # The search's prices are linear in exchanged bytes, so what it improves may cost more.
         plans += [] if earlier is None else [earlier]
@@ -273,7 +278,7 @@ class NeuroShardSharder:
         """Return the predicted cost and critical path of a plan, weighed as in the objective."""
         return (priced.predict(plan).weighed_ms(self.critical_path_share),)
 
-    def _find(self, problem: Problem, clock: Clock, start: State | None = None) -> State | None:
+    def _find(self, problem: Problem, clock: Clock) -> State | None:
         """Return the best state found; None if none fits, or none was found."""
         if why_infeasible(problem):
             return None
@@ -285,9 +290,7 @@ class NeuroShardSharder:
             bound_ms = lower_bound_ms(unlimited, replicas=replicas)
         stopping = StoppingRule(self.patience, GOOD_GAP, clock)
         split_bound_ms = lower_bound_ms(priced, replicas=False) if replicas else None
-        return find_state(
-            problem, bound_ms, self.seed, stopping, split_bound_ms=split_bound_ms, start=start
-        )
+        return find_state(problem, bound_ms, self.seed, stopping, split_bound_ms=split_bound_ms)
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
