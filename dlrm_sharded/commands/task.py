@@ -117,9 +117,11 @@ def check_effects(cfg: DictConfig) -> None:
         reasons |= dict.fromkeys(KEYS_OF_DATA, says)
     if "task" in cfg and not is_advice:
         reasons["trainer"] = "nothing is trained here; dlrm-train has a trainer"
-        keys = KEYS_OF_TRAINING if "model" in cfg else (*KEYS_OF_TRAINING, "dense")
+        keys = KEYS_OF_TRAINING if cfg.get("model") else (*KEYS_OF_TRAINING, "dense")
         says = "no plan and no time depends on it; dlrm-train has it"
         reasons |= {f"optimizer.{key}": says for key in keys}
+        if "task_out" in cfg and OmegaConf.select(cfg, "sharder.objective") != "step":
+            reasons["model"] = "plans depend on it with sharder.objective=step alone"
         if "sharder" in cfg and not _draws(cfg):
             reasons["seed"] = "the sharder draws nothing"
     for key, off in (("journal", "none"), ("calibrate", "never")):

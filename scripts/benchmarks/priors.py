@@ -13,6 +13,7 @@ from benchmarks.figures import rows_table
 from benchmarks.lookup_fit import left_out
 from benchmarks.mlperf_steps import GPUS_OF_HOST, prior_model, steps
 from benchmarks.public_lookups import FITTED_LOOKUPS, HELD_OUT, PublicLookup
+from benchmarks.step_plans import step_plans
 from benchmarks.wrong_prices import FACTOR, wrong_prices
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives, measured_curves
@@ -208,6 +209,22 @@ PARTS: dict[str, tuple[str, Mapping[str, str], Callable[[int | None], Iterator[A
             "too dear": "{too_dear:+.1%}",
         },
         wrong_prices,
+    ),
+    "objectives": (
+        "Predicted steps in ms of plans that neuroshard makes by the cost and by the step, with "
+        "the computation and the exchanges of the slowest rank:",
+        {
+            "set": "{set}",
+            "tables": "{tables}",
+            "ranks": "{ranks}",
+            "pipeline": "{pipeline}",
+            "step by cost": "{cost_step_ms:.3f}",
+            "by step": "{step_step_ms:.3f}",
+            "gain": "{gain}",
+            "computation": "{cost_compute_ms:.2f} to {step_compute_ms:.2f}",
+            "exchanges": "{cost_exchange_ms:.2f} to {step_exchange_ms:.2f}",
+        },
+        step_plans,
     ),
 }
 """Text, columns and cases of each part."""
