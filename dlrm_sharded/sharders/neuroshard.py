@@ -177,8 +177,11 @@ class NeuroShardSharder:
 
     def _search(self, priced: PricedTask, time_budget_s: float | None) -> ShardingPlan:
         """Return the best plan under the prices of a task, in any precision."""
-        if self.objective == STEP and time_budget_s is not None:
-            time_budget_s /= 2  # for each of the two searches
+        cluster = None
+        if self.objective == STEP and self.context.step_model is not None:
+            cluster = self.context.step_model(priced)
+            # each of the two searches has its half
+            time_budget_s = None if time_budget_s is None else time_budget_s / 2
         clock, task = _clock(time_budget_s), priced.task
         earlier = self.constraints.earlier_plan(task)
         build = functools.partial(
@@ -211,21 +214,10 @@ class NeuroShardSharder:
         by_table = None if earlier is None else earlier.shards_by_table()
         plans = [ShardingPlan(task.topology.world_size, state_shards(state, by_table))]
         value = functools.partial(self._value_ms, priced=priced)
-        if self.objective == STEP and not load_factors:
-            assert self.context.step_model is not None
-            cluster, clock = self.context.step_model(priced), _clock(time_budget_s)
-            near = priced.predict(plans[0])
-            tried = build(step=StepObjective.near(near, cluster.device_ms))
-            if earlier is None:
-                stopping = StoppingRule(self.patience, GOOD_GAP, clock)
-                found = [improve_under(tried, state, self.seed, stopping), self._find(tried, clock)]
-            else:
-                found = [self._near(tried, earlier, clock)]
-            plans += [
-                ShardingPlan(task.topology.world_size, state_shards(other, by_table))
-                for other in found
-                if other is not None
-            ]
+        if cluster is not None and not load_factors:
+            step = StepObjective.near(priced.predict(plans[0]), cluster.device_ms)
+            found = self._by_step(build(step=step), state, earlier, _clock(time_budget_s))
+            plans += [ShardingPlan(plans[0].world_size, state_shards(s, by_table)) for s in found]
             value = functools.partial(_step_value_ms, priced=priced, cluster=cluster)
         # The search's prices are linear in exchanged bytes, so what it improves may cost more.
         plans += [] if earlier is None else [earlier]
@@ -233,17 +225,28 @@ class NeuroShardSharder:
         plan = with_load_factors(plan, load_factors) if load_factors else plan
         return with_precisions_of(plan, task)
 
+    def _by_step(
+        self, problem: Problem, start: State, earlier: ShardingPlan | None, clock: Clock
+    ) -> list[State]:
+        """Return states of short steps: near the state of least cost, and found from scratch.
+
+        Args:
+            problem: has the step as its objective.
+            earlier: a plan near which the state has to be instead; None if there is none.
+        """
+        if earlier is not None:
+            return [self._near(problem, earlier, clock)]
+        stopping = StoppingRule(self.patience, GOOD_GAP, clock)
+        near = improve_under(problem, start, self.seed, stopping)
+        found = self._find(problem, clock)
+        return [near] if found is None else [near, found]
+
     def _by_prediction(self, task: ShardingTask) -> ShardingPlan:
         """Return the best plan found by a cost model that predicts plans and prices nothing."""
         model, context = self.context.cost_model, self.context
         assert model is not None
-        for key in (
-            "objective",
-            "exchange_precision",
-            "table_precision",
-            "cache_tables",
-            "warm_start",
-        ):
+        keys = ("objective", "exchange_precision", "table_precision", "cache_tables", "warm_start")
+        for key in keys:
             value = getattr(self.constraints if key == "warm_start" else self, key)
             if value in (AUTO, STEP) or (key == "warm_start" and value is not None):
                 raise ConfigError(

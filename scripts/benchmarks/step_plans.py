@@ -30,7 +30,7 @@ from studies.study import Row
 
 GPU = "h100_sxm"
 PIPELINES = ("sparse_dist", "fused_sparse_dist", "semi_sync")
-PAPER_TASKS = {"neuroshard_table_1": 6, "dreamshard_table_1": 3, "autoshard_synthetic": 2}
+PAPER_TASKS = {"neuroshard_table_1": 2, "dreamshard_table_1": 1, "autoshard_synthetic": 1}
 """Number of tasks of each packaged set."""
 
 PATIENCE = 3
