@@ -58,7 +58,7 @@ class SharderContext:
     run: RunContext = field(default_factory=RunContext)
     cost_model: CostModel | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
-    step_model: StepModel | None = None
+    step_model: StepModel | None = field(default=None, compare=False)
 
     def pricing_for(self, sharder: str) -> PriceTask:
         """Return the function that prices tasks, in the run's precision, for a sharder.

@@ -1,12 +1,10 @@
 """What plans of the least predicted step gain over plans of the least cost, on GPUs by their prior.
 
-Hosts launch the dense part in no time here, so that no host bounds a step: with its prior, eager
-layers of these sizes take the host longer than the GPUs, and then all plans tie.
+Steps are those of the GPUs: where hosts need more time, all plans have the steps of the hosts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,17 +21,25 @@ from dlrm_sharded.datasets.paper_tables import PAPER_SETS
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import OBJECTIVES, neuroshard_sharder
 from studies.study import Row
 
 GPU = "h100_sxm"
-PIPELINES = ("sparse_dist", "fused_sparse_dist", "semi_sync")
+PIPELINES = ("sparse_dist", "semi_sync")
 PAPER_TASKS = {"neuroshard_table_1": 2, "dreamshard_table_1": 1, "autoshard_synthetic": 1}
 """Number of tasks of each packaged set."""
 
 PATIENCE = 3
+
+
+class _WithoutHosts(Cluster):
+    """GPUs that wait for no host."""
+
+    def _host(self, plan: ShardingPlan, lookups_ms: float) -> None:
+        return None
 
 
 def step_plans(num: int | None) -> Iterator[tuple[str, Callable[[], Row]]]:
@@ -67,7 +73,7 @@ def _row(name: str, model: str, pipeline: str, task: ShardingTask) -> Row:
         plan = neuroshard_sharder(context, **keys).shard(task)
         cost = prices.predict(plan, task)
         row |= {
-            f"{objective}_step_ms": cluster.step(plan, cost).step_ms,
+            f"{objective}_step_ms": cluster.device_ms(cost),
             f"{objective}_compute_ms": max(rank.computation_ms for rank in cost.per_rank),
             f"{objective}_exchange_ms": max(rank.exchange_ms for rank in cost.per_rank),
         }
@@ -75,9 +81,8 @@ def _row(name: str, model: str, pipeline: str, task: ShardingTask) -> Row:
 
 
 def _cluster(model: str, pipeline: str, run: RunContext, priced: PricedTask) -> Cluster:
-    """Return the cluster that a config plans for, with hosts that launch layers in no time."""
+    """Return the cluster that a config plans for, without its hosts."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         overrides = [f"model={model}", "model.bf16=true", f"overlap={pipeline}"]
         cluster = cluster_of(compose("simulate", overrides), run, priced)
-    by_rank = tuple(dataclasses.replace(times, launch_ms=0.0) for times in cluster.dense.by_rank)
-    return dataclasses.replace(cluster, dense=dataclasses.replace(cluster.dense, by_rank=by_rank))
+    return _WithoutHosts(cluster.task, cluster.dense, cluster.overlap, cluster.seed)
