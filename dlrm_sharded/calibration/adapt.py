@@ -23,21 +23,19 @@ from scipy.optimize import least_squares
 
 from dlrm_sharded.calibration.rank_errors import rank_error
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.calibration.uncertainty import (
+    NOISE,
+    PART_SPREAD,
+    SHARED_SPREAD,
+    information,
+    uncertainty_after,
+)
 from dlrm_sharded.cost.communication import EXCHANGES, Hosts
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST, PlanCost
-
-SHARED_SPREAD = 2.0
-"""Standard deviation of the logarithm of the factor of all parts of a time: e^2 is 7."""
-
-PART_SPREAD = 0.35
-"""The same for the factor of one part beside the shared one."""
-
-NOISE = 0.1
-"""Standard deviation of the logarithm of a measured time."""
 
 MAX_LOG_FACTOR = 12.0
 """Limit of a factor's logarithm, so that no journal makes a time overflow."""
@@ -63,17 +61,25 @@ LEAST_MS = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """Factors of a model's parts: [2, P] of `ComputeModel.parts_ms`, and [P'] by exchange."""
+    """Factors of a model's parts: [2, P] of `ComputeModel.parts_ms`, and [P'] by exchange.
+
+    Args:
+        information: [2, P, P], what the measured times told of the logarithms of `compute`.
+    """
 
     compute: Floats
     exchanges: Mapping[str, Floats]
+    information: Floats
 
     def applied(self, model: LearnedCostModel) -> LearnedCostModel:
         """Return the model with its parts multiplied by the factors."""
         curves = model.exchange_curves
         return dataclasses.replace(
             model,
-            compute=model.compute.scaled(*self.compute),
+            compute=dataclasses.replace(
+                model.compute.scaled(*self.compute),
+                uncertainty=uncertainty_after(model, self.information),
+            ),
             communication=model.communication.scaled(self.exchanges),
             exchange_curves=None if curves is None else curves.scaled(self.exchanges),
             correction={key: factors.tolist() for key, factors in self.by_part().items()},
@@ -272,17 +278,22 @@ def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
 
 
 def _fitted(observed: Sequence[Mapping[str, _Observed]]) -> Factors:
-    def factors(name: str) -> Floats:
+    def fitted(name: str) -> tuple[Floats, Floats]:
         of_name = [of_plan[name] for of_plan in observed]
-        return _factors(
-            np.concatenate([of_plan.parts for of_plan in of_name]),
-            np.concatenate([of_plan.times_ms for of_plan in of_name]),
-            _weights([len(of_plan.times_ms) for of_plan in of_name]),
-        )
+        parts = np.concatenate([of_plan.parts for of_plan in of_name])
+        times_ms = np.concatenate([of_plan.times_ms for of_plan in of_name])
+        weights = _weights([len(of_plan.times_ms) for of_plan in of_name])
+        has_log = times_ms > 0  # times of zero have no logarithm
+        parts, times_ms, weights = parts[has_log], times_ms[has_log], weights[has_log]
+        factors = _factors(parts, times_ms, weights)
+        errors = np.log(parts @ factors) - np.log(times_ms)
+        return factors, information(parts * factors, errors, weights)
 
+    compute = [fitted(direction) for direction in DIRECTIONS]
     return Factors(
-        compute=np.array([factors(direction) for direction in DIRECTIONS]),
-        exchanges={kind: factors(kind) for kind in EXCHANGES},
+        compute=np.array([factors for factors, _ in compute]),
+        exchanges={kind: fitted(kind)[0] for kind in EXCHANGES},
+        information=np.array([found for _, found in compute]),
     )
 
 
@@ -302,11 +313,9 @@ def _factors(parts: Floats, times_ms: Floats, weights: Floats) -> Floats:
     """Return [P], the MAP estimate of the factors of parts [N, P]; ones without any time.
 
     The loss of a time is quadratic near its prediction and linear far from it (soft L1), so that a
-    few absurd times do not decide. Times of zero, which have no logarithm, are left out.
+    few absurd times do not decide.
     """
-    num_parts = parts.shape[1]
-    has_log = times_ms > 0
-    parts, times_ms, roots = parts[has_log], times_ms[has_log], np.sqrt(weights[has_log])
+    num_parts, roots = parts.shape[1], np.sqrt(weights)
     if len(times_ms) == 0:
         return np.ones(num_parts)
     log_times = np.log(times_ms)

@@ -17,7 +17,11 @@ from dlrm_sharded.calibration.fit import (
     fit_dense_gradients,
 )
 from dlrm_sharded.calibration.fit_paper import fit_paper
-from dlrm_sharded.calibration.from_prior import MIN_ADAPTED_PLANS, better_of_both
+from dlrm_sharded.calibration.from_prior import (
+    MIN_ADAPTED_PLANS,
+    better_of_both,
+    with_uncertainty,
+)
 from dlrm_sharded.calibration.rank_errors import rank_error
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, learned_arrays, neuroshard_paper
@@ -151,10 +155,11 @@ def fit_learned(
 ) -> LearnedCostModel:
     """Fit the calibrated model to samples, see `fit_cost_model`."""
     if prior is None:
-        return _fitted_alone(samples, manifest, config)
+        return with_uncertainty(_fitted_alone(samples, manifest, config), samples)
     model = better_of_both(
         prior, lambda seen: _fitted_alone(seen, manifest, config), samples, seed=config.seed
     )
+    model = with_uncertainty(model, samples)
     return dataclasses.replace(
         model,
         communication=with_stated(model.communication, measured=measured_links(samples)),

@@ -14,6 +14,7 @@ import numpy as np
 
 from dlrm_sharded.calibration.adapt import fit_factors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.calibration.uncertainty import uncertainty_after
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -36,6 +37,18 @@ Fit = Callable[[Sequence[Sample]], LearnedCostModel]
 def adapted(prior: LearnedCostModel, samples: Sequence[Sample]) -> LearnedCostModel:
     """Return the prior, adapted to measured plans."""
     return fit_factors(prior, samples).applied(prior)
+
+
+def with_uncertainty(model: LearnedCostModel, samples: Sequence[Sample]) -> LearnedCostModel:
+    """Return a model that was fitted to samples with what they leave uncertain, if it has none.
+
+    It is that of factors which would adapt the model to the samples once more. They are about 1.
+    """
+    if model.compute.uncertainty is not None:
+        return model
+    uncertainty = uncertainty_after(model, fit_factors(model, samples).information)
+    compute = dataclasses.replace(model.compute, uncertainty=uncertainty)
+    return dataclasses.replace(model, compute=compute)
 
 
 def better_of_both(

@@ -147,6 +147,8 @@ class ComputeModel:
         widest_ms: [2, Q], prices of `widest.WIDEST_TERMS` for both directions, not negative; None
             on devices without warps.
         dense: prices of the dense gradients of replicas.
+        uncertainty: [2, num_parts, num_parts], for each direction the covariance of the logarithms
+            of the factors by which the parts of a time may be off; None if it is not known.
     """
 
     profile_mean: Floats
@@ -158,6 +160,7 @@ class ComputeModel:
     device: DeviceWork = CPU_WORK
     widest_ms: Floats | None = None
     dense: DensePrices = DensePrices()
+    uncertainty: Floats | None = None
 
     def __post_init__(self) -> None:
         assert self.device.has_warps == (self.widest_ms is not None)
@@ -189,24 +192,41 @@ class ComputeModel:
 
     def parts_ms(self, workload: Workload) -> Floats:
         """Return [2, W, num_parts], parts of both directions' times; they sum to `times_ms`."""
-        work, profile = work_of(workload, self.device), self._scaled_profile(workload)
         read_mb = workload.by_rank(workload.unique_bytes() / 1e6)
-        num_lookups = workload.num_lookups()
+        widths = None if self.widest_ms is None else workload.by_rank(width_vectors(workload))
+        of_shards = self.work_parts_ms(
+            workload, read_mb[workload.rank], None if widths is None else widths[workload.rank]
+        )
+        parts = np.stack([workload.by_rank(of_direction) for of_direction in of_shards])
+        num_lookups, num_terms = workload.num_lookups(), len(self.device.terms)
         launches = np.stack([np.minimum(num_lookups, 1.0), np.maximum(num_lookups - 1.0, 0.0)], 1)
-        dense_ms = self._dense_ms(workload)
-        parts = []
+        for of_direction, net in zip(parts, (self.forward, self.backward), strict=True):
+            of_launches = launches * [net.launch_ms, net.next_launch_ms]
+            of_direction[:, num_terms : num_terms + 2] = of_launches
+        return parts
+
+    def work_parts_ms(
+        self, workload: Workload, read_mb: Floats, widths: Floats | None = None
+    ) -> Floats:
+        """Return [2, S, num_parts], parts of the times that shards add to ranks, without launches.
+
+        Args:
+            read_mb: [S], MB of weights that the rank of each shard reads.
+            widths: [S, A], sums of `width_vectors` over the ranks; None for shards that are the
+                widest on theirs.
+        """
+        work, profile = work_of(workload, self.device), self._scaled_profile(workload)
+        of_shards = None if self.widest_ms is None else width_vectors(workload)
+        parts = np.zeros((2, len(work), self.num_parts))
+        parts[:, :, -1] = self._dense_ms(workload).T
         for i, net in enumerate((self.forward, self.backward)):
-            in_cache = workload.by_rank(
-                net.times_in_cache_ms(work, profile) * self._half_factors(workload)[i]
-            )
+            in_cache = net.times_in_cache_ms(work, profile) * self._half_factors(workload)[i]
             terms = in_cache * (1.0 + net.overflow(read_mb) @ net.cache_gain.T)
-            by_direction = [terms, launches * [net.launch_ms, net.next_launch_ms]]
-            if self.widest_ms is not None:
-                sums = workload.by_rank(width_vectors(workload))
-                by_direction.append(widest_terms(sums, sums) * self.widest_ms[i])
-            by_direction.append(workload.by_rank(dense_ms[:, i : i + 1]))
-            parts.append(np.column_stack(by_direction))
-        return np.stack(parts)
+            parts[i, :, : work.shape[1]] = terms
+            if self.widest_ms is not None and of_shards is not None:
+                widest = widest_terms(of_shards, of_shards if widths is None else widths)
+                parts[i, :, work.shape[1] + 2 : -1] = widest * self.widest_ms[i]
+        return parts
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""

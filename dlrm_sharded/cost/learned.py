@@ -310,12 +310,18 @@ def _from_artifact(loaded: Artifact) -> LearnedCostModel:
 
 
 def _at_speed_of(model: LearnedCostModel, match: Match) -> LearnedCostModel:
-    """Scale a prior by the probes: computation by gathers, measured exchanges by all-to-alls."""
+    """Scale a prior by the probes: computation by gathers, measured exchanges by all-to-alls.
+
+    How certain they were where they were fitted says nothing of hardware with other figures.
+    """
     factor = match.compute_factor
+    uncertainty = None if match.speeds else model.compute.uncertainty
     exchanges = model.communication.scaled(dict.fromkeys(EXCHANGES, match.exchange_factor))
     return dataclasses.replace(
         model,
-        compute=model.compute.scaled(forward=factor, backward=factor),
+        compute=dataclasses.replace(
+            model.compute.scaled(forward=factor, backward=factor), uncertainty=uncertainty
+        ),
         communication=with_stated(exchanges, measured=model.measured_links),
         codecs={name: times.scaled(factor) for name, times in _codecs(model).items()},
     )

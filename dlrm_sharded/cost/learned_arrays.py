@@ -56,6 +56,8 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
         arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
     if compute.widest_ms is not None:
         arrays["widest_ms"] = compute.widest_ms
+    if compute.uncertainty is not None:
+        arrays["uncertainty"] = compute.uncertainty
     arrays["dense"] = np.array(dataclasses.astuple(compute.dense))
     arrays["all_reduce"] = communication.all_reduce_weights
     return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
@@ -84,6 +86,10 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
         device=DEVICE_WORK[device],
         widest_ms=arrays.get("widest_ms"),
         dense=DensePrices(*arrays["dense"].tolist()) if "dense" in arrays else DENSE_PRICES[device],
+        uncertainty=arrays.get("uncertainty"),  # which older artefacts do not have
     )
+    expected = (len(DIRECTIONS), compute.num_parts, compute.num_parts)
+    if compute.uncertainty is not None and compute.uncertainty.shape != expected:
+        raise ValueError(f"uncertainty is of shape {compute.uncertainty.shape}, not {expected}")
     all_reduce = arrays.get("all_reduce", CPU_ALL_REDUCE if device == "cpu" else None)
     return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce)

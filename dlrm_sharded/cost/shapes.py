@@ -255,9 +255,10 @@ class PiecePricer:
         """Return [T], whether a table may lie in one of `LAYOUTS`."""
         return np.array([layout in table.layouts for table in self._task.tables])
 
-    def _workload(
-        self, table: Indices, num_rows: Indices, num_cols: Indices, *, group_size: int
+    def workload(
+        self, table: Indices, num_rows: Indices, num_cols: Indices, *, group_size: int = 1
     ) -> Workload:
+        """Return pieces of tables as the shards of a workload, all on one rank."""
         topology = self._task.topology
         num_ids = self._num_ids[table] * num_rows / self._whole[table]
         histograms = self._histograms[table]
@@ -281,7 +282,7 @@ class PiecePricer:
         self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int = 1
     ) -> Pieces:
         topology, batch_size = self._task.topology, self._task.batch_size
-        workload = self._workload(table, num_rows, num_cols, group_size=group_size)
+        workload = self.workload(table, num_rows, num_cols, group_size=group_size)
         volume = num_cols.astype(np.float64) * column_volume(batch_size, topology.world_size)
         # a group of all ranks has nothing left to exchange after its reduction, and replicas have
         # the gradients of their weights in memory

@@ -30,10 +30,8 @@ from dlrm_sharded.search.problem import (
     RankGroup,
 )
 from dlrm_sharded.search.replication import which_pay
+from dlrm_sharded.search.split_errors import SplitErrors
 from dlrm_sharded.step.objective import StepObjective
-
-REPLICA_ERROR = 0.05
-"""Share of its computation by which a replica is priced higher where no search weighs it."""
 
 MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
@@ -44,7 +42,7 @@ def build_problem(
     constraints: Constraints,
     *,
     critical_path_share: float,
-    split_error: float,
+    split_error: float | None,
     max_widths: int = MAX_WIDTHS,
     all_replicas: bool = False,
     step: StepObjective | None = None,
@@ -54,7 +52,8 @@ def build_problem(
     Args:
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
         split_error: share of its computation by which a piece of a table is priced higher, so that
-            no split is made for a gain that is within the model's error.
+            no split is made for a gain that is within the model's error; None for what the prices
+            say of that, see `split_errors`.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
         all_replicas: whether to offer replicas also of tables for which they do not seem to pay,
             as an earlier plan may have them.
@@ -66,17 +65,19 @@ def build_problem(
     units = _Units.from_task(task, constraints)
     kept_shapes = _kept_shapes(shapes, units)
     columns = kept_shapes.pieces(shapes.columns)
+    errors = (
+        SplitErrors.of_prices(priced, shapes)
+        if split_error is None
+        else SplitErrors.stated(split_error, shapes)
+    )
     pricing = Pricing(
         compute=priced.compute,
         prices=prices,
         weights=LoadWeights(critical_path_share, prices, step),
-        split_error=split_error,
+        errors=errors,
         mean_read_mb=float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size,
     )
-    # Only partial tables have a margin: there is nothing to decide about whole ones.
-    is_partial = np.ones(len(columns.volume), dtype=bool)
-    is_partial[kept_shapes.first_shape[1:] - 1] = False
-    load, margin = pricing.load(columns, is_partial * split_error)
+    load, margin = pricing.load(columns, kept_shapes.sum(errors.columns))
     # Constraints name tables; from here on, units and ranks have numbers.
     names = [[task.tables[i].name for i in of_unit] for of_unit in units.tables]
     allowed = constraints.allowed(names, hosts.world_size)
@@ -97,7 +98,9 @@ def build_problem(
     if shapes.replicas is not None and replicable.any():
         kind = range(len(groups), len(groups) + 1)
         groups += (RankGroup(Replicas(hosts.world_size), len(blocks)),)
-        blocks += (pricing.blocks(shapes.replicas, units.first_table, replicable, kind),)
+        blocks += (
+            pricing.blocks(shapes.replicas, errors.replicas, units.first_table, replicable, kind),
+        )
     return Problem(
         priced=priced,
         prices=prices,
@@ -125,9 +128,7 @@ def build_problem(
 
 def worth_replicating(priced: PricedTask) -> set[str]:
     """Return the names of tables whose replicas pay off, for plans that no search makes."""
-    problem = build_problem(
-        priced, Constraints(), critical_path_share=0.0, split_error=REPLICA_ERROR
-    )
+    problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=None)
     if problem.replicas is None:
         return set()
     units = np.flatnonzero(problem.replicas.possible).tolist()
@@ -192,9 +193,9 @@ class _KeptShapes:
     def pieces(self, pieces: Pieces) -> Pieces:
         """Return what the units' shapes add to a rank: the sum over their tables."""
         return Pieces(
-            vectors=self._sum(pieces.vectors),
-            size_bytes=self._sum(pieces.size_bytes),
-            volume=self._sum(pieces.volume),
+            vectors=self.sum(pieces.vectors),
+            size_bytes=self.sum(pieces.size_bytes),
+            volume=self.sum(pieces.volume),
         )
 
     def possible(self, shapes: Shapes, is_splittable: Mask) -> Mask:
@@ -211,7 +212,8 @@ class _KeptShapes:
         )
         return possible
 
-    def _sum(self, values: NDArray[Number]) -> NDArray[Number]:
+    def sum(self, values: NDArray[Number]) -> NDArray[Number]:
+        """Return [n, ...], sums over the tables of a unit of what their shapes have."""
         sums = np.zeros((self.first_shape[-1], *values.shape[1:]), dtype=values.dtype)
         # Several tables add to one shape of their unit: `sums[index] += ...` would keep the last.
         np.add.at(sums, self.unit_shape, values[self.table_shape])
@@ -257,14 +259,15 @@ def _groups_and_blocks(
     """
     groups: list[RankGroup] = []
     blocks: list[Blocks] = []
-    for kind, cut in enumerate(shapes.row_blocks):
+    kinds = zip(shapes.row_blocks, pricing.errors.row_blocks, strict=True)
+    for kind, (cut, error) in enumerate(kinds):
         size = cut.group_size
         ranks = range(0, pricing.prices.num_ranks, size)
         new_groups = range(len(groups), len(groups) + len(ranks))
         groups += [RankGroup(RowBlocks(range(first, first + size)), kind) for first in ranks]
         # Row blocks lie on all ranks of a group, so constraints must allow all of these.
         is_allowed = units.is_movable & ~without & _is_allowed_on_some_group(allowed, size)
-        blocks.append(pricing.blocks(cut, units.first_table, is_allowed, new_groups))
+        blocks.append(pricing.blocks(cut, error, units.first_table, is_allowed, new_groups))
     return tuple(groups), tuple(blocks)
 
 

@@ -14,6 +14,7 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.problem import NUM_LOADS, Blocks, Demand, LoadWeights, Mask
+from dlrm_sharded.search.split_errors import SplitErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +22,34 @@ class Pricing:
     """Prices pieces.
 
     Args:
+        errors: shares by which pieces are priced higher.
         mean_read_mb: MB that a rank reads in a step on average.
     """
 
     compute: ComputeModel
     prices: ExchangePrices
     weights: LoadWeights
-    split_error: float
+    errors: SplitErrors
     mean_read_mb: float
 
     def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
         """Return the loads [n, L] of pieces, and how much of them is margin.
 
         Args:
-            error: [n], share of the computation by which a piece is priced higher.
+            error: [n, 2], shares of the computation by which a piece is priced higher.
         """
         # Prices rise with what the whole rank reads.
-        compute_ms = self.compute.work_ms(pieces.vectors, self._crowd(pieces))
-        margin = self.weights.loads(compute_ms * error[:, None], 0.0 * pieces.volume)
+        compute_ms = self._work_ms(pieces)
+        margin = self.weights.loads(compute_ms * error, 0.0 * pieces.volume)
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
 
-    def blocks(self, cut: BlockShapes, table: Indices, is_allowed: Mask, groups: range) -> Blocks:
+    def blocks(
+        self, cut: BlockShapes, error: Floats, table: Indices, is_allowed: Mask, groups: range
+    ) -> Blocks:
         """Return one kind of row blocks of all units, or their replicas.
 
         Args:
+            error: [T, 2], see `load`, of such a block of every table.
             table: [U], the table of each unit that may be split.
             is_allowed: [U], whether constraints allow the unit to have such blocks.
         """
@@ -52,7 +57,7 @@ class Pricing:
         reduce = prices.gradients if cut.is_replica else prices.reduces[cut.group_size]
         reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
         piece = cut.block.take(table)
-        load, margin = self.load(piece, np.full(len(table), self.split_error))
+        load, margin = self.load(piece, error[table])
         surcharge = margin.copy()  # `load` and `surcharge` are both added to below
         # a view, as there may be many tables and ranks
         size_bytes = np.broadcast_to(piece.size_bytes[:, None], (len(table), cut.group_size))
@@ -96,8 +101,9 @@ class Pricing:
         whole = shapes.columns.take(shapes.whole)
         prices = self.prices
         exchange_ms = prices.even_byte_ms * whole.volume / prices.num_ranks + prices.shard_ms
-        whole_ms = self._work_ms(whole) / prices.num_ranks + exchange_ms
-        replica_ms = self._work_ms(shapes.replicas.block) * (1.0 + self.split_error)
+        whole_ms = self._work_ms(whole).sum(axis=1) / prices.num_ranks + exchange_ms
+        replica_ms = self._work_ms(shapes.replicas.block) * (1.0 + self.errors.replicas)
+        replica_ms = replica_ms.sum(axis=1)
         replica_ms += prices.gradients.byte_ms * shapes.replicas.reduce_volume
         return whole_ms - replica_ms
 
@@ -108,8 +114,8 @@ class Pricing:
         return self.prices.gradients.fixed_ms + float(launches_ms[1] - launches_ms[0])
 
     def _work_ms(self, pieces: Pieces) -> Floats:
-        """Return [n], computation of pieces on ranks that read as much as they do on average."""
-        return self.compute.work_ms(pieces.vectors, self._crowd(pieces)).sum(axis=1)
+        """Return [n, 2], computation of pieces where ranks read as much as they do on average."""
+        return self.compute.work_ms(pieces.vectors, self._crowd(pieces))
 
     def _crowd(self, pieces: Pieces) -> Floats:
         """Return [n, V], what a rank with a piece reads: at least the piece, or the mean."""

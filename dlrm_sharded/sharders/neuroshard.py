@@ -41,6 +41,7 @@ from dlrm_sharded.search.find_plan import MANY_UNITS, find_state, improve_under,
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.split_errors import UNKNOWN_ERROR
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
@@ -74,7 +75,7 @@ class NeuroShardSharder:
             without a better plan.
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
-            it (docs/notes/measurements.md, "What does a split cost?").
+            it; None for what the cost model says of that, see `search.split_errors`.
         exchange_precision: precision of exchanges; "auto" for the one whose plan is predicted
             cheapest, see `precision_choice`; None for that of the run.
         table_precision: precision of all tables; "auto" for fp16 where fp32 does not fit, see
@@ -93,7 +94,7 @@ class NeuroShardSharder:
     seed: int = 0
     time_budget_s: float | None = 10.0
     patience: int = 10
-    split_error: float = 0.05
+    split_error: float | None = None
     exchange_precision: Any = None
     table_precision: str = "fp32"
     cache_tables: str = "never"
@@ -135,7 +136,8 @@ class NeuroShardSharder:
         if self.time_budget_s is not None:
             check_number("sharder.time_budget_s", self.time_budget_s, above=True)
         check_count("sharder.patience", self.patience, least=0)
-        check_number("sharder.split_error", self.split_error)
+        if self.split_error is not None:
+            check_number("sharder.split_error", self.split_error)
         if self.table_precision not in (*TABLE_BYTES, AUTO):
             raise ConfigError(
                 f"sharder.table_precision is {self.table_precision!r}; known: "
@@ -270,7 +272,7 @@ class NeuroShardSharder:
             ),
             first._search(BYTES.price(task), self.time_budget_s).shards,
             Predictions(model, task, stated or context.exchange_precision, clock),
-            split_error=self.split_error,
+            split_error=UNKNOWN_ERROR if self.split_error is None else self.split_error,
             seed=self.seed,
             stopping=StoppingRule(self.patience, GOOD_GAP, clock),
         )

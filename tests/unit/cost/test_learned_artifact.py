@@ -17,6 +17,7 @@ from dlrm_sharded.cost.communication import EXCHANGE_TERMS
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.learned_arrays import to_arrays
+from dlrm_sharded.cost.price_file import read_prices, write_prices
 from dlrm_sharded.cost.prior import OTHER_HARDWARE_ERROR
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.hardware import Hardware
@@ -100,6 +101,31 @@ def test_the_models_own_hardware(of_known_hardware: str, fitted: Fitted) -> None
     assert 0.0 < rank_error < 0.5
     assert model.standing == Standing("calibrated", "cpu: x", error=held_out, rank_error=rank_error)
     assert_same_arrays(to_arrays(model.compute, model.communication), fitted.arrays)
+
+
+def test_how_certain_prices_are_is_known_where_they_were_fitted(
+    of_known_hardware: str, fitted: Fitted, tmp_path: Path
+) -> None:
+    here = learned_cost_model(RunContext("cpu", HARDWARE), of_known_hardware)
+    np.testing.assert_array_equal(here.compute.uncertainty, fitted.arrays["uncertainty"])
+    slow = with_probe(gather_gb_per_s=0.5, cached_gather_gb_per_s=0.5)
+    assert (
+        learned_cost_model(RunContext("cpu", slow), of_known_hardware).compute.uncertainty is None
+    )
+    write_prices(tmp_path / "prices.safetensors", here)
+    again = read_prices(tmp_path / "prices.safetensors")
+    np.testing.assert_array_equal(again.compute.uncertainty, here.compute.uncertainty)
+
+
+def test_older_artefacts_do_not_say_how_certain_they_are(fitted: Fitted, tmp_path: Path) -> None:
+    older = {name: array for name, array in fitted.arrays.items() if name != "uncertainty"}
+    path = write_artifact(tmp_path, "learned-older", older, fitted.meta)
+    assert learned_cost_model(RunContext(), str(path)).compute.uncertainty is None
+    path = write_artifact(
+        tmp_path, "learned-damaged", older | {"uncertainty": np.eye(3)}, fitted.meta
+    )
+    with pytest.raises(DataError, match="damaged"):
+        learned_cost_model(RunContext(), str(path))
 
 
 def test_a_prior_is_scaled_by_the_probes(

@@ -30,7 +30,9 @@ def corrected(context: RunContext) -> LearnedCostModel:
     model = learned_cost_model(context)
     rng = np.random.default_rng(0)
     exchanges = {kind: rng.uniform(0.5, 2.0, len(EXCHANGE_PARTS)) for kind in EXCHANGES}
-    factors = Factors(rng.uniform(0.5, 2.0, (2, model.compute.num_parts)), exchanges)
+    num_parts = model.compute.num_parts
+    compute = rng.uniform(0.5, 2.0, (2, num_parts))
+    factors = Factors(compute, exchanges, np.zeros((2, num_parts, num_parts)))
     standing = Standing("prior", "made up", ("other",), num_runs=3, error=0.25)
     return dataclasses.replace(factors.applied(model), standing=standing)
 
@@ -49,9 +51,11 @@ def test_predicts_the_same_times(context: RunContext, tmp_path: Path) -> None:
 
 def corrected_once(model: LearnedCostModel) -> LearnedCostModel:
     """The same model with one part of one time a little dearer."""
-    compute = np.ones((2, model.compute.num_parts))
+    num_parts = model.compute.num_parts
+    compute = np.ones((2, num_parts))
     compute[1, 0] = 1.001
-    return Factors(compute, dict.fromkeys(EXCHANGES, np.ones(len(EXCHANGE_PARTS)))).applied(model)
+    exchanges = dict.fromkeys(EXCHANGES, np.ones(len(EXCHANGE_PARTS)))
+    return Factors(compute, exchanges, np.zeros((2, num_parts, num_parts))).applied(model)
 
 
 def test_is_no_fitted_model_and_no_fitted_model_is_one(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import pytest
 from dlrm_sharded import Constraints
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.search.build_problem import build_problem, worth_replicating
 from dlrm_sharded.search.pricing import Pricing
 from dlrm_sharded.search.problem import LoadWeights
+from dlrm_sharded.search.split_errors import SplitErrors
 from tests.unit.search.made_up import model_of, roomy_task
 
 TASK = with_profiles(roomy_task(np.random.default_rng(0), (1, 4), 12))
@@ -21,7 +23,7 @@ def test_the_first_replica_needs_a_lookup_and_an_all_reduce() -> None:
         compute=priced.compute,
         prices=prices,
         weights=LoadWeights(0.0, prices),
-        split_error=0.0,
+        errors=SplitErrors.stated(0.0, Shapes.from_task(priced.task, priced.compute)),
         mean_read_mb=0.0,
     )
     launches = (net.next_launch_ms for net in (priced.compute.forward, priced.compute.backward))
