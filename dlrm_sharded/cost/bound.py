@@ -8,9 +8,11 @@ a rank cost more than T is in no plan of cost T, so a T that is lower than the m
 of the other pieces is lower than the cost of every plan (L5). A part of its cost every rank pays,
 wherever the pieces are (L7, L10). The less that is, the more do the pieces cost, and the more that
 is, the smaller are the pieces for which a rank has time; so each range of it has its own test
-(L11). Row blocks that fill the ranks of one host leave all columns to the others (L12).
+(L11). Row blocks that fill the ranks of one host leave all columns to the others (L12). Tables are
+cut into whole pieces (L13), a rank's largest piece makes all others wait (L14), and the tables that
+cost most have one layout each (L15).
 
-docs/notes/lower_bound.md has the lemmas L1 to L12, their proofs and an example with numbers.
+docs/notes/lower_bound.md has the lemmas L1 to L15, their proofs and an example with numbers.
 
 Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 """
@@ -18,6 +20,7 @@ Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -27,6 +30,7 @@ import numpy as np
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.plan_kinds import (
     CutPricer,
+    Cuts,
     Mask,
     PlanKind,
     by_loaded_table,
@@ -36,6 +40,9 @@ from dlrm_sharded.cost.workload import Floats
 
 NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""
+
+LEAST_GAIN = 1.00001
+"""A bound that is not raised by so much is left as it is."""
 
 LEAST_MS = 1e-6
 """Lowest cost, in ms, at which the search for an upper end of the interval starts."""
@@ -51,6 +58,10 @@ HOST_WEIGHTS = np.array(
 Work on it weighs the same as on other ranks at 0, and alone counts at 1; volumes the same at 1.
 """
 
+NUM_TOLD_APART, MOST_TABLES_TOLD_APART = 2, 128
+"""Number of tables whose layouts tell plans apart; none do in tasks of more tables than that, whose
+single tables matter less."""
+
 FAR_MS = 1e300
 """Stands for inf where that would be multiplied by 0."""
 
@@ -63,7 +74,7 @@ RANGES_PER_OCTAVE = 16
 NUM_OCTAVES = 4
 """The ranges of costs that every rank pays go from the limit down to 2 ** -4 of it."""
 
-WEIGHTS = (0.0, -1.0, -0.75, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0, 4.0)
+WEIGHTS = np.array([*np.arange(-10, 10) / 10, 1.0, 1.5, 2.0, 3.0, 4.0])
 """Weights of what every rank pays, beside the mean over ranks, in the test of a range."""
 
 
@@ -95,36 +106,80 @@ class Relaxation:
         self._launch_ms: list[float] = launch_ms.sum(axis=1).tolist()
 
     def bound_ms(self, *, replicas: bool = True) -> float:
-        """Return the lowest bound of all kinds of plans, or of those without replicas."""
+        """Return the lowest bound of all plans, or of those without replicas.
+
+        Plans are told apart by the layouts of a few tables, as long as that raises it (L15).
+        """
         if self._too_large:
             return math.inf
-        kinds = self.kinds(replicas=replicas)
+        cuts = [layout for layout in self._cuts if replicas or layout.layout != "replicas"]
+        tables = self._told_apart()
+        # a heap of sets of plans by their bounds, each with the number of its tables told apart
+        number = itertools.count()
+        plans = [(self._bound_of_layouts_ms(cuts, 0.0), next(number), 0, cuts)]
+        while True:
+            bound_ms, _, told, cuts = plans[0]
+            if told == len(tables) or bound_ms == math.inf:
+                return bound_ms
+            heapq.heappop(plans)
+            for i in range(len(cuts)):
+                fewer = [c if c is cuts[i] else c.without(tables[told]) for c in cuts]
+                least_ms = self._bound_of_layouts_ms(fewer, bound_ms)
+                heapq.heappush(plans, (least_ms, next(number), told + 1, fewer))
+
+    def _told_apart(self) -> list[Mask]:
+        """Return masks [T] of the tables whose layouts tell plans apart, the costliest first."""
+        columns = self._cuts[0]
+        whole = np.append(columns.first[1:], len(columns.mean_ms)) - 1
+        if len(whole) > MOST_TABLES_TOLD_APART:
+            return []
+        costliest = np.argsort(-columns.mean_ms[whole], kind="stable")[:NUM_TOLD_APART]
+        return [np.arange(len(whole)) == table for table in costliest.tolist()]
+
+    def _bound_of_layouts_ms(self, cuts: Sequence[Cuts], known_ms: float) -> float:
+        """Return the lowest bound of all kinds of plans with these layouts.
+
+        Args:
+            known_ms: none of these plans costs less.
+        """
         bound_ms = math.inf
         # Kinds with a low mean come first, as the others then need one test.
-        for kind in sorted(kinds, key=lambda kind: self.mean_ms(math.inf, kind)):
-            bound_ms = min(bound_ms, self.bound_of_kind_ms(kind, enough_ms=bound_ms))
+        for kind in sorted(self._kinds_of(cuts), key=lambda kind: self.mean_ms(math.inf, kind)):
+            of_kind_ms = self.bound_of_kind_ms(kind, enough_ms=bound_ms, known_ms=known_ms)
+            bound_ms = min(bound_ms, of_kind_ms)
+            if bound_ms <= known_ms:
+                break
         return bound_ms
 
-    def kinds(self, *, replicas: bool = True) -> list[PlanKind]:
+    def kinds(self) -> list[PlanKind]:
         """Return the kinds of plans for each set of layouts that tables can have."""
-        cuts = [layout for layout in self._cuts if replicas or layout.layout != "replicas"]
+        return self._kinds_of(self._cuts)
+
+    def _kinds_of(self, cuts: Sequence[Cuts]) -> list[PlanKind]:
         cuts = [layout for layout in cuts if layout.possible.any()]
         kinds: list[PlanKind] = []
         for number in range(1, len(cuts) + 1):
             for some in itertools.combinations(cuts, number):
                 mean_ms = self.mean_ms(math.inf, PlanKind(some, self._all_to_all_ms))
-                kinds += by_loaded_table(some, self._all_to_all_ms, LOADED_SHARE * mean_ms)
+                if mean_ms < math.inf:
+                    least_ms = LOADED_SHARE * mean_ms
+                    kinds += by_loaded_table(some, self._all_to_all_ms, least_ms)
         return kinds
 
-    def bound_of_kind_ms(self, kind: PlanKind, *, enough_ms: float = math.inf) -> float:
+    def bound_of_kind_ms(
+        self, kind: PlanKind, *, enough_ms: float = math.inf, known_ms: float = 0.0
+    ) -> float:
         """Return the largest cost found that no plan of a kind undercuts (L5).
 
         Args:
             enough_ms: a higher cost need not be found.
+            known_ms: no plan of the kind costs less.
         """
-        low = self.mean_ms(math.inf, kind)
+        low = max(self.mean_ms(math.inf, kind), known_ms)
         if low >= enough_ms or (enough_ms < math.inf and self.is_undercut_by_none(enough_ms, kind)):
             return enough_ms
+        if low == known_ms > 0.0 and not self.is_undercut_by_none(low * LEAST_GAIN, kind):
+            return low
         # `low` is M(inf) or has passed the test, so the end that the bisection returns is a bound
         high = max(low, LEAST_MS)
         while high < enough_ms and self.is_undercut_by_none(high, kind):
@@ -153,7 +208,7 @@ class Relaxation:
         It is inf if there is no such plan.
         """
         allowed, next_ms = self._allowed(limit_ms, kind), self._next_launch_ms(kind)
-        sum_ms, _ = least_of_layouts(self._means_ms(allowed, kind, 0.0))
+        sum_ms = float(least_of_layouts(self._means_ms(allowed, kind, 0.0))[0])
         if sum_ms == math.inf or next_ms == 0.0:
             return sum_ms + self._fixed_ms(kind)
         # Ranks that hold pieces launch a lookup, and few of them cannot do all the work (L6).
@@ -161,7 +216,7 @@ class Relaxation:
         num_used = math.ceil(self._free_work_ms(allowed, kind) / room_ms)
         ceiled_ms = sum_ms + next_ms * min(num_used / self._world_size, 1.0)
         shared_ms, _ = least_of_layouts(self._means_ms(allowed, kind, next_ms / room_ms))
-        return max(ceiled_ms, shared_ms) + self._fixed_ms(kind)
+        return max(ceiled_ms, float(shared_ms)) + self._fixed_ms(kind)
 
     def is_outside(self, limit_ms: float, kind: PlanKind, least_ms: float, most_ms: float) -> bool:
         """Return whether no plan that costs the limit or less is within a range (L11).
@@ -177,12 +232,10 @@ class Relaxation:
         every_rank_ms = np.where(means_ms < np.inf, kind.every_rank_ms, 0.0)
         if kind.loaded is not None and self._is_uneven(limit_ms, kind, allowed, least_ms, most_ms):
             return True
-        for weight in WEIGHTS:
-            sum_ms, _ = least_of_layouts(means_ms + weight * every_rank_ms)
-            weighed_ms = sum_ms + self._fixed_ms(kind) + weight * kind.every_rank_fixed_ms
-            if weighed_ms > limit_ms + weight * (most_ms if weight > 0.0 else least_ms):
-                return True
-        return False
+        sums_ms, _ = least_of_layouts(means_ms + WEIGHTS[:, None, None] * every_rank_ms)
+        sums_ms += self._fixed_ms(kind) + WEIGHTS * kind.every_rank_fixed_ms
+        edges_ms = np.where(WEIGHTS > 0.0, most_ms, least_ms)
+        return bool((sums_ms > limit_ms + WEIGHTS * edges_ms).any())
 
     def _is_uneven(
         self,
@@ -203,7 +256,7 @@ class Relaxation:
         costs_ms = np.stack(costs, axis=1)
         room_ms = limit_ms - self._launches_ms(kind)
         every_rank_ms = np.where(costs_ms < np.inf, kind.every_rank_ms, 0.0)
-        for weight in WEIGHTS:
+        for weight in WEIGHTS.tolist():
             weighed_ms = (costs_ms + weight * every_rank_ms).min(axis=1).sum(axis=1)
             weighed_ms += (1.0 + weight) * kind.every_rank_fixed_ms
             if weighed_ms.max() > room_ms + weight * (most_ms if weight > 0.0 else least_ms):
@@ -258,14 +311,36 @@ class Relaxation:
     ) -> list[Mask]:
         """Return [n] for each layout of a kind, whether plans of cost `limit_ms` may have pieces.
 
+        A piece takes its rank too long with what every rank pays (L5), or all others wait for it
+        too long (L14).
+
         Args:
             least_ms, most_ms: what every rank pays in these plans, launches aside.
         """
+        if limit_ms == math.inf:
+            return [layout.possible for layout in kind.cuts]
         allowed = []
         for layout, own_ms in zip(kind.cuts, kind.own_ms, strict=True):
             paid_ms = np.where(own_ms > most_ms, np.inf, np.maximum(own_ms, least_ms))
-            needed_ms = layout.piece_ms + layout.per_size(paid_ms) + self._launches_ms(kind)
+            needed_ms = (
+                layout.piece_ms + layout.per_size(paid_ms) + self._launch_ms_with(kind, layout)
+            )
             allowed.append(layout.possible & (needed_ms <= limit_ms))
+        # All ranks wait for the largest volume, which is no less than that of a piece (L14).
+        byte_ms = self._busiest_byte_ms
+        apart_ms = []
+        for layout, mask, every_rank_ms in zip(kind.cuts, allowed, kind.every_rank_ms, strict=True):
+            is_any = np.logical_or.reduceat(mask, layout.first)
+            waited_ms = byte_ms / self._world_size * layout.volume
+            apart_ms.append(np.where(is_any, every_rank_ms - waited_ms, np.inf))
+        sum_ms, excess_ms = least_of_layouts(np.stack(apart_ms))
+        if sum_ms == math.inf:
+            return [np.zeros_like(mask) for mask in allowed]
+        least_apart_ms = kind.every_rank_fixed_ms + float(sum_ms)
+        excess_ms -= excess_ms.min(axis=1, keepdims=True)
+        for layout, mask, over_ms in zip(kind.cuts, allowed, excess_ms, strict=True):
+            alone_ms = layout.piece_ms + byte_ms * layout.piece_volume + layout.per_size(over_ms)
+            mask &= least_apart_ms + self._launch_ms_with(kind, layout) + alone_ms <= limit_ms
         return allowed
 
     def _means_ms(self, allowed: Sequence[Mask], kind: PlanKind, work_launch: float) -> Floats:
@@ -277,14 +352,16 @@ class Relaxation:
         means_ms = []
         for layout, mask in zip(kind.cuts, allowed, strict=True):
             launch = 0.0 if layout.is_on_all_ranks else work_launch / self._world_size
-            means_ms.append(layout.least(layout.mean_ms + layout.work_ms * launch, mask))
+            means_ms.append(layout.least_mean_ms(mask, launch))
         return np.stack(means_ms)
 
     def _free_work_ms(self, allowed: Sequence[Mask], kind: PlanKind) -> float:
         """Return the least work of the tables that cannot be on all ranks."""
         works_ms = np.stack(
             [
-                layout.least(layout.work_ms * (not layout.is_on_all_ranks), mask)
+                layout.least(np.zeros(len(mask)), mask)
+                if layout.is_on_all_ranks
+                else layout.least_work_ms(mask)
                 for layout, mask in zip(kind.cuts, allowed, strict=True)
             ]
         )
@@ -293,6 +370,13 @@ class Relaxation:
     def _launches_ms(self, kind: PlanKind) -> float:
         """Return the launches of a rank that has free pieces, if there are any."""
         return self._launch_ms[kind.num_on_all_ranks + kind.has_free_pieces]
+
+    def _launch_ms_with(self, kind: PlanKind, layout: Cuts) -> float:
+        """Return the launches of a rank that has a piece of a layout.
+
+        One whose piece is on all ranks may have no free one.
+        """
+        return self._launch_ms[kind.num_on_all_ranks + (not layout.is_on_all_ranks)]
 
     def _next_launch_ms(self, kind: PlanKind) -> float:
         """Return by how much the launches of such a rank are more than those of all ranks."""

@@ -35,6 +35,7 @@ class Cuts:
     Args:
         layout: one of `LAYOUTS`.
         first: [T], where each table's sizes of pieces begin.
+        table: [n], the table of each size.
         possible: [n], whether the pieces exist and fit the memory of some rank.
         piece_ms: [n], least time of a rank for a piece and its own exchanges, without the costs of
             every rank.
@@ -42,24 +43,32 @@ class Cuts:
         mean_ms: [n], cost of the whole table in such pieces, averaged over ranks.
         every_rank_ms: [T], least time that every rank pays for the table.
         volume: [T], bytes of the table that ranks exchange with every other rank, on all of them.
+        piece_volume: [n], bytes that the rank of a piece exchanges with every other one for it.
         fixed_ms: time of reductions that does not depend on their bytes, averaged over ranks.
         group_size: ranks of a group that has row blocks; 1 for columns.
         is_on_all_ranks: whether every rank has a piece of every table.
         is_exchanged: whether ranks exchange vectors in an all-to-all.
+        split_work_ms, split_mean_ms: [n], least `work_ms` and `mean_ms` of the table in whole
+            pieces that are no larger than this one (L13); zeros where that is not known, None for
+            layouts in which a table has one size of pieces.
     """
 
     layout: str
     first: Indices
+    table: Indices
     possible: Mask
     piece_ms: Floats
     work_ms: Floats
     mean_ms: Floats
     every_rank_ms: Floats
     volume: Floats
+    piece_volume: Floats
     fixed_ms: float = 0.0
     group_size: int = 1
     is_on_all_ranks: bool = False
     is_exchanged: bool = True
+    split_work_ms: Floats | None = None
+    split_mean_ms: Floats | None = None
 
     def without(self, tables: Mask) -> Cuts:
         """Return the layout without these tables [T]."""
@@ -69,6 +78,30 @@ class Cuts:
         """Return [T], the least of values [n] over each table's allowed sizes; inf without any."""
         return np.minimum.reduceat(np.where(allowed, values, np.inf), self.first)
 
+    def least_work_ms(self, allowed: Mask) -> Floats:
+        """Return [T], the least work of each table in allowed sizes; inf without any."""
+        fractions_ms = self.least(self.work_ms, allowed)
+        if self.split_work_ms is None:
+            return fractions_ms
+        return np.maximum(fractions_ms, self.split_work_ms[self._largest(allowed)])
+
+    def least_mean_ms(self, allowed: Mask, work_launch: float) -> Floats:
+        """Return [T], the least mean cost of each table in allowed sizes; inf without any.
+
+        Args:
+            work_launch: what a ms of work adds to the mean.
+        """
+        fractions_ms = self.least(self.mean_ms + self.work_ms * work_launch, allowed)
+        if self.split_mean_ms is None or self.split_work_ms is None:
+            return fractions_ms
+        largest = self._largest(allowed)
+        pieces_ms = self.split_mean_ms[largest] + work_launch * self.split_work_ms[largest]
+        return np.maximum(fractions_ms, pieces_ms)
+
+    def _largest(self, allowed: Mask) -> Indices:
+        """Return [T], the place of each table's largest allowed size; any size without one."""
+        return np.maximum.reduceat(np.where(allowed, np.arange(len(allowed)), 0), self.first)
+
     def possible_ms(self) -> Floats:
         """Return [T], what every rank pays for a table; inf if it cannot have the layout."""
         possible = np.logical_or.reduceat(self.possible, self.first)
@@ -76,7 +109,11 @@ class Cuts:
 
     def per_size(self, values: NDArray[Number]) -> NDArray[Number]:
         """Return [n], values [T] of each size's table."""
-        return np.repeat(values, np.diff(self.first, append=len(self.possible)))
+        return values[self.table]
+
+
+MOST_STEPS = 64
+"""Wider tables may be cut into fractions of pieces, as their cuts would take long to count."""
 
 
 class PlanKind:
@@ -109,7 +146,7 @@ class PlanKind:
         self.num_on_all_ranks = sum(layout.is_on_all_ranks for layout in cuts)
         self.every_rank_ms = np.stack([layout.possible_ms() for layout in cuts])
         sum_ms, excess_ms = least_of_layouts(self.every_rank_ms)
-        self.least_ms = self.every_rank_fixed_ms + sum_ms
+        self.least_ms = self.every_rank_fixed_ms + float(sum_ms)
         self.own_ms = excess_ms
         if self.least_ms < math.inf:
             # a table of a layout may be the one that each layout must have
@@ -195,12 +232,16 @@ class CutPricer:
         return Cuts(
             layout="columns",
             first=shapes.first[:-1],
+            table=shapes.table,
             possible=(shapes.num_shards == 1) & (columns.size_bytes <= self._capacity),
             piece_ms=work_ms + self._least_prices.own_byte_ms * columns.volume,
             work_ms=work_ms / share,
             mean_ms=mean_ms / share,
             every_rank_ms=self._least_prices.any_byte_ms * whole_volume,
             volume=whole_volume,
+            piece_volume=columns.volume,
+            split_work_ms=in_whole_pieces(work_ms, shapes.first),
+            split_mean_ms=in_whole_pieces(mean_ms, shapes.first),
         )
 
     def _cut_rows(self, blocks: BlockShapes) -> Cuts:
@@ -222,12 +263,14 @@ class CutPricer:
         return Cuts(
             layout="rows" if blocks.is_global else "host_rows",
             first=np.arange(len(work_ms)),
+            table=np.arange(len(work_ms)),
             possible=blocks.possible & (blocks.block.size_bytes <= self._capacity),
             piece_ms=piece_ms,
             work_ms=work_ms,
             mean_ms=work_ms / self._world_size + exchange_ms,
             every_rank_ms=every_rank_ms,
             volume=volume * blocks.group_size,
+            piece_volume=volume,
             fixed_ms=reduces.fixed_ms / blocks.num_groups,
             group_size=blocks.group_size,
             is_on_all_ranks=blocks.is_global,
@@ -244,25 +287,52 @@ class CutPricer:
         return Cuts(
             layout="replicas",
             first=np.arange(len(work_ms)),
+            table=np.arange(len(work_ms)),
             possible=shapes.possible & (shapes.block.size_bytes <= least_memory),
             piece_ms=np.zeros(len(work_ms)),
             work_ms=work_ms * self._world_size,
             mean_ms=every_rank_ms,
             every_rank_ms=every_rank_ms,
             volume=np.zeros(len(work_ms)),
+            piece_volume=np.zeros(len(work_ms)),
             fixed_ms=gradients.fixed_ms,
             is_on_all_ranks=True,
             is_exchanged=False,
         )
 
 
-def least_of_layouts(values: Floats) -> tuple[float, Floats]:
-    """Return the least sum over tables of values [L, T], and what is above each table's least.
+def in_whole_pieces(price: Floats, first: Indices) -> Floats:
+    """Return [N], the least price of a whole table in pieces no wider than each (L13).
+
+    It is 0, which is no more, for tables of more than `MOST_STEPS` steps.
+
+    Args:
+        price: [N], of each table's pieces of 1, 2, ... steps.
+        first: [T + 1], where those of each table begin.
+    """
+    least = np.zeros(len(price))
+    num_steps = np.diff(first)
+    for steps in np.unique(num_steps[num_steps <= MOST_STEPS]).tolist():
+        places = first[:-1][num_steps == steps][:, None] + np.arange(steps)
+        # [t, steps + 1], least prices of so many steps in pieces of the widths so far
+        sums = np.full((len(places), steps + 1), np.inf)
+        sums[:, 0] = 0.0
+        for width in range(1, steps + 1):
+            of_width = price[places[:, width - 1]]
+            for columns in range(width, steps + 1):  # a width may be taken more than once
+                with_one = sums[:, columns - width] + of_width
+                np.minimum(sums[:, columns], with_one, out=sums[:, columns])
+            least[places[:, width - 1]] = sums[:, steps]
+    return least
+
+
+def least_of_layouts(values: Floats) -> tuple[Floats, Floats]:
+    """Return the least sums [...] over tables of values [..., L, T], and what is above each least.
 
     Every layout has a table, and each table has one layout (L11).
     """
-    least = values.min(axis=0)
-    if least.max() == math.inf:
-        return math.inf, values
-    excess = values - least
-    return float(least.sum() + excess.min(axis=1).sum()), excess
+    least = values.min(axis=-2)
+    is_any = np.isfinite(least).all(axis=-1)
+    excess = values - np.where(np.isfinite(least), least, 0.0)[..., None, :]
+    sums = least.sum(axis=-1) + excess.min(axis=-1).sum(axis=-1)
+    return np.where(is_any, sums, np.inf), excess

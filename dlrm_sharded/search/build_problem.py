@@ -94,7 +94,14 @@ def build_problem(
     if constraints.replicate != "auto":
         replicable &= must_replicate
     elif not all_replicas:
-        replicable = which_pay(replica_gain_ms, replicable, pricing.first_replica_ms)
+        pays = which_pay(replica_gain_ms, replicable, pricing.first_replica_ms)
+        # What takes one rank longer than all tables take in the mean decides what a plan costs,
+        # where narrow pieces do not help.
+        narrow_ms, whole_ms = (
+            load[shape].sum(axis=1)
+            for shape in (kept_shapes.first_shape[:-1], kept_shapes.first_shape[1:] - 1)
+        )
+        replicable = pays | (replicable & (narrow_ms > whole_ms.sum() / hosts.world_size))
     if shapes.replicas is not None and replicable.any():
         kind = range(len(groups), len(groups) + 1)
         groups += (RankGroup(Replicas(hosts.world_size), len(blocks)),)

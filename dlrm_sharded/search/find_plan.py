@@ -38,11 +38,21 @@ MANY_UNITS = 4
 HOPELESS = 1.2
 """An extra start is left out if it costs so many times as much as the best plan so far."""
 
+COLUMN_SHARES = (1.0, 0.5, 0.25)
+"""Shares of a rank's time that column pieces of few units may take beside replicas."""
+
 NEAR_BEST = 1.05
 """A second plan of few units is improved, too, if it costs less than so many times the best."""
 
 NUM_KEPT = 4
 """Number of plans of few units that are kept to be tried in slices."""
+
+FEW_UNITS_PATIENCE = 2
+"""Factor of the patience for few units, where rebuilt plans differ most."""
+
+DEVIATION = 0.002
+"""Rebuilds go on from a plan that costs so much more than the best, relative to it: a threshold as
+in record-to-record travel (Dueck 1993)."""
 
 MIN_IMPROVEMENT = 1e-6
 """Smallest relative improvement of the objective for which a rebuilt plan is kept."""
@@ -217,7 +227,12 @@ def _extra_states(state: State, tried: set[tuple[UnitCut, ...]]) -> Iterator[Sta
     if not few_units:
         return
     even = tuple(cut_units(problem, 0.0, rows=False, replicas=False))
-    others = with_replicas(problem, even), with_replicas(problem, cuts_of(state))
+    others = [with_replicas(problem, even), with_replicas(problem, cuts_of(state))]
+    # Beside replicas, there is less time for columns than where all tables are cut.
+    mean_ms = problem.mean_processing_ms(state.objective_ms)
+    for share in COLUMN_SHARES:
+        columns = cut_units(problem, share * mean_ms, rows=False, replicas=False)
+        others.append(with_replicas(problem, columns))
     for cuts in (even, *others, *with_narrow_blocks(problem, even)):
         if cuts not in tried and (first := first_plan(problem, cuts)) is not None:
             yield first
@@ -256,19 +271,25 @@ def _improve(
     *,
     splits: bool,
 ) -> None:
-    """Descend, then rebuild parts and descend again; go back unless that led to a better plan."""
+    """Descend, then rebuild parts and descend again, and end with the best plan on the way."""
     descent = Descent(state, rng, stopping.clock, splits=splits)
     descent.run()
     rebuilder = Rebuilder(state, rng, splits=splits)
     # The log reaches back to the best state so far, so undoing all of it restores that state.
     state.log.clear()
     best_ms, failures = state.objective_ms, 0
-    while failures < stopping.patience and best_ms > good_ms and not stopping.clock.is_over:
+    patience = stopping.patience * (FEW_UNITS_PATIENCE if has_few_units(state.problem) else 1)
+    while failures < patience and best_ms > good_ms and not stopping.clock.is_over:
+        before = len(state.log)
         if rebuilder.rebuild():
             descent.run(max_stuck=MAX_STUCK)
             if state.objective_ms < best_ms * (1 - MIN_IMPROVEMENT):
                 best_ms, failures = state.objective_ms, 0
                 state.log.clear()
                 continue
-        state.undo()
+            if state.objective_ms < best_ms * (1 + DEVIATION):
+                failures += 1
+                continue
+        state.undo(before)
         failures += 1
+    state.undo()

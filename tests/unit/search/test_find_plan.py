@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.search import find_plan
 from dlrm_sharded.search.cuts import cut_units
 from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.find_plan import find_state
@@ -54,6 +55,23 @@ def test_searches_are_no_worse_than_their_start(seed: int) -> None:
     start = first_plan(problem, cut_units(problem, problem.mean_processing_ms(bound_ms)))
     assert costs[0] <= start.copy_for(plain).objective_ms * 1.05  # margins differ
     assert costs[1] <= costs[0] * 1.02
+
+
+def test_rebuilds_end_with_the_best_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go on from dearer ones, here from all and without descents, and come back."""
+    monkeypatch.setattr(find_plan, "DEVIATION", 10.0)
+    descend = Descent.run
+    monkeypatch.setattr(Descent, "run", lambda self, **_: None)
+    for seed in range(4):
+        problem = searched_problem(seed, full=0.8)
+        state = first_plan(problem, cut_units(problem, 0.0))
+        rng, clock = np.random.default_rng(seed), CountingClock()
+        descend(Descent(state, rng, clock))
+        before_ms = state.objective_ms
+        stopping = StoppingRule(10, 0.0, clock)
+        find_plan._improve(state, 0.0, rng, stopping, splits=True)
+        assert is_whole(state)
+        assert state.objective_ms <= before_ms * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("looks", [0, 1, 2, 5, 20, 60, 200])

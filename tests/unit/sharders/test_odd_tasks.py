@@ -9,12 +9,15 @@ import itertools
 import pytest
 
 from dlrm_sharded import RunContext, ShardingPlan, ShardingTask, make_sharder, validate
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.datasets.odd_tasks import odd_task
+from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ShardingError
-from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.layouts import ColumnShards, Replicas
+from dlrm_sharded.plans.plan import Shard
 from tests.unit.made_up import tables_of, task_of
 
 SAME = 1.005
@@ -77,6 +80,35 @@ def test_all_tables_are_replicated_where_that_saves_the_exchanges(name: str) -> 
 
     assert found_ms is not None
     assert found_ms <= SAME * priced.predict(replicas).cost_ms
+
+
+def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
+    """Its replica saves nothing in the mean over ranks, but no other layout divides its ids."""
+    priced = priced_task(odd_task(60_012))
+    found_ms, others_ms = (cost_ms(sharder, priced) for sharder in ("neuroshard", "embark"))
+    assert found_ms is not None
+    assert others_ms is not None
+    assert found_ms <= SAME * others_ms
+
+
+def test_columns_of_two_tables_beside_replicas_of_eight() -> None:
+    """Row blocks of the two save the exchange of vectors, and still cost more than halves."""
+    priced = priced_task(with_profiles(TASK_SETS["paper"](0)[99].task))
+    ranks = priced.task.topology.world_size
+    assert (ranks, len(priced.task.tables)) == (4, 10)
+    cuts = {"t126_006": (0, 1), "t704_007": (2, 3)}
+    shards: list[Shard] = []
+    for table in priced.task.tables:
+        halves = [(rank, 8) for rank in cuts.get(table.name, ())]
+        columns = ColumnShards.shards(table, halves)
+        shards += columns or Replicas(ranks).shards(table)
+    plan = ShardingPlan(ranks, tuple(shards))
+    validate(plan, priced.task)
+
+    found_ms = cost_ms("neuroshard", priced)
+
+    assert found_ms is not None
+    assert found_ms <= SAME * priced.predict(plan).cost_ms
 
 
 WIDE_AND_BUSY = {
