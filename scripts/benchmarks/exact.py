@@ -120,8 +120,8 @@ class _Parts:
         for size in self.sizes:
             reduce = reduces.get(size)
             columns += [reduce.volume, reduce.num_shards] if reduce else [zeros, zeros]
-        in_columns = workload.by_rank((workload.group_size == 1) * 1.0)
-        replicas = workload.by_rank(workload.is_replica * 1.0)
+        in_columns = workload.by_rank((workload.group_size == 1).astype(np.float64))
+        replicas = workload.by_rank(workload.is_replica.astype(np.float64))
         memory = zeros.copy()
         for shard in shards:
             memory[shard.rank] += shard.bytes_on(task.topology)
@@ -229,8 +229,8 @@ def _without_renamed(options: Floats, per_host: int) -> Floats:
     for i, ranks in enumerate(options.tolist()):
         named = [tuple(rank) for rank in ranks]
         hosts = [named[h : h + per_host] for h in range(0, len(named), per_host)]
-        hosts = [(*sorted(host[:-1]), host[-1]) for host in hosts]
-        kept.setdefault((*sorted(hosts[:-1]), hosts[-1]), i)
+        in_order = [(*sorted(host[:-1]), host[-1]) for host in hosts]
+        kept.setdefault((*sorted(in_order[:-1]), in_order[-1]), i)
     return options[list(kept.values())]
 
 
