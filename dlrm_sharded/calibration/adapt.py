@@ -5,7 +5,8 @@ latencies add to an exchange. The adapted time is the sum of the same parts time
 the maximum a posteriori estimate (MAP) under log-normal priors. A factor that all parts of a
 direction share may be far from 1, as hardware is faster or slower as a whole; those of single parts
 are pulled towards it, so that one run moves little more than the whole, and two minutes of
-measurements what they decide. The same fit serves both.
+measurements what they decide. The same fit serves a first start, runs and calibrations, and what a
+first start and runs have measured is fitted together (see `confidence` for how sure each is).
 
 Letters: N measured times, W ranks, P parts.
 """
@@ -13,23 +14,24 @@ Letters: N measured times, W ranks, P parts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from dlrm_sharded.calibration.confidence import (
+    ERROR_OF_ONE,
+    NOISE,
+    Confidence,
+    reliability,
+)
+from dlrm_sharded.calibration.outliers import NUM_AGREEING, Outlier, contradicting_plans
 from dlrm_sharded.calibration.rank_errors import rank_error
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.calibration.uncertainty import (
-    NOISE,
-    PART_SPREAD,
-    SHARED_SPREAD,
-    information,
-    uncertainty_after,
-)
+from dlrm_sharded.calibration.uncertainty import information, uncertainty_after
 from dlrm_sharded.cost.communication import EXCHANGES, Hosts
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
@@ -43,18 +45,6 @@ MAX_LOG_FACTOR = 12.0
 MAX_LEFT_OUT = 10
 """Number of the latest plans that are left out one after another to estimate the error."""
 
-ERROR_OF_ONE = 0.3
-"""Least expected error of a model that a single plan has corrected."""
-
-OUTLIER_FACTOR = 5.0
-"""A time that is less than this far from what the other plans suggest is no outlier."""
-
-OUTLIER_SPREADS = 6.0
-"""Likewise in standard deviations of the other plans, estimated from their median deviation."""
-
-NUM_AGREEING = 3
-"""Number of plans that agree with each other and are no outliers: the hardware has changed."""
-
 LEAST_MS = 1e-6
 """Time that stands for zero where outliers are looked for."""
 
@@ -65,11 +55,13 @@ class Factors:
 
     Args:
         information: [2, P, P], what the measured times told of the logarithms of `compute`.
+        confidence: how sure the prices were before.
     """
 
     compute: Floats
     exchanges: Mapping[str, Floats]
     information: Floats
+    confidence: Confidence = field(default_factory=Confidence)
 
     def applied(self, model: LearnedCostModel) -> LearnedCostModel:
         """Return the model with its parts multiplied by the factors."""
@@ -78,7 +70,7 @@ class Factors:
             model,
             compute=dataclasses.replace(
                 model.compute.scaled(*self.compute),
-                uncertainty=uncertainty_after(model, self.information),
+                uncertainty=uncertainty_after(model, self.information, self.confidence),
             ),
             communication=model.communication.scaled(self.exchanges),
             exchange_curves=None if curves is None else curves.scaled(self.exchanges),
@@ -92,10 +84,15 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """Parts of predicted times [N, P], and the measured times [N], which may be 0."""
+    """Parts of predicted times [N, P], and the measured times [N], which may be 0.
+
+    Args:
+        reliability: weight of the times of this plan, see `confidence`.
+    """
 
     parts: Floats
     times_ms: Floats
+    reliability: float = 1.0
 
 
 def fit_factors(prior: LearnedCostModel, samples: Sequence[Sample]) -> Factors:
@@ -106,29 +103,13 @@ def fit_factors(prior: LearnedCostModel, samples: Sequence[Sample]) -> Factors:
 def error_of(model: LearnedCostModel, samples: Sequence[Sample]) -> float:
     """Return the mean error of predicted critical paths, as a ratio of times from 1: 0.5 is 1.5x.
 
-    A prediction of a half and one of the double are equally far off.
+    A prediction of a half and one of the double are equally far off. Disturbed plans count less.
     """
-    return float(np.mean([_off(model, sample) for sample in samples]))
+    return _mean([_off(model, sample) for sample in samples], samples)
 
 
-@dataclass(frozen=True, slots=True)
-class Outlier:
-    """A measured plan that contradicts the others.
-
-    Args:
-        index: its place among the plans.
-        stage: name of the first stage that contradicts them.
-        factor: time of the stage relative to what the others suggest.
-    """
-
-    index: int
-    stage: str
-    factor: float
-
-    @property
-    def text(self) -> str:
-        """Say how far it is off, such as: bwd_compute 1000 times what the others suggest."""
-        return f"{self.stage} {self.factor:.3g} times what the others suggest"
+def _mean(errors: Sequence[float], samples: Sequence[Sample]) -> float:
+    return float(np.average(errors, weights=[reliability(sample.noise) for sample in samples]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +118,8 @@ class Adapted:
 
     Args:
         expected_error: error on plans that were left out.
-        stated_error: the same with one more plan that is off by `ERROR_OF_ONE`, since a few plans
-            may agree by chance.
+        stated_error: the same with one more plan that is off as far as the prices were expected to
+            be before, since a few plans may agree by chance.
         rank_error: see `rank_errors`, on plans that were left out; None if they were too few.
         outliers: plans that the model is not adapted to, and which count in no error.
     """
@@ -156,51 +137,75 @@ class Adapted:
         return self.error_after < self.error_before
 
 
-def adapt(prior: LearnedCostModel, samples: Sequence[Sample]) -> Adapted:
+def adapt(
+    prior: LearnedCostModel,
+    samples: Sequence[Sample],
+    *,
+    start: Sequence[Sample] = (),
+    confidence: Confidence | None = None,
+) -> Adapted:
     """Adapt a prior to the measured times of plans, the latest last.
 
     Args:
         samples: at least one.
+        start: plans of a first start, which are fitted together with the others; errors are those
+            on the others, before them by the prices of the first start alone.
+        confidence: how sure the prior is.
     """
+    confidence = confidence or Confidence()
+    fit = functools.partial(_fitted, confidence=confidence)
+    started = [_observed(prior, sample) for sample in start]
     observed = [_observed(prior, sample) for sample in samples]
-    outliers = _outliers(observed)
+    outliers = _outliers(started, observed, fit)
     for index in sorted((outlier.index for outlier in outliers), reverse=True):
         observed.pop(index)
         samples = [*samples[:index], *samples[index + 1 :]]
-    model = _fitted(observed).applied(prior)
-    before, after = error_of(prior, samples), error_of(model, samples)
-    left_out = range(max(0, len(samples) - MAX_LEFT_OUT), len(samples))
-    if len(samples) == 1:
+
+    def adapted_to(plans: Sequence[Mapping[str, _Observed]]) -> LearnedCostModel:
+        return fit(plans).applied(prior) if plans else prior
+
+    model = adapted_to([*started, *observed])
+    if not samples:  # a first start contradicts all of them
+        return Adapted(model, 0.0, 0.0, confidence.error, confidence.error, outliers=outliers)
+    before, after = error_of(adapted_to(started), samples), error_of(model, samples)
+    is_known = bool(started) or not confidence.has_tails
+    if len(samples) == 1 and not is_known:
         expected = max(after, ERROR_OF_ONE)
-        return Adapted(model, before, after, expected, expected)
-    pairs = [(_predicted_if_left_out(prior, samples, observed, i), samples[i]) for i in left_out]
+        return Adapted(model, before, after, expected, expected, outliers=outliers)
+    left_out = range(max(0, len(samples) - MAX_LEFT_OUT), len(samples))
+    pairs = []
+    for place in left_out:
+        others = [of_plan for i, of_plan in enumerate(observed) if i != place]
+        cost = _predicted(adapted_to([*started, *others]), samples[place])
+        pairs.append((cost, samples[place]))
+    tested = [sample for _, sample in pairs]
     errors = [_off_of(cost, sample) for cost, sample in pairs]
-    stated = float(np.mean([*errors, ERROR_OF_ONE]))
-    return Adapted(
-        model, before, after, float(np.mean(errors)), stated, rank_error(pairs), outliers
-    )
+    weights = [*(reliability(sample.noise) for sample in tested), 1.0]
+    stated = float(np.average([*errors, confidence.error], weights=weights))
+    return Adapted(model, before, after, _mean(errors, tested), stated, rank_error(pairs), outliers)
 
 
-def _outliers(observed: Sequence[Mapping[str, _Observed]]) -> tuple[Outlier, ...]:
-    """Return the plans that contradict the others in some stage.
+def _outliers(
+    started: Sequence[Mapping[str, _Observed]],
+    observed: Sequence[Mapping[str, _Observed]],
+    fit: Callable[[Sequence[Mapping[str, _Observed]]], Factors],
+) -> tuple[Outlier, ...]:
+    """Return the plans beside a first start that contradict the others in some stage.
 
-    Plans are compared by the logarithms of their measured times over those that are fitted to all
-    plans. One that is far from the median is an outlier, unless others are where it is.
+    See `contradicting_plans`.
     """
-    if len(observed) < NUM_AGREEING:  # which saves the fit
+    plans = [*started, *observed]
+    if len(plans) < NUM_AGREEING:  # which saves the fit
         return ()
-    fitted = _fitted(observed)
-    found: dict[int, Outlier] = {}
-    for stage, factors in fitted.by_part().items():
-        plans = [index for index, of_plan in enumerate(observed) if len(of_plan[stage].times_ms)]
-        by_rank = [_log_ratios(observed[index][stage], factors) for index in plans]
-        # the ratios of one rank may be absurd
-        for ratios in (np.array([pick(logs) for logs in by_rank]) for pick in (np.max, np.min)):
-            for place in np.flatnonzero(_contradicted(ratios)):
-                factor = math.exp(ratios[place] - np.median(ratios))
-                outlier = Outlier(plans[place], LOOKUP_STAGES.get(stage, stage), factor)
-                found.setdefault(outlier.index, outlier)
-    return tuple(found[index] for index in sorted(found))
+    logs = {
+        LOOKUP_STAGES.get(stage, stage): {
+            index: _log_ratios(of_plan[stage], factors)
+            for index, of_plan in enumerate(plans, start=-len(started))
+            if len(of_plan[stage].times_ms)
+        }
+        for stage, factors in fit(plans).by_part().items()
+    }
+    return tuple(outlier for outlier in contradicting_plans(logs) if outlier.index >= 0)
 
 
 def _log_ratios(observed: _Observed, factors: Floats) -> Floats:
@@ -209,30 +214,6 @@ def _log_ratios(observed: _Observed, factors: Floats) -> Floats:
         observed.parts @ factors
     )
     return logs
-
-
-def _contradicted(ratios: Floats) -> NDArray[np.bool_]:
-    """Return [N], whether a logarithm is far from the median, where few others are."""
-    if len(ratios) < NUM_AGREEING:
-        return np.zeros(len(ratios), dtype=bool)
-    deviations = np.abs(ratios - np.median(ratios))
-    # 1.4826 median deviations are one standard deviation of a normal distribution
-    spread = 1.4826 * float(np.median(deviations))
-    num_near = (np.abs(ratios[:, None] - ratios) < math.log(OUTLIER_FACTOR)).sum(axis=1)
-    is_far = deviations > max(math.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
-    contradicted: NDArray[np.bool_] = is_far & (num_near < NUM_AGREEING)
-    return contradicted
-
-
-def _predicted_if_left_out(
-    prior: LearnedCostModel,
-    samples: Sequence[Sample],
-    observed: Sequence[Mapping[str, _Observed]],
-    left_out: int,
-) -> PlanCost:
-    """Return the cost of a plan by the model that is adapted to the others."""
-    others = [of_plan for i, of_plan in enumerate(observed) if i != left_out]
-    return _predicted(_fitted(others).applied(prior), samples[left_out])
 
 
 def _off(model: LearnedCostModel, sample: Sample) -> float:
@@ -273,19 +254,25 @@ def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
     for name, of_name in parts_by_stage(prior, workload_of_sample(sample), sample.hosts).items():
         measured = np.array(times[name])
         takes_part = of_name.sum(axis=1) > 0
-        found[name] = _Observed(of_name[takes_part], measured[takes_part])
+        found[name] = _Observed(
+            of_name[takes_part], measured[takes_part], reliability(sample.noise)
+        )
     return found
 
 
-def _fitted(observed: Sequence[Mapping[str, _Observed]]) -> Factors:
+def _fitted(
+    observed: Sequence[Mapping[str, _Observed]], confidence: Confidence | None = None
+) -> Factors:
+    spreads = confidence or Confidence()
+
     def fitted(name: str) -> tuple[Floats, Floats]:
         of_name = [of_plan[name] for of_plan in observed]
         parts = np.concatenate([of_plan.parts for of_plan in of_name])
         times_ms = np.concatenate([of_plan.times_ms for of_plan in of_name])
-        weights = _weights([len(of_plan.times_ms) for of_plan in of_name])
+        weights = _weights(of_name)
         has_log = times_ms > 0  # times of zero have no logarithm
         parts, times_ms, weights = parts[has_log], times_ms[has_log], weights[has_log]
-        factors = _factors(parts, times_ms, weights)
+        factors = _factors(parts, times_ms, weights, spreads)
         errors = np.log(parts @ factors) - np.log(times_ms)
         return factors, information(parts * factors, errors, weights)
 
@@ -294,45 +281,53 @@ def _fitted(observed: Sequence[Mapping[str, _Observed]]) -> Factors:
         compute=np.array([factors for factors, _ in compute]),
         exchanges={kind: fitted(kind)[0] for kind in EXCHANGES},
         information=np.array([found for _, found in compute]),
+        confidence=spreads,
     )
 
 
-def _weights(nums_of_times: Sequence[int]) -> Floats:
-    """Return [N], the weights of times, given how many each plan has.
+def _weights(observed: Sequence[_Observed]) -> Floats:
+    """Return [N], the weights of the times of plans.
 
     The ranks of a plan share what disturbs it. So a plan on many ranks tells no more than one on
-    the median number of them, and does not outvote all others.
+    the median number of them, and does not outvote all others. A run's plan therefore counts as
+    one of a first start, and less if it was measured beside other work.
     """
-    nums = np.array(nums_of_times)
+    nums = np.array([len(of_plan.times_ms) for of_plan in observed])
     usual = np.median(nums[nums > 0]) if nums.any() else 1.0
-    weights: Floats = np.repeat(np.minimum(1.0, usual / np.maximum(nums, 1)), nums)
+    by_plan = np.minimum(1.0, usual / np.maximum(nums, 1))
+    by_plan = by_plan * [of_plan.reliability for of_plan in observed]
+    weights: Floats = np.repeat(by_plan, nums)
     return weights
 
 
-def _factors(parts: Floats, times_ms: Floats, weights: Floats) -> Floats:
+def _factors(parts: Floats, times_ms: Floats, weights: Floats, confidence: Confidence) -> Floats:
     """Return [P], the MAP estimate of the factors of parts [N, P]; ones without any time.
 
     The loss of a time is quadratic near its prediction and linear far from it (soft L1), so that a
-    few absurd times do not decide.
+    few absurd times do not decide. The logarithms of a prior's factors have the same loss: hardware
+    of another kind differs in few parts, and in these by much.
     """
     num_parts, roots = parts.shape[1], np.sqrt(weights)
     if len(times_ms) == 0:
         return np.ones(num_parts)
     log_times = np.log(times_ms)
 
-    spreads = np.array([SHARED_SPREAD, *[PART_SPREAD] * num_parts])
+    spreads = np.array([confidence.shared_spread, *[confidence.part_spread] * num_parts])
 
     def residuals(logs: Floats) -> Floats:
         errors = (np.log(parts @ np.exp(logs[0] + logs[1:])) - log_times) / NOISE
-        return np.concatenate([roots * _softened(errors), logs / spreads])
+        beyond = logs / spreads
+        pull = _softened(beyond) if confidence.has_tails else beyond
+        return np.concatenate([roots * _softened(errors), pull])
 
     def jacobian(logs: Floats) -> Floats:
         scaled = parts * np.exp(logs[0] + logs[1:])
         totals = scaled.sum(axis=1)
         errors = (np.log(totals) - log_times) / NOISE
         of_parts = scaled / totals[:, None] * (roots * _softened_slope(errors) / NOISE)[:, None]
+        slopes = _softened_slope(logs / spreads) if confidence.has_tails else np.ones_like(logs)
         return np.vstack(
-            [np.column_stack([of_parts.sum(axis=1), of_parts]), np.diag(1.0 / spreads)]
+            [np.column_stack([of_parts.sum(axis=1), of_parts]), np.diag(slopes / spreads)]
         )
 
     start = np.zeros(1 + num_parts)

@@ -46,7 +46,8 @@ def with_uncertainty(model: LearnedCostModel, samples: Sequence[Sample]) -> Lear
     """
     if model.compute.uncertainty is not None:
         return model
-    uncertainty = uncertainty_after(model, fit_factors(model, samples).information)
+    found = fit_factors(model, samples)
+    uncertainty = uncertainty_after(model, found.information, found.confidence)
     compute = dataclasses.replace(model.compute, uncertainty=uncertainty)
     return dataclasses.replace(model, compute=compute)
 

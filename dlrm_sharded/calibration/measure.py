@@ -28,6 +28,9 @@ from dlrm_sharded.plans.plan_cost import (
     PlanCost,
 )
 
+LEAST_MS = 1e-6
+"""Time that stands for zero in a ratio."""
+
 MIN_ITERATIONS = 3
 """Smallest number of timed iterations, which the time budget does not reduce."""
 
@@ -67,6 +70,8 @@ class MeasuredCost:
         exposed: stages whose times contain host time on a GPU all the same.
         host_ms: median host time of all stages and of the ids' redistribution together, on the
             slowest rank; 0 on a CPU, which is itself the host.
+        change: factor between the computation of the first and of the second half of the
+            iterations on the median rank, at least 1.
     """
 
     cost: PlanCost
@@ -75,6 +80,7 @@ class MeasuredCost:
     launch_ms: Mapping[str, float] = field(default_factory=dict)
     exposed: tuple[str, ...] = ()
     host_ms: float = 0.0
+    change: float = 1.0
 
 
 def measure(
@@ -172,7 +178,9 @@ def _over_ranks(iterations: Sequence[Iteration], group: dist.ProcessGroup | None
         }
 
     medians_ms, spread = {}, {}
-    for name, times_ms in gathered("times_ms").items():
+    by_stage = gathered("times_ms")
+    change = _change(by_stage[FWD_COMPUTE] + by_stage[BWD_COMPUTE])
+    for name, times_ms in by_stage.items():
         low, median, high = np.percentile(times_ms, [25, 50, 75], axis=1)
         medians_ms[name] = median.tolist()
         spread[name] = float(((high - low) / np.maximum(median, 1e-9)).mean())
@@ -187,4 +195,15 @@ def _over_ranks(iterations: Sequence[Iteration], group: dist.ProcessGroup | None
         # more than half of a rank's iterations, so that the median is one of them
         exposed=tuple(name for name, flags in is_exposed.items() if flags.mean(axis=1).max() > 0.5),
         host_ms=max(float(np.median([i.host_ms for i in of_rank])) for of_rank in by_rank),
+        change=change,
     )
+
+
+def _change(times_ms: NDArray[Any]) -> float:
+    """Return the factor between both halves of times [W, N]: the median rank's, at least 1."""
+    half = times_ms.shape[1] // 2
+    first, second = (
+        np.maximum(np.median(part, axis=1), LEAST_MS)
+        for part in (times_ms[:, :half], times_ms[:, half:])
+    )
+    return float(np.exp(np.abs(np.median(np.log(second / first)))))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from dlrm_sharded.calibration.confidence import Confidence, is_disturbed
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.calibration.start_file import (
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 AUTO, NEVER = "auto", "never"
 
+AS_CLOSE = 0.02
+"""Difference between errors that noise may make."""
+
 START_S, MAX_START_S = 20.0, 3600.0
 """Time in which a first start measures by default, and at most."""
 
@@ -51,7 +55,7 @@ def cost_picture(
 ) -> LearnedCostModel:
     """Load the cost model of a run's hardware, corrected by the runs that were measured there.
 
-    A prior is adapted to what the first start measured there, if there was one.
+    A prior is adapted to what the first start and the runs measured there, in one fit.
 
     A file of prices is what a run had (`cost.price_file`), and is not corrected.
 
@@ -133,11 +137,12 @@ def _picture_now(
     start: FirstStart | None,
 ) -> LearnedCostModel:
     """Return the model as it is now, corrected by all runs so far."""
-    model = learned_cost_model(context, artifact, gpu, warns=start is None)
-    if start is not None and needs_start(model, context):
-        model = with_start(model, start, num_ranks=context.ranks_per_host or 1)
-    elif start is not None:  # which is superseded by a calibration
-        model = learned_cost_model(context, artifact, gpu)
+    prior = learned_cost_model(context, artifact, gpu, warns=start is None)
+    if start is not None and not needs_start(prior, context):  # a calibration supersedes it
+        prior, start = learned_cost_model(context, artifact, gpu), None
+    model = prior
+    if start is not None:
+        model = with_start(prior, start, num_ranks=context.ranks_per_host or 1)
     conditions, runs = conditions_of(context), run_journal(context, journal)
     if conditions is None or runs is None:
         return model
@@ -145,6 +150,7 @@ def _picture_now(
     return corrected(
         model,
         list(found.values()),
+        started=None if start is None else (prior, start.samples),
         source=f"the journal {runs.path}",
         names=[f"line {number}" for number in found],
     )
@@ -164,6 +170,7 @@ def corrected(
     model: LearnedCostModel,
     runs: Sequence[Sample],
     *,
+    started: tuple[LearnedCostModel, Sequence[Sample]] | None = None,
     source: str = "the runs",
     names: Sequence[str] | None = None,
 ) -> LearnedCostModel:
@@ -173,13 +180,17 @@ def corrected(
 
     Args:
         runs: the latest last.
+        started: for a model that a first start has adapted, its prior and what was measured. The
+            prior is then adapted to both.
         source, names: what the warning calls the runs together, and each of them.
     """
     if not runs:
         return model
     from dlrm_sharded.calibration.adapt import adapt  # loads SciPy, which takes half a second
 
-    adapted = adapt(model, runs)
+    prior, start = started or (model, ())
+    confidence = Confidence.of_standing(model.standing)
+    adapted = adapt(prior, runs, start=start, confidence=confidence)
     num_runs = len(runs) - len(adapted.outliers)
     if adapted.outliers:
         names = names or [f"run {number}" for number in range(1, len(runs) + 1)]
@@ -191,7 +202,9 @@ def corrected(
             "is" if len(adapted.outliers) == 1 else "are",
             named([f"{names[found.index]} ({found.text})" for found in adapted.outliers]),
         )
-    if not _is_trusted(adapted, model):
+    if num_runs == 0:
+        return model
+    if not _is_trusted(adapted, model, has_start=started is not None):
         log.info(
             "the earlier runs (%d) on this hardware do not correct the cost model: its critical "
             "paths are off by %.0f %% on them, corrected ones by %.0f %%, and by %.0f %% on others",
@@ -201,26 +214,38 @@ def corrected(
         )
         return model
     standing = model.standing or Standing("prior", model.name)
+    left_out = {outlier.index for outlier in adapted.outliers}
+    counting = [run for index, run in enumerate(runs) if index not in left_out]
+    num_disturbed = sum(is_disturbed(run.noise) for run in counting)
+    reasons = standing.reasons
+    if num_disturbed:
+        reasons = (*reasons, f"{num_disturbed} of {num_runs} runs measured beside other work")
+    rank_error = adapted.rank_error
     return dataclasses.replace(
         adapted.model,
         standing=dataclasses.replace(
             standing,
+            reasons=reasons,
             num_runs=num_runs,
             error=adapted.stated_error,
-            rank_error=adapted.rank_error,
+            rank_error=standing.rank_error if rank_error is None and start else rank_error,
         ),
     )
 
 
-def _is_trusted(adapted: Adapted, model: LearnedCostModel) -> bool:
+def _is_trusted(adapted: Adapted, model: LearnedCostModel, *, has_start: bool) -> bool:
     """Return whether a correction helps on its runs, and on runs that were left out.
 
-    Against a prior, being closer than its stated error is help enough.
+    Against a prior, being closer than its stated error is help enough. After a first start, which
+    the fit has as well, so is being as close but for noise: critical paths do not show what the
+    runs tell of single parts.
     """
+    if has_start:
+        return max(adapted.error_after, adapted.expected_error) <= adapted.error_before + AS_CLOSE
     limit, standing = adapted.error_before, model.standing
     if standing is not None and standing.kind == "prior":
         limit = max(limit, standing.error or 0.0)
-    return adapted.is_better and adapted.expected_error < limit
+    return adapted.is_better and adapted.expected_error <= limit
 
 
 def run_journal(
@@ -252,4 +277,11 @@ def conditions_of(context: RunContext) -> Conditions | None:
     """Return what runs must have in common with this one; None for a plan made elsewhere."""
     if context.optimizer is None or context.ranks_per_host is None:
         return None
-    return Conditions(context.optimizer, context.ranks_per_host, context.fbgemm, context.device)
+    fingerprint = None if context.hardware is None else context.hardware.fingerprint
+    return Conditions(
+        context.optimizer,
+        context.ranks_per_host,
+        context.fbgemm,
+        context.device,
+        threads=None if fingerprint is None else fingerprint.cpu.threads,
+    )

@@ -82,6 +82,8 @@ class Sample:
         number: number of the plan within its collection.
         attempt: how often the plan had been measured before.
         cost: measured cost, with the redistribution of ids.
+        noise: standard deviation of the logarithms of the times that other work causes, see
+            `confidence.Disturbance`; it is in no row.
     """
 
     kind: str
@@ -92,6 +94,7 @@ class Sample:
     batch_size: int
     shards: tuple[MeasuredShard, ...]
     cost: PlanCost
+    noise: float = 0.0
 
     @classmethod
     def of_plan(
@@ -178,7 +181,8 @@ class Sample:
         Raises:
             DataError: a value is missing, or has another type.
         """
-        own = {key: value for key, value in row.items() if key in cls.__dataclass_fields__}
+        known = cls.__dataclass_fields__.keys() - {"noise"}
+        own = {key: value for key, value in row.items() if key in known}
         try:
             times = [{name: rank[f"{name}_ms"] for name in TIMES} for rank in row["per_rank"]]
         except (LookupError, TypeError) as error:

@@ -36,8 +36,7 @@ from dlrm_sharded.hardware.detect import MAX_LOAD_PER_CORE, release_memory
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.agreement import on_rank_zero
-from dlrm_sharded.ranks.distributed import Rank, free_bytes
-from dlrm_sharded.ranks.process import num_cores
+from dlrm_sharded.ranks.distributed import Rank, free_bytes, has_core_for_each
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 
 log = logging.getLogger(__name__)
@@ -160,11 +159,10 @@ def _concluded(
     adapted = adapted_to(prior, measured.samples)
     threads = torch.get_num_threads()
     cores = os.cpu_count() or 1
-    has_cores = rank.local_world_size * threads <= num_cores()
     found = disturbance(
         measured,
         load=max(surroundings.hosts.values()),
-        core_wait=surroundings.core_wait if has_cores else 0.0,
+        core_wait=surroundings.core_wait if has_core_for_each(rank) else 0.0,
         max_load=(MAX_LOAD_PER_CORE if threads == 1 else 1) * cores,
     )
     log.info(

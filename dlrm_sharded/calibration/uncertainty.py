@@ -17,18 +17,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from dlrm_sharded.calibration.confidence import NOISE, Confidence
 from dlrm_sharded.calibration.rank_errors import STANDARD_DEVIATIONS
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats
-
-SHARED_SPREAD = 2.0
-"""Standard deviation of the logarithm of the factor of all parts of a time: e^2 is 7."""
-
-PART_SPREAD = 0.35
-"""The same for the factor of one part beside the shared one."""
-
-NOISE = 0.1
-"""Standard deviation of the logarithm of a measured time."""
 
 LEAST_TIMES = 12
 """Number of times from which on their own errors say how large the noise is, if above `NOISE`.
@@ -55,7 +47,9 @@ def information(parts: Floats, log_errors: Floats, weights: Floats) -> Floats:
     return found
 
 
-def uncertainty_after(model: LearnedCostModel, found: Floats) -> Floats | None:
+def uncertainty_after(
+    model: LearnedCostModel, found: Floats, confidence: Confidence
+) -> Floats | None:
     """Return [2, P, P], see `ComputeModel.uncertainty`, after a fit of factors to a model.
 
     It is None for a calibration that does not say how certain it was, as older versions did not: it
@@ -63,23 +57,27 @@ def uncertainty_after(model: LearnedCostModel, found: Floats) -> Floats | None:
 
     Args:
         found: [2, P, P], see `information`, by direction.
+        confidence: spreads of the factors in the fit.
     """
     before, standing = model.compute.uncertainty, model.standing
     if before is None and standing is not None and standing.kind == "calibrated":
         return None
     earlier = [None] * len(found) if before is None else list(before)
-    return np.stack([covariance_after(*pair) for pair in zip(found, earlier, strict=True)])
+    return np.stack(
+        [covariance_after(*pair, confidence) for pair in zip(found, earlier, strict=True)]
+    )
 
 
-def covariance_after(found: Floats, before: Floats | None) -> Floats:
+def covariance_after(found: Floats, before: Floats | None, confidence: Confidence) -> Floats:
     """Return [P, P], the covariance of the logarithms of the factors after a fit.
 
     Args:
         found: [P, P], see `information`.
         before: [P, P], the covariance before; None for that of the spreads.
+        confidence: spreads of the factors in the fit.
     """
     num_parts = len(found)
-    spreads = PART_SPREAD**2 * np.eye(num_parts) + SHARED_SPREAD**2
+    spreads = confidence.part_spread**2 * np.eye(num_parts) + confidence.shared_spread**2
     precision = np.linalg.inv(spreads)
     after = np.linalg.inv(precision + found)
     errors = precision if before is None else precision @ before @ precision

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dlrm_sharded.calibration.confidence import PART_SPREAD
 from dlrm_sharded.calibration.task_plans import TaskPlans
-from dlrm_sharded.calibration.uncertainty import PART_SPREAD
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.hardware.context import RunContext

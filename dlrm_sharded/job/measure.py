@@ -6,11 +6,13 @@ import functools
 import logging
 from dataclasses import dataclass
 
+from dlrm_sharded.calibration.confidence import Disturbance
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.measure import measure as measure_stages
 from dlrm_sharded.calibration.picture import conditions_of
 from dlrm_sharded.calibration.run_journal import RunJournal, measured_run
 from dlrm_sharded.calibration.step_journal import StepJournal, correction_of
+from dlrm_sharded.cost.base import with_assumed_profiles
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.build import Built
@@ -26,7 +28,8 @@ from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.agreement import on_rank_zero
-from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank, has_core_for_each
+from dlrm_sharded.ranks.surroundings import SurroundingsWatch
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
 from dlrm_sharded.step.prediction import DensePart
 from dlrm_sharded.training.trainer import TrainerConfig
@@ -55,10 +58,15 @@ def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart
     The step that is composed of the measured cost goes to the journal.
     """
     rank, context, journal = prepared.rank, prepared.context, prepared.journal
+    watch = SurroundingsWatch()
     embeddings = measure_embeddings(prepared.settings, rank, planned.task, built)
+    core_wait = watch.conclude().core_wait if has_core_for_each(rank) else 0.0
     if rank.is_zero:
         _log_measured(embeddings, planned.report)
-        note_run(journal, context, planned.plan, planned.task, embeddings.cost)
+        beside = Disturbance(core_wait, embeddings.change)
+        model = prepared.planner.cost_model if prepared.planner else None
+        task = with_assumed_profiles(model, planned.task)
+        note_run(journal, context, planned.plan, task, embeddings.cost, beside)
     trainer = chosen_trainer(prepared, planned.plan, embeddings, dense)
     steps = step_journal(journal, context, trainer, rank)
     correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
@@ -120,10 +128,14 @@ def note_run(
     plan: ShardingPlan,
     task: ShardingTask,
     cost: PlanCost,
+    beside: Disturbance | None = None,
 ) -> None:
     """Append the measured plan to the journal of the hardware; rank 0 calls it.
 
     Runs whose tables or exchanges are not all in fp32 are left out: measured prices are of fp32.
+
+    Args:
+        beside: signs of other work while it was measured.
     """
     conditions = conditions_of(context)
     if journal is None or conditions is None:
@@ -131,6 +143,10 @@ def note_run(
     if plan.half_tables() or not plan.exchange_precision.is_exact:
         return
     run = measured_run(plan, task, cost)
-    if run is not None and journal.append(conditions, run):
+    if run is not None and journal.append(conditions, run, beside):
         when = "the next prediction" if journal.outbox is None else "predictions after this sweep"
         log.info("noted in %s, which corrects %s on this hardware", journal.path, when)
+        if beside is not None and beside.text is not None:
+            log.warning(
+                "this run was measured beside other work, so it counts less: %s", beside.text
+            )

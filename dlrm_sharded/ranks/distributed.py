@@ -32,6 +32,7 @@ from dlrm_sharded.ranks.job_store import JobStore
 from dlrm_sharded.ranks.process import (
     die_with_parent,
     keep_freed_memory,
+    num_cores,
     release_freed_memory,
     resident_bytes,
 )
@@ -325,6 +326,11 @@ def with_memory_of_all_ranks(
     return dataclasses.replace(
         topology, memory_bytes=smallest, memory_bytes_by_rank=None if is_equal else tuple(found)
     )
+
+
+def has_core_for_each(rank: Rank) -> bool:
+    """Return whether the threads of a host's ranks have a core each, so that none waits for one."""
+    return rank.local_world_size * torch.get_num_threads() <= num_cores()
 
 
 def free_bytes(rank: Rank) -> int:

@@ -14,15 +14,16 @@ import argparse
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.figures import interval_text
+from benchmarks.planted_runs import Prices, journal_report, journal_rows
 from dlrm_sharded.calibration.collect import KINDS
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
-from dlrm_sharded.calibration.first_start import FIT_SHARE, Chooser, measure_plans
+from dlrm_sharded.calibration.first_start import FIT_SHARE, Chooser, adapted_to, measure_plans
 from dlrm_sharded.calibration.from_prior import adapted
 from dlrm_sharded.calibration.picture import START_S
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
@@ -37,6 +38,7 @@ from dlrm_sharded.datasets.task_sets import measured_tasks
 from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan_cost import STAGES
+from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.sharders.base import SharderContext
@@ -54,6 +56,9 @@ START_SEED = 1000
 """Seed of the task of the first start, which is none of those that plans are compared on."""
 
 CALIBRATIONS = {"two minutes": 120.0, "ten minutes": 600.0}
+PRIOR_ERROR = 0.7
+"""Stated error of the packaged prices on other hardware."""
+
 NOISE = 0.05
 """Standard deviation of the logarithm of a made-up measurement."""
 
@@ -111,12 +116,14 @@ OPTIONS = {
     "tasks": option(4, "tasks to compare on"),
     "kinds": option((), "kinds of hardware; all by default", nargs="*"),
     "seed": option(0, "seed of tasks, plans and noise"),
+    "journals": option(0, "1 compares after journals of runs, some of which are bad"),
 }
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     for name in options.kinds or MADE_UP:
-        yield Case(name, functools.partial(_rows, options, name))
+        rows = _journal_rows if options.journals else _rows
+        yield Case(name, functools.partial(rows, options, name))
 
 
 def _rows(options: argparse.Namespace, name: str) -> list[Row]:
@@ -144,14 +151,40 @@ def _rows(options: argparse.Namespace, name: str) -> list[Row]:
     return rows
 
 
+def _journal_rows(options: argparse.Namespace, name: str) -> list[Row]:
+    """Return costs of plans after journals, beginning from all kinds of prices."""
+    quiet()
+    packaged = dataclasses.replace(
+        shipped_prior(RunContext()), standing=Standing("prior", "packaged", error=PRIOR_ERROR)
+    )
+    true = MADE_UP[name].applied(packaged)
+    started, calibrated = _measured(packaged, true, options.seed, ("two minutes",)).values()
+    prices = {"packaged": Prices(packaged)}
+    for title, samples in (("first start", started), ("two minutes", calibrated)):
+        found, is_start = adapted_to(packaged, samples), samples is started
+        standing = Standing(
+            "measured" if is_start else "calibrated",
+            title,
+            error=found.stated_error if is_start else found.expected_error,
+            rank_error=found.rank_error,
+        )
+        model = dataclasses.replace(adapted(packaged, samples), standing=standing)
+        prices[title] = Prices(model, (packaged, samples) if is_start else None)
+    rows = journal_rows(true, prices, seed=options.seed, num_tasks=options.tasks)
+    return [{"kind": name} | row for row in rows]
+
+
 def _measured(
-    packaged: LearnedCostModel, true: LearnedCostModel, seed: int
+    packaged: LearnedCostModel,
+    true: LearnedCostModel,
+    seed: int,
+    calibrations: Iterable[str] = tuple(CALIBRATIONS),
 ) -> dict[str, list[Sample]]:
     """Return what a first start and calibrations measure, by their names."""
     [found] = measured_tasks(START_SEED + seed, num=1)
     bench = MadeUpBench(true, seed)
     start = bench.first_start(packaged, found.task.tables, found.task.batch_size)
-    collected = {name: bench.collected(seconds) for name, seconds in CALIBRATIONS.items()}
+    collected = {name: bench.collected(CALIBRATIONS[name]) for name in calibrations}
     return {f"first start ({START_S:.0f} s)": start, **collected}
 
 
@@ -238,6 +271,8 @@ class MadeUpBench:
 
 def report(rows: Sequence[Row], reference: str | None) -> str:
     """Write errors of predictions and costs of plans over those of the true prices' plans."""
+    if "journal" in rows[0]:
+        return journal_report(rows)
     lines = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         of_kind = [row for row in rows if row["kind"] == kind]

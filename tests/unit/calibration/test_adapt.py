@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.adapt import Adapted, adapt, error_of, fit_factors
+from dlrm_sharded.calibration.confidence import Confidence
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 from tests.unit.cost.hardware import measured_plans
 
 ELSEWHERE = {
@@ -214,3 +215,108 @@ def test_exchanges_are_adapted_too(model: LearnedCostModel) -> None:
             for plan in exchanging
         ]
         assert np.median(errors) == pytest.approx(1.0, abs=0.1)
+
+
+START = on_other_hardware(measured_plans(20, 10, seed=11), ELSEWHERE)
+"""What a first start measured on the other hardware."""
+
+RUNS = on_other_hardware(measured_plans(10, 5, seed=12), ELSEWHERE)
+TESTS = on_other_hardware(measured_plans(12, 0, seed=13), ELSEWHERE)
+
+
+@pytest.fixture(scope="module")
+def started(model: LearnedCostModel) -> LearnedCostModel:
+    return fit_factors(model, START).applied(model)
+
+
+SPOILED = {
+    "all_stages": edited(dict.fromkeys(ELSEWHERE, 3.0)),
+    "a_rank": edited(dict.fromkeys(ELSEWHERE, 2.0), rank=0),
+    "backward": edited({"bwd_compute": 4.0}),
+    "forward": edited({"fwd_compute": 0.3}),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("num_good", [0, 7])
+def test_bad_runs_do_not_undo_a_first_start(
+    model: LearnedCostModel,
+    started: LearnedCostModel,
+    spoil: Callable[[Sample], list[Sample]],
+    num_good: int,
+) -> None:
+    """Up to three of ten, as the same fit has what was measured before."""
+    for num_bad in (1, 3):
+        bad = [spoiled for run in RUNS[7 : 7 + num_bad] for spoiled in spoil(run)]
+        adapted = adapt(model, [*RUNS[:num_good], *bad], start=START)
+        before, after = (error_of(of, TESTS) for of in (started, adapted.model))
+        assert after < before + (0.03 if num_good else 0.12)
+        alone = adapt(started, bad)  # the runs after the first start, with the spreads of a prior
+        if num_good == 0 and spoil is SPOILED["all_stages"]:
+            assert error_of(alone.model, TESTS) > 1.0, "they would decide everything"
+
+
+def test_good_runs_and_a_first_start_agree(
+    model: LearnedCostModel, started: LearnedCostModel
+) -> None:
+    adapted = adapt(model, RUNS, start=START)
+    assert error_of(adapted.model, TESTS) < error_of(started, TESTS) + 0.01
+    assert adapted.error_before == pytest.approx(error_of(started, RUNS))
+    one = adapt(model, RUNS[:1], start=START)
+    assert one.expected_error == pytest.approx(one.error_before), "as one run was left out"
+    assert one.stated_error < 0.3
+
+
+def test_a_run_that_contradicts_a_first_start_is_an_outlier(model: LearnedCostModel) -> None:
+    absurd = on_other_hardware(RUNS[2:3], 40.0)
+    adapted = adapt(model, [*RUNS[:2], *absurd], start=START)
+    assert [outlier.index for outlier in adapted.outliers] == [2]
+    alone = adapt(model, absurd, start=START)
+    assert [outlier.index for outlier in alone.outliers] == [0]
+    assert not alone.is_better
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.7])
+def test_disturbed_plans_count_less(model: LearnedCostModel, noise: float) -> None:
+    slow = [
+        dataclasses.replace(plan, noise=noise)
+        for plan in on_other_hardware(measured_plans(12, 0, seed=14), 3.0)
+    ]
+    sound = PLANS[:6]
+    adapted = adapt(model, [*slow, *sound])
+    error = error_of(adapted.model, PLANS[20:])
+    assert (error < 0.2) == (noise > 0)
+    assert (adapted.error_before < 0.2) == (noise > 0), "errors are of plans that count"
+
+
+def test_sure_prices_are_moved_little(model: LearnedCostModel) -> None:
+    """A bad run moves the prices of a calibration only as far as these may be wrong."""
+    slow = on_other_hardware(PLANS[:1], 3.0)
+    sure = Confidence(shared_spread=0.05, part_spread=0.05, error=0.05, has_tails=False)
+    before = error_of(model, PLANS[1:])
+    assert error_of(adapt(model, slow, confidence=sure).model, PLANS[1:]) < before + 0.15
+    assert error_of(adapt(model, slow).model, PLANS[1:]) > 1.0
+    often = on_other_hardware(PLANS[:10], 3.0)
+    moved = adapt(model, often, confidence=sure).model
+    assert error_of(moved, on_other_hardware(PLANS[20:], 3.0)) < 0.8, "ten runs are believed"
+
+
+@pytest.mark.parametrize("direction", [0, 1], ids=DIRECTIONS)
+def test_a_single_part_may_be_far_off(model: LearnedCostModel, direction: int) -> None:
+    """On hardware whose launches take 12 times as long, far beyond the spread of a part."""
+    launches = len(model.compute.device.terms)
+    factors = np.ones((2, model.compute.num_parts))
+    factors[:, launches] = 12.0
+    true = dataclasses.replace(model, compute=model.compute.scaled(*factors))
+    found = fit_factors(
+        model,
+        [
+            dataclasses.replace(
+                plan, cost=true.predict_workload(workload_of_sample(plan), plan.hosts)
+            )
+            for plan in PLANS
+        ],
+    ).compute[direction]
+    others = np.delete(found, [launches, launches + 1])
+    assert found[launches] > 9.0
+    assert others == pytest.approx(np.ones_like(others), abs=0.15)

@@ -8,6 +8,7 @@ import pytest
 
 from dlrm_sharded import PlanCost, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.confidence import Disturbance
 from dlrm_sharded.calibration.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.calibration.samples import TIMES, Sample, workload_of_sample
 from dlrm_sharded.cost.features import profile_of, work_of
@@ -175,3 +176,40 @@ def test_what_real_runs_may_write_is_read(journal: RunJournal) -> None:
         run = measured_run(whole_tables(task, [0]), task, cost)
         assert journal.append(conditions, run)
         assert journal.read(conditions) == {line: run}
+
+
+def test_runs_with_other_threads_do_not_count(journal: RunJournal, run: Sample) -> None:
+    one, two = (dataclasses.replace(SGD, threads=threads) for threads in (1, 2))
+    journal.append(one, run)
+    journal.append(SGD, run)  # as earlier versions wrote it
+    assert list(journal.read(one)) == [1, 2]
+    assert list(journal.read(two)) == [2]
+    assert list(journal.read(SGD)) == [1, 2], "nobody knows the threads of this start"
+
+
+def test_a_line_says_what_ran_beside(journal: RunJournal, run: Sample) -> None:
+    beside = Disturbance(core_wait=0.25, change=1.1)
+    journal.append(SGD, run, beside)
+    journal.append(SGD, run)
+    found = journal.read(SGD)
+    assert [found[1].noise, found[2].noise] == [beside.noise, 0.0]
+    assert dataclasses.replace(found[1], noise=0.0) == run
+
+
+def test_a_damaged_sign_of_other_work_damages_the_line(
+    journal: RunJournal, run: Sample, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.append(SGD, run, Disturbance())
+    journal.path.write_text(journal.path.read_text().replace('"change": 1.0', '"change": "x"'))
+    assert journal.read(SGD) == {}
+    assert "line 1 (" in caplog.text
+
+
+def test_runs_without_profiles_tell_nothing(journal: RunJournal, run: Sample) -> None:
+    """As they have no price; earlier versions wrote zeros for tables without a profile."""
+    bare = dataclasses.replace(TASK, tables=TABLES)
+    assert measured_run(PLAN, bare, COST) == run, "they have the profile that is assumed"
+    zeros = (0.0,) * len(run.shards[0].reuse_histogram)
+    shards = tuple(dataclasses.replace(shard, reuse_histogram=zeros) for shard in run.shards)
+    journal.append(SGD, dataclasses.replace(run, shards=shards))
+    assert journal.read(SGD) == {}

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.adapt import adapt, fit_factors
-from dlrm_sharded.calibration.from_prior import with_uncertainty
-from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.calibration.uncertainty import (
+from dlrm_sharded.calibration.confidence import (
     NOISE,
     PART_SPREAD,
     SHARED_SPREAD,
-    covariance_after,
-    information,
+    Confidence,
 )
+from dlrm_sharded.calibration.from_prior import with_uncertainty
+from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.uncertainty import covariance_after, information
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.standing import Standing
@@ -40,7 +40,7 @@ def test_the_covariance_is_that_of_errors_of_fits(before_share: float) -> None:
     true = rng.multivariate_normal(np.zeros(NUM_PARTS), before, 20_000)
     measured = true @ rows.T + NOISE * rng.standard_normal((len(true), len(rows)))
     errors = measured @ rows @ after / NOISE**2 - true
-    covariance = covariance_after(found, None if before_share == 1.0 else before)
+    covariance = covariance_after(found, None if before_share == 1.0 else before, Confidence())
     np.testing.assert_allclose(covariance, np.cov(errors.T), atol=0.05 * covariance.max())
 
 

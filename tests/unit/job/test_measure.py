@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from dlrm_sharded.calibration.confidence import Disturbance
 from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.measure import note_run
@@ -22,3 +23,15 @@ def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
         note_run(journal, CONTEXT, PLAN, TASK, COST)
     [said] = caplog.messages
     assert said.startswith("the run is not noted in" if is_file else "noted in")
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_says_that_a_disturbed_run_counts_less(tmp_path, caplog, is_busy):
+    journal = RunJournal(tmp_path / "hardware.jsonl")
+    beside = Disturbance(core_wait=0.4 if is_busy else 0.01)
+    with caplog.at_level(logging.WARNING):
+        note_run(journal, CONTEXT, PLAN, TASK, COST, beside)
+    assert [message for message in caplog.messages if "for 40 % of the time" in message] == (
+        caplog.messages if is_busy else []
+    )
+    assert len(caplog.messages) == is_busy
