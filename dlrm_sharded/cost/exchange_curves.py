@@ -33,7 +33,7 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
     Hosts,
 )
-from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Floats, Workload, column_volume
+from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Floats, Workload
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
@@ -82,14 +82,14 @@ class EvenVolumes:
     def of_task(cls, task: ShardingTask) -> EvenVolumes:
         """Return the volumes of a task whose tables are spread evenly over the ranks."""
         topology, size = task.topology, task.topology.world_size
-        num_columns = sum(table.embedding_dim for table in task.tables)
-        num_ids = task.batch_size * sum(table.pooling_factor + 1.0 for table in task.tables)
+        numbers = sum(table.embedding_dim * table.vectors_per_sample for table in task.tables)
+        num_ids = sum(table.pooling_factor + table.num_features for table in task.tables)
         intra, inter = topology.intra_host_bytes_per_s, topology.inter_host_bytes_per_s
         return cls(
             world_size=size,
             ranks_per_host=topology.ranks_per_host,
-            volume=max(num_columns * column_volume(task.batch_size, size) / size, LEAST_BYTES),
-            id_volume=max(num_ids * ID_BYTES / size**2, LEAST_BYTES),
+            volume=max(task.batch_size * numbers * FLOAT_BYTES / size**2, LEAST_BYTES),
+            id_volume=max(task.batch_size * num_ids * ID_BYTES / size**2, LEAST_BYTES),
             intra_gb_per_s=None if intra is None else intra / 1e9,
             inter_gb_per_s=None if inter is None else inter / 1e9,
         )
@@ -98,12 +98,12 @@ class EvenVolumes:
     def of_workload(cls, workload: Workload, hosts: Hosts) -> EvenVolumes:
         """Return the mean volumes of a workload."""
         size = hosts.world_size
-        pooled = workload.num_cols.sum() * column_volume(workload.batch_size, size) / size
-        num_ids = (workload.num_ids + workload.batch_size).sum()
+        vector_bytes = workload.vector_bytes().sum() / size
+        num_ids = (workload.num_ids + workload.num_bags).sum()
         return cls(
             world_size=size,
             ranks_per_host=hosts.ranks_per_host,
-            volume=max(float(pooled), LEAST_BYTES),
+            volume=max(float(vector_bytes), LEAST_BYTES),
             id_volume=max(float(num_ids) * ID_BYTES / size**2, LEAST_BYTES),
         )
 

@@ -106,8 +106,9 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
     # rows in fp16 have half as many; CPUs have measured factors, see `compute.CPU_HALF`.
     row_cols = cols if not device.has_warps else cols * workload.weight_bytes() / FLOAT_BYTES
     lines = np.ceil(row_cols / LINE_COLUMNS)
-    # every sample has a bag in every table, also where the bag is empty
-    bags = workload.num_samples
+    # Every sample has a bag in every table, also where the bag is empty. A sequence is looked up as
+    # if each of its ids were a bag.
+    bags = workload.num_vectors
     # the backward pass sorts ids by row, a few bits of the row's number at a time
     passes = np.ceil(np.log2(np.maximum(workload.num_rows, 2.0)) / SORT_BITS)
     gradient_bytes = bags * cols * FLOAT_BYTES
@@ -154,7 +155,7 @@ def extent_of(workload: Workload) -> Floats:
     values = (
         workload.num_rows,
         workload.num_cols,
-        workload.num_ids / workload.num_samples,
+        workload.num_ids / np.maximum(workload.num_vectors, 1.0),
         counts[used],
         workload.by_rank(workload.num_ids)[used],
         workload.batch_size,

@@ -34,7 +34,7 @@ class LinearCostModel:
 
     Args:
         lookup_ms: times of shards. A `Workload` has their rows, columns, ids and profiles as
-            arrays; `num_ids` and `num_samples` are those of a step that reach the shard.
+            arrays; `num_ids` and `num_vectors` are those of a step that reach the shard.
         exchange_ms_per_mb: time of a MB that the busiest rank sends to others; None for the
             bandwidths that the topology states, and 1 GB/s where it states none.
         launch_ms: time of a rank in each direction for each fused lookup module on it.
@@ -98,7 +98,7 @@ _BUSIEST_RANK: CommunicationModel = with_stated(UNMEASURED, measured=())
 
 def _reading_bytes(workload: Workload) -> tuple[Floats, Floats]:
     """Return the times of reading each id's columns at 10 GB/s, and of updating them."""
-    read_ms = (workload.num_ids + workload.num_samples) * workload.num_cols * FLOAT_BYTES / 1e7
+    read_ms = (workload.num_ids + workload.num_vectors) * workload.num_cols * FLOAT_BYTES / 1e7
     return read_ms, 2.0 * read_ms
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.local_profiles import local_histograms
-from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, column_volume
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, pooling_of
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask, Topology
@@ -196,6 +196,7 @@ class PiecePricer:
         self._dims = np.array([t.embedding_dim for t in task.tables], dtype=np.int64)
         self._whole = np.array([t.num_embeddings for t in task.tables], dtype=np.int64)
         self._num_ids = task.batch_size * np.array([t.pooling_factor for t in task.tables])
+        self._pooling = pooling_of(task.tables)
         none = (0.0,) * NUM_REUSE_BINS
         self._histograms = np.array([t.reuse_histogram or none for t in task.tables])
         self._is_half = np.array([t.precision == "fp16" for t in task.tables])
@@ -218,8 +219,8 @@ class PiecePricer:
         count = -(-self._whole // height)
         table = np.arange(len(self._whole))
         topology = self._task.topology
-        volume = column_volume(self._task.batch_size, topology.world_size)
-        vector_bytes: Floats = self._dims.astype(np.float64) * volume
+        whole = self.workload(table, self._whole, self._dims, group_size=group_size)
+        is_reduced = np.array([table.pooled for table in self._task.tables])
         num_groups = topology.world_size // group_size
         last_rows = self._whole - height * (count - 1)
         return BlockShapes(
@@ -231,7 +232,7 @@ class PiecePricer:
             block=self._pieces(table, height, self._dims, group_size),
             last=self._pieces(table, last_rows, self._dims, group_size),
             # each rank reduces the samples of one rank of every group
-            reduce_volume=vector_bytes * num_groups,
+            reduce_volume=whole.vector_bytes() * is_reduced * num_groups,
         )
 
     def replicas(self) -> BlockShapes:
@@ -276,22 +277,27 @@ class PiecePricer:
             num_ids=num_ids,
             reuse_histogram=histograms,
             is_half=self._is_half[table] if self._is_half.any() else None,
+            **{
+                name: None if values is None else values[table]
+                for name, values in self._pooling.items()
+            },
         )
 
     def _pieces(
         self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int = 1
     ) -> Pieces:
-        topology, batch_size = self._task.topology, self._task.batch_size
+        topology = self._task.topology
         workload = self.workload(table, num_rows, num_cols, group_size=group_size)
-        volume = num_cols.astype(np.float64) * column_volume(batch_size, topology.world_size)
         # a group of all ranks has nothing left to exchange after its reduction, and replicas have
         # the gradients of their weights in memory
         is_replica = group_size == REPLICA_GROUP
-        has_none = is_replica or group_size == topology.world_size > 1
+        reduce_size = workload.reduce_size
+        is_exchanged = (reduce_size < topology.world_size) | (topology.world_size == 1)
+        parts = np.maximum(reduce_size, 1)
         per_element = self._element_bytes[table] + REPLICA_GRADIENT_BYTES * is_replica
         return Pieces(
             vectors=self._compute.vectors(workload),
             # `Topology.shard_bytes` for arrays
             size_bytes=num_rows * (num_cols * per_element + topology.optimizer_bytes_per_row),
-            volume=volume * (0.0 if has_none else 1.0 / group_size),
+            volume=workload.vector_bytes() * (is_exchanged & (not is_replica)) / parts,
         )

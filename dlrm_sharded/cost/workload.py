@@ -24,11 +24,6 @@ FLOAT_BYTES, ID_BYTES = 4.0, 4.0
 """Sizes of a pooled or gradient value and of an id in an exchange."""
 
 
-def column_volume(batch_size: int, world_size: int) -> float:
-    """Return the bytes of one column of pooled vectors that a rank exchanges with every other."""
-    return FLOAT_BYTES * batch_size / world_size
-
-
 USES_OF_BIN = np.concatenate([[1.0], 2.0 ** np.arange(NUM_REUSE_BINS - 1) * 1.5])
 # bins are (0, 1], (1, 2], (2, 4], ...: beyond the first two, a row is in the middle of its bin
 USES_OF_BIN[1] = 2.0
@@ -77,6 +72,8 @@ class Workload:
         num_ids: ids that reach the shard in one step.
         reuse_histogram: [S, 17], of those ids: a replica sees the samples of its rank alone.
         is_half: [S], whether the weights are in fp16; None if none are.
+        num_features: [S], features that look up the shard; None for one each.
+        is_sequence: [S], whether the vectors of a sample's ids are not pooled; None if all are.
     """
 
     world_size: int
@@ -89,6 +86,8 @@ class Workload:
     num_ids: Floats
     reuse_histogram: Floats
     is_half: NDArray[np.bool_] | None = None
+    num_features: Floats | None = None
+    is_sequence: NDArray[np.bool_] | None = None
 
     @property
     def is_replica(self) -> NDArray[np.bool_]:
@@ -99,6 +98,33 @@ class Workload:
     def num_samples(self) -> Floats:
         """[S], samples of a step that the shard looks up: those of its rank for a replica."""
         return np.where(self.is_replica, self.batch_size / self.world_size, self.batch_size)
+
+    @property
+    def num_bags(self) -> Floats:
+        """[S], lists of ids of a step that the shard looks up: one of each sample and feature."""
+        return self.num_samples * (1.0 if self.num_features is None else self.num_features)
+
+    @property
+    def num_vectors(self) -> Floats:
+        """[S], vectors that a step looks up: one for each bag, or for each id of a sequence."""
+        if self.is_sequence is None:
+            return self.num_bags
+        return np.where(self.is_sequence, self.num_ids, self.num_bags)
+
+    @property
+    def reduce_size(self) -> NDArray[np.int64]:
+        """[S], number of ranks that reduce the shard's vectors among themselves.
+
+        Row blocks of sequences have whole vectors, which their ranks exchange as if the blocks were
+        column shards.
+        """
+        if self.is_sequence is None:
+            return self.group_size
+        return np.where(self.is_sequence, np.minimum(self.group_size, 1), self.group_size)
+
+    def vector_bytes(self) -> Floats:
+        """Return [S], bytes of a shard's vectors that its rank exchanges with every other one."""
+        return self.num_cols * self.num_vectors * (FLOAT_BYTES / self.world_size)
 
     @property
     def num_unique(self) -> Floats:
@@ -121,8 +147,10 @@ class Workload:
         """Return the workload of the shards with `is_kept` [S]."""
         of_shards = ("rank", "group_size", "num_rows", "num_cols", "num_ids", "reuse_histogram")
         kept: dict[str, Any] = {name: getattr(self, name)[is_kept] for name in of_shards}
-        is_half = None if self.is_half is None else self.is_half[is_kept]
-        return replace(self, **kept, is_half=is_half)
+        for name in ("is_half", "num_features", "is_sequence"):
+            values = getattr(self, name)
+            kept[name] = None if values is None else values[is_kept]
+        return replace(self, **kept)
 
     def by_rank(self, values: Floats) -> Floats:
         """Return [W, ...], sums over each rank's shards of values [S, ...]."""
@@ -145,24 +173,25 @@ class Workload:
         return present.sum(axis=1)
 
     def exchange(self, *, for_ids: bool) -> Exchange:
-        """Return the exchange of ids and lengths of bags, or else that of pooled vectors."""
+        """Return the exchange of ids and lengths of bags, or else that of vectors."""
         if for_ids:
-            num_bytes = (self.num_ids + self.batch_size) * (ID_BYTES / self.world_size)
+            group_size = self.group_size
+            num_bytes = (self.num_ids + self.num_bags) * (ID_BYTES / self.world_size)
         else:
-            num_bytes = self.num_cols * column_volume(self.batch_size, self.world_size)
+            group_size, num_bytes = self.reduce_size, self.vector_bytes()
         # The ranks of a group reduce the pooled vectors of all samples among themselves. Where they
         # are not all ranks, each then exchanges its part of them with the other groups, as if the
         # part were a column shard. Ids reach such groups by the all-to-all; a group of all ranks
         # has an exchange of ids of its own.
-        in_all_to_all = (self.group_size < self.world_size) | (self.world_size == 1)
+        in_all_to_all = (group_size < self.world_size) | (self.world_size == 1)
         in_all_to_all &= ~self.is_replica  # replicas have the samples of their rank to begin with
-        parts = 1 if for_ids else np.maximum(self.group_size, 1)
+        parts = 1 if for_ids else np.maximum(group_size, 1)
         return Exchange(
             volume=self.by_rank(num_bytes * in_all_to_all / parts),
             num_shards=self.by_rank(in_all_to_all.astype(np.float64)),
             reduces=tuple(
-                self._reduce(int(size), num_bytes)
-                for size in np.unique(self.group_size)[::-1]
+                self._reduce(int(size), group_size == size, num_bytes)
+                for size in np.unique(group_size)[::-1]
                 if size == self.world_size > 1 or (size > 1 and not for_ids)
             ),
             # every rank has the same replicas
@@ -173,8 +202,8 @@ class Workload:
         """Return [S], bytes of the weights, and of their gradients, where a shard is a replica."""
         return self.num_rows * self.num_cols * FLOAT_BYTES * self.is_replica
 
-    def _reduce(self, group_size: int, num_bytes: Floats) -> Reduce:
-        in_group = (self.group_size == group_size).astype(np.float64)
+    def _reduce(self, group_size: int, is_in_group: NDArray[np.bool_], num_bytes: Floats) -> Reduce:
+        in_group = is_in_group.astype(np.float64)
         num_groups = self.world_size // group_size
         return Reduce(
             group_size=group_size,
@@ -218,7 +247,19 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
         world_size, task.topology.ranks_per_host, task.batch_size, rows, histograms
     )
     is_half = np.array([shard.precision == "fp16" for shard in plan.shards], dtype=bool)
-    return replace(workload, is_half=is_half) if is_half.any() else workload
+    if is_half.any():
+        workload = replace(workload, is_half=is_half)
+    return replace(workload, **pooling_of([tables[shard.table] for shard in plan.shards]))
+
+
+def pooling_of(tables: Sequence[Table]) -> dict[str, Any]:
+    """Return `num_features` and `is_sequence` of a workload of shards of these tables [S]."""
+    num_features = np.array([table.num_features for table in tables], dtype=np.float64)
+    is_sequence = np.array([not table.pooled for table in tables], dtype=bool)
+    return {
+        "num_features": num_features if (num_features > 1).any() else None,
+        "is_sequence": is_sequence if is_sequence.any() else None,
+    }
 
 
 def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:
@@ -227,7 +268,8 @@ def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:
         (0, 1, t.num_embeddings, t.embedding_dim, batch_size * t.pooling_factor) for t in tables
     ]
     histograms = [t.reuse_histogram or (0.0,) * NUM_REUSE_BINS for t in tables]
-    return workload_of_rows(1, 1, batch_size, rows, histograms)
+    workload = workload_of_rows(1, 1, batch_size, rows, histograms)
+    return replace(workload, **pooling_of(tables))
 
 
 def workload_of_rows(

@@ -66,6 +66,7 @@ def find_tables(
         tables = {}
         # TorchRec's unsharded modules hold in fp16 whatever is not in fp32, and FBGEMM does not.
         configured = {config.name: config.data_type.value.lower() for config in _configs(module)}
+        num_features = {config.name: len(config.feature_names) for config in _configs(module)}
         means = _pooled_by(PoolingType.MEAN, module)
         averaged = frozenset(config.name for config in means)
         sums = _pooled_by(PoolingType.SUM, module)
@@ -109,6 +110,7 @@ def find_tables(
                 embedding_dim=weight.shape[1],
                 pooling_factor=pooling_factors.get(name, 1.0),
                 precision=precision,
+                num_features=max(num_features.get(name, 1), 1),
                 layouts=own_layouts,
             )
         found.append(

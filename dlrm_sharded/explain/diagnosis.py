@@ -19,7 +19,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.workload import Floats, Workload, column_volume, workload_of_plan
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import is_replicated, is_row_wise
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
@@ -196,7 +196,8 @@ class _PricedPlan:
         exchange = workload.exchange(for_ids=False)
         places = np.arange(len(candidates)), candidates
         volume = np.repeat(exchange.volume[None], len(candidates), axis=0)
-        volume[places] += whole.num_cols * column_volume(workload.batch_size, workload.world_size)
+        num_vectors = workload.batch_size * self._tables[whole.table].vectors_per_sample
+        volume[places] += FLOAT_BYTES * whole.num_cols * num_vectors / workload.world_size
         num_shards = np.repeat(exchange.num_shards[None], len(candidates), axis=0)
         num_shards[places] += 1
         model, times = self._communication, np.zeros_like(volume)
@@ -221,8 +222,7 @@ def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
     on_busiest_host = np.repeat(host_volume >= host_volume.max(), workload.ranks_per_host)
     per_byte[on_busiest_host] += prices.busiest_host_byte_ms
-    num_bytes = workload.num_cols * column_volume(workload.batch_size, workload.world_size)
-    size = workload.group_size
+    num_bytes, size = workload.vector_bytes(), workload.reduce_size
     times: Floats = per_byte[workload.rank] * num_bytes / np.maximum(size, 1) + prices.shard_ms
     for group_size, reduce in prices.reduces.items():
         num_groups = workload.world_size // group_size

@@ -13,7 +13,7 @@ from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, form_of, make_pla
 COLUMN_MULTIPLE = 4
 """Widths are multiples of this: FBGEMM's lookup loads 16 bytes, or four fp32 columns, at a time."""
 
-MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR = 2**40, 2**14, 1e9
+MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_FEATURES = 2**40, 2**14, 1e9, 10_000
 """Limits beyond any real table, below which sums of sizes are exact in 64 bits."""
 
 MAX_SHARD_COLUMNS = {"cpu": MAX_COLUMNS, "cuda": 2**11}
@@ -33,9 +33,10 @@ HISTOGRAM_SLACK = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`num_embeddings` x `embedding_dim` weights, pooled over `pooling_factor` ids per sample.
+    """`num_embeddings` x `embedding_dim` weights, in which a sample looks up `pooling_factor` ids.
 
     Args:
+        pooling_factor: mean number of ids of a sample, of all its features together.
         reuse_histogram: fraction of a batch's unique ids in each of the 17 reuse bins
             (`NUM_REUSE_BINS`), as NeuroShard (arXiv:2305.01868) describes access skew;
             None if it was not measured.
@@ -43,6 +44,9 @@ class Table:
         miss_ratio_curve: shares of the rows that a cache holds, rising from 0 to 1, each with the
             share of a batch's unique ids that miss it (`miss_ratio.MissRatioCurve`); None if it
             was not measured.
+        num_features: features that look up the table; each has a pooled vector of its own.
+        pooled: whether the vectors of a sample's ids are pooled, into one for each feature; those
+            of a sequence (TorchRec's `EmbeddingCollection`) are not. A task.json does not have it.
         layouts: those of `LAYOUTS` that sharders may choose besides the whole table; all of them,
             unless a model's module trains fewer. A task.json does not have them.
     """
@@ -54,6 +58,8 @@ class Table:
     reuse_histogram: tuple[Number, ...] | None = None
     precision: str = dataclasses.field(default="fp32", metadata=NOT_IN_JSON)
     miss_ratio_curve: tuple[tuple[Number, Number], ...] | None = None
+    num_features: int = 1
+    pooled: bool = dataclasses.field(default=True, metadata=NOT_IN_JSON)
     layouts: frozenset[str] = dataclasses.field(default=LAYOUTS, metadata=NOT_IN_JSON)
 
     def __post_init__(self) -> None:
@@ -79,6 +85,9 @@ class Table:
                 f"multiple of {COLUMN_MULTIPLE}"
             )
         check_number(f"{where}: pooling_factor", self.pooling_factor, most=MAX_POOLING_FACTOR)
+        check_count(f"{where}: num_features", self.num_features, least=1, most=MAX_FEATURES)
+        if not isinstance(self.pooled, bool):
+            raise ConfigError(f"{where}: pooled is {self.pooled!r}, must be true or false")
         if self.reuse_histogram is not None:
             if len(self.reuse_histogram) != NUM_REUSE_BINS:
                 raise ConfigError(
@@ -92,6 +101,11 @@ class Table:
                 raise ConfigError(f"{where}: reuse_histogram sums to {total:g}, must sum to 1")
         if self.miss_ratio_curve is not None:
             _check_curve(f"{where}: miss_ratio_curve", self.miss_ratio_curve)
+
+    @property
+    def vectors_per_sample(self) -> float:
+        """Mean number of vectors that a sample gets: one for each feature, or one for each id."""
+        return float(self.num_features if self.pooled else self.pooling_factor)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a table in task.json."""

@@ -23,7 +23,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import CommunicationModel, Hosts
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.workload import Floats, Workload, column_volume, workload_of_tables
+from dlrm_sharded.cost.workload import Floats, Workload, workload_of_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class RankPrices:
 
     def vectors(self, workload: Workload, world_size: int) -> Floats:
         """Return [T, K], the vectors of whole tables, see `workload_of_tables`."""
-        volume = workload.num_cols * column_volume(workload.batch_size, world_size)
+        # the workload is of one rank, which would exchange all of its vectors with itself
+        volume = workload.vector_bytes() / world_size
         return np.column_stack([self.compute.vectors(workload), volume])
 
 

@@ -176,24 +176,32 @@ class _RankLoad:
         def weight_bytes(held: Sequence[Shard]) -> int:
             return sum(map(_weight_bytes, held))
 
-        def pooled_bytes(held: Sequence[Shard]) -> int:
-            return sum(FLOAT_BYTES * num_samples(shard) * shard.num_cols for shard in held)
+        def num_vectors(shard: Shard) -> float:
+            table = tables[shard.table]
+            return num_samples(shard) * table.num_features if table.pooled else num_ids(shard)
+
+        def vector_bytes(held: Sequence[Shard]) -> int:
+            return int(sum(FLOAT_BYTES * num_vectors(shard) * shard.num_cols for shard in held))
 
         held_bytes = sum(shard.bytes_on(task.topology) for shard in shards)
         gradient_bytes = weight_bytes(replicas) * REPLICA_GRADIENT_BYTES // FLOAT_BYTES
-        local_bytes = FLOAT_BYTES * local_batch_size * sum(t.embedding_dim for t in task.tables)
+        local_bytes = int(
+            FLOAT_BYTES
+            * local_batch_size
+            * sum(t.embedding_dim * t.vectors_per_sample for t in task.tables)
+        )
         return cls(
             weight_bytes=weight_bytes(shards),
             state_bytes=held_bytes - weight_bytes(shards) - gradient_bytes,
             replica_bytes=weight_bytes(replicas),
             replica_gradient_bytes=gradient_bytes,
             local_ids=int(local_batch_size * sum(table.pooling_factor for table in task.tables)),
-            local_lengths=local_batch_size * len(task.tables),
+            local_lengths=local_batch_size * sum(t.num_features for t in task.tables),
             ids=int(sum(num_ids(shard) for shard in shards)),
-            lengths=sum(num_samples(shard) for shard in shards),
+            lengths=sum(num_samples(s) * tables[s.table].num_features for s in shards),
             local_bytes=local_bytes,
-            pooled_bytes=pooled_bytes(shards),
-            exchanged_bytes=local_bytes + pooled_bytes(shards) - 2 * pooled_bytes(replicas),
+            pooled_bytes=vector_bytes(shards),
+            exchanged_bytes=local_bytes + vector_bytes(shards) - 2 * vector_bytes(replicas),
         )
 
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.shapes import PiecePricer
-from dlrm_sharded.cost.workload import Floats, column_volume
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
 from dlrm_sharded.files.errors import InfeasibleTaskError, check_count
 from dlrm_sharded.plans.layouts import ColumnShards
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -183,7 +183,7 @@ class _GreedyGrid:
         self._max_cols = limits * (total / task.topology.world_size)
         self._max_shard_cols = task.topology.max_shard_columns
         self._max_bytes = np.array(task.topology.rank_memory_bytes)
-        self._col_bytes = column_volume(task.batch_size, task.topology.world_size)
+        self._col_bytes = FLOAT_BYTES * task.batch_size / task.topology.world_size
 
     def place(self, nodes: Sequence[Node]) -> list[_Placement]:
         """Return the best placement of each node; all nodes have the same number of shards.

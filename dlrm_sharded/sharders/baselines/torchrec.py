@@ -188,7 +188,7 @@ class TorchRecSharder:
         """Return what an informed planner is told of a table."""
         may_split = table.embedding_dim > self.min_partition
         return {
-            "pooling_factors": [table.pooling_factor],
+            "pooling_factors": [table.pooling_factor / table.num_features] * table.num_features,
             "min_partition": self.min_partition if may_split else None,
         }
 

@@ -9,6 +9,7 @@ Letters: S shards.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.workload import Floats, Workload, column_volume, workload_of_rows
+from dlrm_sharded.cost.workload import Floats, Workload, pooling_of, workload_of_rows
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 from dlrm_sharded.plans.tables import Table
@@ -146,7 +147,7 @@ class CalibratedPerfEstimator(ShardEstimator):
     def _comms_ms(self, kind: str, workload: Workload) -> Floats:
         """Return [S], time that each shard adds to the exchanges of its rank."""
         prices, size = self._exchanges[kind], workload.world_size
-        volume = workload.num_cols * column_volume(workload.batch_size, size)
+        volume, group_size = workload.vector_bytes(), workload.reduce_size
         # The rank that decides the cost is taken for the one with the most bytes.
         byte_ms = (
             prices.own_byte_ms
@@ -154,23 +155,25 @@ class CalibratedPerfEstimator(ShardEstimator):
             + prices.busiest_rank_byte_ms
             + prices.busiest_host_byte_ms
         )
-        times: Floats = byte_ms * volume / workload.group_size + prices.shard_ms
-        times *= (workload.group_size < size) | (size == 1)
-        for group_size, reduce in prices.reduces.items():
-            reduce_ms = reduce.byte_ms * volume * (size // group_size) + reduce.shard_ms
-            times += (workload.group_size == group_size) * reduce_ms
+        times: Floats = byte_ms * volume / group_size + prices.shard_ms
+        times *= (group_size < size) | (size == 1)
+        for ranks, reduce in prices.reduces.items():
+            reduce_ms = reduce.byte_ms * volume * (size // ranks) + reduce.shard_ms
+            times += (group_size == ranks) * reduce_ms
         return times
 
     def _workload(self, shards: Iterable[tuple[Table, int, int, int]]) -> Workload:
         """Return the workload of shards given as table, rows, columns and group size."""
-        rows, histograms = [], []
+        rows, histograms, tables = [], [], []
         for table, num_rows, num_cols, group_size in shards:
+            tables.append(table)
             # Empty blocks are priced as if they had a row and a column.
             share = max(num_rows, 1) / table.num_embeddings
             num_ids = self._task.batch_size * table.pooling_factor * share
             rows.append((0, group_size, max(num_rows, 1), max(num_cols, 1), num_ids))
             histograms.append(table.reuse_histogram or ())
         topology = self._task.topology
-        return workload_of_rows(
+        workload = workload_of_rows(
             topology.world_size, topology.ranks_per_host, self._task.batch_size, rows, histograms
         )
+        return dataclasses.replace(workload, **pooling_of(tables))

@@ -116,6 +116,17 @@ def types(module_plan: Plan) -> set[str]:
     return {parameter.sharding_type for parameter in module_plan.values()}
 
 
+def test_a_table_that_several_features_look_up_sends_a_vector_for_each():
+    shared = EmbeddingBagConfig(
+        name="t", num_embeddings=60, embedding_dim=64, feature_names=["f", "g", "h"]
+    )
+    seen = LaidOut(all_rows)
+    planned = []
+    seen.shard = lambda task: planned.append(task) or LaidOut(all_rows).shard(task)
+    plan(EmbeddingBagCollection(tables=[shared], device=META), seen)
+    assert [table.num_features for table in planned[0].tables] == [3]
+
+
 @pytest.mark.parametrize("name", SHARDERS)
 def test_no_table_is_replicated_unless_asked(name):
     """`dim` has no replicas; the others have replicas of the small tables if they may."""

@@ -1,5 +1,6 @@
 """TorchRec's planner as a sharder: what it says where it finds nothing."""
 
+import dataclasses
 import itertools
 from functools import partial
 from typing import Any
@@ -38,6 +39,13 @@ def test_memory_of_each_rank(large: int, compute_device: str) -> None:
 
 
 REPLICATING = TorchRecSharder(full=True, replicate=True)
+
+
+def test_it_is_told_of_the_ids_of_each_feature() -> None:
+    """TorchRec counts a vector for each of the pooling factors of a table."""
+    [table] = tables_of((100, 64, 12.0))
+    told = TorchRecSharder()._known(dataclasses.replace(table, num_features=3))
+    assert told["pooling_factors"] == [4.0, 4.0, 4.0]
 
 
 @pytest.mark.parametrize("compute_device", ["cpu", "cuda"])
