@@ -1,4 +1,4 @@
-"""What decides a step besides its plan, for planning by the step: `sharder.objective=step`.
+"""Finds what decides a step besides its plan, for `sharder.objective=step`.
 
 A plan comes before anything is measured, so GPUs have the dense part of their data sheets. On a CPU
 nothing runs beside anything, so its dense part changes no choice and is left out.

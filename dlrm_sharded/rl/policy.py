@@ -95,7 +95,7 @@ class LearnedPolicy:
 
     @property
     def reads_prices(self) -> bool:
-        """Whether placements depend on the run's prices."""
+        """Tell whether placements depend on the run's prices."""
         return self._price is not None
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ from dlrm_sharded.cost.workload import Floats, Workload, workload_of_tables
 
 @dataclass(frozen=True, slots=True)
 class RankPrices:
-    """What ranks with given tables cost on some hardware.
+    """Prices ranks with given tables on some hardware.
 
     A table's vector has the numbers of `ComputeModel.vectors`, and last the bytes of pooled vectors
     that its rank exchanges with every other rank.

@@ -62,7 +62,7 @@ class PolicySharder:
 
     @property
     def plans_by_prices(self) -> bool:
-        """Whether the policy reads the run's prices, or these judge a portfolio."""
+        """Tell whether the policy reads the run's prices, or these judge a portfolio."""
         return self.cost_model is not None or getattr(self.policy, "reads_prices", False)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:

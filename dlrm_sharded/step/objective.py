@@ -30,7 +30,7 @@ time that is hidden."""
 
 @dataclass(frozen=True, slots=True)
 class StepObjective:
-    """What a search minimizes in place of the embedding cost: the part of a step that plans decide.
+    """The part of a step that plans decide, which a search minimizes in place of the cost.
 
     It is the computation of the slowest rank plus the exposed part of all exchanges, which are
     taken as equally long, as the vectors of a step and their gradients are.

@@ -1,4 +1,4 @@
-"""What plans of the least predicted step gain over plans of the least cost, on GPUs by their prior.
+"""Compares plans of the least predicted step with those of the least cost, on GPUs by their prior.
 
 Steps are those of the GPUs: where hosts need more time, all plans have the steps of the hosts.
 """

@@ -218,7 +218,7 @@ def test_exchanges_are_adapted_too(model: LearnedCostModel) -> None:
 
 
 START = on_other_hardware(measured_plans(20, 10, seed=11), ELSEWHERE)
-"""What a first start measured on the other hardware."""
+"""Plans that a first start measured on the other hardware."""
 
 RUNS = on_other_hardware(measured_plans(10, 5, seed=12), ELSEWHERE)
 TESTS = on_other_hardware(measured_plans(12, 0, seed=13), ELSEWHERE)

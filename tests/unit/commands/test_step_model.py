@@ -1,4 +1,4 @@
-"""What a command knows of steps when it plans, for `sharder.objective=step`."""
+"""Commands know of steps when they plan, for `sharder.objective=step`."""
 
 import pytest
 import torch

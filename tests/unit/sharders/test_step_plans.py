@@ -88,7 +88,7 @@ def costs_of_all_plans(task: ShardingTask, name: str) -> list[PlanCost]:
 
 
 def decided_ms(cost: PlanCost, overlap: Overlap, hidden_ms: float) -> float:
-    """What of a step the plan decides, by hand."""
+    """Return the part of a step that the plan decides, by hand."""
     exposed_ms = sum(
         max(0.0, cost.stage_max_ms(stage) - hidden_ms) for stage in ("fwd_comm", "bwd_comm")
     )
