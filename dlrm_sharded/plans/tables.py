@@ -46,7 +46,9 @@ class Table:
             was not measured.
         num_features: features that look up the table; each has a pooled vector of its own.
         pooled: whether the vectors of a sample's ids are pooled, into one for each feature; those
-            of a sequence (TorchRec's `EmbeddingCollection`) are not. A task.json does not have it.
+            of a sequence (TorchRec's `EmbeddingCollection`) are not.
+        module: path of the module in the model whose table it is. Tables of one module share their
+            lookups and exchanges; each module launches its own.
         layouts: those of `LAYOUTS` that sharders may choose besides the whole table; all of them,
             unless a model's module trains fewer. A task.json does not have them.
     """
@@ -59,7 +61,8 @@ class Table:
     precision: str = dataclasses.field(default="fp32", metadata=NOT_IN_JSON)
     miss_ratio_curve: tuple[tuple[Number, Number], ...] | None = None
     num_features: int = 1
-    pooled: bool = dataclasses.field(default=True, metadata=NOT_IN_JSON)
+    pooled: bool = True
+    module: str = ""
     layouts: frozenset[str] = dataclasses.field(default=LAYOUTS, metadata=NOT_IN_JSON)
 
     def __post_init__(self) -> None:
@@ -88,6 +91,8 @@ class Table:
         check_count(f"{where}: num_features", self.num_features, least=1, most=MAX_FEATURES)
         if not isinstance(self.pooled, bool):
             raise ConfigError(f"{where}: pooled is {self.pooled!r}, must be true or false")
+        if not isinstance(self.module, str):
+            raise ConfigError(f"{where}: module is {self.module!r}, must be the path of a module")
         if self.reuse_histogram is not None:
             if len(self.reuse_histogram) != NUM_REUSE_BINS:
                 raise ConfigError(
