@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dlrm_sharded.calibration.adapt import fit_factors
+from dlrm_sharded.calibration.factor_fit import fit_factors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.calibration.uncertainty import uncertainty_after
 from dlrm_sharded.cost.communication import EXCHANGES

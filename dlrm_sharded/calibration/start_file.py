@@ -142,7 +142,9 @@ def with_start(prior: LearnedCostModel, start: FirstStart, *, num_ranks: int) ->
     Args:
         num_ranks: ranks of a host of the run; more than one exchange.
     """
-    from dlrm_sharded.calibration.adapt import fit_factors  # loads SciPy, which takes half a second
+    from dlrm_sharded.calibration.factor_fit import (
+        fit_factors,
+    )  # loads SciPy, which takes half a second
 
     standing = prior.standing or Standing("prior", prior.name)
     lacks_exchanges = num_ranks > 1 and not start.has_exchanges

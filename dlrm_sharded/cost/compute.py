@@ -55,6 +55,8 @@ class PriceNet:
             fast it overflows around them.
         launch_ms, next_launch_ms: time of a rank's first lookup, without its work, and of each
             further one.
+        slopes: [C, K], by how much the logarithm of a term's price rises with the scaled profile
+            beside what the layers say, see `calibration.factor_fit`; None for not at all.
     """
 
     weights: tuple[Floats, ...]
@@ -64,6 +66,7 @@ class PriceNet:
     cache_slope: Floats
     launch_ms: float
     next_launch_ms: float
+    slopes: Floats | None = None
 
     def scaled(self, terms: Floats, launches: Floats) -> PriceNet:
         """Return the net with the times of terms [K] and of launches [2] multiplied by factors."""
@@ -74,6 +77,11 @@ class PriceNet:
             launch_ms=self.launch_ms * first,
             next_launch_ms=self.next_launch_ms * following,
         )
+
+    def sloped(self, slopes: Floats) -> PriceNet:
+        """Return the net whose prices rise with the profile by slopes [K, C] as well."""
+        before = 0.0 if self.slopes is None else self.slopes
+        return dataclasses.replace(self, slopes=before + slopes.T)
 
     def priced(self, work: Floats, profile: Floats) -> Floats:
         """Return [S, 1 + J], ms of the work [S, K] in cache, and what each overflown cache adds.
@@ -89,8 +97,11 @@ class PriceNet:
         hidden = profile
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             hidden = np.tanh(hidden @ weight + bias)
+        logs = hidden @ self.weights[-1] + self.biases[-1]
+        if self.slopes is not None:
+            logs = logs + profile @ self.slopes
         # exp keeps every price positive, so more work never takes less time
-        return work * np.exp(hidden @ self.weights[-1] + self.biases[-1])
+        return work * np.exp(logs)
 
     def work_ms(self, priced: Floats, read_mb: Floats) -> Floats:
         """Return [N], time of priced work [N, 1 + J] on ranks that read so many MB [N]."""
@@ -190,20 +201,36 @@ class ComputeModel:
             dense=self.dense.scaled(float(factors[-1, -1])),
         )
 
+    def sloped(self, forward: Floats, backward: Floats) -> ComputeModel:
+        """Return the model with slopes [K, C] of the prices of each direction's terms."""
+        return dataclasses.replace(
+            self, forward=self.forward.sloped(forward), backward=self.backward.sloped(backward)
+        )
+
     def parts_ms(self, workload: Workload) -> Floats:
         """Return [2, W, num_parts], parts of both directions' times; they sum to `times_ms`."""
+        pairs = self.shard_parts_ms(workload)
+        return np.stack([workload.by_rank(of_shards) + launches for of_shards, launches in pairs])
+
+    def shard_parts_ms(self, workload: Workload) -> list[tuple[Floats, Floats]]:
+        """Return the parts of both directions' times: of shards [S, num_parts] and of the launches
+        of ranks [W, num_parts]."""
         read_mb = workload.by_rank(workload.unique_bytes() / 1e6)
         widths = None if self.widest_ms is None else workload.by_rank(width_vectors(workload))
         of_shards = self.work_parts_ms(
             workload, read_mb[workload.rank], None if widths is None else widths[workload.rank]
         )
-        parts = np.stack([workload.by_rank(of_direction) for of_direction in of_shards])
         num_lookups, num_terms = workload.num_lookups(), len(self.device.terms)
         launches = np.stack([np.minimum(num_lookups, 1.0), np.maximum(num_lookups - 1.0, 0.0)], 1)
-        for of_direction, net in zip(parts, (self.forward, self.backward), strict=True):
-            of_launches = launches * [net.launch_ms, net.next_launch_ms]
-            of_direction[:, num_terms : num_terms + 2] = of_launches
-        return parts
+        pairs = []
+        for of_direction, net in zip(of_shards, (self.forward, self.backward), strict=True):
+            of_launches = np.zeros((len(num_lookups), self.num_parts))
+            of_launches[:, num_terms : num_terms + 2] = launches * [
+                net.launch_ms,
+                net.next_launch_ms,
+            ]
+            pairs.append((of_direction, of_launches))
+        return pairs
 
     def work_parts_ms(
         self, workload: Workload, read_mb: Floats, widths: Floats | None = None
@@ -215,7 +242,7 @@ class ComputeModel:
             widths: [S, A], sums of `width_vectors` over the ranks; None for shards that are the
                 widest on theirs.
         """
-        work, profile = work_of(workload, self.device), self._scaled_profile(workload)
+        work, profile = work_of(workload, self.device), self.scaled_profile(workload)
         of_shards = None if self.widest_ms is None else width_vectors(workload)
         parts = np.zeros((2, len(work), self.num_parts))
         parts[:, :, -1] = self._dense_ms(workload).T
@@ -230,7 +257,7 @@ class ComputeModel:
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
-        scaled, work = self._scaled_profile(workload), work_of(workload, self.device)
+        scaled, work = self.scaled_profile(workload), work_of(workload, self.device)
         factors, dense_ms = self._half_factors(workload), self._dense_ms(workload)
         priced = [
             net.priced(work, scaled) * factor
@@ -299,7 +326,7 @@ class ComputeModel:
         backward = dense_terms(workload) @ [self.dense.replica_ms, self.dense.mb_ms]
         return np.column_stack([np.zeros_like(backward), backward])
 
-    def _scaled_profile(self, workload: Workload) -> Floats:
+    def scaled_profile(self, workload: Workload) -> Floats:
         """Return [S, C], the inputs of the nets."""
         # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(profile_of(workload), self.profile_low, self.profile_high)

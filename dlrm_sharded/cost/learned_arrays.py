@@ -54,6 +54,8 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
         for key in _OF_CACHES:
             arrays[f"{direction}.{key}"] = getattr(net, key)
         arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
+        if net.slopes is not None:
+            arrays[f"{direction}.slopes"] = net.slopes
     if compute.widest_ms is not None:
         arrays["widest_ms"] = compute.widest_ms
     if compute.uncertainty is not None:
@@ -76,6 +78,7 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
             **of_caches,
             launch_ms=first_ms,
             next_launch_ms=next_ms,
+            slopes=arrays.get(f"{direction}.slopes"),  # adapted prices have them
         )
 
     of_profiles: dict[str, Any] = {key: arrays[key] for key in _OF_PROFILES}

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pytest
 
-from dlrm_sharded.calibration.adapt import Adapted, adapt, error_of, fit_factors
+from dlrm_sharded.calibration.adapt import Adapted, adapt, error_of
 from dlrm_sharded.calibration.confidence import Confidence
+from dlrm_sharded.calibration.factor_fit import fit_factors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost

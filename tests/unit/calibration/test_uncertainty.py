@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.calibration.adapt import adapt, fit_factors
+from dlrm_sharded.calibration.adapt import adapt
 from dlrm_sharded.calibration.confidence import (
     NOISE,
     PART_SPREAD,
     SHARED_SPREAD,
     Confidence,
 )
+from dlrm_sharded.calibration.factor_fit import fit_factors
 from dlrm_sharded.calibration.from_prior import with_uncertainty
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.calibration.uncertainty import covariance_after, information

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm_sharded.calibration.adapt import Factors
+from dlrm_sharded.calibration.factor_fit import Factors
 from dlrm_sharded.calibration.picture import conditions_of, cost_picture, run_journal
 from dlrm_sharded.cost.communication import EXCHANGE_PARTS, EXCHANGES
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
