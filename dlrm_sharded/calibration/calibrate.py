@@ -134,6 +134,7 @@ def fit_cost_model(
         "rank_error": error,
         "repeatability": costs.manifest["repeatability"],
         "load_average": costs.manifest["load_average"],
+        "num_disturbed": costs.manifest.get("num_disturbed", 0),
         "measured_links": list(measured_links(fitted)),
         "fit": dataclasses.asdict(config),
     }

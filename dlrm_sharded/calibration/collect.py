@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.codec_times import measure_codecs
+from dlrm_sharded.calibration.confidence import is_disturbed
 from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.journal import Journal
@@ -35,6 +36,7 @@ from dlrm_sharded.calibration.random_plans import (
 )
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.calibration.task_plans import TaskPlans
+from dlrm_sharded.calibration.undisturbed import least_disturbed
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.files.provenance import commit, versions
@@ -201,6 +203,13 @@ def collect(
         )
         journal.remove()
         log.info("%d of %d measurements in %s", len(samples), len(slots), out)
+        if num_disturbed := sum(is_disturbed(sample.noise) for sample in samples):
+            log.warning(
+                "%d of %d measurements were taken while other processes had the core of a rank; "
+                "they count less, and the prices say so: calibrate again when the machine is idle",
+                num_disturbed,
+                len(samples),
+            )
         if measurer.num_exposed:
             log.warning(
                 "%d measurements contain host time: the host is slow, or waits within a stage",
@@ -303,12 +312,12 @@ class PlanMeasurer:
         self._groups = {
             size: group for size, group in groups.items() if isinstance(group, dist.ProcessGroup)
         }
-        computing, _ = group_sizes(rank)
+        self._computing, _ = group_sizes(rank)
         self._bench = Bench(
             config.measure,
             rank.device,
             optimizer=config.optimizer,
-            table_bytes=self._limits.table_bytes if rank.rank < computing else 0,
+            table_bytes=self._limits.table_bytes if rank.rank < self._computing else 0,
         )
 
     def leave(self) -> None:
@@ -370,17 +379,19 @@ class PlanMeasurer:
                 compute_device=self._rank.device.type,
             ),
         )
-        measured = self._bench.measure(
-            task.tables,
-            to_torchrec(plan, task.tables, task.topology),
-            batches,
-            group=self._groups[slot.world_size],
+        torchrec_plan = to_torchrec(plan, task.tables, task.topology)
+        group = self._groups[slot.world_size]
+        measured, beside = least_disturbed(
+            lambda: self._bench.measure(task.tables, torchrec_plan, batches, group=group),
+            self._rank.device,
+            group,
+            has_cores=slot.world_size <= self._computing,
         )
         self.num_exposed += bool(measured.exposed)
         patterns = {
             table.name: of.accesses.name for table, of in zip(task.tables, drawn, strict=True)
         }
-        return Sample.of_plan(
+        sample = Sample.of_plan(
             plan,
             task,
             measured.cost,
@@ -389,3 +400,4 @@ class PlanMeasurer:
             attempt=slot.attempt,
             accesses=patterns,
         )
+        return dataclasses.replace(sample, noise=beside.noise)

@@ -15,6 +15,7 @@ from typing import Any
 
 import polars as pl
 
+from dlrm_sharded.calibration.confidence import is_disturbed
 from dlrm_sharded.calibration.samples import (
     TIMES,
     CollectedCosts,
@@ -48,16 +49,20 @@ SCHEMA = pl.Schema(
         "batch_size": pl.Int64(),
         "shards": pl.List(pl.Struct(_SHARD)),
         "per_rank": pl.List(pl.Struct({f"{name}_ms": pl.Float64 for name in TIMES})),
+        "noise": pl.Float64(),
     }
 )
-
+_WITHOUT_NOISE = pl.Schema({name: kind for name, kind in SCHEMA.items() if name != "noise"})
 
 _KNOWN_SCHEMAS = [
-    pl.Schema({**SCHEMA, "shards": pl.List(pl.Struct(shard))})
-    for shard in (_SHARD, _LATER_SHARD, _FIRST_SHARD)
+    SCHEMA,
+    *(
+        pl.Schema({**_WITHOUT_NOISE, "shards": pl.List(pl.Struct(shard))})
+        for shard in (_SHARD, _LATER_SHARD, _FIRST_SHARD)
+    ),
 ]
-"""Columns of collections today, of those without replicas, and of those in which, besides, all
-accesses are Zipf-distributed."""
+"""Columns of collections today, of those that did not watch other work, of those without replicas,
+and of those in which, besides, all accesses are Zipf-distributed."""
 
 
 def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:
@@ -72,6 +77,7 @@ def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, An
             "format": COSTS_FORMAT,
             **manifest,
             "num_samples": len(samples),
+            "num_disturbed": sum(is_disturbed(sample.noise) for sample in samples),
             "repeatability": repeatability(samples),
             "sha256": hashlib.sha256(parquet.getvalue()).hexdigest(),
         },

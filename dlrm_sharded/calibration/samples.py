@@ -40,6 +40,9 @@ The first-level caches of a large GPU of 2025 deliver 0.04 PB/s together.
 
 MAX_COUNT = 2**62
 
+MAX_NOISE = 100.0
+"""Limit of a time's noise, at which nothing is known of the time."""
+
 HISTOGRAM_SLACK = 0.01
 """How far the sum of a reuse histogram may be from 1, as its shares are rounded."""
 
@@ -83,7 +86,7 @@ class Sample:
         attempt: how often the plan had been measured before.
         cost: measured cost, with the redistribution of ids.
         noise: standard deviation of the logarithms of the times that other work causes, see
-            `confidence.Disturbance`; it is in no row.
+            `confidence.Disturbance`.
     """
 
     kind: str
@@ -172,6 +175,7 @@ class Sample:
                     self.cost.input_dist_ms, self.cost.per_rank, strict=True
                 )
             ],
+            **({"noise": self.noise} if self.noise else {}),
         }
 
     @classmethod
@@ -181,8 +185,8 @@ class Sample:
         Raises:
             DataError: a value is missing, or has another type.
         """
-        known = cls.__dataclass_fields__.keys() - {"noise"}
-        own = {key: value for key, value in row.items() if key in known}
+        own = {key: value for key, value in row.items() if key in cls.__dataclass_fields__}
+        own["noise"] = own.get("noise") or 0.0  # which earlier collections do not have
         try:
             times = [{name: rank[f"{name}_ms"] for name in TIMES} for rank in row["per_rank"]]
         except (LookupError, TypeError) as error:
@@ -255,6 +259,7 @@ def _problems(sample: Sample) -> Iterator[str]:
         yield f"ranks_per_host {sample.ranks_per_host} does not divide {sample.world_size} ranks"
     if len(sample.cost.per_rank) != sample.world_size:
         yield f"times of {len(sample.cost.per_rank)} ranks, expected {sample.world_size}"
+    yield from _outside("noise", sample.noise, 0, MAX_NOISE)
     if not sample.shards:
         yield "no shards"
     for shard in sample.shards:

@@ -18,8 +18,9 @@ def standing_of_artifact(loaded: Artifact) -> Standing:
     pairs = loaded.meta.get("held_out_errors", {}).get("plan, critical path")
     held_out = None if pairs is None else float(pairs["mape"]) / 100
     if match is not None and match.is_same:
-        rank_error = loaded.meta.get("rank_error")
-        return Standing("calibrated", name, error=held_out, rank_error=rank_error)
+        rank_error, disturbed = loaded.meta.get("rank_error"), loaded.meta.get("num_disturbed")
+        beside = (f"{disturbed} plans measured beside other work",) if disturbed else ()
+        return Standing("calibrated", name, beside, error=held_out, rank_error=rank_error)
     reasons = () if match is None else match.reasons
     if match is None or not match.speeds:
         return Standing("prior", name, reasons)

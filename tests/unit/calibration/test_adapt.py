@@ -9,8 +9,14 @@ import pytest
 
 from dlrm_sharded.calibration.adapt import Adapted, adapt, error_of
 from dlrm_sharded.calibration.confidence import Confidence
-from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.factor_fit import (
+    Factors,
+    fit_factors,
+    fitted_to,
+    observed_times,
+)
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 from tests.unit.cost.hardware import measured_plans
@@ -204,6 +210,57 @@ def test_an_error_that_stays_is_no_reason_to_adapt(model: LearnedCostModel) -> N
     errors = {"error_before": 0.1, "expected_error": 0.1, "stated_error": 0.1}
     assert Adapted(model, error_after=0.09, **errors).is_better
     assert not Adapted(model, error_after=0.1, **errors).is_better
+
+
+def with_slope(model: LearnedCostModel, slope: float) -> LearnedCostModel:
+    """Hardware on which each unique row costs the more to update, the more rows a table has."""
+    terms = model.compute.device.terms
+    slopes = np.zeros((len(terms), len(PROFILE)))
+    slopes[terms.index("unique_lines"), PROFILE.index("log_rows")] = slope
+    slopes[terms.index("unique_ids"), PROFILE.index("log_rows")] = slope
+    return dataclasses.replace(model, compute=model.compute.sloped(np.zeros_like(slopes), slopes))
+
+
+def test_a_price_that_depends_otherwise_on_the_profile_is_found(model: LearnedCostModel) -> None:
+    """The hardware is the model with another dependence; factors alone cannot express it."""
+    there = with_slope(model, 0.5)
+    samples = [
+        dataclasses.replace(
+            sample,
+            cost=dataclasses.replace(
+                there.predict_trial(workload_of_sample(sample)),
+                input_dist_ms=sample.cost.input_dist_ms,
+            ),
+        )
+        for sample in PLANS
+    ]
+
+    def error(factors: Factors) -> float:
+        adapted = factors.applied(model)
+        pairs = [
+            (adapted.predict_trial(workload_of_sample(sample)).per_rank, sample.cost.per_rank)
+            for sample in samples[25:]
+        ]
+        return float(
+            np.mean(
+                [
+                    abs(np.log(ours.bwd_compute_ms / theirs.bwd_compute_ms))
+                    for of_plan in pairs
+                    for ours, theirs in zip(*of_plan, strict=True)
+                    if theirs.bwd_compute_ms
+                ]
+            )
+        )
+
+    observed = [observed_times(model, sample) for sample in samples[:25]]
+    without = [
+        {
+            stage: dataclasses.replace(times, profile=0.0 * times.profile)
+            for stage, times in of_plan.items()
+        }
+        for of_plan in observed
+    ]
+    assert error(fitted_to(observed)) < 0.6 * error(fitted_to(without))
 
 
 def test_exchanges_are_adapted_too(model: LearnedCostModel) -> None:

@@ -50,11 +50,12 @@ def test_reads_what_was_written(costs: Path) -> None:
     assert sorted(path.name for path in costs.parent.iterdir()) == ["costs.json", "costs.parquet"]
 
 
-@pytest.mark.parametrize("missing", [{"replicated"}, {"accesses", "replicated"}], ids=len)
+@pytest.mark.parametrize("missing", [set(), {"replicated"}, {"accesses", "replicated"}], ids=len)
 def test_reads_earlier_collections(costs: Path, missing: set[str]) -> None:
-    """There were no replicas once, and before that all accesses were Zipf-distributed."""
+    """Other work was not watched once, before that there were no replicas, and before that all
+    accesses were Zipf-distributed."""
     edit_frame(
-        lambda frame: frame.with_columns(
+        lambda frame: frame.drop("noise").with_columns(
             shards=pl.col("shards").list.eval(
                 pl.struct(
                     pl.element().struct.field(field.name)
@@ -67,6 +68,14 @@ def test_reads_earlier_collections(costs: Path, missing: set[str]) -> None:
     assert read_costs(costs).samples == tuple(SAMPLES)
     assert {shard.accesses for old in SAMPLES for shard in old.shards} == {"zipf"}
     assert not any(old.has_replicas for old in SAMPLES)
+
+
+def test_keeps_what_disturbed_a_measurement(tmp_path: Path) -> None:
+    path, disturbed = tmp_path / "costs.parquet", dataclasses.replace(SAMPLES[0], noise=0.5)
+    write_costs(path, [disturbed, *SAMPLES[1:]], {})
+    collected = read_costs(path)
+    assert collected.samples == (disturbed, *SAMPLES[1:])
+    assert collected.manifest["num_disturbed"] == 1
 
 
 def test_first_attempts_are_of_one_kind(costs: Path) -> None:

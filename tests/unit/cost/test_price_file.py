@@ -9,6 +9,7 @@ import pytest
 from dlrm_sharded.calibration.factor_fit import Factors
 from dlrm_sharded.calibration.picture import conditions_of, cost_picture, run_journal
 from dlrm_sharded.cost.communication import EXCHANGE_PARTS, EXCHANGES
+from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.price_file import prices_beside, prices_digest, read_prices, write_prices
 from dlrm_sharded.files.errors import DataError
@@ -32,7 +33,9 @@ def corrected(context: RunContext) -> LearnedCostModel:
     exchanges = {kind: rng.uniform(0.5, 2.0, len(EXCHANGE_PARTS)) for kind in EXCHANGES}
     num_parts = model.compute.num_parts
     compute = rng.uniform(0.5, 2.0, (2, num_parts))
-    factors = Factors(compute, exchanges, np.zeros((2, num_parts, num_parts)))
+    slopes = rng.normal(0.0, 0.3, (2, len(model.compute.device.terms), len(PROFILE)))
+    information = np.zeros((2, num_parts, num_parts))
+    factors = Factors(compute, exchanges, information, slopes=slopes)
     standing = Standing("prior", "made up", ("other",), num_runs=3, error=0.25)
     return dataclasses.replace(factors.applied(model), standing=standing)
 
