@@ -31,7 +31,7 @@ from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.datasets.base import SPLITS, Dataset, PerTableDataset, Split, check_batch
 from dlrm_sharded.files.errors import ShardingError
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
@@ -99,7 +99,9 @@ def _check_layouts(plan: ShardingPlan, task: ShardingTask) -> None:
     shards = plan.shards_by_table()
     for table in task.tables:
         layout = layout_name(shards[table.name], table, task.topology)
-        assert layout is None or layout in table.layouts, f"{table.name} lies in {layout}"
+        assert layout is None or layout in trained_layouts(table, task.topology), (
+            f"{table.name} lies in {layout}"
+        )
         if table.precision != "fp32":
             assert shards[table.name][0].precision == table.precision, f"{table.name} is in fp32"
 
@@ -262,6 +264,14 @@ def small_tasks() -> dict[str, ShardingTask]:
             batch_size=128,
         ),
         "w8-equal": task(8, [(64, 32, 4.0)] * 24, 10**6),
+        "w4-sequences": ShardingTask(
+            tables=tuple(
+                Table(f"t{i}", 64 * 4**i, 32, (3.0, 50.0)[i % 2], pooled=i == 3, module="ab"[i % 2])
+                for i in range(5)
+            ),
+            topology=Topology(4, 3 * 10**6, 2, compute_device="cpu"),
+            batch_size=256,
+        ),
         "w2-adam": with_optimizer(
             ShardingTask(
                 tuple(Table(f"t{i}", 50 * 4**i, 64, 2.0) for i in range(5)),

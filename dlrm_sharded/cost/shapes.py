@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, pooling_of
-from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout
+from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout, trained_layouts
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask, Topology
 
@@ -254,7 +254,8 @@ class PiecePricer:
 
     def _may_be(self, layout: str) -> NDArray[np.bool_]:
         """Return [T], whether a table may lie in one of `LAYOUTS`."""
-        return np.array([layout in table.layouts for table in self._task.tables])
+        task = self._task
+        return np.array([layout in trained_layouts(t, task.topology) for t in task.tables])
 
     def workload(
         self, table: Indices, num_rows: Indices, num_cols: Indices, *, group_size: int = 1

@@ -15,6 +15,7 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import check_pooled
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.training.trainer import TrainerConfig
 
@@ -67,7 +68,16 @@ class JobSettings:
         return self.price_snapshot is not None
 
     def task(self, topology: Topology) -> ShardingTask:
-        """Return what the run plans, on ranks whose memory is known."""
+        """Return what the run plans, on ranks whose memory is known.
+
+        Raises:
+            ConfigError: a table is a sequence, which the DLRM does not have.
+        """
+        check_pooled(
+            self.dataset.tables,
+            "the model of dlrm-train pools all of its tables; plan such data with dlrm-plan, and "
+            "train a model of your own with ShardedPlanner (docs/guide/torchrec.md)",
+        )
         return ShardingTask(
             self.dataset.tables, topology, self.batch_size, self.optimizer.embedding
         )

@@ -11,17 +11,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.plan import Interval, Shard
-from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, LAYOUTS, Table
 from dlrm_sharded.plans.task import Topology
+
+OTHER_LAYOUTS = "keep it whole or in row blocks on all ranks (sharder=neuroshard does)"
+"""What to do about a layout that a sequence table cannot have."""
 
 REPLICA_GROUP = 0
 """Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
+
+SEQUENCE_LAYOUTS = {"cpu": frozenset({"rows"}), "cuda": frozenset({"rows", "replicas"})}
+"""Those of `LAYOUTS` that a sequence table can have whatever the others have, by compute device.
+TorchRec has no row blocks on one host for them; columns are split alike in all tables of a module,
+see `check_sequences`; and FBGEMM's lookup of replicas pools on CPUs."""
 
 MOST_SHARDS = 4
 """Equal shards on one rank are no more than so many times the least number of shards: narrow ones
@@ -228,7 +236,58 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
         kind = Replicas
     elif is_row_wise(shards, table):
         kind = RowBlocks
-    return kind.from_shards(shards, table, topology)
+    layout, name = kind.from_shards(shards, table, topology), layout_name(shards, table, topology)
+    if name in ("replicas", "host_rows") and name not in _trained(table, topology):
+        why = "lies in row blocks on the ranks of one host, which TorchRec trains on all ranks only"
+        if name == "replicas":
+            device = topology.compute_device
+            why = f"is replicated, and FBGEMM's lookup of replicas pools on {device}"
+        raise InvalidPlanError(f"{sequence_title(table)}, {why}: {OTHER_LAYOUTS}")
+    return layout
+
+
+def check_sequences(tables: Iterable[Table], shards: Mapping[str, Sequence[Shard]]) -> None:
+    """Refuse column shards of different widths in one module of sequences.
+
+    Whole tables are such shards, too: TorchRec looks all of them up in one kernel, which has a
+    single width where vectors are not pooled ("Mixed dimension tables only supported for pooling
+    tables").
+
+    Args:
+        tables: those of a task, in which the sequences of a module have the same width.
+        shards: of each table.
+
+    Raises:
+        InvalidPlanError: widths differ; the message names tables, module and widths.
+    """
+    first: dict[str, tuple[Table, int]] = {}
+    for table in tables:
+        own = shards[table.name]
+        if table.pooled or is_replicated(own) or is_row_wise(own, table):
+            continue
+        for shard in own:
+            other, width = first.setdefault(table.module, (table, shard.num_cols))
+            if shard.num_cols != width:
+                raise InvalidPlanError(
+                    f"{sequence_title(table)}, and has a shard of {shard.num_cols} columns, and "
+                    f"table {other.name!r} one of {width}; TorchRec looks up all column shards of "
+                    f"such a module at one width: {OTHER_LAYOUTS}"
+                )
+
+
+def trained_layouts(table: Table, topology: Topology) -> frozenset[str]:
+    """Return which of `table.layouts` a sharder may choose for it without a look at the others."""
+    return table.layouts & _trained(table, topology)
+
+
+def sequence_title(table: Table) -> str:
+    """Return how messages name a table whose vectors are not pooled."""
+    of_module = f" of module {table.module!r}" if table.module else ""
+    return f"table {table.name!r}{of_module} is a sequence (pooled: false)"
+
+
+def _trained(table: Table, topology: Topology) -> frozenset[str]:
+    return LAYOUTS if table.pooled else SEQUENCE_LAYOUTS[topology.compute_device]
 
 
 def is_replicated(shards: Sequence[Shard]) -> bool:
@@ -242,7 +301,7 @@ def can_split_rows(table: Table, topology: Topology) -> bool:
     Every rank needs a row, and row blocks are as wide as the table.
     """
     fits_lookup = table.embedding_dim <= topology.max_shard_columns
-    may_split = row_layout(topology.world_size, topology) in table.layouts
+    may_split = row_layout(topology.world_size, topology) in trained_layouts(table, topology)
     return fits_lookup and may_split and RowBlocks(range(topology.world_size)).is_possible(table)
 
 

@@ -237,6 +237,18 @@ class ShardingTask:
             raise ConfigError(
                 f"{names.count(twice)} tables are named {twice!r}; names must be unique"
             )
+        first: dict[str, Table] = {}
+        for table in self.tables:
+            if table.pooled:
+                continue
+            other = first.setdefault(table.module, table)
+            if table.embedding_dim != other.embedding_dim:
+                raise ConfigError(
+                    f"the sequence tables {other.name!r} and {table.name!r} of module "
+                    f"{table.module!r} have {other.embedding_dim} and {table.embedding_dim} "
+                    "columns; TorchRec's EmbeddingCollection takes tables of one width: give them "
+                    "modules of their own (tables[].module)"
+                )
 
     def __repr__(self) -> str:
         ranks, dims = self.topology, [table.embedding_dim for table in self.tables]

@@ -5,8 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dlrm_sharded.files.errors import InvalidPlanError
-from dlrm_sharded.plans.layouts import is_replicated, layout_of
+from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.plans.layouts import (
+    check_sequences,
+    is_replicated,
+    layout_of,
+    sequence_title,
+)
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
@@ -28,11 +33,11 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
     Raises:
         InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
             exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
-            does not train a split; a table is replicated in part only, in fp16, or under an
-            optimizer that trains no replicas; the shards of a table have different precisions; a
-            table is cached in part only, or where devices cannot cache; the ranks do not exchange
-            numbers of the plan's precision; or a rank needs more memory than it has. The message
-            has the numbers.
+            does not train a split, or not of sequences; a table is replicated in part only, in
+            fp16, or under an optimizer that trains no replicas; the shards of a table have
+            different precisions; a table is cached in part only, or where devices cannot cache; the
+            ranks do not exchange numbers of the plan's precision; or a rank needs more memory than
+            it has. The message has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -64,6 +69,7 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
                 f"{why_not_replicated(task.known_optimizer)}"
             )
         _check_caching(shards, topology)
+    check_sequences(task.tables, shards_by_table)
     local_batch_size = task.batch_size // topology.world_size
     if reason := why_not_exchanged(
         plan.exchange_precision, topology.compute_device, local_batch_size
@@ -71,6 +77,13 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         raise InvalidPlanError(f"the plan's {reason}")
     _check_memory(plan, task)
     _check_host_memory(plan, topology)
+
+
+def check_pooled(tables: Sequence[Table], why: str) -> None:
+    """Raise ConfigError with the reason if a table is a sequence, which this project only plans."""
+    for table in tables:
+        if not table.pooled:
+            raise ConfigError(f"{sequence_title(table)}, and {why}")
 
 
 def why_too_large(table_bytes: int, rank_memory_bytes: Sequence[int]) -> str | None:

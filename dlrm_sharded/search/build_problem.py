@@ -16,7 +16,7 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.shapes import Indices, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.files.errors import InfeasibleTaskError
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, trained_layouts
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.pricing import Pricing
@@ -172,7 +172,9 @@ class _Units:
         tables = sorted([*single, *bundles])
         unsplit = bundled | {table_index[name] for name in constraints.unsplit}
         is_movable = np.array([bundle[0] not in unsplit for bundle in tables])
-        has_columns = ["columns" in task.tables[bundle[0]].layouts for bundle in tables]
+        has_columns = [
+            "columns" in trained_layouts(task.tables[bundle[0]], task.topology) for bundle in tables
+        ]
         return cls(
             tables=tuple(tables),
             first_table=np.array([bundle[0] for bundle in tables]),

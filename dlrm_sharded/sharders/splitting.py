@@ -23,6 +23,7 @@ from dlrm_sharded.plans.layouts import (
     RowBlocks,
     can_split_rows,
     column_widths,
+    trained_layouts,
 )
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
@@ -184,7 +185,7 @@ def _num_pieces(table: Table, topology: Topology, limit: float, max_four_columns
         max_four_columns: the table is split by rows if 4 of its columns have more bytes than this,
             or all of them where columns are not split.
     """
-    num_rows, may_split = table.num_embeddings, "columns" in table.layouts
+    num_rows, may_split = table.num_embeddings, "columns" in trained_layouts(table, topology)
     narrowest = COLUMN_MULTIPLE if may_split else table.embedding_dim
     if (
         topology.shard_bytes(num_rows, narrowest) > max_four_columns

@@ -46,7 +46,7 @@ from dlrm_sharded.files.errors import (
     check_flag,
     check_number,
 )
-from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.layouts import Replicas, trained_layouts
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology
@@ -180,7 +180,7 @@ class HalvingSharder:
             for table in task.tables
             if num_weights(table) * REPLICA_WEIGHT_BYTES < self.replicate_below_gib * GIB
             and table.embedding_dim <= topology.max_shard_columns
-            and "replicas" in table.layouts
+            and "replicas" in trained_layouts(table, topology)
         ]
         return sorted(small, key=lambda table: (num_weights(table), -table.pooling_factor))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.plans.layouts import RowBlocks, column_widths, row_layout
+from dlrm_sharded.plans.layouts import RowBlocks, column_widths, row_layout, trained_layouts
 from dlrm_sharded.plans.plan import Interval, Shard
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import Topology
@@ -68,7 +68,7 @@ class SplitRules:
         narrowest = table.embedding_dim // COLUMN_MULTIPLE // halved.num_pieces * COLUMN_MULTIPLE
         if (
             not self.on_hosts
-            and "columns" in table.layouts
+            and "columns" in trained_layouts(table, self.topology)
             and split.group_size == 1
             and halved.num_pieces <= self.topology.world_size
             and narrowest >= self.min_partition
@@ -91,7 +91,7 @@ class SplitRules:
         return (
             split.group_size > 1
             and table.embedding_dim <= self.topology.max_shard_columns
-            and row_layout(split.group_size, self.topology) in table.layouts
+            and row_layout(split.group_size, self.topology) in trained_layouts(table, self.topology)
             and RowBlocks(range(split.group_size)).is_possible(table)
         )
 

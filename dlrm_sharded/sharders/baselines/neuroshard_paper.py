@@ -36,10 +36,10 @@ from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.shapes import PiecePricer
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
 from dlrm_sharded.files.errors import InfeasibleTaskError, check_count
-from dlrm_sharded.plans.layouts import ColumnShards
+from dlrm_sharded.plans.layouts import ColumnShards, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.plans.validation import why_too_wide
 from dlrm_sharded.sharders.base import SharderContext
 
@@ -141,7 +141,11 @@ class _Shapes:
     @classmethod
     def from_task(cls, priced: PricedTask) -> _Shapes:
         task, compute = priced.task, priced.compute
-        shapes = [(i, width) for i, table in enumerate(task.tables) for width in _widths(table)]
+        shapes = [
+            (i, width)
+            for i, table in enumerate(task.tables)
+            for width in _widths(table, task.topology)
+        ]
         table, num_cols = np.array(shapes).T
         pieces = PiecePricer(task, compute).columns(table, num_cols)
         vectors = pieces.vectors
@@ -251,14 +255,14 @@ class _GreedyGrid:
         return totals.max(axis=-1)
 
 
-def _widths(table: Table) -> Iterator[int]:
+def _widths(table: Table, topology: Topology) -> Iterator[int]:
     """Yield a table's columns, half of them, a quarter, ..., as long as they are multiples of 4.
 
     Where columns may not be split, all columns are the only width.
     """
     num_cols = table.embedding_dim
     yield num_cols
-    while num_cols % (2 * COLUMN_MULTIPLE) == 0 and "columns" in table.layouts:
+    while num_cols % (2 * COLUMN_MULTIPLE) == 0 and "columns" in trained_layouts(table, topology):
         num_cols //= 2
         yield num_cols
 

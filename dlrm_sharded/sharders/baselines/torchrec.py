@@ -34,7 +34,7 @@ from dlrm_sharded.files.errors import (
     check_flag,
 )
 from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
-from dlrm_sharded.plans.layouts import can_split_rows
+from dlrm_sharded.plans.layouts import can_split_rows, trained_layouts
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology
@@ -236,13 +236,15 @@ class _RowWiseOnCpus(EmbeddingBagCollectionSharder):
 
 def _sharding_types(table: Table, topology: Topology, *, replicate: bool = False) -> list[str]:
     """Return the types that FBGEMM can train: without whole tables where these are too wide."""
-    split_types = SPLIT_COLUMN_TYPES if "columns" in table.layouts else []
+    split_types = SPLIT_COLUMN_TYPES if "columns" in trained_layouts(table, topology) else []
     if table.embedding_dim > topology.max_shard_columns:
         return split_types
     types = [ShardingType.TABLE_WISE.value, *split_types]
     if can_split_rows(table, topology):
-        types += [kind for kind, layout in ROW_TYPES.items() if layout in table.layouts]
-    if replicate and topology.world_size > 1 and "replicas" in table.layouts:
+        types += [
+            kind for kind, layout in ROW_TYPES.items() if layout in trained_layouts(table, topology)
+        ]
+    if replicate and topology.world_size > 1 and "replicas" in trained_layouts(table, topology):
         types.append(ShardingType.DATA_PARALLEL.value)
     return types
 
