@@ -84,6 +84,9 @@ def _parts(terms: Sequence[str]) -> NDArray[np.int64]:
 _EXCHANGE_PART, _REDUCE_PART = _parts(EXCHANGE_TERMS), _parts(REDUCE_TERMS)
 _FIXED = EXCHANGE_PARTS.index("fixed")
 
+HARDLY_ANY = 1e-12
+"""Number of shards, or of bytes, that adds no time by itself: without any there is no exchange."""
+
 REDUCED_SHARE = 0.5
 """Largest share of a rank's numbers that it has after a reduction or before a gathering: that of
 two ranks. More ranks have less, so their time to convert it is counted too high, not too low."""
@@ -294,7 +297,14 @@ class CommunicationModel:
     def exchange_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
         """Return [W], time of one of `EXCHANGES`: its all-to-all, then its reductions."""
         times = self.all_to_all_ms(kind, exchange.volume[None], exchange.num_shards[None], hosts)[0]
+        times += max(exchange.num_launches - 1, 0) * self.launch_ms(kind, hosts)
         return times + self.reduces_ms(kind, exchange, hosts)
+
+    def launch_ms(self, kind: str, hosts: Hosts) -> float:
+        """Return the time of an all-to-all that carries nothing, which each module pays."""
+        size = hosts.world_size
+        empty, hardly_any = np.zeros((1, size)), np.full((1, size), HARDLY_ANY)
+        return float(self.all_to_all_ms(kind, empty, hardly_any, hosts)[0, 0])
 
     def all_reduce_ms(self, num_bytes: Floats, hosts: Hosts) -> Floats:
         """Return [N], time in which all ranks average gradients of so many bytes [N]; 0 for none.
@@ -326,10 +336,15 @@ class CommunicationModel:
         """Return [W], time of all reductions of an exchange, those of gradients of replicas too."""
         times: Floats = np.zeros(hosts.world_size)
         if kind == BWD_COMM and exchange.replica_bytes:
-            times += self.all_reduce_ms(np.array([exchange.replica_bytes]), hosts)
+            num_bytes = np.array([exchange.replica_bytes, HARDLY_ANY])
+            times_ms = self.all_reduce_ms(num_bytes, hosts)
+            times += times_ms[0] + (exchange.num_replica_launches - 1) * times_ms[1]
         for reduce in exchange.reduces:
             group = hosts.group(reduce.group_size)
             times += self.reduce_ms(kind, reduce.volume, reduce.num_shards, group)
+            if reduce.num_launches is not None:
+                [more_ms] = self.reduce_ms(kind, np.zeros(1), np.array([HARDLY_ANY]), group)
+                times += np.maximum(reduce.num_launches - 1, 0) * more_ms
         return times
 
     def reduce_ms(self, kind: str, volume: Floats, num_shards: Floats, group: Hosts) -> Floats:

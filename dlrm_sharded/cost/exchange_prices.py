@@ -18,6 +18,7 @@ import numpy as np
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
+    HARDLY_ANY,
     STEP_EXCHANGES,
     CommunicationModel,
     Hosts,
@@ -27,9 +28,6 @@ from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 
 EVEN_BYTES, STEP_BYTES = 1e6, 1e3
 """Volume of every rank at which the slopes are taken, and the step of the difference quotient."""
-
-HARDLY_ANY = 1e-12
-"""Number of shards that adds no time by itself: without any shard there is no exchange at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,13 @@ class Reduce:
     Args:
         volume: [W], bytes that a rank exchanges with each other one of its group.
         num_shards: [W], shards of a rank that take part.
+        num_launches: [W], modules of a rank that reduce, each by itself; None for one.
     """
 
     group_size: int
     volume: Floats
     num_shards: Floats
+    num_launches: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,16 @@ class Exchange:
         reduces: reductions of row blocks, the largest groups first; empty without row blocks.
         replica_bytes: weights of one rank's replicas, whose gradients all ranks average in the
             backward pass; 0 without replicas, and in an exchange of ids.
+        num_launches: number of all-to-alls that carry the volume: one of each module.
+        num_replica_launches: number of modules that average gradients.
     """
 
     volume: Floats
     num_shards: Floats
     reduces: tuple[Reduce, ...]
     replica_bytes: float = 0.0
+    num_launches: int = 1
+    num_replica_launches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Workload:
         is_half: [S], whether the weights are in fp16; None if none are.
         num_features: [S], features that look up the shard; None for one each.
         is_sequence: [S], whether the vectors of a sample's ids are not pooled; None if all are.
+        owner: [S], number of the module of the shard's table, see `owners`; None for one of bags.
     """
 
     world_size: int
@@ -88,6 +95,7 @@ class Workload:
     is_half: NDArray[np.bool_] | None = None
     num_features: Floats | None = None
     is_sequence: NDArray[np.bool_] | None = None
+    owner: NDArray[np.int64] | None = None
 
     @property
     def is_replica(self) -> NDArray[np.bool_]:
@@ -147,7 +155,7 @@ class Workload:
         """Return the workload of the shards with `is_kept` [S]."""
         of_shards = ("rank", "group_size", "num_rows", "num_cols", "num_ids", "reuse_histogram")
         kept: dict[str, Any] = {name: getattr(self, name)[is_kept] for name in of_shards}
-        for name in ("is_half", "num_features", "is_sequence"):
+        for name in ("is_half", "num_features", "is_sequence", "owner"):
             values = getattr(self, name)
             kept[name] = None if values is None else values[is_kept]
         return replace(self, **kept)
@@ -162,7 +170,10 @@ class Workload:
     @property
     def module(self) -> NDArray[np.int64]:
         """[S], number of the fused lookup module that serves the shard."""
-        return np.unique(self.group_size, return_inverse=True)[1]
+        key = self.group_size
+        if self.owner is not None:
+            key = key + self.owner * (self.world_size + 1)
+        return np.unique(key, return_inverse=True)[1]
 
     def num_lookups(self) -> Floats:
         """Return [W], number of fused lookup modules that have a shard on the rank."""
@@ -185,6 +196,8 @@ class Workload:
         # has an exchange of ids of its own.
         in_all_to_all = (group_size < self.world_size) | (self.world_size == 1)
         in_all_to_all &= ~self.is_replica  # replicas have the samples of their rank to begin with
+        # row blocks of sequences have an all-to-all of their own
+        owner = None if self.owner is None else 2 * self.owner + (self.group_size > group_size)
         parts = 1 if for_ids else np.maximum(group_size, 1)
         return Exchange(
             volume=self.by_rank(num_bytes * in_all_to_all / parts),
@@ -196,6 +209,8 @@ class Workload:
             ),
             # every rank has the same replicas
             replica_bytes=0.0 if for_ids else float(self.by_rank(self.replica_bytes())[0]),
+            num_launches=1 if owner is None else len(np.unique(owner[in_all_to_all])),
+            num_replica_launches=1 if owner is None else len(np.unique(owner[self.is_replica])),
         )
 
     def replica_bytes(self) -> Floats:
@@ -209,6 +224,7 @@ class Workload:
             group_size=group_size,
             volume=self.by_rank(num_bytes * num_groups * in_group),
             num_shards=self.by_rank(in_group),
+            num_launches=None if self.owner is None else self.select(is_in_group).num_lookups(),
         )
 
 
@@ -253,13 +269,22 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
 
 
 def pooling_of(tables: Sequence[Table]) -> dict[str, Any]:
-    """Return `num_features` and `is_sequence` of a workload of shards of these tables [S]."""
+    """Return a workload's `num_features`, `is_sequence` and `owner` of shards of tables [S]."""
     num_features = np.array([table.num_features for table in tables], dtype=np.float64)
     is_sequence = np.array([not table.pooled for table in tables], dtype=bool)
+    owner = owners(tables)
     return {
         "num_features": num_features if (num_features > 1).any() else None,
         "is_sequence": is_sequence if is_sequence.any() else None,
+        "owner": owner if owner.any() or is_sequence.any() else None,
     }
+
+
+def owners(tables: Sequence[Table]) -> NDArray[np.int64]:
+    """Return [T], numbers of the tables' modules: bags and sequences are never of the same one."""
+    keys = [(table.module, table.pooled) for table in tables]
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return np.array([number[key] for key in keys], dtype=np.int64)
 
 
 def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:

@@ -175,9 +175,12 @@ class _PricedPlan:
         workload = self._workload.select(others)
         free = np.array(topology.rank_memory_bytes) - self._used_without(places)
         lookups = workload.num_lookups()
-        # All unsplit shards and column shards of a rank share one lookup; where a rank has none,
-        # the whole table adds one.
-        in_columns = workload.rank[workload.group_size == 1]
+        # All unsplit shards and column shards of a module on a rank share one lookup; where a rank
+        # has none, the whole table adds one.
+        in_module = np.ones(len(workload.rank), dtype=bool)
+        if (owner := self._workload.owner) is not None:
+            in_module = workload.owner == owner[places[0]]
+        in_columns = workload.rank[in_module & (workload.group_size == 1)]
         new_lookup = np.bincount(in_columns, minlength=workload.world_size) == 0
         sums = workload.by_rank(self._vectors[others])
         without_ms = compute.times_ms(sums, lookups).sum(axis=1)
@@ -188,11 +191,20 @@ class _PricedPlan:
             return None
         costs = np.repeat(without_ms[None], len(candidates), axis=0)  # [C, W]
         costs[np.arange(len(candidates)), candidates] = with_ms[candidates]
-        costs += self._exchange_ms(workload, candidates, whole)
+        sizes = workload.group_size
+        exchanged = in_module & (workload.reduce_size == sizes) & (sizes < workload.world_size)
+        is_new = not (exchanged & ~workload.is_replica).any()
+        costs += self._exchange_ms(workload, candidates, whole, is_new=is_new)
         return float(costs.max(axis=1).min())
 
-    def _exchange_ms(self, workload: Workload, candidates: Indices, whole: Shard) -> Floats:
-        """Return the exchanges' times [C, W] with one more shard, on each candidate in turn."""
+    def _exchange_ms(
+        self, workload: Workload, candidates: Indices, whole: Shard, *, is_new: bool
+    ) -> Floats:
+        """Return the exchanges' times [C, W] with one more shard, on each candidate in turn.
+
+        Args:
+            is_new: whether the shard's module has no other shard in the all-to-all.
+        """
         exchange = workload.exchange(for_ids=False)
         places = np.arange(len(candidates)), candidates
         volume = np.repeat(exchange.volume[None], len(candidates), axis=0)
@@ -201,9 +213,11 @@ class _PricedPlan:
         num_shards = np.repeat(exchange.num_shards[None], len(candidates), axis=0)
         num_shards[places] += 1
         model, times = self._communication, np.zeros_like(volume)
+        num_more = 0 if workload.owner is None else max(exchange.num_launches + is_new - 1, 0)
         for kind in STEP_EXCHANGES:
             times += model.all_to_all_ms(kind, volume, num_shards, self._hosts)
             times += model.reduces_ms(kind, exchange, self._hosts)
+            times += num_more * model.launch_ms(kind, self._hosts)
         return times
 
     def _used_without(self, places: Sequence[int]) -> Indices:

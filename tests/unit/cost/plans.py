@@ -25,12 +25,21 @@ def histograms(draw: st.DrawFn) -> tuple[float, ...]:
 
 @st.composite
 def tables(draw: st.DrawFn, name: str) -> Table:
+    """Bags of one or two modules, and sequences, of which a module has one width."""
+    pooled, embedding_dim = True, 4 * draw(st.integers(1, 100))
+    module = draw(st.sampled_from(["", "", "", "a", "of_ids"]))
+    if module == "of_ids":
+        pooled, embedding_dim = False, draw(st.sampled_from([16, 64]))
+        module += str(embedding_dim)
     return Table(
         name,
         num_embeddings=round(10 ** draw(st.floats(0, 8))),
-        embedding_dim=4 * draw(st.integers(1, 100)),
+        embedding_dim=embedding_dim,
         pooling_factor=draw(st.floats(0, 200)),
         reuse_histogram=draw(histograms()),
+        num_features=draw(st.sampled_from([1, 1, 3])),
+        pooled=pooled,
+        module=module,
     )
 
 
@@ -58,6 +67,8 @@ def shards_of(
     draw: st.DrawFn, table: Table, topology: Topology, layouts: tuple[str, ...]
 ) -> list[Shard]:
     layout = draw(st.sampled_from(layouts))
+    if not table.pooled and layout in ("columns", "rows_of_host"):
+        layout = "rows" if "rows" in layouts else "whole"
     first, second = draw(st.tuples(*[st.integers(0, topology.world_size - 1)] * 2))
     if layout == "columns" and table.embedding_dim > 4 and first != second:
         edge = 4 * draw(st.integers(1, table.embedding_dim // 4 - 1))

@@ -5,15 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded.cost.communication import HARDLY_ANY, STEP_EXCHANGES, Hosts
 from dlrm_sharded.cost.learned import shipped_prior
 from dlrm_sharded.cost.shapes import PiecePricer
 from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.layouts import ColumnShards, RowBlocks
+from dlrm_sharded.plans.layouts import ColumnShards, Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import BWD_COMM
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.search.made_up import model_of
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 COMPUTE = shipped_prior(RunContext("cpu")).compute
@@ -97,3 +100,110 @@ def test_tables_that_are_none(changes, message):
 def test_a_task_file_has_what_differs_from_a_pooled_table_of_one_feature():
     assert {"num_features", "pooled"}.isdisjoint(POOLED.to_json())
     assert SHARED.to_json()["num_features"] == 3
+
+
+def counted(
+    plan: ShardingPlan, tables: dict[str, Table], batches: list[dict[str, list[np.ndarray]]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that each rank sends to another one in the mean, in vectors of its shards and reduced.
+
+    Args:
+        batches: rows that each sample of every rank looks up in each table.
+    """
+    size = plan.world_size
+    sent, reduced = np.zeros((size, size)), np.zeros((size, size))
+    for home, samples in enumerate(batches):
+        for shard in (s for s in plan.shards if not s.replicated):
+            num_bytes, table = FLOAT_BYTES * shard.num_cols, tables[shard.table]
+            for rows in samples[shard.table]:
+                held = [row for row in rows if shard.rows[0] <= row < shard.rows[1]]
+                in_rows = shard.num_rows < table.num_embeddings
+                if not table.pooled:
+                    sent[shard.rank, home] += len(held) * num_bytes
+                else:  # a partial sum of every bag, also where it is empty
+                    (reduced if in_rows else sent)[shard.rank, home] += num_bytes
+    return sent.mean(axis=1), reduced.mean(axis=1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_volumes_are_those_that_counting_every_vector_gives(seed):
+    """Sequences and bags whole, in columns, in row blocks and replicated, each id in turn."""
+    rng = np.random.default_rng(seed)
+    made = [
+        Table(f"t{i}", 12, 8, 3.0, ONCE, pooled=i % 2 == 0, module="ab"[i % 2]) for i in range(8)
+    ]
+    layouts = (
+        lambda t: [Shard.whole(t, int(rng.integers(NUM_RANKS)))],
+        lambda t: ColumnShards.shards(t, [(int(rng.integers(NUM_RANKS)), 4) for _ in range(2)]),
+        RowBlocks(range(NUM_RANKS)).shards,
+        Replicas(NUM_RANKS).shards,
+    )
+    plan = ShardingPlan(NUM_RANKS, tuple(s for i, t in enumerate(made) for s in layouts[i // 2](t)))
+    # every row as often as any other, as a model of the mean has it
+    batches = [
+        {t.name: list(rng.permutation(np.repeat(np.arange(12), 6)).reshape(-1, 3)) for t in made}
+        for _ in range(NUM_RANKS)
+    ]
+    batch_size = NUM_RANKS * len(batches[0]["t0"])
+    task = ShardingTask(tuple(made), Topology(NUM_RANKS, 2**30), batch_size)
+    exchange = workload_of_plan(plan, task).exchange(for_ids=False)
+    sent, reduced = counted(plan, {t.name: t for t in made}, batches)
+    assert exchange.volume.tolist() == pytest.approx(sent.tolist())
+    assert sum(r.volume for r in exchange.reduces).tolist() == pytest.approx(reduced.tolist())
+
+
+MODULES = tuple(dataclasses.replace(POOLED, name=name, module=name) for name in "abc")
+
+
+@pytest.mark.parametrize(
+    ("layouts", "lookups"),
+    [
+        ([[(0, 32)], [(0, 32)], [(1, 32)]], [2, 1, 0, 0]),
+        ([RowBlocks(range(NUM_RANKS))] * 3, [3, 3, 3, 3]),
+        ([Replicas(NUM_RANKS), Replicas(NUM_RANKS), RowBlocks(range(NUM_RANKS))], [3, 3, 3, 3]),
+    ],
+    ids=["columns", "rows", "replicas"],
+)
+def test_each_module_launches_its_own_lookups_and_exchanges(layouts, lookups):
+    """Beside what carries nothing, the times are those of one module."""
+    shards = [
+        shard
+        for layout, table in zip(layouts, MODULES, strict=True)
+        for shard in (
+            ColumnShards.shards(table, layout) if isinstance(layout, list) else layout.shards(table)
+        )
+    ]
+    apart = workload(*shards, tables=MODULES)
+    joined = workload(*shards, tables=tuple(dataclasses.replace(t, module="") for t in MODULES))
+    assert apart.num_lookups().tolist() == lookups
+    model, hosts = model_of("plain").communication, Hosts(NUM_RANKS, NUM_RANKS)
+    for kind in STEP_EXCHANGES:
+        more_ms, fixed_ms = (
+            model.exchange_ms(kind, apart.exchange(for_ids=False), hosts)
+            - model.exchange_ms(kind, joined.exchange(for_ids=False), hosts),
+            {"columns": model.launch_ms(kind, hosts)},
+        )
+        number = np.zeros(1), np.full(1, HARDLY_ANY)
+        fixed_ms["rows"] = float(model.reduce_ms(kind, *number, hosts)[0])
+        fixed_ms["replicas"] = float(model.all_reduce_ms(number[1], hosts)[0])
+        kinds = [
+            "columns"
+            if isinstance(layout, list)
+            else "rows"
+            if isinstance(layout, RowBlocks)
+            else "replicas"
+            for layout in layouts
+        ]
+        expected = sum(
+            (kinds.count(name) - 1) * ms
+            for name, ms in fixed_ms.items()
+            if name in kinds and (name != "replicas" or kind == BWD_COMM)
+        )
+        assert more_ms.tolist() == pytest.approx([expected] * NUM_RANKS)
+
+
+def test_row_blocks_of_sequences_have_an_all_to_all_beside_that_of_columns():
+    second = dataclasses.replace(SEQUENCE, name="second")
+    shards = Shard.whole(second, 0), *RowBlocks(range(NUM_RANKS)).shards(SEQUENCE)
+    both = workload(*shards, tables=(SEQUENCE, second, POOLED)[:2])
+    assert both.exchange(for_ids=False).num_launches == 2
