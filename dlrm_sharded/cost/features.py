@@ -113,7 +113,9 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
     passes = np.ceil(np.log2(np.maximum(workload.num_rows, 2.0)) / SORT_BITS)
     gradient_bytes = bags * cols * FLOAT_BYTES
     # tables that are looked up at the same time have a part of a GPU's cache each
-    share = np.minimum(bags / CONCURRENT_SAMPLES, 1.0) if device.has_warps else 1.0
+    share: Floats | float = 1.0
+    if device.has_warps:  # a sequence may have no ids at all
+        share = np.minimum(np.maximum(bags, 1.0) / CONCURRENT_SAMPLES, 1.0)
     terms = [
         np.full_like(cols, 1e3),  # one each: all terms are divided by 1e3 below
         bags,

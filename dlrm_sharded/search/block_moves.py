@@ -63,7 +63,7 @@ class BlockNeighborhood(StateMoves):
                 free_bytes[other] += problem.size_bytes[shape]
                 shared_ms -= float(problem.shared_ms[shape])
             remove = [SetWidth(unit, other, 0) for other in state.widths[unit]]
-            is_last = state.num_in_all_to_all == len(remove)
+            is_last = state.num_in_all_to_all[problem.owners[unit][0]] == len(remove)
             for group, value_ms in self._best_groups(unit, load, free_bytes, objective):
                 change_ms = value_ms + slope * shared_ms - objective.linear_ms
                 if is_last and problem.blocks_of_group(group).is_global:  # no all-to-all is left
@@ -87,7 +87,7 @@ class BlockNeighborhood(StateMoves):
             load[members] -= blocks.load[unit]
             free_bytes[members] += blocks.size_bytes[unit]
             shared_ms = -float(blocks.shared_ms[unit])
-            if state.num_in_group[group] == 1:  # the group will reduce nothing any more
+            if state.num_in_group[group, problem.owners[unit][0]] == 1:  # the last of its module
                 shared_ms -= blocks.fixed_shared_ms
                 load[members] -= blocks.fixed_load
             if self.splits:
@@ -140,8 +140,9 @@ class BlockNeighborhood(StateMoves):
             if not blocks.possible[unit]:
                 continue
             size = blocks.group_size
-            # [G]: a group that reduces nothing yet would also pay the fixed time.
-            is_first = state.num_in_group[blocks.groups.start : blocks.groups.stop] == 0
+            # [G]: a group that reduces nothing of the module yet would also pay the fixed time.
+            number = state.num_in_group[blocks.groups.start : blocks.groups.stop]
+            is_first = number[:, problem.owners[unit][0]] == 0
             added = blocks.load[unit] + is_first[:, None] * blocks.fixed_load  # [G, L]
             # The sums of powers are those of all groups, less one group's before, plus it after.
             before = by_group(powers, size).sum(axis=1)

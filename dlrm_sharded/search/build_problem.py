@@ -14,7 +14,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.shapes import Indices, Pieces, Shapes
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, owners
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, trained_layouts
 from dlrm_sharded.plans.task import ShardingTask
@@ -87,7 +87,8 @@ def build_problem(
     if hosts.world_size == 1:
         must_replicate[:] = False  # a replica on one rank is a whole table
     without_rows = separated.any(axis=1) | must_replicate | (not constraints.can_split_rows)
-    groups, blocks = _groups_and_blocks(shapes, pricing, units, allowed, without_rows)
+    is_sequence = np.array([not task.tables[i].pooled for i in units.first_table], dtype=bool)
+    groups, blocks = _groups_and_blocks(shapes, pricing, units, allowed, without_rows, is_sequence)
     replicable = _replicable(shapes, units, allowed, separated, capacity_bytes)
     _check_replicable(must_replicate & ~replicable, units, task, capacity_bytes)
     replica_gain_ms = pricing.replica_gain_ms(shapes)[units.first_table]
@@ -113,6 +114,7 @@ def build_problem(
         prices=prices,
         weights=pricing.weights,
         tables=units.tables,
+        owners=units.owners(task),
         # 0 marks units that may not be split; their only shape is one step.
         columns_per_step=np.where(units.is_splittable, shapes.step[units.first_table], 0),
         first_shape=kept_shapes.first_shape,
@@ -181,6 +183,11 @@ class _Units:
             is_splittable=is_movable & has_columns & constraints.can_split,
             is_movable=is_movable,
         )
+
+    def owners(self, task: ShardingTask) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the modules of each unit's tables."""
+        number = owners(task.tables).tolist()
+        return tuple(tuple(sorted({number[i] for i in of_unit})) for of_unit in self.tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,24 +266,39 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
 
 
 def _groups_and_blocks(
-    shapes: Shapes, pricing: Pricing, units: _Units, allowed: Mask | None, without: Mask
+    shapes: Shapes,
+    pricing: Pricing,
+    units: _Units,
+    allowed: Mask | None,
+    without: Mask,
+    is_sequence: Mask,
 ) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
     """Return all groups of ranks, and the row blocks of each kind.
 
     Args:
         without: [U], units that have no row blocks, as they are kept apart or replicated.
+        is_sequence: [U], units whose row blocks are a kind beside those of the others.
     """
     groups: list[RankGroup] = []
     blocks: list[Blocks] = []
-    kinds = zip(shapes.row_blocks, pricing.errors.row_blocks, strict=True)
-    for kind, (cut, error) in enumerate(kinds):
+    cuts = [
+        (cut, error, of_sequences)
+        for cut, error in zip(shapes.row_blocks, pricing.errors.row_blocks, strict=True)
+        for of_sequences in (False, True)
+        if not of_sequences or (cut.is_global and is_sequence.any())
+    ]
+    for kind, (cut, error, of_sequences) in enumerate(cuts):
         size = cut.group_size
         ranks = range(0, pricing.prices.num_ranks, size)
         new_groups = range(len(groups), len(groups) + len(ranks))
         groups += [RankGroup(RowBlocks(range(first, first + size)), kind) for first in ranks]
         # Row blocks lie on all ranks of a group, so constraints must allow all of these.
         is_allowed = units.is_movable & ~without & _is_allowed_on_some_group(allowed, size)
-        blocks.append(pricing.blocks(cut, error, units.first_table, is_allowed, new_groups))
+        is_allowed &= is_sequence == of_sequences
+        of_kind = pricing.blocks(
+            cut, error, units.first_table, is_allowed, new_groups, of_sequences=of_sequences
+        )
+        blocks.append(of_kind)
     return tuple(groups), tuple(blocks)
 
 

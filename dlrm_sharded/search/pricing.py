@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.compute import READ_MB, ComputeModel
-from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.exchange_prices import ExchangePrices, ReducePrices
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.problem import NUM_LOADS, Blocks, Demand, LoadWeights, Mask
@@ -44,7 +44,14 @@ class Pricing:
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
 
     def blocks(
-        self, cut: BlockShapes, error: Floats, table: Indices, is_allowed: Mask, groups: range
+        self,
+        cut: BlockShapes,
+        error: Floats,
+        table: Indices,
+        is_allowed: Mask,
+        groups: range,
+        *,
+        of_sequences: bool = False,
     ) -> Blocks:
         """Return one kind of row blocks of all units, or their replicas.
 
@@ -55,6 +62,8 @@ class Pricing:
         """
         prices = self.prices
         reduce = prices.gradients if cut.is_replica else prices.reduces[cut.group_size]
+        if of_sequences:  # an all-to-all takes the place of the reduction
+            reduce = ReducePrices(prices.fixed_ms, 0.0, 0.0)
         reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
         piece = cut.block.take(table)
         load, margin = self.load(piece, error[table])
@@ -64,12 +73,13 @@ class Pricing:
         if not cut.is_replica:
             size_bytes = size_bytes.copy()
             size_bytes[:, -1] = cut.last.size_bytes[table]
+        num_shards = 1.0 if of_sequences or not cut.is_global else 0.0
+        any_ms = prices.any_byte_ms * piece.volume + prices.shard_ms * num_shards
+        shared_ms = any_ms * cut.group_size
+        fixed_load = np.zeros(NUM_LOADS)
         if cut.is_global:  # see `Blocks.is_global`
-            shared_ms, num_shards = reduce_ms, 0.0
-            fixed_load = np.zeros(NUM_LOADS)
+            shared_ms += reduce_ms
         else:
-            shared_ms = (prices.any_byte_ms * piece.volume + prices.shard_ms) * cut.group_size
-            num_shards = 1.0
             reduce_load = reduce_ms[:, None] * self.weights.exchange
             load += reduce_load
             surcharge += reduce_load

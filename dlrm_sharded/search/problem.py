@@ -94,7 +94,8 @@ class Blocks:
     """One kind of row blocks: units cut into one block for each rank of a group of this size.
 
     Replicas are such a kind, too. Their blocks are whole units on all ranks, and what all ranks
-    reduce are gradients.
+    reduce are gradients. Row blocks of sequences are a kind beside those of pooled tables: nothing
+    is reduced, and each block adds to the volume of its rank as a column shard does.
 
     Args:
         groups: indices into `Problem.groups` of the groups that can hold them.
@@ -105,7 +106,8 @@ class Blocks:
         margin: [U, L], the part of these loads that is margin.
         size_bytes: [U, group_size], memory of each block; the last one may be the smallest.
         shared_ms: [U], what every rank of the task pays for the unit.
-        fixed_ms: time that the reductions of a group take however little they carry.
+        fixed_ms: time that the reductions of a group take however little they carry, or the
+            all-to-alls of row blocks of sequences; each module pays it for itself.
         fixed_load: [L], that time as a load of the group's ranks; zeros if all ranks pay it.
     """
 
@@ -126,7 +128,8 @@ class Blocks:
         """Return whether one group of all ranks holds these blocks.
 
         Then every rank waits for the same reduction, so its time is shared and no rank's own load.
-        Each rank has its samples' vectors afterwards, so no all-to-all follows.
+        Each rank has its samples' vectors afterwards, so no all-to-all follows. Sequences have an
+        all-to-all in place of the reduction, beside that of column pieces.
         """
         return len(self.groups) == 1
 
@@ -201,6 +204,7 @@ class Problem:
 
     Args:
         tables: places in the task of each unit's tables.
+        owners: numbers of the modules of each unit's tables, see `workload.owners`.
         columns_per_step: [U], 0 for units that may not be split.
         first_shape: [U + 1], index of each unit's first shape; its shapes have 1, 2, ... steps.
         possible: [N], whether lookups support the widths of the shape.
@@ -226,6 +230,7 @@ class Problem:
     prices: ExchangePrices
     weights: LoadWeights
     tables: tuple[tuple[int, ...], ...]
+    owners: tuple[tuple[int, ...], ...]
     columns_per_step: Indices
     first_shape: Indices
     possible: Mask
@@ -259,6 +264,11 @@ class Problem:
     @property
     def num_units(self) -> int:
         return len(self.tables)
+
+    @property
+    def num_owners(self) -> int:
+        """Number of modules."""
+        return max(map(max, self.owners)) + 1
 
     @property
     def whole_shape(self) -> Indices:
@@ -339,7 +349,8 @@ class Problem:
         total = self.demand[self.whole_shape].sum(axis=0)
         # A rank's own exchanges are part of its processing time; the rest of `even_byte_ms` is not.
         per_byte = prices.even_byte_ms - weights.exchange[Load.COST] * prices.own_byte_ms
-        shared_ms = prices.fixed_ms + prices.shard_ms * total[Demand.NUM_SHARDS]
+        shared_ms = self.num_owners * prices.fixed_ms
+        shared_ms += prices.shard_ms * total[Demand.NUM_SHARDS]
         return float(cost_ms - shared_ms - per_byte * total[Demand.VOLUME] / self.world_size)
 
 

@@ -2,7 +2,8 @@
 
 A state changes by edits only, and every edit can be undone.
 
-Letters: U units, L loads, W ranks, H hosts, P slots, S separated sets; see `problem.py`.
+Letters: U units, L loads, W ranks, H hosts, P slots, S separated sets, G groups, M modules; see
+`problem.py`.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class State:
         load: [W, L], in ms.
         host_load: [H], time of the all-to-alls that the host's bytes take if it has most.
         shared_ms: time that every rank pays.
-        num_in_group: units in row blocks on each of `Problem.groups`.
-        num_in_all_to_all: column pieces and row blocks whose vectors all ranks exchange.
+        num_in_group: [G, M], units of each module in row blocks on each of `Problem.groups`.
+        num_in_all_to_all: [M], column pieces and row blocks of each module whose vectors all ranks
+            exchange in one all-to-all.
         separated_count: [S, W], pieces of the units of a separated set on each rank.
         log: edits that would undo those made so far, the latest last.
     """
@@ -77,10 +79,10 @@ class State:
         self.host_load = np.zeros(self.num_hosts)
         self.shared_ms = 0.0
         self.separated_count = np.zeros((problem.separated.shape[1], world_size), dtype=np.int64)
-        self.num_in_group = np.zeros(len(problem.groups), dtype=np.int64)
+        self.num_in_group = np.zeros((len(problem.groups), problem.num_owners), dtype=np.int64)
         self.log: list[Edit] = []
-        self._num_columns = np.zeros(world_size)
-        self.num_in_all_to_all = 0
+        self._num_columns = np.zeros((world_size, problem.num_owners))
+        self.num_in_all_to_all = [0] * problem.num_owners
         self._slot: list[dict[int, int]] = [{} for _ in range(num_units)]
         self._free_slots = list(range(2 * num_units))[::-1]  # taken from the end, 0 first
         self._touched: set[int] = set()
@@ -167,21 +169,24 @@ class State:
         self._touched.clear()
         # Edits only add up demands; times are computed here, once for all edits of a move.
         problem, demand = self.problem, self.demand[ranks]
-        # A rank launches one lookup for its column pieces, and one for each kind of row blocks.
-        has_blocks = [
-            self.num_in_group[blocks.groups.start + ranks // blocks.group_size] > 0
+        # For each module, a rank launches a lookup for its column pieces, and one for each kind of
+        # row blocks.
+        num_of_kind = [
+            np.count_nonzero(
+                self.num_in_group[blocks.groups.start + ranks // blocks.group_size], axis=1
+            )
             for blocks in problem.blocks
         ]
-        num_lookups = (self._num_columns[ranks] > 0).astype(np.float64)
-        for has_kind in has_blocks:
-            num_lookups += has_kind  # a truth value counts as 0 or 1
+        num_lookups = np.count_nonzero(self._num_columns[ranks], axis=1).astype(np.float64)
+        for number in num_of_kind:
+            num_lookups += number
         # Computation is no sum over pieces: prices rise with what all of them read together.
         compute_ms = problem.priced.compute.times_ms(demand[:, Demand.VECTOR], num_lookups)
         load = problem.weights.loads(compute_ms, demand[:, Demand.VOLUME])
         load += demand[:, Demand.SURCHARGE]
-        for blocks, has_kind in zip(problem.blocks, has_blocks, strict=True):
+        for blocks, number in zip(problem.blocks, num_of_kind, strict=True):
             if not blocks.is_global:
-                load += has_kind[:, None] * blocks.fixed_load
+                load += number[:, None] * blocks.fixed_load
         self.load[ranks] = load
         # A few ranks changed, but sums over hosts are cheaper to take anew than to keep.
         if self.num_hosts > 1 and problem.prices.busiest_host_byte_ms > 0:
@@ -225,12 +230,14 @@ class State:
         self._count_piece(unit, rank, -1)
 
     def _count_piece(self, unit: int, rank: int, more: int) -> None:
-        self._num_columns[rank] += more
-        self._count_in_all_to_all(more)
+        for owner in self.problem.owners[unit]:
+            self._num_columns[rank, owner] += more
+            self._count_in_all_to_all(owner, more)
         if self.separated_count.size:
             self.separated_count[self.problem.separated[unit], rank] += more
 
     def _set_group(self, unit: int, group: int) -> None:
+        owner = self.problem.owners[unit][0]  # units of several tables have column pieces only
         for changed, sign in ((int(self.group[unit]), -1), (group, 1)):
             if changed == COLUMNS:
                 continue
@@ -240,19 +247,19 @@ class State:
             self.demand[members] += sign * blocks.demand[unit]
             self.free_bytes[members] -= sign * blocks.size_bytes[unit]
             self.shared_ms += sign * float(blocks.shared_ms[unit])
-            self.num_in_group[changed] += sign
+            self.num_in_group[changed, owner] += sign
             if not blocks.is_global:
-                self._count_in_all_to_all(sign)
-            elif self.num_in_group[changed] == (1 if sign > 0 else 0):
+                self._count_in_all_to_all(owner, sign)
+            elif self.num_in_group[changed, owner] == (1 if sign > 0 else 0):
                 self.shared_ms += sign * blocks.fixed_ms
             self._touched.update(rank_group.ranks)
         self.group[unit] = group
 
-    def _count_in_all_to_all(self, more: int) -> None:
-        """Count what exchanges vectors; without any of it, a plan has no all-to-alls."""
-        self.num_in_all_to_all += more
+    def _count_in_all_to_all(self, owner: int, more: int) -> None:
+        """Count what exchanges vectors; a module without any of it has no all-to-alls."""
+        self.num_in_all_to_all[owner] += more
         # Reached by counting up from 0, or by counting down to it.
-        if self.num_in_all_to_all == (1 if more > 0 else 0):
+        if self.num_in_all_to_all[owner] == (1 if more > 0 else 0):
             self.shared_ms += more * self.problem.prices.fixed_ms
 
     def _new_slot(self) -> int:

@@ -121,8 +121,16 @@ def load_plan(state: State, plan: ShardsByTable) -> bool:
         shards, table = shards_of_tables[0], problem.task.tables[tables[0]]
         if is_row_wise(shards, table) or is_replicated(shards):
             layout = layout_of(shards, table, problem.task.topology)
-            group = next((i for i, g in enumerate(problem.groups) if g.layout == layout), None)
-            if group is None or not problem.blocks_of_group(group).possible[unit]:
+            # row blocks of pooled tables and of sequences have groups of their own
+            group = next(
+                (
+                    i
+                    for i, g in enumerate(problem.groups)
+                    if g.layout == layout and problem.blocks[g.kind].possible[unit]
+                ),
+                None,
+            )
+            if group is None:
                 return False
             state.set_group(unit, group)
         elif not problem.columns_per_step[unit]:

@@ -199,9 +199,20 @@ def layouts_of(table: Table, topology: Topology) -> Iterator[list[Shard]]:
 
 
 def tiny_task(
-    seed: int, *, num_tables: int, hosts: tuple[int, int] | None = None, full: float = 0.7
+    seed: int,
+    *,
+    num_tables: int,
+    hosts: tuple[int, int] | None = None,
+    full: float = 0.7,
+    sequences: tuple[int, ...] = (),
+    modules: str = "",
 ) -> ShardingTask:
-    """Few narrow tables on 2 or 3 ranks, or on hosts x ranks; `full` of the memory is taken."""
+    """Few narrow tables on 2 or 3 ranks, or on hosts x ranks; `full` of the memory is taken.
+
+    Args:
+        sequences: numbers of the tables whose vectors are not pooled.
+        modules: names of the modules of all tables, of one letter; of none without.
+    """
     rng = np.random.default_rng([seed, num_tables])
     world_size = hosts[0] * hosts[1] if hosts else int(rng.integers(2, 4))
     topology = {
@@ -214,6 +225,8 @@ def tiny_task(
             num_embeddings=round(10 ** rng.uniform(0.5, 6.0)),
             embedding_dim=int(4 * rng.integers(1, 5)),
             pooling_factor=float(round(10 ** rng.uniform(-0.5, 1.5), 2)),
+            pooled=i not in sequences,
+            module=modules[i : i + 1],
         )
         for i in range(num_tables)
     )

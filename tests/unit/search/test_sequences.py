@@ -1,0 +1,108 @@
+"""Sequences and modules in the search: a state costs what is predicted, and plans are the best.
+
+Letters: W ranks.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dlrm_sharded import Shard, ShardingPlan
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.search.state import COLUMNS, State
+from dlrm_sharded.search.state_shards import load_plan, state_shards
+from tests.unit.made_up import with_topology
+from tests.unit.search.made_up import (
+    COST_ALONE,
+    MODELS,
+    all_plans,
+    model_of,
+    neuroshard,
+    predicted,
+    problem_of,
+    roomy_task,
+    tiny_task,
+)
+
+HOSTS = [(1, 1), (1, 4), (2, 3), (3, 1)]
+TOTALS = {"cost_ms": 0.0, "critical_path_ms": 1.0}
+
+
+def even_task(rng: np.random.Generator, hosts: tuple[int, int], num_per_rank: int) -> ShardingTask:
+    """Tables in turn of two modules of bags, and of two of sequences; W tables of each exchange
+    alike, and row blocks are all equal."""
+    world_size = hosts[0] * hosts[1]
+    task = with_topology(
+        roomy_task(rng, hosts, 4 * world_size * num_per_rank), compute_device="cuda"
+    )
+    factors = rng.uniform(0.5, 20.0, 4 * num_per_rank)
+    tables = tuple(
+        dataclasses.replace(
+            table,
+            embedding_dim=24,
+            num_embeddings=world_size * table.num_embeddings,
+            pooling_factor=float(factors[i // world_size]),
+            module="abcd"[i // world_size % 4],
+            pooled=i // world_size % 4 < 2,
+        )
+        for i, table in enumerate(task.tables)
+    )
+    return dataclasses.replace(task, tables=tables)
+
+
+def even_plan(rng: np.random.Generator, task: ShardingTask) -> tuple[Shard, ...]:
+    """Every W tables whole on a rank each, in row blocks on all ranks, or replicated."""
+    world_size, shards = task.topology.world_size, list[Shard]()
+    for first in range(0, len(task.tables), world_size):
+        kind = rng.choice(["whole", "rows", "replicas"], p=[0.5, 0.3, 0.2])
+        for rank, table in enumerate(task.tables[first : first + world_size]):
+            if kind == "rows" and world_size > 1:
+                shards += RowBlocks(range(world_size)).shards(table)
+            elif kind == "replicas" and world_size > 1:
+                shards += Replicas(world_size).shards(table)
+            else:
+                shards.append(Shard.whole(table, rank))
+    return tuple(shards)
+
+
+@pytest.mark.parametrize("total", TOTALS)
+@pytest.mark.parametrize("name", MODELS)
+def test_states_cost_what_is_predicted_whatever_moves_led_there(name: str, total: str) -> None:
+    rng = np.random.default_rng(11)
+    for seed, hosts in enumerate(HOSTS * 2):
+        task, model = even_task(rng, hosts, 1 + seed % 2), model_of(name, seed)
+        state = State(problem_of(task, model, critical_path_share=TOTALS[total]))
+        for _ in range(3):
+            shards = even_plan(rng, task)
+            for unit in range(state.problem.num_units):  # from the plan before, and not from none
+                for rank in list(state.widths[unit]):
+                    state.set_width(unit, rank, 0)
+                state.set_group(unit, COLUMNS)
+            plan = ShardingPlan(task.topology.world_size, shards)
+            assert load_plan(state, plan.shards_by_table())
+            assert sorted(state_shards(state)) == sorted(shards)
+            expected = getattr(predicted(shards, task, model), total)
+            assert state.objective_ms == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("name", ["shipped", "plain", "links"])
+@pytest.mark.parametrize("sequences", [(0,), (0, 1)], ids=["one", "both"])
+def test_plans_are_near_the_best_of_all(name: str, sequences: tuple[int, ...]) -> None:
+    for seed in range(2):
+        task = tiny_task(seed, num_tables=2, sequences=sequences, modules="ab")
+        plan = neuroshard(name, seed, **COST_ALONE).shard(task)
+        model = model_of(name, seed)
+        best = min(predicted(shards, task, model).cost_ms for shards in all_plans(task))
+        assert predicted(plan.shards, task, model).cost_ms <= best * 1.02
+
+
+def test_long_sequences_of_a_large_table_lie_in_row_blocks() -> None:
+    """One rank would send all vectors of ids that fill half of all exchanges."""
+    task = tiny_task(1, num_tables=3, hosts=(1, 4), full=0.2, sequences=(0,), modules="abb")
+    busy = dataclasses.replace(task.tables[0], pooling_factor=500.0, num_embeddings=100_000)
+    task = dataclasses.replace(task, tables=(busy, *task.tables[1:]))
+    task = with_topology(task, memory_bytes=2**40)
+    plan = neuroshard("plain", 0, **COST_ALONE).shard(task)
+    assert layout_name(plan.shards_by_table()["t0"], busy, task.topology) == "rows"
