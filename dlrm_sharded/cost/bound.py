@@ -20,7 +20,6 @@ Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -36,6 +35,7 @@ from dlrm_sharded.cost.plan_kinds import (
     by_loaded_table,
     least_of_layouts,
 )
+from dlrm_sharded.cost.told_apart import least_bound_ms
 from dlrm_sharded.cost.workload import Floats
 
 NUM_BISECTIONS = 20
@@ -57,10 +57,6 @@ HOST_WEIGHTS = np.array(
 
 Work on it weighs the same as on other ranks at 0, and alone counts at 1; volumes the same at 1.
 """
-
-NUM_TOLD_APART, MOST_TABLES_TOLD_APART = 2, 128
-"""Number of tables whose layouts tell plans apart; none do in tasks of more tables than that, whose
-single tables matter less."""
 
 FAR_MS = 1e300
 """Stands for inf where that would be multiplied by 0."""
@@ -106,35 +102,11 @@ class Relaxation:
         self._launch_ms: list[float] = launch_ms.sum(axis=1).tolist()
 
     def bound_ms(self, *, replicas: bool = True) -> float:
-        """Return the lowest bound of all plans, or of those without replicas.
-
-        Plans are told apart by the layouts of a few tables, as long as that raises it (L15).
-        """
+        """Return the lowest bound of all plans, or of those without replicas."""
         if self._too_large:
             return math.inf
         cuts = [layout for layout in self._cuts if replicas or layout.layout != "replicas"]
-        tables = self._told_apart()
-        # a heap of sets of plans by their bounds, each with the number of its tables told apart
-        number = itertools.count()
-        plans = [(self._bound_of_layouts_ms(cuts, 0.0), next(number), 0, cuts)]
-        while True:
-            bound_ms, _, told, cuts = plans[0]
-            if told == len(tables) or bound_ms == math.inf:
-                return bound_ms
-            heapq.heappop(plans)
-            for i in range(len(cuts)):
-                fewer = [c if c is cuts[i] else c.without(tables[told]) for c in cuts]
-                least_ms = self._bound_of_layouts_ms(fewer, bound_ms)
-                heapq.heappush(plans, (least_ms, next(number), told + 1, fewer))
-
-    def _told_apart(self) -> list[Mask]:
-        """Return masks [T] of the tables whose layouts tell plans apart, the costliest first."""
-        columns = self._cuts[0]
-        whole = np.append(columns.first[1:], len(columns.mean_ms)) - 1
-        if len(whole) > MOST_TABLES_TOLD_APART:
-            return []
-        costliest = np.argsort(-columns.mean_ms[whole], kind="stable")[:NUM_TOLD_APART]
-        return [np.arange(len(whole)) == table for table in costliest.tolist()]
+        return least_bound_ms(cuts, self._bound_of_layouts_ms)
 
     def _bound_of_layouts_ms(self, cuts: Sequence[Cuts], known_ms: float) -> float:
         """Return the lowest bound of all kinds of plans with these layouts.

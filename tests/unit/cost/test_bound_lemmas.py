@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlrm_sharded import RunContext
-from dlrm_sharded.cost import bound
+from dlrm_sharded.cost import bound, told_apart
 from dlrm_sharded.cost.bound import Relaxation, lower_bound_ms
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
@@ -384,7 +384,7 @@ def test_l15_a_table_has_one_layout() -> None:
     """The relaxation of all plans mixes layouts of the costly table; no plan of either does."""
     priced = learned_cost_model(RunContext(device="cuda")).price(odd_task(70_111))
     relaxation = Relaxation(priced)
-    with mock.patch.object(bound, "NUM_TOLD_APART", 0):
+    with mock.patch.object(told_apart, "NUM_TOLD_APART", 0):
         mixed_ms = relaxation.bound_ms()
     assert relaxation.bound_ms() > 1.002 * mixed_ms
 
