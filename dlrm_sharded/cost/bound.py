@@ -10,9 +10,10 @@ wherever the pieces are (L7, L10). The less that is, the more do the pieces cost
 is, the smaller are the pieces for which a rank has time; so each range of it has its own test
 (L11). Row blocks that fill the ranks of one host leave all columns to the others (L12). Tables are
 cut into whole pieces (L13), a rank's largest piece makes all others wait (L14), and the tables that
-cost most have one layout each (L15).
+cost most have one layout each (L15). Row blocks of sequences reduce nothing (L16), and modules pay
+for their own launches (L17).
 
-docs/notes/lower_bound.md has the lemmas L1 to L15, their proofs and an example with numbers.
+docs/notes/lower_bound.md has the lemmas L1 to L17, their proofs and an example with numbers.
 
 Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 """
@@ -98,7 +99,9 @@ class Relaxation:
         self._too_large = priced.task.table_bytes > sum(topology.rank_memory_bytes)
         self._all_to_all_ms, self._busiest_byte_ms = pricer.all_to_all_ms, pricer.busiest_byte_ms
         self._cuts = pricer.cuts()
-        launch_ms = priced.compute.launch_ms(np.arange(len(self._cuts) + 1.0))
+        self._num_modules = pricer.num_modules
+        most_launches = max(len(self._cuts), self._num_modules)
+        launch_ms = priced.compute.launch_ms(np.arange(most_launches + 1.0))
         self._launch_ms: list[float] = launch_ms.sum(axis=1).tolist()
 
     def bound_ms(self, *, replicas: bool = True) -> float:
@@ -135,7 +138,7 @@ class Relaxation:
                 mean_ms = self.mean_ms(math.inf, PlanKind(some, self._all_to_all_ms))
                 if mean_ms < math.inf:
                     least_ms = LOADED_SHARE * mean_ms
-                    kinds += by_loaded_table(some, self._all_to_all_ms, least_ms)
+                    kinds += by_loaded_table(some, self._all_to_all_ms, least_ms, self._num_modules)
         return kinds
 
     def bound_of_kind_ms(
@@ -246,10 +249,17 @@ class Relaxation:
         layout, launched = kind.cuts[place], kind.num_on_all_ranks + 1
         (in_rows,) = (cuts for cuts in kind.cuts if cuts.layout == "host_rows")
         assert kind.loaded is not None
+        share = in_rows.group_size / self._world_size
+        # weights [C, 1] are 1 in the mean over ranks
+        work, volume = HOST_WEIGHTS.T[:, :, None]
+        work = 1.0 + work * (1.0 / share - 1.0)
+        other_work, other_volume = ((1.0 - share * w) / (1.0 - share) for w in (work, volume))
         if layout.is_on_all_ranks:
             every_rank_ms = layout.least(layout.every_rank_ms, allowed)
-            return np.tile(every_rank_ms, (len(HOST_WEIGHTS), 1))
-        share = in_rows.group_size / self._world_size
+            # The last block of a sequence may be on a rank that weighs more, and has less volume.
+            missing = layout.group_size * layout.piece_volume - layout.volume
+            missing_ms = self._busiest_byte_ms / self._world_size * missing
+            return every_rank_ms - (other_volume - 1.0) * missing_ms
         loaded_ms, fixed_ms = float(in_rows.piece_ms[kind.loaded]), in_rows.fixed_ms / share
         piece_ms, work_ms, next_ms = layout.piece_ms, layout.work_ms, 0.0
         if layout is in_rows:  # the ranks of the loaded host have paid the fixed costs
@@ -262,10 +272,6 @@ class Relaxation:
         if room_ms > 0.0:
             fits = allowed & (piece_ms <= room_ms)
             beside_ms = layout.least(work_ms * (1.0 + next_ms / room_ms), fits)
-        # weights [C, 1] are 1 in the mean over ranks
-        work, volume = HOST_WEIGHTS.T[:, :, None]
-        work = 1.0 + work * (1.0 / share - 1.0)
-        other_work, other_volume = ((1.0 - share * w) / (1.0 - share) for w in (work, volume))
         byte_ms = self._busiest_byte_ms * layout.volume
         beside_ms = _times(work, beside_ms) + volume * byte_ms
         if layout is in_rows:

@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Shapes
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, owners
 
 Mask = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
 
+
+SEQUENCE_ROWS = "sequence_rows"
+"""The layout `rows` of tables whose vectors are not pooled, which reduce nothing."""
 
 MOST_LOADED = 4
 """Largest number of tables for whose row blocks on one host there is a kind of plans each."""
@@ -29,11 +32,11 @@ MOST_LOADED = 4
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Ways to lay out tables in pieces of one kind: columns, row blocks over groups of one size, or
-    replicas.
+    """Ways to lay out tables in pieces of one kind: columns, row blocks on groups of one size, row
+    blocks of sequences, or replicas.
 
     Args:
-        layout: one of `LAYOUTS`.
+        layout: one of `LAYOUTS`, or `SEQUENCE_ROWS`.
         first: [T], where each table's sizes of pieces begin.
         table: [n], the table of each size.
         possible: [n], whether the pieces exist and fit the memory of some rank.
@@ -44,10 +47,11 @@ class Cuts:
         every_rank_ms: [T], least time that every rank pays for the table.
         volume: [T], bytes of the table that ranks exchange with every other rank, on all of them.
         piece_volume: [n], bytes that the rank of a piece exchanges with every other one for it.
-        fixed_ms: time of reductions that does not depend on their bytes, averaged over ranks.
+        fixed_ms: time of exchanges of this layout alone that does not depend on their bytes,
+            averaged over ranks.
         group_size: ranks of a group that has row blocks; 1 for columns.
         is_on_all_ranks: whether every rank has a piece of every table.
-        is_exchanged: whether ranks exchange vectors in an all-to-all.
+        is_exchanged: whether ranks exchange vectors in the all-to-all that columns have.
         split_work_ms, split_mean_ms: [n], least `work_ms` and `mean_ms` of the table in whole
             pieces that are no larger than this one (L13); zeros where that is not known, None for
             layouts in which a table has one size of pieces.
@@ -122,28 +126,40 @@ class PlanKind:
     Args:
         cuts: the layouts.
         all_to_all_ms: time of the all-to-alls that does not depend on volumes.
+        num_modules: number of modules with lookups and exchanges of their own (L17).
         loaded: a table whose row blocks on one host take a rank longer than those of any other
             table; None if it is not known.
 
     Attributes:
         fixed_ms: time of exchanges that does not depend on volumes, averaged over ranks.
         every_rank_fixed_ms: the part of it that every rank pays.
-        num_on_all_ranks: number of lookups that every rank launches.
+        has_free_pieces: whether some pieces are on some ranks only.
+        num_on_all_ranks: least number of lookups that every rank launches.
         least_ms: the least that every rank pays, launches aside; inf if there is no plan.
         every_rank_ms: [L, T], what every rank pays for a table in each layout; inf if it has none.
         own_ms: [L, T], the least that every rank pays if the table has the layout.
     """
 
     def __init__(
-        self, cuts: Sequence[Cuts], all_to_all_ms: float, *, loaded: int | None = None
+        self,
+        cuts: Sequence[Cuts],
+        all_to_all_ms: float,
+        *,
+        num_modules: int = 1,
+        loaded: int | None = None,
     ) -> None:
         self.cuts, self.loaded = tuple(cuts), loaded
         fixed_ms = all_to_all_ms if any(layout.is_exchanged for layout in cuts) else 0.0
+        on_all_ranks = [layout.fixed_ms for layout in cuts if layout.is_on_all_ranks]
+        # Each module has one of the kind's exchanges at least, and each of these has a module.
+        exchanges = [*on_all_ranks, *([all_to_all_ms] if len(on_all_ranks) < len(cuts) else [])]
+        fixed_ms += max(num_modules - len(exchanges), 0) * min(exchanges)
         self.fixed_ms = fixed_ms + sum(layout.fixed_ms for layout in cuts)
-        self.every_rank_fixed_ms = fixed_ms + sum(
-            layout.fixed_ms for layout in cuts if layout.is_on_all_ranks
-        )
-        self.num_on_all_ranks = sum(layout.is_on_all_ranks for layout in cuts)
+        self.every_rank_fixed_ms = fixed_ms + sum(on_all_ranks)
+        self.has_free_pieces = len(on_all_ranks) < len(cuts)
+        self.num_on_all_ranks = len(on_all_ranks)
+        if not self.has_free_pieces:
+            self.num_on_all_ranks = max(self.num_on_all_ranks, num_modules)
         self.every_rank_ms = np.stack([layout.possible_ms() for layout in cuts])
         sum_ms, excess_ms = least_of_layouts(self.every_rank_ms)
         self.least_ms = self.every_rank_fixed_ms + float(sum_ms)
@@ -152,14 +168,9 @@ class PlanKind:
             # a table of a layout may be the one that each layout must have
             self.own_ms = self.least_ms + excess_ms - excess_ms.min(axis=1, keepdims=True)
 
-    @property
-    def has_free_pieces(self) -> bool:
-        """Return whether some pieces are on some ranks only."""
-        return self.num_on_all_ranks < len(self.cuts)
-
 
 def by_loaded_table(
-    cuts: Sequence[Cuts], all_to_all_ms: float, least_ms: float
+    cuts: Sequence[Cuts], all_to_all_ms: float, least_ms: float, num_modules: int
 ) -> Iterator[PlanKind]:
     """Yield the kind of plans with these layouts, apart by the table that loads a host most (L12).
 
@@ -181,10 +192,11 @@ def by_loaded_table(
                     for i, layout in enumerate(rest)
                 ],
                 all_to_all_ms,
+                num_modules=num_modules,
                 loaded=table,
             )
             rest[place] = rest[place].without(is_table)
-    yield PlanKind(rest, all_to_all_ms)
+    yield PlanKind(rest, all_to_all_ms, num_modules=num_modules)
 
 
 class CutPricer:
@@ -199,6 +211,9 @@ class CutPricer:
         self._prices = ExchangePrices.from_model(priced.communication, hosts)
         self._least_prices = LeastExchangePrices.from_model(priced.communication, hosts)
         self._shapes = Shapes.from_task(task, priced.compute)
+        self._dims = np.array([table.embedding_dim for table in task.tables])
+        self._is_sequence = np.array([not table.pooled for table in task.tables])
+        self.num_modules = int(owners(task.tables).max()) + 1
 
     @property
     def all_to_all_ms(self) -> float:
@@ -211,10 +226,15 @@ class CutPricer:
         return self._least_prices.busiest_byte_ms
 
     def cuts(self) -> list[Cuts]:
-        """Return column shards, row blocks on groups of each size, and replicas if there may be."""
+        """Return column shards, row blocks on groups of each size, and replicas if there may be.
+
+        Row blocks of sequences follow those of pooled tables.
+        """
         shapes = self._shapes
         cuts = [self._cut_columns(shapes)]
         cuts += [self._cut_rows(blocks) for blocks in shapes.row_blocks]
+        if self._is_sequence.any():
+            cuts += [self._cut_sequences(rows) for rows in shapes.row_blocks if rows.is_global]
         if shapes.replicas is not None:
             cuts.append(self._replicate(shapes.replicas, least_memory=min(self._memory)))
         return cuts
@@ -228,7 +248,9 @@ class CutPricer:
         # A table may take its best width for all of its columns, in a fraction of a piece too: no
         # choice of widths has a lower price for each column (L4).
         whole_volume = columns.volume[shapes.whole]
-        share = columns.volume / whole_volume[shapes.table]
+        width = np.arange(len(shapes.table)) - shapes.first[shapes.table] + 1
+        dims = self._dims[shapes.table]
+        share = np.minimum(width * shapes.step[shapes.table], dims) / dims
         return Cuts(
             layout="columns",
             first=shapes.first[:-1],
@@ -264,7 +286,7 @@ class CutPricer:
             layout="rows" if blocks.is_global else "host_rows",
             first=np.arange(len(work_ms)),
             table=np.arange(len(work_ms)),
-            possible=blocks.possible & (blocks.block.size_bytes <= self._capacity),
+            possible=self._possible(blocks) & ~self._is_sequence,
             piece_ms=piece_ms,
             work_ms=work_ms,
             mean_ms=work_ms / self._world_size + exchange_ms,
@@ -276,6 +298,37 @@ class CutPricer:
             is_on_all_ranks=blocks.is_global,
             is_exchanged=not blocks.is_global,
         )
+
+    def _cut_sequences(self, blocks: BlockShapes) -> Cuts:
+        """Price row blocks over all ranks whose vectors are exchanged and not reduced (L16)."""
+        size, volume, last_volume = self._world_size, blocks.block.volume, blocks.last.volume
+        prices, own_byte_ms = self._prices, self._least_prices.own_byte_ms
+        block_ms = self._compute.stand_alone_ms(blocks.block.vectors)
+        last_ms = self._compute.stand_alone_ms(blocks.last.vectors)
+        least_ms = np.minimum(block_ms + own_byte_ms * volume, last_ms + own_byte_ms * last_volume)
+        work_ms, all_volume = (size - 1) * block_ms + last_ms, (size - 1) * volume + last_volume
+        exchange_ms = all_volume * (prices.even_byte_ms / size) + size * prices.shard_ms
+        return Cuts(
+            layout=SEQUENCE_ROWS,
+            first=np.arange(len(work_ms)),
+            table=np.arange(len(work_ms)),
+            possible=self._possible(blocks) & self._is_sequence,
+            piece_ms=block_ms + own_byte_ms * volume - least_ms,
+            work_ms=work_ms,
+            mean_ms=work_ms / size + exchange_ms,
+            every_rank_ms=least_ms + self._least_prices.any_byte_ms * all_volume,
+            volume=all_volume,
+            piece_volume=volume,
+            fixed_ms=prices.fixed_ms,
+            group_size=size,
+            is_on_all_ranks=True,
+            is_exchanged=False,
+        )
+
+    def _possible(self, blocks: BlockShapes) -> Mask:
+        """Return [T], whether row blocks exist and fit the memory of some rank."""
+        possible: Mask = blocks.possible & (blocks.block.size_bytes <= self._capacity)
+        return possible
 
     def _replicate(self, shapes: BlockShapes, *, least_memory: int) -> Cuts:
         """Price replicas of every table; every rank pays for all of them (L10)."""

@@ -5,6 +5,8 @@ A search that was tuned to many tables of similar sizes fails on such tasks firs
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
@@ -23,6 +25,12 @@ ROOM = (1.02, 1.15, 1.5, 4.0, 1000.0)
 SHARE_MEASURED = 0.4
 """Share of the tasks whose tables have reuse histograms."""
 
+FIRST_MIXED = 100_000
+"""The first seed whose task may have several modules of tables, and sequences."""
+
+SHARE_OF_SEQUENCES = (0.0, 0.3, 1.0)
+"""Shares of the tables of such a task that are sequences; each task has one of them."""
+
 SHARE_UNEVEN = 0.25
 """Share of the tasks whose ranks have different memory."""
 
@@ -31,7 +39,7 @@ def odd_task(seed: int) -> ShardingTask:
     """Return a task of 1 to 60 tables on 1 to 32 ranks of 1 to 4 hosts; it may have no plan.
 
     Args:
-        seed: each seed has its own task.
+        seed: each seed has its own task; from `FIRST_MIXED` on, with modules and sequences.
     """
     rng = np.random.default_rng([seed, 0x0DD])
     num_tables = round(MOST_TABLES ** rng.random())
@@ -45,6 +53,8 @@ def odd_task(seed: int) -> ShardingTask:
     batch_size = world_size * int(rng.choice(LOCAL_BATCH_SIZES))
     is_measured = rng.random() < SHARE_MEASURED
     tables = tuple(_table(f"t{i}", rng, batch_size, is_measured) for i in range(num_tables))
+    if seed >= FIRST_MIXED:
+        tables = _in_modules(tables, np.random.default_rng([seed, 0x5E9]))
     size = sum(t.num_embeddings * (t.embedding_dim * per_element + per_row) for t in tables)
     share = max(1, int(size * rng.choice(ROOM) / world_size))
     by_rank = None
@@ -60,6 +70,24 @@ def odd_task(seed: int) -> ShardingTask:
         memory_bytes_by_rank=by_rank,
     )
     return ShardingTask(tables, topology, batch_size, optimizer)
+
+
+def _in_modules(tables: tuple[Table, ...], rng: np.random.Generator) -> tuple[Table, ...]:
+    """Return the tables in modules, some as sequences, of which a module has one width."""
+    share, num_modules = float(rng.choice(SHARE_OF_SEQUENCES)), int(rng.integers(1, 4))
+    mixed = []
+    for table in tables:
+        is_sequence = bool(rng.random() < share)
+        module = f"module{rng.integers(num_modules)}"
+        mixed.append(
+            dataclasses.replace(
+                table,
+                pooled=not is_sequence,
+                module=f"{module}.width{table.embedding_dim}" if is_sequence else module,
+                num_features=int(rng.choice([1, 1, 1, 2, 10])),
+            )
+        )
+    return tuple(mixed)
 
 
 def _table(name: str, rng: np.random.Generator, batch_size: int, is_measured: bool) -> Table:

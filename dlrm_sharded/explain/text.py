@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dlrm_sharded.explain.shard_shares import ShardShare, shares_of_rank
 from dlrm_sharded.files.text_table import Column, TextTable
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import (
     Alternative,
@@ -54,7 +55,7 @@ def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> li
     used = [size / GIB for size in plan.bytes_by_rank(task.topology)]
     lines = [
         f"{report.sharder}: {len(plan.shards)} shards of {len(task.tables)} tables"
-        f"{replicas(plan)}{halves(plan)} in {report.solve_s:.3f} s",
+        f"{_of_kinds(task)}{replicas(plan)}{halves(plan)} in {report.solve_s:.3f} s",
         forecast(report),
         f"{min(used):.2f} to {max(used):.2f} GiB a rank, of {task.topology.rank_memory_text}",
         None if report.cached is None else cached_text(report.cached),
@@ -66,6 +67,21 @@ def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> li
 def rounding(precision: ExchangePrecision) -> str:
     """Write what the exchanges are rounded to, to be appended to a text; nothing for fp32."""
     return "" if precision.is_exact else f" with exchanges in {precision}"
+
+
+def _of_kinds(task: ShardingTask) -> str:
+    """Write how many tables are sequences, and in how many modules; nothing for bags of one."""
+    number = sum(not table.pooled for table in task.tables)
+    modules = len({(table.module, table.pooled) for table in task.tables})
+    text = f", {number} of them sequence{'s' if number > 1 else ''}" if number else ""
+    return text + (f", in {modules} modules" if modules > 1 else "")
+
+
+def _kind(table: Table) -> str:
+    """Write whether a table is a sequence, and its module, behind its name; nothing for neither."""
+    words = ("" if table.pooled else "sequence", f"of {table.module}" if table.module else "")
+    text = " ".join(filter(None, words))
+    return f" ({text})" if text else ""
 
 
 def replicas(plan: ShardingPlan) -> str:
@@ -157,13 +173,14 @@ def _rank(rank: RankCost) -> str:
 
 def _named(cost: ShardCost) -> str:
     shard, table = cost.shard, cost.table
+    name = f"{shard.table}{_kind(table)}"
     if shard.replicated:
-        return f"{shard.table} (replica)"
+        return f"{name} (replica)"
     if shard.num_rows < table.num_embeddings:
-        return f"{shard.table} (rows {shard.rows[0]:,} to {shard.rows[1]:,})"
+        return f"{name} (rows {shard.rows[0]:,} to {shard.rows[1]:,})"
     if shard.num_cols < table.embedding_dim:
-        return f"{shard.table} (columns {shard.cols[0]:,} to {shard.cols[1]:,})"
-    return shard.table
+        return f"{name} (columns {shard.cols[0]:,} to {shard.cols[1]:,})"
+    return name
 
 
 def _splits(diagnosis: Diagnosis) -> list[str]:
@@ -212,53 +229,6 @@ def _alternative(other: Alternative, cost_ms: float, same_task_ms: float | None)
     return f"{text}; {share:.1f} % less than another plan without it"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardShare:
-    """One shard's part in the work of its rank.
-
-    Args:
-        cost_ms: the rank's cost, divided among its shards: computation in proportion to columns
-            read (columns x ids per sample), communication in proportion to columns, and so is
-            computation where nothing is read; None where the rank's cost is not known.
-        work: columns read per sample.
-    """
-
-    shard: Shard
-    table: Table
-    size_bytes: int
-    work: float
-    cost_ms: float | None
-
-
-def shares_of_rank(
-    plan: ShardingPlan, task: ShardingTask, rank: int, cost: PlanCost | None
-) -> list[ShardShare]:
-    """Return the shards of a rank, the costliest first; without a cost, that with most work."""
-    tables = {table.name: table for table in task.tables}
-    on_rank = plan.shards_by_rank()[rank]
-    work = [_columns_read(shard, tables[shard.table], plan.world_size) for shard in on_rank]
-    sum_work = sum(work)
-    sum_cols = sum(shard.num_cols for shard in on_rank)
-    shares = []
-    for shard, shard_work in zip(on_rank, work, strict=True):
-        cost_ms = None
-        if cost is not None:
-            stages = cost.per_rank[rank]
-            by_cols = shard.num_cols / sum_cols
-            by_work = shard_work / sum_work if sum_work else by_cols
-            cost_ms = stages.computation_ms * by_work + stages.exchange_ms * by_cols
-        shares.append(
-            ShardShare(
-                shard=shard,
-                table=tables[shard.table],
-                size_bytes=shard.bytes_on(task.topology),
-                work=shard_work,
-                cost_ms=cost_ms,
-            )
-        )
-    return sorted(shares, key=lambda share: (share.cost_ms or 0.0, share.work), reverse=True)
-
-
 def explain(
     plan: ShardingPlan, report: PlanReport, task: ShardingTask, cost: PlanCost | None
 ) -> str:
@@ -271,8 +241,9 @@ def explain(
     slowest_first = sorted(ranks, key=lambda r: -_rank_cost_ms(cost, r))
     shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in ranks}
     lines = [
-        f"**{report.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
-        f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB"
+        f"**{report.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables"
+        f"{_of_kinds(task)} on {plan.world_size} ranks, "
+        f"{sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB"
         f"{halves(plan)}{rounding(plan.exchange_precision)}."
     ]
     if plan.replicated_tables:
@@ -335,7 +306,7 @@ def _shards_table(shares_by_rank: Mapping[int, Sequence[ShardShare]]) -> TextTab
     rows = [
         (
             rank,
-            share.table.name,
+            f"{share.table.name}{_kind(share.table)}",
             _part(share.shard.rows),
             _part(share.shard.cols),
             share.table.pooling_factor,
@@ -376,15 +347,6 @@ def _prediction_table(predicted: PlanCost, measured: PlanCost) -> TextTable:
         ["stage (max over ranks)", *(Column(name, ".2f") for name in columns), "difference"],
         [(name, a, b, difference(a, b)) for name, (a, b) in times.items()],
     )
-
-
-def _columns_read(shard: Shard, table: Table, world_size: int) -> float:
-    """Return the columns that a shard reads per sample of all ranks.
-
-    Row blocks share the ids evenly, and so do replicas.
-    """
-    share = 1.0 / world_size if shard.replicated else shard.num_rows / table.num_embeddings
-    return shard.num_cols * table.pooling_factor * share
 
 
 def _rank_cost_ms(cost: PlanCost | None, rank: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
@@ -16,7 +17,7 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.layouts import Layout, Replicas, layout_of
@@ -44,16 +45,22 @@ def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
 
 def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
     """Return TorchRec's configs of the tables; each has one feature with the name of the table."""
-    return [
-        EmbeddingBagConfig(
-            name=table.name,
-            num_embeddings=table.num_embeddings,
-            embedding_dim=table.embedding_dim,
-            feature_names=[table.name],
-            data_type=DATA_TYPES[table.precision],
-        )
-        for table in tables
-    ]
+    return [EmbeddingBagConfig(**_config(table)) for table in tables]
+
+
+def sequence_configs(tables: Sequence[Table]) -> list[EmbeddingConfig]:
+    """Return the configs of `bag_configs` for tables whose vectors are not pooled."""
+    return [EmbeddingConfig(**_config(table)) for table in tables]
+
+
+def _config(table: Table) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "num_embeddings": table.num_embeddings,
+        "embedding_dim": table.embedding_dim,
+        "feature_names": [table.name],
+        "data_type": DATA_TYPES[table.precision],
+    }
 
 
 def to_torchrec(

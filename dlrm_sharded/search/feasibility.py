@@ -78,9 +78,11 @@ def _why_too_wide(problem: Problem) -> str | None:
 
 def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
     """Return the size of the smallest column shard that a plan may have, in steps or not."""
-    if not problem.columns_per_step[unit]:
-        return int(problem.size_bytes[problem.whole_shape[unit]])
     table = problem.task.tables[problem.tables[unit][0]]
+    # Plans may split the columns of sequences, alike in a whole module, although no search does.
+    is_whole = table.pooled or len(problem.tables[unit]) > 1
+    if is_whole and not problem.columns_per_step[unit]:
+        return int(problem.size_bytes[problem.whole_shape[unit]])
     smallest = problem.task.topology.shard_bytes(
         table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
@@ -23,8 +26,8 @@ from torchrec.distributed.planner.storage_reservations import (
     HeuristicalStorageReservation,
 )
 from torchrec.distributed.planner.types import PlannerError, ShardEstimator, ShardingOption, Storage
-from torchrec.distributed.types import ShardingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from dlrm_sharded.files.errors import (
     ConfigError,
@@ -33,7 +36,7 @@ from dlrm_sharded.files.errors import (
     check_count,
     check_flag,
 )
-from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
+from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec, sequence_configs
 from dlrm_sharded.plans.layouts import can_split_rows, trained_layouts
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
@@ -137,14 +140,14 @@ class TorchRecSharder:
         return plan
 
     def _shard(self, task: ShardingTask, search: TimedSearch) -> ShardingPlan:
-        collection = EmbeddingBagCollection(
-            tables=bag_configs(task.tables), device=torch.device("meta")
-        )
-        module_sharder = _RowWiseOnCpus() if self.full else EmbeddingBagCollectionSharder()
+        bags = _RowWiseOnCpus() if self.full else EmbeddingBagCollectionSharder()
+        sharders: list[Any] = [bags, EmbeddingCollectionSharder()]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about TorchRec's own defaults
-            torchrec_plan = self._planner(task, search).plan(collection, [module_sharder])
-        module_plan: Any = torchrec_plan.plan[""]
+            torchrec_plan = self._planner(task, search).plan(_model(task.tables), sharders)
+        module_plan: dict[str, ParameterSharding] = {}
+        for of_module in torchrec_plan.plan.values():
+            module_plan |= cast(dict[str, ParameterSharding], of_module)
         world_size = task.topology.world_size
         return ShardingPlan(world_size, from_torchrec(module_plan, task.tables, world_size))
 
@@ -232,6 +235,22 @@ class _RowWiseOnCpus(EmbeddingBagCollectionSharder):
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return super().sharding_types("cuda")
+
+
+def _model(tables: Sequence[Table]) -> nn.Module:
+    """Return the tables as modules of TorchRec, which prices sequences of a collection unpooled."""
+    device, bags = torch.device("meta"), [table for table in tables if table.pooled]
+    modules: dict[str, nn.Module] = {}
+    if bags:
+        modules["bags"] = EmbeddingBagCollection(tables=bag_configs(bags), device=device)
+    if len(bags) == len(tables):
+        return modules["bags"]
+    names = dict.fromkeys(table.module for table in tables if not table.pooled)
+    for i, name in enumerate(names):  # a name may have dots, which those of submodules must not
+        of_module = [table for table in tables if table.module == name and not table.pooled]
+        configs = sequence_configs(of_module)
+        modules[f"sequences{i}"] = EmbeddingCollection(tables=configs, device=device)
+    return nn.ModuleDict(modules)
 
 
 def _sharding_types(table: Table, topology: Topology, *, replicate: bool = False) -> list[str]:

@@ -34,6 +34,15 @@ TINY = {
     "2x2": {"num_tables": 2, "hosts": (2, 2), "full": 0.3},
     "3x1": {"num_tables": 2, "hosts": (3, 1), "full": 0.3},
     "nearly_full": {"num_tables": 3, "full": 0.95},
+    "sequence": {"num_tables": 2, "sequences": (0,), "modules": "ab"},
+    "sequences_2x2": {
+        "num_tables": 2,
+        "hosts": (2, 2),
+        "full": 0.3,
+        "sequences": (0, 1),
+        "modules": "ab",
+    },
+    "modules": {"num_tables": 2, "modules": "ab"},
 }
 ROUNDING, HALVINGS = 1e-9, 1e-5
 """The largest T is found to about 2 ** -20 of it, from below."""

@@ -30,7 +30,7 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.cost.plan_kinds import PlanKind, in_whole_pieces
+from dlrm_sharded.cost.plan_kinds import SEQUENCE_ROWS, PlanKind, in_whole_pieces
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.datasets.odd_tasks import odd_task
@@ -115,8 +115,9 @@ def layouts_of(workload: Workload) -> NDArray[np.str_]:
     is_column, is_row = (
         ~workload.is_replica & (workload.group_size == size) for size in (1, workload.world_size)
     )
-    conditions = [workload.is_replica, is_column, is_row]
-    return np.select(conditions, ["replicas", "columns", "rows"], "host_rows")
+    is_sequence = is_row & (workload.reduce_size != workload.group_size)
+    conditions = [workload.is_replica, is_column, is_sequence, is_row]
+    return np.select(conditions, ["replicas", "columns", SEQUENCE_ROWS, "rows"], "host_rows")
 
 
 def every_rank_ms_of(kind: PlanKind, of: Planned) -> Floats:
@@ -204,9 +205,9 @@ def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel
     cost = predicted(of[0].shards, of[1], model)
     prices = LeastExchangePrices.from_model(model.communication, hosts)
     # bytes of each shard to every other rank, as `Workload.exchange` has them
-    everywhere = (workload.group_size == workload.world_size) & (workload.world_size > 1)
-    num_bytes = workload.num_cols * (4.0 * workload.batch_size / workload.world_size)
-    volume = num_bytes / np.maximum(workload.group_size, 1) * ~everywhere * ~workload.is_replica
+    everywhere = (workload.reduce_size == workload.world_size) & (workload.world_size > 1)
+    num_bytes = workload.num_cols * workload.num_vectors * (4.0 / workload.world_size)
+    volume = num_bytes / np.maximum(workload.reduce_size, 1) * ~everywhere * ~workload.is_replica
     assert workload.by_rank(volume) == pytest.approx(exchange.volume, rel=TOLERANCE)
     piece_ms = stand_alone_ms(workload, model) + launch_ms(model) + prices.own_byte_ms * volume
     assert at_least(cost.cost_ms, piece_ms.max() + prices.any_byte_ms * volume.sum())
@@ -387,6 +388,54 @@ def test_l15_a_table_has_one_layout() -> None:
     with mock.patch.object(told_apart, "NUM_TOLD_APART", 0):
         mixed_ms = relaxation.bound_ms()
     assert relaxation.bound_ms() > 1.002 * mixed_ms
+
+
+@given(of=planned(layouts=("rows", "rows", "rows_of_host", "whole")), model=models)
+@EXAMPLES
+def test_l16_row_blocks_of_sequences_reduce_nothing(of: Planned, model: LearnedCostModel) -> None:
+    """Also where the last block has fewer rows, and so the last rank less to send."""
+    plan, task = of
+    tables = tuple(
+        dataclasses.replace(table, pooled=False, embedding_dim=16, num_embeddings=rows, module="s")
+        for table, rows in zip(task.tables, itertools.cycle([13, 5, 40_001]), strict=False)
+    )
+    task = dataclasses.replace(task, tables=tables)
+    in_rows = {shard.table for shard in plan.shards if shard.num_rows > 1} & {
+        name for name, shards in plan.shards_by_table().items() if len(shards) > 1
+    }
+    size = task.topology.world_size
+    shards = [
+        shard
+        for table in tables
+        for shard in (
+            RowBlocks(range(size)).shards(table)
+            if table.name in in_rows and RowBlocks(range(size)).is_possible(table)
+            else [Shard.whole(table, len(table.name) % size)]
+        )
+    ]
+    made = ShardingPlan(size, tuple(shards)), task
+    relaxation = Relaxation(model.price(task))
+    kind = kind_of(made, relaxation)
+    cost_ms = predicted(made[0].shards, task, model).cost_ms * (1 + TOLERANCE)
+    assert at_least(cost_ms, relaxation.mean_ms(cost_ms, kind))
+    assert not relaxation.is_undercut_by_none(cost_ms, kind)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("modules", ["aaa", "abb", "abc"])
+def test_l17_modules_pay_for_their_own_launches(modules: str, pooled: bool) -> None:
+    """Tables that fit in row blocks only have one plan, and its cost is the bound (L16, too)."""
+    tables = [
+        Table(f"t{i}", 4000, 4, 10.0, USED_ONCE, pooled=pooled, module=module)
+        for i, module in enumerate(modules)
+    ]
+    task = task_of(tables, 4, 3 * 1000 * 16, 512)
+    shards = tuple(shard for table in tables for shard in RowBlocks(range(4)).shards(table))
+    model = worked_model()
+    forward = dataclasses.replace(model.compute.forward, next_launch_ms=0.5)
+    model = dataclasses.replace(model, compute=dataclasses.replace(model.compute, forward=forward))
+    cost_ms = predicted(shards, task, model).cost_ms
+    assert lower_bound_ms(model.price(task)) == pytest.approx(cost_ms, rel=1e-5)
 
 
 @given(cost=costs())

@@ -13,15 +13,16 @@ from dlrm_sharded.explain.figures import (
     plot_cost_by_rank,
     plot_memory_by_rank,
 )
+from dlrm_sharded.explain.shard_shares import ShardShare, shares_of_rank
 from dlrm_sharded.explain.text import (
     STAGE_LABELS,
-    ShardShare,
     difference,
     explain,
     forecast,
+    plan_lines,
     sections,
-    shares_of_rank,
 )
+from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from tests.unit.explain.test_diagnosis import SHOWN
@@ -272,3 +273,21 @@ def test_figures_of_many_tables_and_ranks(world_size: int) -> None:
     assert (labels[0], labels[-1]) == ("t29", "22 others")
     cost = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * world_size)
     assert [len(stage) for stage in bars(plot_cost_by_rank(cost))] == [world_size] * 4
+
+
+def test_shows_which_tables_are_sequences_and_their_modules() -> None:
+    """A sequence has its part in the exchange by its ids, of which each has a vector."""
+    tables = (
+        Table("bag", 100, 16, 9.0, module="user"),
+        Table("clicks", 100, 16, 9.0, pooled=False, module="history"),
+    )
+    task = task_of(tables, 1)
+    plan = whole_tables(task, (0, 0))
+    cost = PlanCost((StageCost(0.0, 5.0, 5.0, 0.0),))
+    shares = {share.table.name: share.cost_ms for share in shares_of_rank(plan, task, 0, cost)}
+    assert shares == pytest.approx({"bag": 1.0, "clicks": 9.0})
+    text = explain(plan, REPORT, task, cost)
+    assert "2 shards of 2 tables, 1 of them sequence, in 2 modules on 1 ranks" in text
+    assert "clicks (sequence of history)" in text
+    assert "bag (of user)" in text
+    assert plan_lines(plan, REPORT, task)[0].endswith("1 of them sequence, in 2 modules in 0.100 s")

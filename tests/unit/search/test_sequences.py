@@ -8,12 +8,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded import Shard, ShardingPlan
+from dlrm_sharded import InfeasibleTaskError, Shard, ShardingPlan, Table, validate
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
-from tests.unit.made_up import with_topology
+from tests.unit.made_up import column_shards, task_of, with_topology
 from tests.unit.search.made_up import (
     COST_ALONE,
     MODELS,
@@ -106,3 +106,13 @@ def test_long_sequences_of_a_large_table_lie_in_row_blocks() -> None:
     task = with_topology(task, memory_bytes=2**40)
     plan = neuroshard("plain", 0, **COST_ALONE).shard(task)
     assert layout_name(plan.shards_by_table()["t0"], busy, task.topology) == "rows"
+
+
+def test_no_proof_that_nothing_fits_where_only_equal_columns_would() -> None:
+    """The search leaves such plans out, so it finds none, and does not say that there is none."""
+    table = Table("ids", 3, 16, 2.0, pooled=False)  # too few rows for blocks on all ranks
+    task = task_of([table], 4, 3 * 4 * 4, 64)
+    plan = ShardingPlan(4, tuple(column_shards(table, *[(rank, 4) for rank in range(4)])))
+    validate(plan, task)
+    with pytest.raises(InfeasibleTaskError, match="not proven"):
+        neuroshard("plain", 0).shard(task)

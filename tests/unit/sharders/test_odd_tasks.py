@@ -13,7 +13,7 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.datasets.odd_tasks import odd_task
+from dlrm_sharded.datasets.odd_tasks import FIRST_MIXED, odd_task
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.plans.layouts import ColumnShards, Replicas
@@ -172,3 +172,16 @@ def test_no_sharder_finds_a_cheaper_plan(seed: int) -> None:
     if found_ms is not None:
         assert lower_bound_ms(priced) <= found_ms * (1 + 1e-9)
         assert found_ms <= SAME * min(planned.values(), default=found_ms), planned
+
+
+def test_tasks_of_later_seeds_have_modules_and_sequences() -> None:
+    """Those of earlier seeds, which studies name, stay as they were."""
+    earlier = [table for seed in range(200) for table in odd_task(seed).tables]
+    assert all(table.pooled and not table.module for table in earlier)
+    later = [odd_task(FIRST_MIXED + seed) for seed in range(40)]
+    assert later[7] == odd_task(FIRST_MIXED + 7) != later[8]
+    shares = [sum(table.pooled for table in task.tables) / len(task.tables) for task in later]
+    assert min(shares) == 0.0
+    assert max(shares) == 1.0
+    assert any(0.0 < share < 1.0 for share in shares)
+    assert max(len({table.module for table in task.tables}) for task in later) > 3

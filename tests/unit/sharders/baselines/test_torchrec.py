@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
 from dlrm_sharded import ConfigError, InfeasibleTaskError, Table, validate
 from dlrm_sharded.datasets.presets import criteo_kaggle
@@ -154,3 +155,22 @@ def test_without_hurry_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level("INFO", "dlrm_sharded")
     TorchRecSharder().shard(task_of(MANY[:3], 2, 2**30, 64, device="cuda"))
     assert said(caplog) == []
+
+
+def test_sequences_are_priced_unpooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchRec itself takes them for such tables, in modules whose names may have dots."""
+    seen: dict[str, bool] = {}
+    estimate = EmbeddingPerfEstimator.estimate
+
+    def noting(self: Any, options: Any, **others: Any) -> None:
+        seen.update({option.name: option.is_pooled for option in options})
+        estimate(self, options, **others)
+
+    monkeypatch.setattr(EmbeddingPerfEstimator, "estimate", noting)
+    tables = [
+        Table(f"x{i}", 1000, 16, 20.0, pooled=i < 2, module=f"m.{i % 2}", num_features=1 + i % 2)
+        for i in range(5)
+    ]
+    task = task_of(tables, 2, 2**30, 64, device="cuda")
+    validate(TorchRecSharder().shard(task), task)
+    assert seen == {"t0": True, "t1": True, "t2": False, "t3": False, "t4": False}
