@@ -186,3 +186,13 @@ def test_a_table_more_never_costs_less(name: str) -> None:
         fewer = (dataclasses.replace(task, tables=task.tables[:num]) for num in range(1, 7))
         bounds = [lower_bound_ms(model_of(name, seed).price(some)) for some in fewer]
         assert all(b >= a * (1 - HALVINGS) for a, b in itertools.pairwise(bounds))
+
+
+@pytest.mark.parametrize("name", ["plain", "warps"])
+def test_sequences_without_ids_cost_what_they_launch(name: str) -> None:
+    """Nothing is exchanged then, and nothing is divided by that."""
+    tables = [Table("none", 100, 8, 0.0, pooled=False), Table("a", 100, 8, 3.0)]
+    task = with_profiles(task_of(tables, 2, batch_size=512))
+    plan = tuple(Shard.whole(table, rank) for rank, table in enumerate(task.tables))
+    assert_below(model_of(name), task, [plan])
+    assert lower_bound_ms(model_of(name).price(task)) > 0.0
