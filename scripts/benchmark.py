@@ -19,6 +19,7 @@ python scripts/benchmark.py sweeps      what sweeps tell apart, in rounds and ap
 python scripts/benchmark.py stalls      iterations of a loop beside the writer of a checkpoint
 python scripts/benchmark.py odd         whether any sharder beats neuroshard on odd tasks
 python scripts/benchmark.py exact       plans and bounds beside the cheapest plans of small tasks
+python scripts/benchmark.py groups      groups of ranks, each with all tables, beside one plan
 python scripts/benchmark.py host        what a step takes of the host, beside TorchRec
 
 With --jsonl FILE a part keeps each case as it ends, and the same command goes on after a kill.
@@ -39,7 +40,7 @@ from studies.parts import add_part_arguments, part_of, run_part
 WHOLE = "all"
 PARTS = (
     *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
-    *("first_start", "policies_elsewhere", "odd", "exact"),
+    *("first_start", "policies_elsewhere", "odd", "exact", "groups"),
     *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host"),
 )
 

@@ -81,6 +81,8 @@ class Workload:
         num_features: [S], features that look up the shard; None for one each.
         is_sequence: [S], whether the vectors of a sample's ids are not pooled; None if all are.
         owner: [S], number of the module of the shard's table, see `owners`; None for one of bags.
+        repeats: [S], ids of the samples for each of `num_ids`, see `Table.repeats`; 0 where ids are
+            not deduplicated, and None if none are.
     """
 
     world_size: int
@@ -96,6 +98,7 @@ class Workload:
     num_features: Floats | None = None
     is_sequence: NDArray[np.bool_] | None = None
     owner: NDArray[np.int64] | None = None
+    repeats: Floats | None = None
 
     @property
     def is_replica(self) -> NDArray[np.bool_]:
@@ -155,7 +158,7 @@ class Workload:
         """Return the workload of the shards with `is_kept` [S]."""
         of_shards = ("rank", "group_size", "num_rows", "num_cols", "num_ids", "reuse_histogram")
         kept: dict[str, Any] = {name: getattr(self, name)[is_kept] for name in of_shards}
-        for name in ("is_half", "num_features", "is_sequence", "owner"):
+        for name in ("is_half", "num_features", "is_sequence", "owner", "repeats"):
             values = getattr(self, name)
             kept[name] = None if values is None else values[is_kept]
         return replace(self, **kept)
@@ -269,14 +272,16 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
 
 
 def pooling_of(tables: Sequence[Table]) -> dict[str, Any]:
-    """Return a workload's `num_features`, `is_sequence` and `owner` of shards of tables [S]."""
+    """Return what a workload of shards of these tables [S] knows of their vectors and modules."""
     num_features = np.array([table.num_features for table in tables], dtype=np.float64)
     is_sequence = np.array([not table.pooled for table in tables], dtype=bool)
     owner = owners(tables)
+    repeats = np.array([table.repeats or 0.0 for table in tables])
     return {
         "num_features": num_features if (num_features > 1).any() else None,
         "is_sequence": is_sequence if is_sequence.any() else None,
         "owner": owner if owner.any() or is_sequence.any() else None,
+        "repeats": repeats if repeats.any() else None,
     }
 
 
