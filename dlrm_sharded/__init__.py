@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlrm_sharded.commands.sharders import make_sharder
     from dlrm_sharded.cost.learned import learned_cost_model
     from dlrm_sharded.cost.linear import LinearCostModel
-    from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
+    from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner, plan_model
     from dlrm_sharded.hardware.context import RunContext
     from dlrm_sharded.plans.frames import task_from_frame
     from dlrm_sharded.search.constraints import Constraints
@@ -63,6 +63,7 @@ __all__ = [
     "Topology",
     "learned_cost_model",
     "make_sharder",
+    "plan_model",
     "read_plan",
     "read_task",
     "task_from_frame",
@@ -81,6 +82,7 @@ _LOADED_WHEN_ASKED = {
     "SharderContext": "sharders.base",
     "learned_cost_model": "cost.learned",
     "make_sharder": "commands.sharders",
+    "plan_model": "drop_in.sharded_planner",
     "task_from_frame": "plans.frames",
 }
 """Modules of names that need more than Python."""

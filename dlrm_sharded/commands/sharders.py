@@ -97,19 +97,20 @@ def start_budget(cfg: DictConfig) -> float | None:
     return budget_s
 
 
-def make_sharder(
+def make_planner(
     name: str,
     cost_model: CostModel | None = None,
     *,
     run: RunContext | None = None,
     seed: int = 0,
+    diagnose: Diagnose | None = None,
     **options: Any,
-) -> Sharder:
-    """Build a sharder by its name, as `sharder=NAME` does: `make_sharder("torchrec")`.
+) -> Planner:
+    """Build a sharder by its name, as `sharder=NAME` does, and its planner.
 
     Args:
         name: one of conf/sharder.
-        cost_model: the prices by which it searches, for those that do.
+        cost_model: the prices by which it searches, for those that do, and of its reports.
         run: what the ranks compute on; None for any device.
         options: keys of the sharder's yaml, such as `replicate="never"`.
 
@@ -126,7 +127,24 @@ def make_sharder(
     root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
     context = SharderContext(run or RunContext(), cost_model)
     sharder: Sharder = _with_context(KEY, instantiate(root[KEY]), context)
-    return sharder
+    made_of: dict[str, Any] = OmegaConf.to_container(root[KEY], resolve=True)  # type: ignore[assignment]
+    return Planner(sharder, cost_model, diagnose, value_profiles, options=made_of)
+
+
+def make_sharder(
+    name: str,
+    cost_model: CostModel | None = None,
+    *,
+    run: RunContext | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Sharder:
+    """Build a sharder by its name, as `make_planner` does: `make_sharder("torchrec")`.
+
+    Raises:
+        ConfigError: there is no such sharder, or it has no such option.
+    """
+    return make_planner(name, cost_model, run=run, seed=seed, **options).sharder
 
 
 def asked_precision(cfg: DictConfig) -> ExchangePrecision:

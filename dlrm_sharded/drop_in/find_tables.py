@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingCollection,
 )
 
-from dlrm_sharded.drop_in.module_tables import WHOLE_TYPES, ModuleTables
+from dlrm_sharded.drop_in.module_tables import WHOLE_TYPES, ModuleTables, layouts_of_types
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import Table
@@ -38,16 +38,12 @@ def find_tables(
     model: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
     topology: Topology,
-    pooling_factors: Mapping[str, float],
-    *,
-    replicas: bool,
 ) -> list[ModuleTables]:
     """Return the modules of a model that the sharders can shard, with their tables.
 
     Raises:
         ConfigError: there is no such module, it does not train, a table has a precision that cannot
-            be planned, is in two modules or twice in the model, or has a fused optimizer that its
-            replicas would leave.
+            be planned, or is in two modules or twice in the model.
     """
     found: list[ModuleTables] = []
     seen: dict[int, tuple[torch.Tensor, str]] = {}
@@ -60,13 +56,13 @@ def find_tables(
                 "ShardedPlanner plans models that are trained"
             )
         is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
-        layouts = _layouts(types, topology, is_pooled=is_pooled, replicas=replicas)
+        layouts = _layouts(types, topology, is_pooled=is_pooled)
         if isinstance(module, nn.EmbeddingBag):  # TorchRec gives it one shard of columns only
             layouts -= {"columns"}
         tables = {}
         # TorchRec's unsharded modules hold in fp16 whatever is not in fp32, and FBGEMM does not.
         configured = {config.name: config.data_type.value.lower() for config in _configs(module)}
-        num_features = {config.name: len(config.feature_names) for config in _configs(module)}
+        features = {config.name: tuple(config.feature_names) for config in _configs(module)}
         means = _pooled_by(PoolingType.MEAN, module)
         averaged = frozenset(config.name for config in means)
         sums = _pooled_by(PoolingType.SUM, module)
@@ -93,12 +89,6 @@ def find_tables(
                     f"table {name!r} of {title} has weights in {precision}; ShardedPlanner plans "
                     f"{' and '.join(TABLE_BYTES)}: change the data_type of its config"
                 )
-            if "replicas" in layouts and hasattr(weight, "_optimizer_classes"):
-                raise ConfigError(
-                    f"ShardedPlanner has replicas=True, and table {name!r} of {title} has a fused "
-                    "optimizer, which a replica would leave; plan before "
-                    "apply_optimizer_in_backward, and apply it only to tables that the plan shards"
-                )
             own_layouts = layouts
             if precision != "fp32":  # TorchRec's dense lookup, which replicas need, has fp32 only
                 own_layouts -= {"replicas"}
@@ -108,9 +98,11 @@ def find_tables(
                 name=name,
                 num_embeddings=weight.shape[0],
                 embedding_dim=weight.shape[1],
-                pooling_factor=pooling_factors.get(name, 1.0),
+                pooling_factor=1.0,
                 precision=precision,
-                num_features=max(num_features.get(name, 1), 1),
+                num_features=max(len(features.get(name, ())), 1),
+                pooled=is_pooled,
+                module=path,
                 layouts=own_layouts,
             )
         found.append(
@@ -123,13 +115,12 @@ def find_tables(
                 hosted=_towers(module),
                 averaged=averaged,
                 summed_and_averaged=_features(sums) & _features(means),
+                features=features,
+                is_weighted=_is_weighted(module),
             )
         )
     if not found:
         raise ConfigError("the model has no embedding module that the given sharders can shard")
-    names = {name for module in found for name in module.tables}
-    if unknown := sorted(set(pooling_factors) - names):
-        raise ConfigError(f"pooling_factors names {unknown}, which the model lacks")
     return _with_unique_names(found)
 
 
@@ -164,28 +155,23 @@ def _trained_types(sharder: ModuleSharder[Any], device: str) -> frozenset[str]:
     )
 
 
-def _layouts(
-    types: frozenset[str], topology: Topology, *, is_pooled: bool, replicas: bool
-) -> frozenset[str]:
+def _layouts(types: frozenset[str], topology: Topology, *, is_pooled: bool) -> frozenset[str]:
     """Return the layouts that sharders may choose for the tables of a module.
 
     Sequences have no column shards, as all of them would need the same width, and no replicas.
     """
-    one_host = topology.ranks_per_host == topology.world_size
-    host_rows = ShardingType.TABLE_ROW_WISE.value in types
-    columns, host_columns, _ = WHOLE_TYPES
-    may_be = {
-        "columns": is_pooled and (columns in types or (one_host and host_columns in types)),
-        "rows": ShardingType.ROW_WISE.value in types or (one_host and host_rows),
-        "host_rows": host_rows,
-        "replicas": replicas and is_pooled and ShardingType.DATA_PARALLEL.value in types,
-    }
-    return frozenset(layout for layout, is_possible in may_be.items() if is_possible)
+    trained = layouts_of_types(types, topology)
+    return trained if is_pooled else trained - {"columns", "replicas"}
 
 
 def _pooled_by(kind: PoolingType, module: nn.Module) -> list[BaseEmbeddingConfig]:
     """Return the configs of the tables that pool by the sum or by the mean."""
     return [config for config in _configs(module) if getattr(config, "pooling", None) is kind]
+
+
+def _is_weighted(module: nn.Module) -> bool | None:
+    says = (getattr(inner, "is_weighted", None) for inner in module.modules())
+    return next((bool(of()) for of in says if callable(of)), None)
 
 
 def _features(configs: Sequence[BaseEmbeddingConfig]) -> frozenset[str]:

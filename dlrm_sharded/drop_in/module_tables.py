@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchrec.distributed.types import ShardingType
 
@@ -26,7 +26,24 @@ WHOLE_TYPES = (
 ROW_TYPES = frozenset({ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value})
 """TorchRec's types of row blocks."""
 
+PLANNED_TYPES = frozenset({*WHOLE_TYPES, *ROW_TYPES, ShardingType.DATA_PARALLEL.value})
+"""TorchRec's types that a plan can have."""
+
 OBEY_LAYOUTS = "use a sharder that reads `Table.layouts` (sharder=neuroshard)"
+
+
+def layouts_of_types(types: frozenset[str], topology: Topology) -> frozenset[str]:
+    """Return the layouts that some of TorchRec's types train, besides the whole table."""
+    one_host = topology.ranks_per_host == topology.world_size
+    columns, host_columns, _ = WHOLE_TYPES
+    host_rows = ShardingType.TABLE_ROW_WISE.value in types
+    trained = {
+        "columns": columns in types or (one_host and host_columns in types),
+        "rows": ShardingType.ROW_WISE.value in types or (one_host and host_rows),
+        "host_rows": host_rows,
+        "replicas": ShardingType.DATA_PARALLEL.value in types,
+    }
+    return frozenset(layout for layout, is_trained in trained.items() if is_trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +58,10 @@ class ModuleTables:
         hosted: sets of tables; each set is a tower and has to be on one host.
         averaged: parameters of the tables that pool by the mean.
         summed_and_averaged: features that tables pool by the sum, and others by the mean.
+        features: names of the features that look up a table, by the name of its parameter; without
+            those of modules that have no configs of tables.
+        is_weighted: whether ids have weights; None if the module does not say.
+        allowed: types that the user allows for a table, by its name; all types if it is missing.
     """
 
     path: str
@@ -51,16 +72,14 @@ class ModuleTables:
     hosted: tuple[frozenset[str], ...]
     averaged: frozenset[str]
     summed_and_averaged: frozenset[str]
+    features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_weighted: bool | None = None
+    allowed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def only_in_rows(self) -> bool:
         """Return whether the module trains no tables that are whole on one rank."""
         return self.sharding_types.isdisjoint(WHOLE_TYPES)
-
-    @property
-    def has_replicas(self) -> bool:
-        """Return whether the module trains replicas; TorchRec's lookup of sequences does not."""
-        return self.is_pooled and ShardingType.DATA_PARALLEL.value in self.sharding_types
 
     def torchrec_type(self, shards: Sequence[Shard], table: Table, topology: Topology) -> str:
         """Return TorchRec's type for the shards of a table.
@@ -86,12 +105,16 @@ class ModuleTables:
             "host_rows": [host_rows],
             "replicas": [ShardingType.DATA_PARALLEL.value],
         }[layout]
+        trained = self.allowed.get(table.name, self.sharding_types)
         for name in types:
-            if name in self.sharding_types:
+            if name in trained:
                 return name
+        by = "its TorchRec sharder trains it"
+        if trained != self.sharding_types:
+            by = "its constraints allow"
         raise InvalidPlanError(
-            f"table {table.name!r} of {self.title} is planned {types[0]}, and its TorchRec sharder "
-            f"trains it only {', '.join(sorted(self.sharding_types))}; {OBEY_LAYOUTS}"
+            f"table {table.name!r} of {self.title} is planned {types[0]}, and {by} only "
+            f"{', '.join(sorted(trained))}; {OBEY_LAYOUTS}"
         )
 
     def check(self, plan: ShardingPlan, topology: Topology) -> None:

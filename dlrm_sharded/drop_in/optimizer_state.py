@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -35,6 +35,15 @@ OPTIMIZER_BYTES = {
 LARGEST_STATE = (8, 8)
 """The same for optimizers that are not listed."""
 
+PRICED_AS = {
+    "sgd": "sgd",
+    "exact_sgd": "sgd",
+    "row_wise_adagrad": "rowwise_adagrad",
+    "exact_row_wise_adagrad": "rowwise_adagrad",
+    "adam": "adam",
+}
+"""Names of `EMBEDDING_OPTIMIZERS` by `EmbOptimType`."""
+
 
 def with_optimizer_state(
     topology: Topology, model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
@@ -47,23 +56,38 @@ def with_optimizer_state(
         ConfigError: a table has an optimizer that TorchRec does not fuse.
     """
     per_weight, per_row = 0, 0
-    for path, module, sharder in shardable(model, sharders):
-        stated = _stated(sharder)
-        if isinstance(module, FUSED_MODULES):
-            stated = _fused_type(module.optimizer_type(), path or type(module).__name__)
-        for name, weight in sharder.shardable_parameters(module).items():
-            optimizer = stated
-            for fused in getattr(weight, "_optimizer_classes", ()):
-                optimizer = _fused_type(fused, f"{path}.{name}" if path else name)
-            if optimizer is not None:
-                state = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
-                per_weight, per_row = max(per_weight, state[0]), max(per_row, state[1])
+    for optimizer in _fused_types(model, sharders):
+        if optimizer is not None:
+            state = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
+            per_weight, per_row = max(per_weight, state[0]), max(per_row, state[1])
     fp32 = torch.float32.itemsize
     return dataclasses.replace(
         topology,
         bytes_per_element=max(topology.bytes_per_element, fp32 + per_weight),
         optimizer_bytes_per_row=max(topology.optimizer_bytes_per_row, per_row),
     )
+
+
+def optimizer_of_tables(model: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> str | None:
+    """Return the name of the fused optimizer that all tables have; None if there is none.
+
+    It is one of `EMBEDDING_OPTIMIZERS`, of which prices and the journal of runs know.
+    """
+    found = {optimizer and optimizer.value for optimizer in _fused_types(model, sharders)}
+    return PRICED_AS.get(found.pop()) if len(found) == 1 else None
+
+
+def _fused_types(model: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Iterator[Any]:
+    """Yield the fused optimizer of each table, a member of `EmbOptimType`; None if it has none."""
+    for path, module, sharder in shardable(model, sharders):
+        stated = _stated(sharder)
+        if isinstance(module, FUSED_MODULES):
+            stated = fused_type(module.optimizer_type(), path or type(module).__name__)
+        for name, weight in sharder.shardable_parameters(module).items():
+            optimizer = stated
+            for fused in getattr(weight, "_optimizer_classes", ()):
+                optimizer = fused_type(fused, f"{path}.{name}" if path else name)
+            yield optimizer
 
 
 def _stated(sharder: ModuleSharder[Any]) -> Any:
@@ -81,7 +105,7 @@ def _stated(sharder: ModuleSharder[Any]) -> Any:
     return stated
 
 
-def _fused_type(optimizer: type[Optimizer], path: str) -> Any:
+def fused_type(optimizer: type[Optimizer], path: str) -> Any:
     """Return the member of FBGEMM's `EmbOptimType` for an optimizer.
 
     Raises:

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
-from dlrm_sharded.cost.base import AdditiveCostModel, PricedTask, caveat_of
-from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.calibration.picture import AUTO
+from dlrm_sharded.commands.sharders import make_planner
+from dlrm_sharded.cost.base import CostModel, caveat_of, is_additive
 from dlrm_sharded.drop_in.find_tables import find_tables
+from dlrm_sharded.drop_in.fixed_tables import SharderBesideFixed
+from dlrm_sharded.drop_in.measured_data import KjtsOf, measured
+from dlrm_sharded.drop_in.model_report import ModelReport, replica_gain
 from dlrm_sharded.drop_in.module_tables import ModuleTables
-from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
-from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables, with_optimizer_state
+from dlrm_sharded.drop_in.parameter_constraints import Means, constrained, passed_on
+from dlrm_sharded.drop_in.prices import context_of_ranks, prices_of_run
+from dlrm_sharded.drop_in.replica_training import fused_rules, rules_of_replicas, with_replicable
+from dlrm_sharded.explain.diagnosis import diagnose
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks, can_split_rows, layout_of
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.task import MEMORY_KEYS, ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.plans.layouts import layout_of
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
-from dlrm_sharded.ranks.distributed import detect_topology, with_memory_of_all_ranks
-from dlrm_sharded.search.build_problem import worth_replicating
+from dlrm_sharded.ranks.distributed import (
+    detect_topology,
+    rank_from_environment,
+    with_memory_of_all_ranks,
+)
 from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.sharders.plan_file import PlanFileSharder
+from dlrm_sharded.sharders.planning import Diagnose, Planner
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +54,6 @@ DEFAULT_LOCAL_BATCH_SIZE = 512
 """Samples per rank that TorchRec's planner assumes by default."""
 
 
-@dataclass(eq=False)
 class ShardedPlanner(TorchRecPlanner):
     """Replaces TorchRec's `EmbeddingShardingPlanner` and plans with any sharder.
 
@@ -47,30 +63,82 @@ class ShardedPlanner(TorchRecPlanner):
 
     A table with a fused optimizer (`apply_optimizer_in_backward`) would leave it as a replica:
     TorchRec then trains it by the dense optimizer, if that has its parameter at all. So no table is
-    replicated unless `replicas` asks for it. If it does, plan before you fuse optimizers, fuse them
-    into the tables that the plan shards, and give the dense optimizer the same rule and rate for
-    the tables that the plan calls `data_parallel`.
+    replicated unless `replicas` or a constraint asks for it, and a fused one only if its optimizer
+    is plain SGD or row-wise Adagrad: `report.replica_optimizer(model)` returns an optimizer that
+    updates replicas alike. For replicas without a fused optimizer, fuse it into the tables that the
+    plan shards, and give the dense optimizer the same rule and rate for those that it calls
+    `data_parallel`.
 
-    The attribute `report` is a sentence on the last plan, which is logged, too; None before.
+    The attribute `report` is the `ModelReport` of the last plan, whose text is logged; None before.
 
     Args:
+        sharder: a name in conf/sharder, or any sharder.
         topology: ranks of the model; by default those of this job, with their free memory. The
             state of optimizers that are fused into the tables counts as memory in either case.
-        batch_size: global batch size; 512 samples per rank by default.
-        pooling_factors: mean ids per sample by table name; 1 for tables that are missing.
+        batch_size: samples of one rank, as in TorchRec; 512 by default.
+        global_batch_size: samples of all ranks together, in the place of `batch_size`.
+        data: batches of one rank, KeyedJaggedTensors or anything with some inside, from which
+            pooling factors and access profiles are measured: as many as a global batch takes. In
+            `collective_plan`, those of rank 0 are read. An iterator loses the batches that it
+            yields here, and a DataLoader does not.
+        kjts_of: returns the KeyedJaggedTensors of a batch, or a mapping from paths of modules to
+            theirs; None if they can be found in the batch.
+        max_batches: limit on the batches that are read.
+        pooling_factors: mean ids per sample by table name, or a list with one mean for each feature
+            of the table; 1 for tables that are missing.
+        constraints: TorchRec's, by table name. Each field is kept, or refused by a ConfigError.
         replicas: whether tables may be replicated.
-        cost_model: predicts the critical path for `report`, and what replicas would gain; None for
-            neither.
+        cost_model: prices of the search and of `report`. "auto" finds those of this hardware as a
+            run does, corrected by its journal of runs, unless the sharder has some; None for none.
+        plan: plan.json of an earlier plan, which is taken in the place of a new one.
+        output_dir: folder for plan.json and task.json; None writes neither.
+        options: keys of the sharder's yaml, such as `time_budget_s=5`, for one that is named.
     """
 
-    sharder: Sharder
-    _: KW_ONLY
-    topology: Topology | None = None
-    batch_size: int | None = None
-    pooling_factors: Mapping[str, float] | None = None
-    replicas: bool = False
-    cost_model: AdditiveCostModel | None = None
-    report: str | None = field(default=None, init=False)
+    def __init__(
+        self,
+        sharder: str | Sharder = "neuroshard",
+        *,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        data: Iterable[Any] | None = None,
+        kjts_of: KjtsOf | None = None,
+        max_batches: int | None = None,
+        pooling_factors: Means | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        replicas: bool = False,
+        cost_model: CostModel | str | None = AUTO,
+        plan: str | Path | None = None,
+        output_dir: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        if batch_size is not None and global_batch_size is not None:
+            raise ConfigError("batch_size and global_batch_size are both given; give one of them")
+        for key, size in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
+            if size is not None:
+                check_count(key, size, least=1)
+        if isinstance(cost_model, str) and cost_model != AUTO:
+            raise ConfigError(f"cost_model is {cost_model!r}; give {AUTO!r}, a cost model or None")
+        if options and (plan is not None or not isinstance(sharder, str)):
+            raise ConfigError(
+                f"ShardedPlanner has no argument {min(options)!r}, and only a sharder that is "
+                "named takes options"
+            )
+        self.sharder = sharder if plan is None else PlanFileSharder(plan)
+        self.topology = topology
+        self.batch_size = batch_size
+        self.global_batch_size = global_batch_size
+        self.data = data
+        self.kjts_of = kjts_of
+        self.max_batches = max_batches
+        self.pooling_factors = pooling_factors or {}
+        self.constraints = constraints or {}
+        self.replicas = replicas
+        self.cost_model = cost_model
+        self.output_dir = None if output_dir is None else Path(output_dir)
+        self.options = options
+        self.report: ModelReport | None = None
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> TorchRecPlan:
         """Plan the modules that `sharders` can shard.
@@ -79,7 +147,8 @@ class ShardedPlanner(TorchRecPlanner):
             ConfigError: there is no such module, or one that cannot be planned.
             ShardingError: there is no plan, or the module does not train the sharder's.
         """
-        plan, self.report = self._plan(module, sharders, self.topology or detect_topology())
+        topology = self.topology or detect_topology()
+        plan, self.report = self._plan(module, sharders, topology, None)
         return plan
 
     def collective_plan(
@@ -100,26 +169,68 @@ class ShardedPlanner(TorchRecPlanner):
             with all_or_none(group=pg):
                 topology = detect_topology(group=pg)
             topology = with_memory_of_all_ranks(topology, group=pg)
-        plan, self.report = on_rank_zero(lambda: self._plan(module, chosen, topology), group=pg)
+        context = None
+        if self._needs_prices and pg in (None, dist.GroupMember.WORLD):
+            rank = rank_from_environment()
+            if topology.compute_device == rank.device.type:
+                context = context_of_job(rank, None)
+        plan, self.report = on_rank_zero(
+            lambda: self._plan(module, chosen, topology, context), group=pg
+        )
         return plan
 
     def _plan(
-        self, module: nn.Module, sharders: list[ModuleSharder[Any]], topology: Topology
-    ) -> tuple[TorchRecPlan, str]:
-        topology = with_optimizer_state(topology, module, sharders)
-        modules = find_tables(
-            module, sharders, topology, self.pooling_factors or {}, replicas=self.replicas
+        self,
+        model: nn.Module,
+        sharders: list[ModuleSharder[Any]],
+        topology: Topology,
+        context: RunContext | None,
+    ) -> tuple[TorchRecPlan, ModelReport]:
+        """Plan a model on ranks of a kind.
+
+        Args:
+            context: what the ranks compute on, if all of them have detected it.
+        """
+        started_s = time.perf_counter()
+        topology = with_optimizer_state(topology, model, sharders)
+        batch_size = self.global_batch_size
+        if batch_size is None:
+            batch_size = (self.batch_size or DEFAULT_LOCAL_BATCH_SIZE) * topology.world_size
+        found = find_tables(model, sharders, topology)
+        rules = fused_rules(model, sharders, found)
+        tables = constrained(
+            with_replicable(found, rules),
+            topology,
+            batch_size / topology.world_size,
+            means=self.pooling_factors,
+            constraints=self.constraints,
+            replicas=self.replicas,
         )
+        modules = tables.modules
+        if self.data is not None:
+            modules = measured(
+                modules,
+                self.data,
+                batch_size,
+                kjts_of=self.kjts_of,
+                max_batches=self.max_batches,
+            )
         task = ShardingTask(
             tables=tuple(table for found in modules for table in found.tables.values()),
             topology=topology,
-            batch_size=self.batch_size or DEFAULT_LOCAL_BATCH_SIZE * topology.world_size,
+            batch_size=batch_size,
         )
-        self._warn_of_other_device(topology)
-        plan = self._shard(task, modules)
-        validate(plan, task)
+        if self._needs_prices:
+            optimizer = optimizer_of_tables(model, sharders)
+            context = context_of_ranks(context, topology, optimizer)
+        planner = self._planner(context)
+        self._warn_of_other_device(planner, topology)
+        if tables.fixed or tables.min_columns:
+            beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
+            planner = dataclasses.replace(planner, sharder=beside)
+        plan, details = planner.plan(task)
         torchrec_plan = TorchRecPlan(
-            {found.path: _module_plan(found, plan, topology) for found in modules}
+            {found.path: _module_plan(found, plan, topology, self.constraints) for found in modules}
         )
         if not plan.exchange_precision.is_exact:
             log.warning(
@@ -127,93 +238,99 @@ class ShardedPlanner(TorchRecPlanner):
                 "sharders a qcomm_codecs_registry of that precision",
                 plan.exchange_precision,
             )
-        report = self._report(task, plan, modules)
+        gain = None
+        if is_additive(planner.cost_model) and not self.replicas:
+            priced = planner.cost_model.price(task, plan.exchange_precision)
+            gain = replica_gain(plan, tables.replicable, priced)
+        plan_s = time.perf_counter() - started_s
+        report = ModelReport(
+            task,
+            plan,
+            details,
+            replica_gain=gain,
+            may_replicate=self.replicas or bool(plan.replicated_tables),
+            plan_s=plan_s,
+            replica_rules=rules_of_replicas(plan, modules, rules),
+        )
+        if self.output_dir is not None:
+            report = report.write(self.output_dir)
         log.info("%s", report)
         return torchrec_plan, report
 
-    def _warn_of_other_device(self, topology: Topology) -> None:
+    @property
+    def _needs_prices(self) -> bool:
+        """Return whether the prices of this hardware have to be found."""
+        return self.cost_model == AUTO and self._sharders_model is None
+
+    @property
+    def _sharders_model(self) -> CostModel | None:
+        """The cost model of a sharder that was given as an object; None if it has none."""
+        model: CostModel | None = getattr(
+            getattr(self.sharder, "context", None), "cost_model", None
+        )
+        return model
+
+    def _planner(self, context: RunContext | None) -> Planner:
+        """Return the planner of runs, with prices as a run finds them."""
+        model = self.cost_model
+        if self._needs_prices:
+            assert context is not None
+            model = prices_of_run(context)
+        elif model == AUTO:
+            model = self._sharders_model
+        assert not isinstance(model, str)
+        explain: Diagnose = functools.partial(diagnose, alternatives=False)
+        if isinstance(self.sharder, str):
+            return make_planner(self.sharder, model, run=context, diagnose=explain, **self.options)
+        return Planner(self.sharder, model, explain)
+
+    def _warn_of_other_device(self, planner: Planner, topology: Topology) -> None:
         """Warn if the prices of the sharder or of the report are those of another device."""
-        context = getattr(self.sharder, "context", None)
-        priced_by = (getattr(context, "cost_model", None), self.cost_model)
-        for caveat in {caveat_of(model, topology) for model in priced_by} - {None}:
+        caveats = {
+            caveat_of(model, topology) for model in (self._sharders_model, planner.cost_model)
+        }
+        for caveat in caveats - {None}:
             log.warning(
                 "%s; for these ranks, make context and prices with RunContext(device=%r)",
                 caveat,
                 topology.compute_device,
             )
 
-    def _shard(self, task: ShardingTask, modules: Sequence[ModuleTables]) -> ShardingPlan:
-        """Return row blocks for the tables that have no other layout, and the sharder's plan."""
-        topology = task.topology
-        fixed: list[Shard] = []
-        for found in modules:
-            for table in found.tables.values() if found.only_in_rows else ():
-                if not can_split_rows(table, topology):
-                    raise InfeasibleTaskError(
-                        f"table {table.name!r} of {found.title} has {table.num_embeddings:,} rows "
-                        f"and {table.embedding_dim:,} columns; its TorchRec sharder trains it only "
-                        f"{', '.join(sorted(found.sharding_types))}, here in row blocks on all "
-                        f"{topology.world_size} ranks with a row or more, and "
-                        f"{topology.max_shard_columns:,} columns at most: use fewer ranks"
-                    )
-                fixed += RowBlocks(range(topology.world_size)).shards(table)
-        names = {shard.table for shard in fixed}
-        others = tuple(table for table in task.tables if table.name not in names)
-        beside = ShardingPlan(topology.world_size, tuple(fixed))
-        if not fixed or not others:
-            return self.sharder.shard(task) if others else beside
-        used = beside.bytes_by_rank(topology)
-        free = [have - own for have, own in zip(topology.rank_memory_bytes, used, strict=True)]
-        if min(free) < 1:
-            rank = free.index(min(free))
-            raise InfeasibleTaskError(
-                f"{len(names)} tables have to lie in row blocks on all ranks, which take "
-                f"{used[rank]:,} B of rank {rank}, and it has {free[rank] + used[rank]:,} B; add "
-                f"ranks or memory ({MEMORY_KEYS})"
-            )
-        limited = dataclasses.replace(topology, memory_bytes_by_rank=tuple(free))
-        plan = self.sharder.shard(dataclasses.replace(task, tables=others, topology=limited))
-        return dataclasses.replace(plan, shards=(*plan.shards, *fixed))
 
-    def _report(
-        self, task: ShardingTask, plan: ShardingPlan, modules: Sequence[ModuleTables]
-    ) -> str:
-        """Return a sentence on the plan: its predicted times, their bound, and what replicas gain.
+def plan_model(
+    model: nn.Module,
+    sharder: str | Sharder = "neuroshard",
+    *,
+    sharders: list[ModuleSharder[Any]] | None = None,
+    pg: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> tuple[TorchRecPlan, ModelReport]:
+    """Plan a TorchRec model; return the plan for `DistributedModelParallel` and a report on it.
 
-        As elsewhere, prices of another device come with a caveat, and without a bound.
-        """
-        replicated = len(plan.replicated_tables)
-        counts = {"table": len(task.tables), "rank": task.topology.world_size}
-        text = " on ".join(f"{n} {noun}{'s' if n > 1 else ''}" for noun, n in counts.items())
-        text += f", {replicated} of them replicated" if self.replicas else ""
-        model = self.cost_model
-        if model is None:
-            unknown = "" if self.replicas else ", nor what replicas would gain"
-            return f"{text}; without cost_model, their critical path is not predicted{unknown}"
-        priced = model.price(task, plan.exchange_precision)
-        task = priced.task
-        cost = model.predict(plan, task)
-        now_ms = cost.critical_path_ms
-        text += f", predicted critical path {now_ms:.2f} ms, cost {cost.cost_ms:.2f} ms"
-        if priced.caveat is not None:
-            text += " (see the caveat)"
-        elif bound_ms := lower_bound_ms(priced):
-            gap = cost.cost_ms / bound_ms - 1
-            text += f", at most {100 * gap:z.1f} % above the best possible, {bound_ms:.2f} ms"
-        if self.replicas or not (with_replicas := _with_replicas(plan, modules, priced)):
-            return text
-        then_ms = model.predict(with_replicas, task).critical_path_ms
-        if then_ms >= now_ms:
-            return text
-        return (
-            f"{text}; replicas of {len(with_replicas.replicated_tables)} tables would save "
-            f"{now_ms - then_ms:.2f} ms ({1 - then_ms / now_ms:.1%}): for them, use "
-            "ShardedPlanner(replicas=True) and train them by the dense optimizer, see its docstring"
-        )
+    All ranks of a job call it together. Without a process group, this process plans alone.
+
+    Args:
+        sharders: TorchRec's sharders of the modules; its default ones if None.
+        pg: ranks of the model; all ranks of the job if None.
+        options: arguments of `ShardedPlanner`.
+
+    Raises:
+        ConfigError, ShardingError: as `ShardedPlanner.plan`.
+    """
+    planner = ShardedPlanner(sharder, **options)
+    if dist.is_initialized():
+        plan = planner.collective_plan(model, sharders, pg)
+    else:
+        plan = planner.plan(model, get_default_sharders() if sharders is None else sharders)
+    assert planner.report is not None
+    return plan, planner.report
 
 
 def _module_plan(
-    found: ModuleTables, plan: ShardingPlan, topology: Topology
+    found: ModuleTables,
+    plan: ShardingPlan,
+    topology: Topology,
+    constraints: Mapping[str, ParameterConstraints],
 ) -> EmbeddingModuleShardingPlan:
     """Return TorchRec's plan of a module; raise InvalidPlanError if the module cannot train it."""
     shards = plan.shards_by_table()
@@ -223,34 +340,7 @@ def _module_plan(
         module_plan[parameter] = dataclasses.replace(
             parameter_sharding(own, layout_of(own, table, topology), topology),
             sharding_type=found.torchrec_type(own, table, topology),
+            **passed_on(constraints.get(parameter)),
         )
     found.check(plan, topology)
     return EmbeddingModuleShardingPlan(module_plan)
-
-
-def _with_replicas(
-    plan: ShardingPlan, modules: Sequence[ModuleTables], priced: PricedTask
-) -> ShardingPlan | None:
-    """Return a plan with replicas in the place of tables for which they pay; None if none do.
-
-    Replicas that no longer fit beside those of smaller tables are left out.
-    """
-    task = priced.task
-    layouts = {
-        table.name: table.layouts | {"replicas"}
-        for module in modules
-        for table in module.tables.values()
-        if module.has_replicas
-    }
-    world_size, capacity = task.topology.world_size, task.topology.rank_memory_bytes
-    worth = worth_replicating(priced.with_task(task.with_values(layouts=layouts)))
-    found: ShardingPlan | None = None
-    for table in sorted(task.tables, key=task.topology.table_bytes):
-        if table.name not in worth:
-            continue
-        others = [shard for shard in (found or plan).shards if shard.table != table.name]
-        tried = dataclasses.replace(plan, shards=(*others, *Replicas(world_size).shards(table)))
-        used = tried.bytes_by_rank(task.topology)
-        if all(own <= have for own, have in zip(used, capacity, strict=True)):
-            found = tried
-    return found

@@ -13,8 +13,10 @@ import torch.distributed as dist
 from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.files.provenance import device_name, fbgemm_version, versions
 from dlrm_sharded.files.user_cache import user_cache
+from dlrm_sharded.hardware.artifact import CALIBRATED
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.cpu import read_cpu
 from dlrm_sharded.hardware.cuda import read_gpu
 from dlrm_sharded.hardware.fingerprint import Fingerprint
@@ -42,6 +44,25 @@ class _CachedProbe:
 
     boot: str
     probe: Probe
+
+
+def context_of_job(
+    rank: Rank, optimizer: str | None, *, hardware: Hardware | None = None
+) -> RunContext:
+    """Return what the ranks of a job compute on; all of them call it together.
+
+    Args:
+        optimizer: fused optimizer of the tables; None if any will do.
+        hardware: that of the ranks if it is known; then a rank may call it alone.
+    """
+    return RunContext(
+        device=rank.device.type,
+        hardware=hardware or detect_hardware(rank),
+        optimizer=optimizer,
+        ranks_per_host=rank.local_world_size,
+        fbgemm=fbgemm_version(versions()),
+        calibrated=CALIBRATED,
+    )
 
 
 def detect_hardware(rank: Rank) -> Hardware:

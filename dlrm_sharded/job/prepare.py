@@ -10,10 +10,8 @@ from dlrm_sharded.calibration.picture import run_journal
 from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
 from dlrm_sharded.files.line_file import OUTBOX
-from dlrm_sharded.files.provenance import fbgemm_version, versions
-from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.job.first_start import with_first_start
 from dlrm_sharded.job.memory_check import traced_workload
 from dlrm_sharded.job.run_folder import RunFolder
@@ -60,14 +58,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         ConfigError: a setting cannot be used.
         UnlikeRanksError: the ranks do not read the same data.
     """
-    context = RunContext(
-        device=rank.device.type,
-        hardware=detect_hardware(rank),
-        optimizer=settings.optimizer.embedding,
-        ranks_per_host=rank.local_world_size,
-        fbgemm=fbgemm_version(versions()),
-        calibrated=CALIBRATED,
-    )
+    context = context_of_job(rank, settings.optimizer.embedding)
     with all_or_none():
         outbox = folder.path / OUTBOX if settings.is_in_sweep else None
         journal = run_journal(context, settings.journal, outbox=outbox)

@@ -22,6 +22,7 @@ PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
     "drop_in/find_tables.py",
     "drop_in/module_tables.py",
+    "drop_in/parameter_constraints.py",
     "drop_in/sharded_planner.py",
     "model/torchrec_adapter.py",
     "sharders/baselines/torchrec.py",

@@ -4,16 +4,19 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from dlrm_sharded import ShardedPlanner, Topology
+from dlrm_sharded.drop_in.replica_training import FusedRule
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.model.fused_optimizers import fuse
+from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
+from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.distributed.torchrec_modules import table_configs
-from tests.unit.drop_in.test_sharded_planner import META, ROWS, bags, plan
+from tests.distributed.torchrec_modules import LaidOut, table_configs
+from tests.unit.drop_in.test_sharded_planner import META, ROWS, SHARDERS, TOPOLOGY, bags, plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -58,8 +61,50 @@ def test_an_optimizer_that_cannot_be_fused():
         plan(model, GreedySharder("dim"))
 
 
-def test_a_replica_does_not_leave_a_fused_optimizer():
+@pytest.mark.parametrize(
+    ("optimizer", "options", "names", "may_be"),
+    [
+        ("sgd", {"lr": 0.1}, ROWS, "all"),
+        ("rowwise_adagrad", {"lr": 0.1, "eps": 1e-3}, ROWS, "all"),
+        ("sgd", {"lr": 0.1, "weight_decay": 0.1}, ROWS, "none"),
+        ("adam", {"lr": 0.1}, ROWS, "none"),
+        ("sgd", {"lr": 0.1}, [3], "others"),
+        ("adam", {"lr": 0.1}, [3], "others"),
+    ],
+)
+def test_a_replica_does_not_leave_a_fused_optimizer(optimizer, options, names, may_be):
+    """It needs an optimizer that replicas can follow, and the one of most tables of the module."""
     model = bags()
-    fuse("sgd", [model.embedding_bags["t3"].weight], 0.1)
-    with pytest.raises(ConfigError, match=r"'t3' of EmbeddingBagCollection has a fused optimizer"):
-        plan(model, GreedySharder("dim"), replicas=True)
+    fused = [f"t{i}" for i in (range(len(ROWS)) if names is ROWS else names)]
+    weights = [model.embedding_bags[name].weight for name in fused]
+    apply_optimizer_in_backward(EMBEDDING_OPTIMIZERS[optimizer], weights, options)
+    seen = []
+    sharder = LaidOut(lambda table, i, world_size: seen.append(table) or [Shard.whole(table, 0)])
+    plan(model, sharder, replicas=True)
+    replicable = {table.name for table in seen if "replicas" in table.layouts}
+    everything = {table.name for table in seen}
+    assert replicable == {"all": everything, "none": set(), "others": everything - {"t3"}}[may_be]
+
+
+def test_a_table_that_is_pinned_to_replicas_has_an_optimizer_that_they_follow():
+    pinned = {"t1": ParameterConstraints(sharding_types=["data_parallel"])}
+    model = bags()
+    fuse("sgd", model.parameters(), 0.1)
+    assert plan(model, GreedySharder("dim"), constraints=pinned)[""]["t1"].ranks == [0, 1, 2, 3]
+    model = bags()
+    fuse("adam", model.parameters(), 0.1)
+    with pytest.raises(ConfigError, match=r"'t1' .*constraints allow only data_parallel"):
+        plan(model, GreedySharder("dim"), constraints=pinned)
+
+
+def test_replicas_follow_the_optimizer_that_a_sharder_states():
+    sharders = [
+        EmbeddingBagCollectionSharder(
+            fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.3}
+        )
+    ]
+    planner = ShardedPlanner(
+        SHARDERS["torchrec_dp"](), topology=TOPOLOGY, replicas=True, cost_model=None
+    )
+    planner.plan(bags(), sharders)
+    assert planner.report.replica_rules == {"": FusedRule("sgd", 0.3)}

@@ -1,0 +1,145 @@
+"""Measures the accesses to a model's tables on batches of its data."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.datasets.base import profiled_table
+from dlrm_sharded.drop_in.module_tables import ModuleTables
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.files.progress_bar import ProgressBar
+
+log = logging.getLogger(__name__)
+
+KjtsOf = Callable[[Any], Any]
+"""Returns the KeyedJaggedTensors in a batch: one, any collection or object with some, or a mapping
+from the paths of modules to those that they look up."""
+
+MAX_DEPTH = 4
+"""Containers within each other in which the KeyedJaggedTensors of a batch are searched."""
+
+
+def measured(
+    modules: Sequence[ModuleTables],
+    data: Iterable[Any],
+    batch_size: int,
+    *,
+    kjts_of: KjtsOf | None = None,
+    max_batches: int | None = None,
+) -> list[ModuleTables]:
+    """Return the modules with the pooling factors and reuse histograms of some batches.
+
+    It reads as many as have the samples of a global batch, whose accesses repeat each other.
+
+    Args:
+        batch_size: samples of a global batch.
+        kjts_of: the batch itself is searched if it is None.
+        max_batches: limit on the number of batches.
+
+    Raises:
+        DataError: there are no samples, or a feature is in several KeyedJaggedTensors.
+    """
+    started_s = time.perf_counter()
+    ids: dict[str, list[Tensor]] = defaultdict(list)
+    num_samples = num_batches = 0
+    with ProgressBar(total=batch_size, desc="measuring accesses", unit="samples") as bar:
+        for batch in data:
+            kjts = _by_module(batch if kjts_of is None else kjts_of(batch), modules)
+            sizes = [kjt.stride() for found in kjts for kjt in found]
+            num_samples, num_batches = num_samples + max(sizes, default=0), num_batches + 1
+            for module, own in zip(modules, kjts, strict=True):
+                for name, table in module.tables.items():
+                    for feature in module.features.get(name, ()):
+                        if values := _values(own, feature, module):
+                            ids[table.name] += values
+            bar.update(max(sizes, default=0))
+            if num_samples >= batch_size or num_batches == max_batches:
+                break
+    if num_samples == 0:
+        raise DataError(
+            f"{num_batches} batches of data have no KeyedJaggedTensor with samples; let kjts_of "
+            "return those of a batch"
+        )
+    names = [table.name for module in modules for table in module.tables.values()]
+    log.info(
+        "measured the accesses to %d of %d tables in %d batches (%d samples) in %.1f s",
+        len(ids),
+        len(names),
+        num_batches,
+        num_samples,
+        time.perf_counter() - started_s,
+    )
+    if num_samples < batch_size:
+        log.warning(
+            "data has %d samples, and a global batch %d, in which ids repeat more often; give more "
+            "batches (data, max_batches)",
+            num_samples,
+            batch_size,
+        )
+    if missing := [name for name in names if name not in ids]:
+        log.warning("data has no feature of %s; their accesses are assumed", ", ".join(missing))
+    return [_with_profiles(module, ids, num_samples) for module in modules]
+
+
+def find_kjts(value: Any, depth: int = MAX_DEPTH) -> Iterator[KeyedJaggedTensor]:
+    """Yield the KeyedJaggedTensors in a batch: in collections, dataclasses and attributes."""
+    if isinstance(value, KeyedJaggedTensor):
+        yield value
+        return
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    elif hasattr(value, "__dict__") and not isinstance(value, Tensor | torch.nn.Module | type):
+        items = vars(value).values()
+    for item in items if depth else ():
+        yield from find_kjts(item, depth - 1)
+
+
+def _by_module(value: Any, modules: Sequence[ModuleTables]) -> list[list[KeyedJaggedTensor]]:
+    """Return the KeyedJaggedTensors that each module may look up."""
+    if isinstance(value, Mapping) and {module.path for module in modules} & value.keys():
+        return [list(find_kjts(value.get(module.path))) for module in modules]
+    return [list(find_kjts(value))] * len(modules)
+
+
+def _values(kjts: Sequence[KeyedJaggedTensor], feature: str, module: ModuleTables) -> list[Tensor]:
+    """Return the ids of a feature, in the one KeyedJaggedTensor that has it; nothing without."""
+    having = [kjt for kjt in kjts if feature in set(kjt.keys())]
+    if len(having) > 1:
+        is_weighted = bool(module.is_weighted)
+        having = [kjt for kjt in having if (kjt.weights_or_none() is not None) == is_weighted]
+    if len(having) > 1:
+        raise DataError(
+            f"feature {feature!r} of {module.title} is in {len(having)} KeyedJaggedTensors of a "
+            f"batch; let kjts_of return {{{module.path!r}: ...}} with that of the module"
+        )
+    return [kjt[feature].values().detach().cpu() for kjt in having]
+
+
+def _with_profiles(
+    module: ModuleTables, ids: Mapping[str, Sequence[Tensor]], num_samples: int
+) -> ModuleTables:
+    tables = dict(module.tables)
+    for name, table in module.tables.items():
+        if table.name in ids:
+            rows, columns, values = table.num_embeddings, table.embedding_dim, ids[table.name]
+            found = profiled_table(
+                table.name, rows, columns, ids=torch.cat(list(values)), num_samples=num_samples
+            )
+            tables[name] = dataclasses.replace(
+                table,
+                pooling_factor=found.pooling_factor,
+                reuse_histogram=found.reuse_histogram,
+            )
+    return dataclasses.replace(module, tables=tables)

@@ -1,0 +1,41 @@
+"""The prices of a model's ranks, as a run finds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from dlrm_sharded.calibration.picture import AUTO, cost_picture
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.hardware.artifact import CALIBRATED
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.detect import context_of_job, local_hardware
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.ranks.distributed import rank_from_environment
+
+
+def prices_of_run(context: RunContext) -> LearnedCostModel:
+    """Return the prices of a context, corrected by its journal, with the defaults of `train.yaml`.
+
+    What a first start has measured counts; none is measured here.
+    """
+    return cost_picture(
+        context,
+        journal=os.environ.get("DLRM_SHARDED_JOURNAL", AUTO),
+        calibrate=os.environ.get("DLRM_SHARDED_CALIBRATE", AUTO),
+    )
+
+
+def context_of_ranks(
+    detected: RunContext | None, topology: Topology, optimizer: str | None
+) -> RunContext:
+    """Return what the ranks of a topology compute on; other devices than this one are unknown."""
+    if detected is not None:
+        return dataclasses.replace(detected, optimizer=optimizer)
+    rank = rank_from_environment()
+    if topology.compute_device != rank.device.type:
+        return RunContext(
+            topology.compute_device, None, optimizer, topology.ranks_per_host, calibrated=CALIBRATED
+        )
+    found = context_of_job(rank, optimizer, hardware=local_hardware(rank.device))
+    return dataclasses.replace(found, ranks_per_host=topology.ranks_per_host)

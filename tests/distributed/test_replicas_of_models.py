@@ -1,0 +1,102 @@
+"""Replicas of tables with fused optimizers, in models that are not ours, train as one process."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from dlrm_sharded import ShardedPlanner
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.distributed import Rank
+from tests.distributed.test_module_kinds import _distance, _local, loss_of, make, tables
+from tests.distributed.torchrec_modules import LaidOut
+from tests.preloaded.ranks import gathered, run_ranks
+
+RULES: dict[str, tuple[Any, dict[str, float]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
+}
+CASES = [
+    ("bags", "sgd"),
+    ("bags", "rowwise_adagrad"),
+    ("means", "rowwise_adagrad"),
+]
+
+
+def half_replicated(table: Table, i: int, world_size: int) -> list[Shard]:
+    if i % 2 and "replicas" in table.layouts:
+        return Replicas(world_size).shards(table)
+    return [Shard.whole(table, i // 2 % world_size)]
+
+
+def train_alone(kind: str, rule: str, world_size: int) -> torch.nn.Module:
+    model = make(kind)
+    optimizer, options = RULES[rule]
+    alone = optimizer(model.parameters(), **options)
+    for step in range(3):
+        losses = [loss_of(model, step, rank) for rank in range(world_size)]
+        (sum(losses, torch.zeros(())) / world_size).backward()
+        alone.step()
+        alone.zero_grad()
+    return model
+
+
+def train_sharded(rank: Rank) -> list[dict[str, Any]]:
+    return [_train(rank, *case) for case in CASES]
+
+
+def _train(rank: Rank, kind: str, rule: str) -> dict[str, Any]:
+    model, expected = make(kind), tables(train_alone(kind, rule, rank.world_size))
+    before = {name: weight.clone() for name, weight in tables(model).items()}
+    optimizer, options = RULES[rule]
+    options = dict(options)  # TorchRec changes what it is given
+    apply_optimizer_in_backward(optimizer, model.parameters(), options)
+    planner = ShardedPlanner(LaidOut(half_replicated), replicas=True, cost_model=None)
+    plan = planner.collective_plan(model)
+    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
+    assert planner.report is not None
+    parts = [sharded.fused_optimizer, planner.report.replica_optimizer(sharded)]
+    dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    if dense:
+        parts.append(KeyedOptimizerWrapper(dense, lambda p: torch.optim.SGD(p, lr=0.5)))
+    combined = CombinedOptimizer(parts)
+    for name, place, weight in _local(sharded):
+        weight.copy_(before[name][place])
+    for step in range(3):
+        combined.zero_grad()
+        loss_of(sharded, step, rank.rank).backward()
+        combined.step()
+    pairs = [(name, w, expected[name][place]) for name, place, w in _local(sharded)]
+    errors = gathered(rank, max(_distance(one, other) for _, one, other in pairs))
+    (module_plan,) = plan.plan.values()
+    return {
+        "error": max(errors),
+        "least_change": min(_distance(expected[name], before[name]) for name in before),
+        "types": [parameter.sharding_type for parameter in module_plan.values()],
+        "dense": sorted(dense),
+        "report": str(planner.report),
+    }
+
+
+@functools.cache
+def results() -> list[dict[str, Any]]:
+    """All cases in one start of the processes."""
+    return run_ranks(train_sharded, 2)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(case) for case in CASES])
+def test_replicas_train_as_their_fused_optimizer_would(case: int) -> None:
+    result = results()[case]
+    assert result["types"].count("data_parallel") == 2
+    assert result["least_change"] > 1e-3
+    assert result["error"] < 1e-5
+    assert result["dense"] == [], "the dense optimizer would update replicas, too"
+    assert "2 of them replicated (report.replica_optimizer(model) trains them)" in result["report"]

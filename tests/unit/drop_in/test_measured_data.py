@@ -1,0 +1,116 @@
+"""Accesses to a model's tables, measured on batches of any form."""
+
+import logging
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded import ShardedPlanner, Topology, plan_model
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.plans.tables import Table
+from tests.unit.drop_in.test_sharded_planner import META, sequences
+
+ONE = Topology(2, 10**9, compute_device="cpu")
+
+
+def kjt(lengths: list[int], ids: list[int], *, keys: str = "fg", weighted: bool = False) -> Any:
+    """Return a KeyedJaggedTensor of two samples, by default of the features f and g."""
+    weights = torch.ones(len(ids)) if weighted else None
+    return KeyedJaggedTensor(
+        list(keys), torch.tensor(ids), lengths=torch.tensor(lengths), weights=weights
+    )
+
+
+def bag(name: str, *features: str, weighted: bool = False) -> EmbeddingBagCollection:
+    config = EmbeddingBagConfig(
+        name=name, num_embeddings=60, embedding_dim=8, feature_names=[*features]
+    )
+    return EmbeddingBagCollection(tables=[config], device=META, is_weighted=weighted)
+
+
+def planned(model: nn.Module, data: Any, **options: Any) -> dict[str, Table]:
+    fixed = {"topology": ONE, "batch_size": 2, "cost_model": None}
+    _, report = plan_model(model, "size", data=data, **(fixed | options))
+    return {table.name: table for table in report.task.tables}
+
+
+@dataclass
+class Sample:
+    dense: Tensor
+    sparse: Any
+
+
+class Plain:
+    def __init__(self, value: Any) -> None:
+        self.dense, self.inner = torch.ones(2), value
+
+
+Pair = namedtuple("Pair", ["dense", "sparse"])
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda found: found,
+    "tuple": lambda found: (torch.ones(2), [found]),
+    "named": lambda found: Pair(torch.ones(2), found),
+    "dict": lambda found: {"dense": torch.ones(2), "ids": {"a": found}},
+    "dataclass": lambda found: Sample(torch.ones(2), found),
+    "object": lambda found: Plain(Plain(found)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_accesses_are_those_of_a_global_batch(form: str) -> None:
+    """Two batches of two samples are one of four: ids 1 and 2 are used 3 times, 7 and 8 once."""
+    batches = [kjt([2, 1, 0, 1], [1, 2, 1, 7]), kjt([1, 1, 1, 1], [2, 1, 2, 8])]
+    data = [FORMS[form](batch) for batch in batches * 5]
+    table = planned(bag("t", "f", "g"), data)["t"]
+    assert table.pooling_factor == 2.0
+    assert table.reuse_histogram == (0.5, 0.0, 0.5, *(0.0,) * 14)
+
+
+def test_no_more_is_read_than_a_global_batch(caplog: pytest.LogCaptureFixture) -> None:
+    read = []
+
+    def batches() -> Iterator[Any]:
+        for i in range(10):
+            read.append(i)
+            yield kjt([1, 1, 1, 1], [1, 2, 3, 4])
+
+    with caplog.at_level(logging.INFO):
+        planned(bag("t", "f"), batches())
+        assert len(read) == 2
+        assert "measured the accesses to 1 of 1 tables in 2 batches (4 samples)" in caplog.text
+        planned(bag("t", "f"), batches(), max_batches=1)
+    assert len(read) == 3
+    assert "data has 2 samples, and a global batch 4" in caplog.text
+
+
+def test_weighted_modules_look_up_the_weighted_ids(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.ModuleDict({"plain": bag("t", "f"), "weighted": bag("w", "f", weighted=True)})
+    batch = kjt([1, 1, 1, 1], [1] * 4), kjt([3, 3, 0, 0], [1] * 6, weighted=True)
+    found = planned(nn.ModuleDict({"all": model, "other": sequences()}), [batch] * 2)
+    assert (found["t"].pooling_factor, found["w"].pooling_factor) == (1.0, 3.0)
+    assert found["s0"].reuse_histogram is None
+    assert "data has no feature of s0, s1" in caplog.text
+
+
+def test_a_function_says_which_ids_a_module_looks_up() -> None:
+    model = nn.ModuleDict({"a": bag("t", "f"), "b": bag("u", "f")})
+    batch = kjt([1, 1, 1, 1], [1] * 4), kjt([3, 3, 0, 0], [1] * 6)
+    with pytest.raises(DataError, match=r"feature 'f' of module 'a'.* is in 2"):
+        planned(model, [batch])
+    found = planned(model, [batch], kjts_of=lambda pair: {"a": pair[1], "b": pair[0]})
+    assert (found["t"].pooling_factor, found["u"].pooling_factor) == (3.0, 1.0)
+
+
+def test_data_without_ids() -> None:
+    with pytest.raises(DataError, match=r"1 batches of data have no KeyedJaggedTensor"):
+        planned(bag("t", "f"), [torch.ones(3)])
+    assert ShardedPlanner(data=[]).data == []
