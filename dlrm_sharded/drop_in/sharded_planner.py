@@ -21,6 +21,7 @@ from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 from dlrm_sharded.calibration.picture import AUTO
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel, caveat_of, is_additive
+from dlrm_sharded.drop_in.dedup import check_dedup, deduplicating_modules
 from dlrm_sharded.drop_in.find_tables import find_tables
 from dlrm_sharded.drop_in.fixed_tables import SharderBesideFixed
 from dlrm_sharded.drop_in.measured_data import KjtsOf, measured
@@ -223,12 +224,14 @@ class ShardedPlanner(TorchRecPlanner):
         if self._needs_prices:
             optimizer = optimizer_of_tables(model, sharders)
             context = context_of_ranks(context, topology, optimizer)
-        planner = self._planner(context)
+        dedup = deduplicating_modules(model, sharders)
+        planner = dataclasses.replace(self._planner(context), dedup=dedup)
         self._warn_of_other_device(planner, topology)
         if tables.fixed or tables.min_columns:
             beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
             planner = dataclasses.replace(planner, sharder=beside)
         plan, details = planner.plan(task)
+        check_dedup(plan, dedup)
         torchrec_plan = TorchRecPlan(
             {found.path: _module_plan(found, plan, topology, self.constraints) for found in modules}
         )
