@@ -20,6 +20,7 @@ python scripts/benchmark.py stalls      iterations of a loop beside the writer o
 python scripts/benchmark.py odd         whether any sharder beats neuroshard on odd tasks
 python scripts/benchmark.py exact       plans and bounds beside the cheapest plans of small tasks
 python scripts/benchmark.py groups      groups of ranks, each with all tables, beside one plan
+python scripts/benchmark.py dlrm_v4     tables of DLRMv3 and DLRMv4 on 8 to 256 GPUs
 python scripts/benchmark.py host        what a step takes of the host, beside TorchRec
 
 With --jsonl FILE a part keeps each case as it ends, and the same command goes on after a kill.
@@ -41,7 +42,7 @@ WHOLE = "all"
 PARTS = (
     *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
     *("first_start", "policies_elsewhere", "odd", "exact", "groups"),
-    *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host"),
+    *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host", "dlrm_v4"),
 )
 
 

@@ -211,10 +211,10 @@ def _dataset(cfg: DictConfig, batch_size: int) -> Dataset:
 
 
 def _epoch(dataset: Dataset) -> float | None:
-    """Return the samples of an epoch; None of synthetic data, which has as many as one asks for."""
+    """Return the samples of an epoch; None of synthetic data, and of statistics without data."""
     if isinstance(dataset, SyntheticDataset):
         return None
-    return float(dataset.num_batches("train") * dataset.batch_size)
+    return float(dataset.num_batches("train") * dataset.batch_size) or None
 
 
 def _stated(cfg: DictConfig, optimizer: OptimizerConfig, task: ShardingTask | None) -> Topology:

@@ -236,16 +236,14 @@ class PiecePricer:
         )
 
     def replicas(self) -> BlockShapes:
-        """Price every table on every rank; the dense kernel has fp32 only."""
+        """Price every table on every rank, in fp32 whatever the model has."""
         topology, table = self._task.topology, np.arange(len(self._whole))
         replica = self._pieces(table, self._whole, self._dims, REPLICA_GROUP)
         gradient_bytes = (self._whole * self._dims).astype(np.float64) * FLOAT_BYTES
         return BlockShapes(
             group_size=topology.world_size,
             num_groups=1,
-            possible=(self._dims <= topology.max_shard_columns)
-            & ~self._is_half
-            & self._may_be("replicas"),
+            possible=(self._dims <= topology.max_shard_columns) & self._may_be("replicas"),
             block=replica,
             last=replica,
             reduce_volume=gradient_bytes,
@@ -277,7 +275,9 @@ class PiecePricer:
             num_cols=num_cols.astype(np.float64),
             num_ids=num_ids,
             reuse_histogram=histograms,
-            is_half=self._is_half[table] if self._is_half.any() else None,
+            is_half=self._is_half[table] & (group_size != REPLICA_GROUP)
+            if self._is_half.any()
+            else None,
             **{
                 name: None if values is None else values[table]
                 for name, values in self._pooling.items()
@@ -295,7 +295,10 @@ class PiecePricer:
         reduce_size = workload.reduce_size
         is_exchanged = (reduce_size < topology.world_size) | (topology.world_size == 1)
         parts = np.maximum(reduce_size, 1)
-        per_element = self._element_bytes[table] + REPLICA_GRADIENT_BYTES * is_replica
+        per_element = self._element_bytes[table]
+        if is_replica:
+            replica_bytes = topology.element_bytes("fp32") + REPLICA_GRADIENT_BYTES
+            per_element = np.full_like(per_element, replica_bytes)
         return Pieces(
             vectors=self._compute.vectors(workload),
             # `Topology.shard_bytes` for arrays

@@ -178,9 +178,10 @@ class Replicas:
         return "data_parallel"
 
     def shards(self, table: Table) -> list[Shard]:
-        """Return the replicas of a table."""
+        """Return the replicas of a table, in fp32, as their gradients are added up."""
         return [
-            dataclasses.replace(Shard.whole(table, rank), replicated=True) for rank in self.ranks
+            dataclasses.replace(Shard.whole(table, rank), replicated=True, precision="fp32")
+            for rank in self.ranks
         ]
 
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, form_of, make_plain
+from dlrm_sharded.plans.precision import TABLE_BYTES
 
 COLUMN_MULTIPLE = 4
 """Widths are multiples of this: FBGEMM's lookup loads 16 bytes, or four fp32 columns, at a time."""
@@ -40,7 +41,8 @@ class Table:
         reuse_histogram: fraction of a batch's unique ids in each of the 17 reuse bins
             (`NUM_REUSE_BINS`), as NeuroShard (arXiv:2305.01868) describes access skew;
             None if it was not measured.
-        precision: of the weights; a plan decides it, so a task.json does not have it.
+        precision: of the weights in the model, one of `precision.TABLE_BYTES`; sharders keep it,
+            unless they are asked for another one, and the shards of a plan say it.
         miss_ratio_curve: shares of the rows that a cache holds, rising from 0 to 1, each with the
             share of a batch's unique ids that miss it (`miss_ratio.MissRatioCurve`); None if it
             was not measured.
@@ -61,7 +63,7 @@ class Table:
     embedding_dim: int
     pooling_factor: Number
     reuse_histogram: tuple[Number, ...] | None = None
-    precision: str = dataclasses.field(default="fp32", metadata=NOT_IN_JSON)
+    precision: str = "fp32"
     miss_ratio_curve: tuple[tuple[Number, Number], ...] | None = None
     num_features: int = 1
     pooled: bool = True
@@ -93,6 +95,10 @@ class Table:
             )
         check_number(f"{where}: pooling_factor", self.pooling_factor, most=MAX_POOLING_FACTOR)
         check_count(f"{where}: num_features", self.num_features, least=1, most=MAX_FEATURES)
+        if self.precision not in list(TABLE_BYTES):  # it may not be hashable
+            raise ConfigError(
+                f"{where}: precision is {self.precision!r}; known: {', '.join(TABLE_BYTES)}"
+            )
         if not isinstance(self.pooled, bool):
             raise ConfigError(f"{where}: pooled is {self.pooled!r}, must be true or false")
         if not isinstance(self.module, str):

@@ -78,8 +78,8 @@ class NeuroShardSharder:
             it; None for what the cost model says of that, see `search.split_errors`.
         exchange_precision: precision of exchanges; "auto" for the one whose plan is predicted
             cheapest, see `precision_choice`; None for that of the run.
-        table_precision: precision of all tables; "auto" for fp16 where fp32 does not fit, see
-            `table_precision`.
+        table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it;
+            "auto" for fp16 where the tables do not fit otherwise, see `table_precision`.
         cache_tables: "auto" to keep tables in host memory and cache a part of their rows, if no
             other plan fits GPUs, which no GPU has measured yet; "never" to refuse such tasks.
     """
@@ -210,7 +210,8 @@ class NeuroShardSharder:
                 lambda tried: self._find(tried, _clock(time_budget_s)),
                 is_asked=self.cache_tables == AUTO,
                 # Tables in fp16 cannot be, and where they may be in fp16, that costs less.
-                can_cache=self.table_precision == "fp32",
+                can_cache=all(table.precision == "fp32" for table in task.tables)
+                and self.table_precision == "fp32",
             )
             state, load_factors = cached.state, cached.load_factors
         by_table = None if earlier is None else earlier.shards_by_table()

@@ -53,9 +53,12 @@ def in_half(task: ShardingTask, names: Collection[str]) -> ShardingTask:
 
 
 def with_precisions_of(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
-    """Return the plan with its tables in the precisions of the task."""
+    """Return the plan with its tables in the precisions of the task, except replicas: fp32."""
     precision = {table.name: table.precision for table in task.tables}
-    shards = (dataclasses.replace(shard, precision=precision[shard.table]) for shard in plan.shards)
+    shards = (
+        shard if shard.replicated else dataclasses.replace(shard, precision=precision[shard.table])
+        for shard in plan.shards
+    )
     return dataclasses.replace(plan, shards=tuple(shards))
 
 

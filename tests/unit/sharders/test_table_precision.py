@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.planners import planner_of
 from dlrm_sharded import NeuroShardSharder, Planner, RunContext, SharderContext, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import AdditiveCostModel
@@ -19,7 +20,9 @@ from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.explain.text import explain
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.conftest import OF_A_CPU
 from tests.unit.made_up import in_turns, task_of, with_memory
 
@@ -49,7 +52,13 @@ def test_a_plan_gives_the_tables_of_a_task_their_precisions() -> None:
     found = with_precisions(TASK, half(PLAN, "b"))
     assert [table.precision for table in found.tables] == ["fp32", "fp16", "fp32"]
     assert with_precisions(found, PLAN) == TASK
-    assert found.to_json() == TASK.to_json()
+
+
+def test_a_task_says_the_precision_that_the_model_has() -> None:
+    of_model = TASK.with_values(precision={"b": "fp16"})
+    form = of_model.to_json()
+    assert [table.get("precision") for table in form["tables"]] == [None, "fp16", None]
+    assert ShardingTask.from_json(form).tables == of_model.tables
 
 
 def test_weights_take_half_and_states_do_not() -> None:
@@ -152,6 +161,34 @@ def test_fp16_only_where_fp32_does_not_fit(
     assert planner.plan(with_memory(TASK, 87_600))[0].half_tables() == ["a", "b"]
     with pytest.raises(InfeasibleTaskError):
         auto(of_device).shard(with_memory(TASK, 60_000))
+
+
+def test_a_search_keeps_the_precision_that_the_model_has(of_device: AdditiveCostModel) -> None:
+    task = with_memory(TASK.with_values(precision={"b": "fp16"}), 180_000)
+    assert auto(of_device, "fp32").shard(task).half_tables() == ["b"]
+    assert auto(of_device).shard(task).half_tables() == ["b"]
+
+
+def test_a_small_table_in_fp16_is_replicated_in_fp32() -> None:
+    """A table of 128 rows is looked up as often as one of a million: half of the exchange."""
+    tables = tuple(
+        Table(name, rows, 512, 500.0, precision="fp16", pooled=False)
+        for name, rows in (("item", 10**6), ("category", 128))
+    )
+    topology = Topology(16, 2**33, 8, compute_device="cuda", optimizer_bytes_per_row=4)
+    task = with_profiles(ShardingTask(tables, topology, 1024))
+    planner = planner_of("neuroshard", device="cuda", hardware=Hardware("NVIDIA H100 80GB HBM3"))
+    plan, report = planner.plan(task)
+    assert plan.replicated_tables == ("category",)
+    assert plan.half_tables() == ["item"]
+    assert report.gap is not None
+    assert report.gap >= -1e-7
+    half = Shapes.from_task(task, planner.cost_model.compute).replicas
+    whole = task.with_values(precision=dict.fromkeys(("item", "category"), "fp32"))
+    full = Shapes.from_task(whole, planner.cost_model.compute).replicas
+    np.testing.assert_allclose(half.block.vectors, full.block.vectors)
+    sizes = [shard.bytes_on(topology) for shard in plan.shards if shard.replicated]
+    assert set(sizes) == {half.block.size_bytes[1]} == {full.block.size_bytes[1]}
 
 
 def test_all_tables_in_fp16(of_device: AdditiveCostModel) -> None:
