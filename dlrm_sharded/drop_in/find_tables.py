@@ -18,6 +18,8 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
 )
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from dlrm_sharded.drop_in.module_tables import WHOLE_TYPES, ModuleTables, layouts_of_types
 from dlrm_sharded.files.errors import ConfigError
@@ -49,13 +51,9 @@ def find_tables(
     seen: dict[int, tuple[torch.Tensor, str]] = {}
     for path, module, sharder in shardable(model, sharders):
         title = f"module {path!r} ({type(module).__name__})" if path else type(module).__name__
-        types = _trained_types(sharder, topology.compute_device)
-        if not types - {ShardingType.DATA_PARALLEL.value}:
-            raise ConfigError(
-                f"{title} has no lookup with a fused optimizer under {type(sharder).__name__}; "
-                "ShardedPlanner plans models that are trained"
-            )
         is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
+        types = _trained_types(sharder, topology.compute_device, is_pooled=is_pooled)
+        _check_module(title, module, sharder, types, topology)
         layouts = _layouts(types, topology, is_pooled=is_pooled)
         if isinstance(module, nn.EmbeddingBag):  # TorchRec gives it one shard of columns only
             layouts -= {"columns"}
@@ -138,14 +136,18 @@ def shardable(
             yield path, module, sharder_by_type[type(module)]
 
 
-def _trained_types(sharder: ModuleSharder[Any], device: str) -> frozenset[str]:
+def _trained_types(sharder: ModuleSharder[Any], device: str, *, is_pooled: bool) -> frozenset[str]:
     """Return the types that a module trains, replicas with the dense lookup, others fused.
 
-    On CPUs, all types train that TorchRec offers on GPUs, though it does not offer all of them.
+    On CPUs, all types train that TorchRec offers on GPUs, though it does not offer all of them;
+    except that FBGEMM's dense lookup pools sequences on CPUs, so they have no replicas there.
     """
+    offered = {*sharder.sharding_types(device), *sharder.sharding_types("cuda")}
+    if not is_pooled and device == "cpu":
+        offered -= {ShardingType.DATA_PARALLEL.value}
     return frozenset(
         name
-        for name in {*sharder.sharding_types(device), *sharder.sharding_types("cuda")}
+        for name in offered
         if (
             EmbeddingComputeKernel.DENSE
             if name == ShardingType.DATA_PARALLEL.value
@@ -155,10 +157,58 @@ def _trained_types(sharder: ModuleSharder[Any], device: str) -> frozenset[str]:
     )
 
 
+def _check_module(
+    title: str,
+    module: nn.Module,
+    sharder: ModuleSharder[Any],
+    types: frozenset[str],
+    topology: Topology,
+) -> None:
+    """Raise ConfigError if TorchRec trains the module under no plan on these ranks."""
+    names = [config.name for config in _configs(module)]
+    title = f"table {names[0]!r} of {title}" if names else title
+    if not types - {ShardingType.DATA_PARALLEL.value}:
+        raise ConfigError(
+            f"{title} has no lookup with a fused optimizer under {type(sharder).__name__}; "
+            "ShardedPlanner plans models that are trained"
+        )
+    if topology.compute_device == "cpu" and _towers(module):
+        raise ConfigError(
+            f"{title} cannot be trained on CPUs: TorchRec gives the CPU as a device id to the "
+            "DistributedDataParallel of its interaction (ValueError: device_ids); leave "
+            f"{type(sharder).__name__} out of the sharders, and the tower's own collection is "
+            "sharded"
+        )
+    if len(_towers(module)) > 1 and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(
+            f"{title} is one of two tables named {twice!r} there, and TorchRec shards both by the "
+            "one entry of a plan; give the tables of a module names of their own"
+        )
+    collisions: Any = getattr(module, "_managed_collision_collection", None)
+    hashed = isinstance(collisions, ManagedCollisionCollection) and any(
+        isinstance(inner, HashZchManagedCollisionModule) for inner in collisions.modules()
+    )
+    if hashed and topology.compute_device == "cpu":
+        raise ConfigError(
+            f"{title} has a HashZchManagedCollisionModule, whose ids FBGEMM remaps for training on "
+            "CUDA only (RuntimeError: Expected readonly to be true); train on GPUs, or use an "
+            "MCHManagedCollisionModule"
+        )
+    for name, buckets in collisions.table_to_number_buckets().items() if hashed else ():
+        if buckets % topology.world_size:
+            raise ConfigError(
+                f"table {name!r} of {title.partition(' of ')[2]} has {buckets} buckets, which "
+                f"{topology.world_size} ranks cannot share evenly, and TorchRec puts as many on "
+                "each (ValueError: uneven buckets per rank); choose "
+                f"total_num_buckets as a multiple of {topology.world_size}"
+            )
+
+
 def _layouts(types: frozenset[str], topology: Topology, *, is_pooled: bool) -> frozenset[str]:
     """Return the layouts that sharders may choose for the tables of a module.
 
-    Sequences have no column shards, as all of them would need the same width, and no replicas.
+    Sequences have no column shards, as all of them would need the same width.
     """
     trained = layouts_of_types(types, topology)
     return trained if is_pooled else trained - {"columns", "replicas"}

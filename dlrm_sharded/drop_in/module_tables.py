@@ -23,6 +23,9 @@ WHOLE_TYPES = (
 )
 """TorchRec's types that train a whole table on one rank."""
 
+COLUMN_TYPES = frozenset(WHOLE_TYPES[:2])
+"""TorchRec's types of column shards."""
+
 ROW_TYPES = frozenset({ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value})
 """TorchRec's types of row blocks."""
 
@@ -90,7 +93,7 @@ class ModuleTables:
         one_host = topology.ranks_per_host == topology.world_size
         on_one_host = len({shard.rank // topology.ranks_per_host for shard in shards}) == 1
         layout = layout_name(shards, table, topology)
-        if layout == "replicas" and layout not in table.layouts:
+        if layout == "replicas" and self.has_replicas and layout not in table.layouts:
             raise InvalidPlanError(
                 f"table {table.name!r} of {self.title} is planned data_parallel, and a replica "
                 "leaves the optimizer that is fused into the table; use a sharder that reads "
@@ -98,8 +101,10 @@ class ModuleTables:
             )
         columns, host_columns, _ = WHOLE_TYPES
         rows, host_rows = ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value
+        # Column shards of sequences have one width, so whole tables have another lookup.
+        whole = WHOLE_TYPES if self.is_pooled else WHOLE_TYPES[::-1]
         types = {
-            None: [*WHOLE_TYPES, *([rows, host_rows] if topology.world_size == 1 else [])],
+            None: [*whole, *([rows, host_rows] if topology.world_size == 1 else [])],
             "columns": [columns, *([host_columns] if on_one_host else [])],
             "rows": [rows, *([host_rows] if one_host else [])],
             "host_rows": [host_rows],
@@ -136,15 +141,15 @@ class ModuleTables:
                     f"the model has it in {table.precision}; change the data_type of its config, "
                     "or the sharder's table_precision"
                 )
-            if self.is_pooled or layout_name(own, table, topology) not in (None, "columns"):
+            if self.is_pooled or self.torchrec_type(own, table, topology) not in COLUMN_TYPES:
                 continue
             widths |= {shard.num_cols: table.name for shard in own}
-            if len(widths) > 1 or len({shard.rank for shard in own}) < len(own):
+            if len(widths) > 1:
+                (one, first), (other, second), *_ = widths.items()
                 raise InvalidPlanError(
-                    f"the plan has shards of {' and '.join(map(str, widths))} columns for "
-                    f"{self.title}, {len(own)} of them of table {table.name!r}; TorchRec looks up "
-                    "sequences in shards of one width, and one shard of a table on a rank: "
-                    f"{OBEY_LAYOUTS}"
+                    f"the plan has column shards of {one} columns for table {first!r} of "
+                    f"{self.title} and of {other} for {second!r}; TorchRec looks up sequences in "
+                    f"column shards of one width: {OBEY_LAYOUTS}"
                 )
         for names in self.hosted:
             on_hosts = {s.rank // topology.ranks_per_host for name in names for s in shards[name]}

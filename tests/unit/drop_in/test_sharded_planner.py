@@ -9,20 +9,26 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
+from torchrec.distributed.embedding_tower_sharding import (
+    EmbeddingTowerCollectionSharder,
+    EmbeddingTowerSharder,
+)
 from torchrec.distributed.embeddingbag import EmbeddingBagSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.embedding_tower import EmbeddingTower
+from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
+from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from dlrm_sharded import ShardedPlanner, Topology
 from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.drop_in.find_tables import find_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
@@ -128,6 +134,18 @@ def test_a_table_that_several_features_look_up_sends_a_vector_for_each():
     assert [table.num_features for table in planned[0].tables] == [3]
 
 
+def test_tables_know_their_module_and_whether_it_pools():
+    found = find_tables(
+        nn.ModuleDict({"bags": bags(), "deep": nn.ModuleDict({"sequences": sequences()})}),
+        get_default_sharders(),
+        TOPOLOGY,
+        {},
+        replicas=False,
+    )
+    kinds = [{(table.module, table.pooled) for table in m.tables.values()} for m in found]
+    assert kinds == [{("bags", True)}, {("deep.sequences", False)}]
+
+
 @pytest.mark.parametrize("name", SHARDERS)
 def test_no_table_is_replicated_unless_asked(name):
     """`dim` has no replicas; the others have replicas of the small tables if they may."""
@@ -224,7 +242,7 @@ def test_sequences_are_whole_or_in_row_blocks_on_all_ranks(name):
             plan(sequences(), SHARDERS[name](), tight)
         return
     module_plan = plan(sequences(), SHARDERS[name](), tight)[""]
-    assert "row_wise" in types(module_plan) <= {"column_wise", "row_wise"}
+    assert "row_wise" in types(module_plan) <= {"table_wise", "row_wise"}
     for parameter in module_plan.values():
         assert {shard.shard_sizes[1] for shard in parameter.sharding_spec.shards} == {64}
 
@@ -232,16 +250,56 @@ def test_sequences_are_whole_or_in_row_blocks_on_all_ranks(name):
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        (columns(32, 32), "shards of 32 and 64 columns"),
-        (columns(16, 48), "shards of 16 and 48 columns"),
-        (host_rows, "'s0' of .* is planned table_row_wise, and .* trains it only column_wise"),
+        (columns(16, 48), "shard of 48 columns, and table 's0' one of 16"),
+        (columns(16, 16, 32), "shard of 32 columns, and table 's0' one of 16"),
+        (host_rows, "'s0' .* lies in row blocks on the ranks of one host, which TorchRec trains"),
+        (replicas, "'s0' .* is replicated, and FBGEMM's lookup of replicas pools on cpu"),
     ],
-    ids=["unequal_to_others", "unequal", "host_rows"],
+    ids=["unequal", "unequal_to_others", "host_rows", "replicas"],
 )
 def test_what_sequences_do_not_train_is_refused(shards, message):
     with pytest.raises(InvalidPlanError, match=message):
         plan(sequences(), LaidOut(shards))
-    plan(bags(), LaidOut(shards))
+    plan(bags(), LaidOut(shards), replicas=shards is replicas)
+
+
+def test_towers_on_cpus_are_refused_with_the_sharders_to_leave_out():
+    """TorchRec gives DistributedDataParallel the CPU as a device id."""
+    cpus = Topology(2, 10**9, compute_device="cpu")
+    planner = ShardedPlanner(GreedySharder("dim"), topology=cpus)
+    with pytest.raises(ConfigError, match=r"'t0' of EmbeddingTower .* leave EmbeddingTowerSharder"):
+        planner.plan(EmbeddingTower(bags(), Interaction()), [EmbeddingTowerSharder()])
+    planned = planner.plan(EmbeddingTower(bags(), Interaction()), get_default_sharders())
+    assert planned.plan.keys() == {"embedding"}
+
+
+def test_equal_names_in_the_towers_of_one_module_are_refused():
+    towers = EmbeddingTowerCollection([EmbeddingTower(bags(), Interaction()) for _ in range(2)])
+    planner = ShardedPlanner(GreedySharder("dim"), topology=Topology(2, 10**9))
+    with pytest.raises(ConfigError, match=r"one of two tables named 't0' there"):
+        planner.plan(towers, [EmbeddingTowerCollectionSharder()])
+
+
+def hashed(buckets: int) -> ManagedCollisionEmbeddingCollection:
+    configs = table_configs([1200], [64], kind=EmbeddingConfig, name="hashed")
+    inner = HashZchManagedCollisionModule(
+        zch_size=1200, device=torch.device("cpu"), total_num_buckets=buckets, max_probe=4
+    )
+    return ManagedCollisionEmbeddingCollection(
+        EmbeddingCollection(tables=configs, device=META),
+        ManagedCollisionCollection({"hashed0": inner}, configs),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
+def test_rows_of_managed_collisions_stay_in_equal_buckets():
+    gpus = Topology(4, 10**9)
+    (parameter,) = plan(hashed(8), GreedySharder("dim"), gpus)[""].values()
+    assert [shard.shard_sizes[0] for shard in parameter.sharding_spec.shards] == [300] * 4
+    with pytest.raises(ConfigError, match=r"'hashed0' of Managed.* has 6 buckets, which 4 ranks"):
+        plan(hashed(6), GreedySharder("dim"), gpus)
+    with pytest.raises(ConfigError, match=r"'hashed0' of Managed.* for training on CUDA only"):
+        plan(hashed(8), GreedySharder("dim"))
 
 
 @pytest.mark.parametrize("name", [name for name in SHARDERS if name != "dim"])
@@ -323,7 +381,7 @@ class Interaction(nn.Module):
 def test_towers_stay_on_one_host():
     model = EmbeddingTower(bags(), Interaction())
     sharders = [EmbeddingTowerSharder()]
-    one_host = Topology(2, 10**9, compute_device="cpu")
+    one_host = Topology(2, 10**9)
     for sharder, expected in (
         (GreedySharder("dim"), "table_column_wise"),
         (LaidOut(columns(32, 32)), "table_column_wise"),
@@ -331,8 +389,9 @@ def test_towers_stay_on_one_host():
     ):
         planned = ShardedPlanner(sharder, topology=one_host).plan(model, sharders).plan[""]
         assert types(planned) == {expected}
+    on_gpus = dataclasses.replace(TOPOLOGY, compute_device="cuda")
     with pytest.raises(InvalidPlanError, match=r"is planned on the hosts \[0, 1\]"):
-        ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(model, sharders)
+        ShardedPlanner(GreedySharder("dim"), topology=on_gpus).plan(model, sharders)
 
 
 def test_tables_that_should_not_train_are_named(caplog):
