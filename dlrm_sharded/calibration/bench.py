@@ -10,15 +10,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.calibration.measure import (
+    MeasureConfig,
+    MeasuredCost,
+    MeasuredModule,
+    measure_modules,
+)
 from dlrm_sharded.model.fused_optimizers import fuse
-from dlrm_sharded.model.replicas import replica_optimizer, replicas_of
-from dlrm_sharded.model.torchrec_adapter import bag_configs, sharding_env
+from dlrm_sharded.model.replicas import ShardedTables, replica_optimizer, replicas_of
+from dlrm_sharded.model.torchrec_adapter import bag_configs, sequence_configs, sharding_env
 from dlrm_sharded.plans.tables import Table
 
 ARENA_SLACK = 1.25
@@ -60,28 +66,62 @@ class Bench:
     ) -> MeasuredCost:
         """Measure the tables under a plan; all ranks of the group call it together.
 
+        Tables of bags and of sequences, and those of different modules, are modules of their own.
+
         Args:
             batches: ids of this rank, used in turn.
             group: ranks that the plan is for; None for all ranks of the job.
         """
-        unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
-        fuse(self._optimizer, unsharded.parameters(), LEARNING_RATE)
+        places = {table.name: place for place, table in enumerate(tables)}
         with _TablesInArena(self._arena):
-            sharder = EmbeddingBagCollectionSharder()
-            embeddings = sharder.shard(unsharded, plan, sharding_env(group), self._device)
-        measured = measure(
-            embeddings,
-            [batch.to(self._device) for batch in batches],
-            self._config,
-            group=group,
-            replica_optimizer=replica_optimizer(embeddings, self._optimizer, LEARNING_RATE),
-        )
-        if self._device.type == "cuda" or replicas_of(embeddings):
+            sharded = [
+                (self._sharded(of_module, plan, group), [places[t.name] for t in of_module])
+                for of_module in modules_of(tables)
+            ]
+        modules = [
+            MeasuredModule(
+                embeddings,
+                [
+                    (batch if len(sharded) == 1 else batch.permute(own)).to(self._device)
+                    for batch in batches
+                ],
+                replica_optimizer(embeddings, self._optimizer, LEARNING_RATE),
+            )
+            for embeddings, own in sharded
+        ]
+        measured = measure_modules(modules, self._config, group=group)
+        if self._device.type == "cuda" or any(replicas_of(of_it) for of_it, _ in sharded):
             # Sharded modules are in reference cycles, and on CUDA they own their tables. Everywhere
             # they own their replicas.
-            del embeddings
+            del sharded, modules
             gc.collect()
         return measured
+
+    def _sharded(
+        self,
+        tables: Sequence[Table],
+        plan: EmbeddingModuleShardingPlan,
+        group: dist.ProcessGroup | None,
+    ) -> ShardedTables:
+        """Shard the tables of one module by their part of a plan."""
+        part = EmbeddingModuleShardingPlan({table.name: plan[table.name] for table in tables})
+        env, meta = sharding_env(group), torch.device("meta")
+        if tables[0].pooled:
+            bags = EmbeddingBagCollection(tables=bag_configs(tables), device=meta)
+            fuse(self._optimizer, bags.parameters(), LEARNING_RATE)
+            return EmbeddingBagCollectionSharder().shard(bags, part, env, self._device)
+        sequences = EmbeddingCollection(tables=sequence_configs(tables), device=meta)
+        fuse(self._optimizer, sequences.parameters(), LEARNING_RATE)
+        return EmbeddingCollectionSharder().shard(sequences, part, env, self._device)
+
+
+def modules_of(tables: Sequence[Table]) -> list[list[Table]]:
+    """Divide tables among TorchRec's modules; one of sequences has tables of one width only."""
+    modules: dict[Any, list[Table]] = {}
+    for table in tables:
+        width = 0 if table.pooled else table.embedding_dim
+        modules.setdefault((table.module, table.pooled, width), []).append(table)
+    return list(modules.values())
 
 
 class _TablesInArena(TorchFunctionMode):

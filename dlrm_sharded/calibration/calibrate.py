@@ -15,6 +15,7 @@ from dlrm_sharded.calibration.fit import (
     fit_communication,
     fit_compute,
     fit_dense_gradients,
+    fit_sequences,
 )
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.from_prior import (
@@ -30,7 +31,7 @@ from dlrm_sharded.cost.communication import LINKS, STEP_EXCHANGES, UNMEASURED, H
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, extent_of
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.learned_arrays import DENSE_PRICES
+from dlrm_sharded.cost.learned_arrays import DENSE_PRICES, SEQUENCE_PRICES
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
@@ -193,7 +194,7 @@ def _fitted_alone(
             [exchange_times(sample) for sample in together],
             [sample.hosts for sample in together],
         )
-    fused = [sample for sample in computation if not sample.has_replicas]
+    fused = [s for s in computation if not (s.has_replicas or s.has_sequences)]
     device = manifest["device"]
     compute = fit_compute(
         LookupData.from_samples(fused, DEVICE_WORK[device]),
@@ -201,7 +202,7 @@ def _fitted_alone(
         num_steps=config.num_steps,
     )
     return LearnedCostModel(
-        compute=_with_dense_gradients(compute, computation, device),
+        compute=_with_sequences(_with_dense_gradients(compute, computation, device), computation),
         communication=with_stated(communication, measured=measured_links(samples)),
         name=manifest["hardware"],
         device=manifest["device"],
@@ -214,14 +215,32 @@ def _with_dense_gradients(
     compute: ComputeModel, samples: Sequence[Sample], device: str
 ) -> ComputeModel:
     """Return the model with a price of dense gradients: the measured one, or that of the device."""
-    replicated = [sample for sample in samples if sample.has_replicas]
+    replicated = [s for s in samples if s.has_replicas and not s.has_sequences]
     if not replicated:
         return dataclasses.replace(compute, dense=DENSE_PRICES[device])
     return fit_dense_gradients(
         compute,
         [workload_of_sample(sample) for sample in replicated],
-        [np.array([rank.bwd_compute_ms for rank in s.cost.per_rank]) for s in replicated],
+        [_backward_ms(sample) for sample in replicated],
     )
+
+
+def _with_sequences(compute: ComputeModel, samples: Sequence[Sample]) -> ComputeModel:
+    """Return the model with a price of sequences: the measured one, or that of the device."""
+    sequences = [sample for sample in samples if sample.has_sequences]
+    if not sequences or compute.device.has_warps:
+        device = "cuda" if compute.device.has_warps else "cpu"
+        return dataclasses.replace(compute, sequences=SEQUENCE_PRICES[device])
+    return fit_sequences(
+        compute,
+        [workload_of_sample(sample) for sample in sequences],
+        [_backward_ms(sample) for sample in sequences],
+    )
+
+
+def _backward_ms(sample: Sample) -> Floats:
+    """Return [W], times of a sample's backward computation."""
+    return np.array([rank.bwd_compute_ms for rank in sample.cost.per_rank])
 
 
 def measured_links(samples: Sequence[Sample]) -> tuple[str, ...]:

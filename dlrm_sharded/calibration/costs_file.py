@@ -38,7 +38,8 @@ _FIRST_SHARD: dict[str, pl.DataType | type[pl.DataType]] = {
     "row_wise": pl.Boolean,
 }
 _LATER_SHARD = _FIRST_SHARD | {"accesses": pl.String}
-_SHARD = _LATER_SHARD | {"replicated": pl.Boolean}
+_POOLED_SHARD = _LATER_SHARD | {"replicated": pl.Boolean}
+_SHARD = _POOLED_SHARD | {"pooled": pl.Boolean}
 SCHEMA = pl.Schema(
     {
         "kind": pl.String(),
@@ -58,11 +59,12 @@ _KNOWN_SCHEMAS = [
     SCHEMA,
     *(
         pl.Schema({**_WITHOUT_NOISE, "shards": pl.List(pl.Struct(shard))})
-        for shard in (_SHARD, _LATER_SHARD, _FIRST_SHARD)
+        for shard in (_SHARD, _POOLED_SHARD, _LATER_SHARD, _FIRST_SHARD)
     ),
 ]
-"""Columns of collections today, of those that did not watch other work, of those without replicas,
-and of those in which, besides, all accesses are Zipf-distributed."""
+"""Columns of collections today, of those that did not watch other work, of those without sequences,
+of those without replicas either, and of those in which, besides, all accesses are
+Zipf-distributed."""
 
 
 def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:

@@ -10,6 +10,9 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
+BAGS, SEQUENCES = "", "sequences"
+"""Modules of drawn tables: TorchRec has one for bags, and another one for sequences."""
+
 
 def plan_of_drawn(
     drawn: Sequence[DrawnTable], batch_size: int, topology: Topology
@@ -31,7 +34,15 @@ def _table(name: str, drawn: DrawnTable, batch_size: int) -> Table:
     histogram = drawn.accesses.distribution(drawn.num_rows, num_ids).expected_reuse_histogram(
         num_ids
     )
-    return Table(name, drawn.num_rows, drawn.num_cols, drawn.pooling_factor, histogram)
+    return Table(
+        name,
+        drawn.num_rows,
+        drawn.num_cols,
+        drawn.pooling_factor,
+        histogram,
+        pooled=drawn.pooled,
+        module=BAGS if drawn.pooled else SEQUENCES,
+    )
 
 
 def _shards(table: Table, drawn: DrawnTable, world_size: int) -> list[Shard]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import (
     EXCHANGES,
+    HARDLY_ANY,
     REDUCE_TERMS,
     CommunicationModel,
     Hosts,
@@ -33,6 +34,7 @@ from dlrm_sharded.cost.compute import (
     dense_terms,
 )
 from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, profile_of, work_of
+from dlrm_sharded.cost.sequences import SequencePrices
 from dlrm_sharded.cost.widest import widest_terms, width_vectors
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
@@ -40,8 +42,8 @@ from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_D
 HIDDEN_WIDTH = 16
 """Width of the price nets' hidden layer."""
 
-NUM_LOOKUPS = 3
-"""Largest number of fused lookups on a rank, one for each kind of layout."""
+NUM_LOOKUPS = 6
+"""Largest number of fused lookups on a rank, one for each kind of layout of bags and sequences."""
 
 MIN_FIRST_SHARE = 0.01
 """Fraction of the mean time from which a term's price starts if the best constant price is zero."""
@@ -292,10 +294,17 @@ def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
     is_run = num_shards.sum() > 0  # without shards there is no all-to-all, and no latency
     columns = [np.broadcast_to(term * is_run, volume.shape)[0] for term in terms]
     zeros = np.zeros(hosts.world_size)
+    if exchange.num_launches > 1:  # each module has a launch
+        empty = exchange_terms(zeros[None], zeros[None] + HARDLY_ANY, hosts, sends_own=False)
+        more = exchange.num_launches - 1
+        columns = [col + more * term[0] for col, term in zip(columns, empty, strict=True)]
     reduced = reduce_terms(zeros, zeros, hosts)
     for reduce in exchange.reduces:
         group = hosts.group(reduce.group_size)
         reduced += reduce_terms(reduce.volume, reduce.num_shards, group)
+        if reduce.num_launches is not None:
+            following = np.maximum(reduce.num_launches - 1, 0)[:, None]
+            reduced += following * reduce_terms(zeros, zeros + HARDLY_ANY, group)
     gradient_bytes = exchange.replica_bytes * (kind == BWD_COMM)
     gradients = all_reduce_terms(np.full(hosts.world_size, gradient_bytes), hosts)
     return np.column_stack([*columns, reduced, gradients])
@@ -317,6 +326,23 @@ def fit_dense_gradients(
     # The rest of a plan may take less than is predicted; such plans say nothing of gradients.
     weights = fit_nonnegative(np.concatenate(rows), np.concatenate(left_ms))
     return dataclasses.replace(compute, dense=DensePrices(*weights.tolist()))
+
+
+def fit_sequences(
+    compute: ComputeModel, workloads: Sequence[Workload], times_ms: Sequence[Floats]
+) -> ComputeModel:
+    """Return the model with the prices of sequences that fit plans with some.
+
+    Args:
+        times_ms: [W] for each workload, of its backward computation.
+    """
+    without = dataclasses.replace(compute, sequences=SequencePrices())
+    rows, left_ms = [], []
+    for workload, measured_ms in zip(workloads, times_ms, strict=True):
+        rows.append(without.sequences.terms(workload))
+        left_ms.append(measured_ms - without.parts_ms(workload)[1].sum(axis=1))
+    weights = fit_nonnegative(np.concatenate(rows), np.concatenate(left_ms))
+    return dataclasses.replace(compute, sequences=SequencePrices(*weights.tolist()))
 
 
 def fit_nonnegative(terms: Floats, times_ms: Floats) -> Floats:

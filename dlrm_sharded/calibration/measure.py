@@ -1,9 +1,10 @@
-"""Measures the cost of embeddings: each stage is timed by itself on the live sharded module."""
+"""Measures the cost of embeddings: each stage is timed by itself on the live sharded modules."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +12,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.optim import Optimizer
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.calibration.replica_stages import ReplicaStages, replica_stages
 from dlrm_sharded.calibration.stage_clock import Iteration, StageClock, max_over_ranks
 from dlrm_sharded.checkpoint.model_state import fused_steps_kept
 from dlrm_sharded.files.errors import check_count, check_number
+from dlrm_sharded.model.replicas import ShardedTables
 from dlrm_sharded.plans.plan_cost import (
     BWD_COMM,
     BWD_COMPUTE,
@@ -83,37 +85,68 @@ class MeasuredCost:
     change: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredModule:
+    """A sharded module of tables, and what it is measured with.
+
+    Args:
+        batches: this rank's ids, on the module's device; used in turn.
+        replica_optimizer: updates the module's replicas, see `replicas.replica_optimizer`; None if
+            it has none.
+    """
+
+    embeddings: ShardedTables
+    batches: Sequence[KeyedJaggedTensor]
+    replica_optimizer: Optimizer | None = None
+
+
 def measure(
-    embeddings: ShardedEmbeddingBagCollection,
+    embeddings: ShardedTables,
     batches: Sequence[KeyedJaggedTensor],
     config: MeasureConfig,
     *,
     group: dist.ProcessGroup | None = None,
     replica_optimizer: Optimizer | None = None,
 ) -> MeasuredCost:
+    """Time a model's only module of tables, see `measure_modules`."""
+    return measure_modules(
+        [MeasuredModule(embeddings, batches, replica_optimizer)], config, group=group
+    )
+
+
+def measure_modules(
+    modules: Sequence[MeasuredModule],
+    config: MeasureConfig,
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> MeasuredCost:
     """Time the four stages and the redistribution of ids, each started from a barrier.
 
-    All ranks of the group call it together. Gradients are zeros and the optimizers' step counts
-    are restored, so weights and optimizer state do not change, except that the moments of an Adam
-    that has taken steps before decay.
+    All ranks of the group call it together. Modules are timed one after the other, and a stage is
+    the sum of theirs. Gradients are zeros and the optimizers' step counts are restored, so weights
+    and optimizer state do not change, except that the moments of an Adam that has taken steps
+    before decay.
 
     Args:
-        batches: this rank's ids, on the module's device; used in turn.
-        group: ranks that share the module; None for all ranks of the job.
-        replica_optimizer: updates the module's replicas, see `replicas.replica_optimizer`; None if
-            it has none.
+        modules: at least one; with as many batches each.
+        group: ranks that share the modules; None for all ranks of the job.
     """
-    device = batches[0].device()
+    device = modules[0].batches[0].device()
     clock = StageClock(device, group)
 
     def time_once(i: int) -> Iteration:
-        _time_once(embeddings, batches[i % len(batches)], clock, replicas)
+        for module, stages in zip(modules, replicas, strict=True):
+            ids = module.batches[i % len(module.batches)]
+            _time_once(module.embeddings, ids, clock, stages)
         return clock.finish_iteration()
 
-    with (
-        fused_steps_kept(embeddings),
-        replica_stages(embeddings, replica_optimizer) as replicas,
-    ):
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(fused_steps_kept(module.embeddings))
+        replicas = [
+            stack.enter_context(replica_stages(module.embeddings, module.replica_optimizer))
+            for module in modules
+        ]
         started = time.perf_counter()
         for i in range(config.warmup):
             last_started = time.perf_counter()
@@ -129,25 +162,22 @@ def measure(
 
 
 def _time_once(
-    embeddings: ShardedEmbeddingBagCollection,
-    ids: KeyedJaggedTensor,
-    clock: StageClock,
-    replicas: ReplicaStages,
+    embeddings: ShardedTables, ids: KeyedJaggedTensor, clock: StageClock, replicas: ReplicaStages
 ) -> None:
     """Time the stages and the ids' redistribution once."""
     timed = clock.timed
-    context = embeddings.create_context()
+    context: Any = embeddings.create_context()
     # the host waits for the numbers of ids that it is going to receive
-    received = timed(
+    received: Any = timed(
         INPUT_DIST, lambda: embeddings.input_dist(context, ids).wait().wait(), waits=True
     )
     looked_up = timed(FWD_COMPUTE, lambda: embeddings.compute(context, received))
-    leaves = [pooled.detach().requires_grad_() for pooled in looked_up]
-    output = timed(FWD_COMM, lambda: embeddings.output_dist(context, leaves).values())
-    output_gradient = torch.zeros_like(output)
+    leaves = [vectors.detach().requires_grad_() for vectors in looked_up]
+    outputs = timed(FWD_COMM, lambda: _vectors(embeddings.output_dist(context, leaves).wait()))
+    output_gradients = [torch.zeros_like(output) for output in outputs]
 
     def exchange_gradients() -> None:
-        output.backward(output_gradient)
+        torch.autograd.backward(outputs, output_gradients)
         replicas.all_reduce()
 
     timed(BWD_COMM, exchange_gradients)
@@ -160,6 +190,13 @@ def _time_once(
         replicas.update(looked_up, gradients)
 
     timed(BWD_COMPUTE, update)
+
+
+def _vectors(output: KeyedTensor | Mapping[str, JaggedTensor]) -> list[Tensor]:
+    """Return the vectors that a module gives: pooled ones, or those of each feature's ids."""
+    if isinstance(output, KeyedTensor):
+        return [output.values()]
+    return [sequence.values() for sequence in output.values()]
 
 
 def _over_ranks(iterations: Sequence[Iteration], group: dist.ProcessGroup | None) -> MeasuredCost:

@@ -40,6 +40,14 @@ REPLICA_SHARE, MAX_REPLICAS = 0.2, 3
 REPLICA_BYTES = (1e4, 3e7)
 """Fraction of the plans with replicas, largest number of them, and range of their sizes."""
 
+SEQUENCE_SHARE, SOME_SEQUENCES = 0.2, 0.5
+"""Fraction of the plans with tables of sequences, as that of other layouts; and the fraction of
+these plans' tables that are sequences in every other one, while they all are in the rest."""
+
+SEQUENCE_BYTES = 1e8
+"""Largest size of the vectors of sequences that a rank looks up where pooled vectors have no limit:
+more take longer than a measurement should."""
+
 MAX_ROW_WISE = 4
 """Largest number of row-wise tables in a plan of computation."""
 
@@ -55,6 +63,7 @@ class DrawnTable:
     Args:
         accesses: how often a batch uses which of its rows.
         replicated: whether a table on all ranks is whole on each, and not in even row blocks.
+        pooled: see `Table.pooled`.
     """
 
     num_rows: int
@@ -63,6 +72,7 @@ class DrawnTable:
     accesses: AccessPattern
     rank: int | None
     replicated: bool = False
+    pooled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +121,7 @@ def draw_computation(
             for _ in range(count)
         ]
     tables += _draw_replicas(rng, world_size) if limits.replicas else []
+    tables = _with_sequences(rng, tables, widest)
     return within_limits(limits, tables, world_size, batch_size)
 
 
@@ -138,7 +149,33 @@ def draw_communication(
             for _ in range(rng.integers(1, 6))
         ]
     tables += _draw_replicas(rng, world_size) if limits.replicas else []
-    return within_limits(limits, tables, world_size, batch_size)
+    return within_limits(
+        limits,
+        # as many numbers as the bags instead of which there are sequences
+        [
+            dataclasses.replace(new, pooling_factor=old.num_cols / new.num_cols)
+            if not new.pooled
+            else new
+            for old, new in zip(tables, _with_sequences(rng, tables), strict=True)
+        ],
+        world_size,
+        batch_size,
+    )
+
+
+def _with_sequences(
+    rng: np.random.Generator, tables: list[DrawnTable], widest: int = MAX_COLS
+) -> list[DrawnTable]:
+    """Make sequences of some tables, mostly of none; all of one width, as in TorchRec's modules."""
+    if rng.random() >= SEQUENCE_SHARE:
+        return tables
+    share, num_cols = float(rng.choice([SOME_SEQUENCES, 1.0])), _draw_cols(rng, widest)
+    return [
+        dataclasses.replace(table, num_cols=num_cols, pooled=False)
+        if not table.replicated and rng.random() < share
+        else table
+        for table in tables
+    ]
 
 
 def _draw_replicas(rng: np.random.Generator, world_size: int) -> list[DrawnTable]:
@@ -197,22 +234,26 @@ def within_limits(
 ) -> list[DrawnTable]:
     """Scale columns, rows and pooling factors down until every rank is within the limits."""
     tables = _narrowed(tables, world_size, max_cols=limits.pooled_bytes / (4 * batch_size))
-    num_bytes, num_ids = np.zeros(world_size), np.zeros(world_size)
+    num_bytes, num_ids, vector_bytes = np.zeros((3, world_size))
     for table in tables:
         ranks = slice(None) if table.rank is None else table.rank
         num_ranks = world_size if table.rank is None else 1
         copies = num_ranks if table.replicated else 1
         num_bytes[ranks] += copies * 4 * table.num_rows * (table.num_cols + 1) / num_ranks
-        num_ids[ranks] += batch_size * table.pooling_factor / num_ranks
+        ids_of_rank = batch_size * table.pooling_factor / num_ranks
+        num_ids[ranks] += ids_of_rank
+        vector_bytes[ranks] += 0 if table.pooled else 4 * table.num_cols * ids_of_rank
     rows_factor = min(1.0, limits.table_bytes / num_bytes.max())
     pooling_factor = min(1.0, limits.ids_per_step / num_ids.max())
+    most_bytes = SEQUENCE_BYTES if math.isinf(limits.pooled_bytes) else limits.pooled_bytes
+    of_sequences = min(pooling_factor, most_bytes / max(vector_bytes.max(), 1.0))
     scaled = []
     for table in tables:
         num_rows = max(int(table.num_rows * rows_factor), min(table.num_rows, MIN_DRAWN_ROWS))
         if table.rank is None and not table.replicated:
             num_rows = _whole_blocks(num_rows, world_size)
-        pooled = table.pooling_factor * pooling_factor
-        scaled.append(dataclasses.replace(table, num_rows=num_rows, pooling_factor=pooled))
+        factor = table.pooling_factor * (pooling_factor if table.pooled else of_sequences)
+        scaled.append(dataclasses.replace(table, num_rows=num_rows, pooling_factor=float(factor)))
     return scaled
 
 

@@ -14,9 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
-from dlrm_sharded.model.replicas import ReplicaWeights, replica_lookups, replicas_of
+from dlrm_sharded.model.replicas import (
+    ReplicaWeights,
+    ShardedTables,
+    replica_lookups,
+    replicas_of,
+)
 
 
 class ReplicaStages:
@@ -47,7 +51,7 @@ class ReplicaStages:
         DDP copies them to its bucket before it reduces them, divided by the number of ranks.
 
         Args:
-            looked_up: pooled vectors of all lookups of the collection.
+            looked_up: vectors of all lookups of the collection.
             gradients: of these vectors.
         """
         for of, bucket in zip(self._replicas, self._buckets, strict=True):
@@ -66,7 +70,7 @@ class ReplicaStages:
 
 @contextmanager
 def replica_stages(
-    embeddings: ShardedEmbeddingBagCollection, optimizer: Optimizer | None
+    embeddings: ShardedTables, optimizer: Optimizer | None
 ) -> Iterator[ReplicaStages]:
     """Take the lookups of replicas out of DDP within the block."""
     replicas = replicas_of(embeddings)

@@ -58,6 +58,7 @@ class MeasuredShard:
         row_wise: whether the shard is a block of rows, which has a lookup of its own.
         accesses: name of the table's access pattern; the only one was "zipf" once.
         replicated: whether the shard is a replica; there were none once.
+        pooled: see `Table.pooled`; all were once.
     """
 
     rank: int
@@ -68,6 +69,7 @@ class MeasuredShard:
     row_wise: bool
     accesses: str = ZipfAccesses.name
     replicated: bool = False
+    pooled: bool = True
 
     def group_size(self, world_size: int) -> int:
         """Return the `group_size` of the shard's layout."""
@@ -119,6 +121,7 @@ class Sample:
             accesses: names of the tables' access patterns; None if all are Zipf-distributed.
         """
         workload = workload_of_plan(plan, task)
+        tables = {table.name: table for table in task.tables}
         shards = [
             MeasuredShard(
                 rank=shard.rank,
@@ -129,6 +132,7 @@ class Sample:
                 row_wise=bool(size > 1),
                 accesses=ZipfAccesses.name if accesses is None else accesses[shard.table],
                 replicated=shard.replicated,
+                pooled=tables[shard.table].pooled,
             )
             for shard, num_ids, histogram, size in zip(
                 plan.shards,
@@ -152,6 +156,10 @@ class Sample:
     @property
     def has_replicas(self) -> bool:
         return any(shard.replicated for shard in self.shards)
+
+    @property
+    def has_sequences(self) -> bool:
+        return not all(shard.pooled for shard in self.shards)
 
     @property
     def hosts(self) -> Hosts:
@@ -355,6 +363,11 @@ def workload_of_sample(sample: Sample) -> Workload:
         for shard in sample.shards
     ]
     histograms = [shard.reuse_histogram for shard in sample.shards]
-    return workload_of_rows(
+    workload = workload_of_rows(
         sample.world_size, sample.ranks_per_host, sample.batch_size, rows, histograms
     )
+    is_sequence = np.array([not shard.pooled for shard in sample.shards], dtype=bool)
+    if not is_sequence.any():
+        return workload
+    # a module for bags, and another one for sequences
+    return dataclasses.replace(workload, is_sequence=is_sequence, owner=is_sequence.astype(int))

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.ranks.launch_clock import LaunchClock
+from dlrm_sharded.ranks.launch_clock import LaunchClock, Launched
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -19,6 +19,8 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class Iteration:
     """Times of the stages in one iteration on this rank, by name of the stage, in ms.
+
+    A stage that several modules have is the sum of theirs.
 
     Args:
         times_ms: time of the stage.
@@ -32,6 +34,18 @@ class Iteration:
     launch_ms: dict[str, float] = field(default_factory=dict)
     is_exposed: dict[str, bool] = field(default_factory=dict)
     host_ms: float = 0.0
+
+    def add(self, name: str, time_ms: float) -> None:
+        """Add a time to that of a stage."""
+        self.times_ms[name] = self.times_ms.get(name, 0.0) + time_ms
+
+    def add_launched(self, name: str, launched: Launched) -> None:
+        """Add what a stage took that was launched while the device slept."""
+        [time_ms] = launched.intervals_ms
+        self.add(name, time_ms)
+        self.launch_ms[name] = self.launch_ms.get(name, 0.0) + launched.launch_ms
+        self.is_exposed[name] = self.is_exposed.get(name, False) or launched.is_exposed
+        self.host_ms += launched.launch_ms
 
 
 class StageClock:
@@ -71,7 +85,8 @@ class StageClock:
         if self._on_cuda:
             self._iteration.host_ms += 1e3 * (time.perf_counter() - began_s)
         watch.mark()
-        [self._iteration.times_ms[name]] = watch.intervals_ms()
+        [time_ms] = watch.intervals_ms()
+        self._iteration.add(name, time_ms)
         return result
 
     def finish_iteration(self) -> Iteration:
@@ -88,11 +103,7 @@ class StageClock:
         self._clock.mark()
         result = work()
         self._clock.mark()
-        launched = self._clock.end()
-        [self._iteration.times_ms[name]] = launched.intervals_ms
-        self._iteration.launch_ms[name] = launched.launch_ms
-        self._iteration.is_exposed[name] = launched.is_exposed
-        self._iteration.host_ms += launched.launch_ms
+        self._iteration.add_launched(name, self._clock.end())
         return result
 
 

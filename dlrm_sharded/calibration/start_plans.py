@@ -145,6 +145,8 @@ def _drawn(
                     _as_drawn(table, draw_accesses(rng, 0.5), None),
                     num_rows=rows,
                     replicated=name == "replicas",
+                    # FBGEMM's lookup of replicas pools on CPUs
+                    pooled=table.pooled or name == "replicas",
                 )
             )
     return drawn
@@ -192,5 +194,10 @@ def _some(tables: Sequence[Table], num: int, rng: np.random.Generator) -> list[T
 
 def _as_drawn(table: Table, accesses: AccessPattern, rank: int | None) -> DrawnTable:
     return DrawnTable(
-        table.num_embeddings, table.embedding_dim, table.pooling_factor, accesses, rank
+        table.num_embeddings,
+        table.embedding_dim,
+        table.pooling_factor,
+        accesses,
+        rank,
+        pooled=table.pooled,
     )

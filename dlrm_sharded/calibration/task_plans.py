@@ -79,4 +79,5 @@ def _drawn(shard: Shard, table: Table, rank: int | None, factor: float) -> Drawn
         accesses=ReuseBinAccesses.of_histogram(table.reuse_histogram),
         rank=rank,
         replicated=shard.replicated,
+        pooled=table.pooled,
     )

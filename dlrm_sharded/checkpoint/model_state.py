@@ -15,11 +15,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
+)
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
-from dlrm_sharded.model.replicas import replica_states, replicas_of
+from dlrm_sharded.model.replicas import ShardedTables, replica_states, replicas_of
 from dlrm_sharded.model.sharded_model import EMBEDDINGS, sharded_embeddings
 from dlrm_sharded.plans.plan import Interval, ShardingPlan
 from dlrm_sharded.plans.tables import Table
@@ -221,12 +224,14 @@ def table_replicas(model: nn.Module, optimizer: CombinedOptimizer) -> Iterator[T
             yield TableShard(table, (0, num_rows), (0, num_cols), weight, states[table])
 
 
-def fused_kernels(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag]:
-    """Yield the fused lookups of this rank."""
-    for lookup in sharded_embeddings(model)._lookups:  # a plain list: `modules()` misses them
-        for module in lookup.modules():
-            if isinstance(module, BatchedFusedEmbeddingBag):
-                yield module
+def fused_kernels(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag | BatchedFusedEmbedding]:
+    """Yield the fused lookups of this rank, of bags and of sequences."""
+    for embeddings in model.modules():
+        if isinstance(embeddings, ShardedTables):
+            for lookup in embeddings._lookups:  # a plain list: `modules()` misses them
+                for module in lookup.modules():
+                    if isinstance(module, BatchedFusedEmbeddingBag | BatchedFusedEmbedding):
+                        yield module
 
 
 def _dense_weights(model: nn.Module) -> dict[str, LogicalTensor]:

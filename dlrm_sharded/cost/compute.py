@@ -15,7 +15,7 @@ This replaces NeuroShard's computation model (arXiv:2305.01868, sec. 3.2), which
 properties and is off by 30 to 54 % on single tables; `neuroshard_paper.py` has that one.
 
 Letters: N ranks, S shards, K work terms, C numbers of a profile, J cache levels, Q terms of the
-widest shard, A numbers that these need (0 on CPUs), V = 2 (1 + J) + A + 1.
+widest shard, A numbers of a shard that these or `sequences` need, V = 2 (1 + J) + A + 1.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, profile_of, work_of
+from dlrm_sharded.cost.sequences import SequencePrices, sequence_rows
 from dlrm_sharded.cost.widest import NUM_COLUMNS, crowding_terms, widest_terms, width_vectors
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMPUTE, DIRECTIONS, FWD_COMPUTE
@@ -39,7 +40,7 @@ rows is slow there (docs/reference/precision.md, "lookups on a CPU")."""
 
 READ_MB = -1
 """Column of a shard's vector with the MB of weights that a step reads. The other columns are the
-priced work of both directions, and on GPUs `widest.width_vectors`."""
+priced work of both directions, and on GPUs `widest.width_vectors`, on CPUs `sequence_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class ComputeModel:
         widest_ms: [2, Q], prices of `widest.WIDEST_TERMS` for both directions, not negative; None
             on devices without warps.
         dense: prices of the dense gradients of replicas.
+        sequences: prices of updates of sequences, beside those of bags; zeros on GPUs.
         uncertainty: [2, num_parts, num_parts], for each direction the covariance of the logarithms
             of the factors by which the parts of a time may be off; None if it is not known.
     """
@@ -171,6 +173,7 @@ class ComputeModel:
     device: DeviceWork = CPU_WORK
     widest_ms: Floats | None = None
     dense: DensePrices = DensePrices()
+    sequences: SequencePrices = dataclasses.field(default_factory=SequencePrices)
     uncertainty: Floats | None = None
 
     def __post_init__(self) -> None:
@@ -178,9 +181,12 @@ class ComputeModel:
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of a time: K terms, 2 kinds of launches, Q terms, dense gradients."""
+        """Number of parts of a time.
+
+        They are K terms, 2 kinds of launches, Q terms, sequences, and dense gradients.
+        """
         num_widest = 0 if self.widest_ms is None else self.widest_ms.shape[1]
-        return len(self.device.terms) + 2 + num_widest + 1
+        return len(self.device.terms) + 2 + num_widest + 2
 
     def scaled(self, forward: Floats | float, backward: Floats | float) -> ComputeModel:
         """Return the model with the parts of each direction [num_parts] multiplied by factors."""
@@ -192,13 +198,14 @@ class ComputeModel:
         ]
         widest_ms = self.widest_ms
         if widest_ms is not None:
-            widest_ms = widest_ms * factors[:, num_terms + 2 : -1]
+            widest_ms = widest_ms * factors[:, num_terms + 2 : -2]
         return dataclasses.replace(
             self,
             forward=nets[0],
             backward=nets[1],
             widest_ms=widest_ms,
             dense=self.dense.scaled(float(factors[-1, -1])),
+            sequences=self.sequences.scaled(float(factors[-1, -2])),
         )
 
     def sloped(self, forward: Floats, backward: Floats) -> ComputeModel:
@@ -216,10 +223,8 @@ class ComputeModel:
         """Return the parts of both directions' times: of shards [S, num_parts] and of the launches
         of ranks [W, num_parts]."""
         read_mb = workload.by_rank(workload.unique_bytes() / 1e6)
-        widths = None if self.widest_ms is None else workload.by_rank(width_vectors(workload))
-        of_shards = self.work_parts_ms(
-            workload, read_mb[workload.rank], None if widths is None else widths[workload.rank]
-        )
+        crowd = workload.by_rank(self._crowding_columns(workload))
+        of_shards = self.work_parts_ms(workload, read_mb[workload.rank], crowd[workload.rank])
         num_lookups, num_terms = workload.num_lookups(), len(self.device.terms)
         launches = np.stack([np.minimum(num_lookups, 1.0), np.maximum(num_lookups - 1.0, 0.0)], 1)
         pairs = []
@@ -233,40 +238,44 @@ class ComputeModel:
         return pairs
 
     def work_parts_ms(
-        self, workload: Workload, read_mb: Floats, widths: Floats | None = None
+        self, workload: Workload, read_mb: Floats, crowd: Floats | None = None
     ) -> Floats:
         """Return [2, S, num_parts], parts of the times that shards add to ranks, without launches.
 
         Args:
             read_mb: [S], MB of weights that the rank of each shard reads.
-            widths: [S, A], sums of `width_vectors` over the ranks; None for shards that are the
-                widest on theirs.
+            crowd: [S, A], sums over the ranks of what crowds shards; None for shards that are the
+                widest on theirs, and the only ones of sequences.
         """
         work, profile = work_of(workload, self.device), self.scaled_profile(workload)
-        of_shards = None if self.widest_ms is None else width_vectors(workload)
+        of_shards = self._crowding_columns(workload)
+        crowd = of_shards if crowd is None else crowd
         parts = np.zeros((2, len(work), self.num_parts))
-        parts[:, :, -1] = self._dense_ms(workload).T
+        parts[1, :, -1] = self._dense_ms(workload)
+        if self.widest_ms is None:
+            far_ms = self.sequences.far_ms(of_shards[:, 0], crowd[:, 0])
+            parts[1, :, -2] = self.sequences.near_ms(workload) + far_ms
         for i, net in enumerate((self.forward, self.backward)):
             in_cache = net.times_in_cache_ms(work, profile) * self._half_factors(workload)[i]
             terms = in_cache * (1.0 + net.overflow(read_mb) @ net.cache_gain.T)
             parts[i, :, : work.shape[1]] = terms
-            if self.widest_ms is not None and of_shards is not None:
-                widest = widest_terms(of_shards, of_shards if widths is None else widths)
-                parts[i, :, work.shape[1] + 2 : -1] = widest * self.widest_ms[i]
+            if self.widest_ms is not None:
+                widest = widest_terms(of_shards, crowd)
+                parts[i, :, work.shape[1] + 2 : -2] = widest * self.widest_ms[i]
         return parts
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
         scaled, work = self.scaled_profile(workload), work_of(workload, self.device)
-        factors, dense_ms = self._half_factors(workload), self._dense_ms(workload)
+        factors = self._half_factors(workload)
         priced = [
             net.priced(work, scaled) * factor
             for net, factor in zip((self.forward, self.backward), factors, strict=True)
         ]
-        for of_direction, of_replicas_ms in zip(priced, dense_ms.T, strict=True):
-            of_direction[:, 0] += of_replicas_ms  # gradients stream through memory, not caches
-        widths = [] if self.widest_ms is None else [width_vectors(workload)]
-        return np.column_stack([*priced, *widths, workload.unique_bytes() / 1e6])
+        # gradients of replicas stream through memory, not caches
+        priced[1][:, 0] += self._dense_ms(workload) + self.sequences.near_ms(workload)
+        crowding = self._crowding_columns(workload)
+        return np.column_stack([*priced, crowding, workload.unique_bytes() / 1e6])
 
     def times_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
         """Return [N, 2], time of forward and backward computation.
@@ -281,7 +290,7 @@ class ComputeModel:
                 for net, priced in self._directions(sums)
             ]
         )
-        return times if self.widest_ms is None else times + self._widest_ms(sums, sums)
+        return times + self._crowded_ms(sums, sums)
 
     def work_ms(self, vectors: Floats, crowd: Floats) -> Floats:
         """Return [N, 2], the times that shards of vectors [N, V] add to ranks.
@@ -295,7 +304,7 @@ class ComputeModel:
         times: Floats = np.column_stack(
             [net.work_ms(priced, crowd[:, READ_MB]) for net, priced in self._directions(vectors)]
         )
-        return times if self.widest_ms is None else times + self._widest_ms(vectors, crowd)
+        return times + self._crowded_ms(vectors, crowd)
 
     def stand_alone_ms(self, vectors: Floats) -> Floats:
         """Return [N], both directions of shards of vectors [N, V], each on a rank of its own."""
@@ -311,20 +320,27 @@ class ComputeModel:
         """
         if self.widest_ms is None:
             return np.zeros(2)
-        columns = self._width_columns
+        columns = self._crowd_columns
         return crowding_terms(vectors[..., columns], crowd[..., columns]) @ self.widest_ms.T
 
     def launch_ms(self, num_lookups: Floats) -> Floats:
         """Return [N, 2], time to launch the lookups, without their work."""
         # without priced work, the launches are all that remains of a time
         num_priced = 2 * self._num_priced
-        num_widths = 0 if self.widest_ms is None else NUM_COLUMNS
-        return self.times_ms(np.zeros((len(num_lookups), num_priced + num_widths + 1)), num_lookups)
+        num_crowding = 1 if self.widest_ms is None else NUM_COLUMNS
+        sums = np.zeros((len(num_lookups), num_priced + num_crowding + 1))
+        return self.times_ms(sums, num_lookups)
 
     def _dense_ms(self, workload: Workload) -> Floats:
-        """Return [S, 2], time for the dense gradients of replicas, which only one direction has."""
-        backward = dense_terms(workload) @ [self.dense.replica_ms, self.dense.mb_ms]
-        return np.column_stack([np.zeros_like(backward), backward])
+        """Return [S], time for the dense gradients of replicas in the backward pass."""
+        times: Floats = dense_terms(workload) @ [self.dense.replica_ms, self.dense.mb_ms]
+        return times
+
+    def _crowding_columns(self, workload: Workload) -> Floats:
+        """Return [S, A], what makes other shards of the rank slower: widths, or rows of maps."""
+        if self.widest_ms is None:
+            return sequence_rows(workload)[:, None]
+        return width_vectors(workload)
 
     def scaled_profile(self, workload: Workload) -> Floats:
         """Return [S, C], the inputs of the nets."""
@@ -354,12 +370,13 @@ class ComputeModel:
         )
 
     @property
-    def _width_columns(self) -> slice:
-        """Columns of a vector with `width_vectors`."""
+    def _crowd_columns(self) -> slice:
+        """Columns of a vector with `_crowding_columns`."""
         return slice(2 * self._num_priced, READ_MB)
 
-    def _widest_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return [N, 2], time of shards of vectors [N, V] due to the widest shard of a crowd."""
-        assert self.widest_ms is not None
-        columns = self._width_columns
-        return widest_terms(vectors[:, columns], crowd[:, columns]) @ self.widest_ms.T
+    def _crowded_ms(self, vectors: Floats, crowd: Floats) -> Floats:
+        """Return [N, 2], times of shards [N, V] that others of a crowd [N, V] make longer."""
+        of_shards, of_crowd = vectors[:, self._crowd_columns], crowd[:, self._crowd_columns]
+        if self.widest_ms is None:
+            return self.sequences.far_ms(of_shards, of_crowd) * [0.0, 1.0]
+        return widest_terms(of_shards, of_crowd) @ self.widest_ms.T

@@ -10,12 +10,23 @@ import numpy as np
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS, REDUCE_TERMS, CommunicationModel
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
+from dlrm_sharded.cost.sequences import SequencePrices
 from dlrm_sharded.cost.widest import WIDEST_TERMS
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.hardware.artifact import Arrays
 from dlrm_sharded.plans.plan_cost import DIRECTIONS
 
 DENSE_PRICES = {"cpu": DensePrices(0.2, 0.5), "cuda": DensePrices(0.0, 0.004)}
 """Prices of dense gradients for models that were fitted to no replicas, by the type of device."""
+
+SEQUENCE_PRICES = {"cpu": SequencePrices(0.08, 3.6), "cuda": SequencePrices()}
+"""Prices of sequences for models that were fitted to none, by the type of device.
+
+They were measured on an Intel Xeon with AVX-512, see docs/notes/cost_model.md.
+"""
+
+UNKNOWN_VARIANCE = 1.0
+"""Variance of the logarithm of a factor of sequences where no measurement told anything of it."""
 
 CPU_ALL_REDUCE = np.array(
     [{"peers_intra": 1400.0, "bytes": 1.0}.get(term, 0.0) for term in REDUCE_TERMS]
@@ -61,6 +72,7 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
     if compute.uncertainty is not None:
         arrays["uncertainty"] = compute.uncertainty
     arrays["dense"] = np.array(dataclasses.astuple(compute.dense))
+    arrays["sequences"] = np.array(dataclasses.astuple(compute.sequences))
     arrays["all_reduce"] = communication.all_reduce_weights
     return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
 
@@ -89,10 +101,26 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
         device=DEVICE_WORK[device],
         widest_ms=arrays.get("widest_ms"),
         dense=DensePrices(*arrays["dense"].tolist()) if "dense" in arrays else DENSE_PRICES[device],
-        uncertainty=arrays.get("uncertainty"),  # which older artefacts do not have
+        sequences=(
+            SequencePrices(*arrays["sequences"].tolist())
+            if "sequences" in arrays
+            else SEQUENCE_PRICES[device]
+        ),
     )
+    uncertainty = arrays.get("uncertainty")  # which older artefacts do not have
+    if uncertainty is not None and "sequences" not in arrays:
+        uncertainty = _with_sequences(uncertainty)
+    compute = dataclasses.replace(compute, uncertainty=uncertainty)
     expected = (len(DIRECTIONS), compute.num_parts, compute.num_parts)
     if compute.uncertainty is not None and compute.uncertainty.shape != expected:
         raise ValueError(f"uncertainty is of shape {compute.uncertainty.shape}, not {expected}")
     all_reduce = arrays.get("all_reduce", CPU_ALL_REDUCE if device == "cpu" else None)
     return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce)
+
+
+def _with_sequences(uncertainty: Floats) -> Floats:
+    """Insert the part of sequences into the covariances of an artefact without it."""
+    for axis in (1, 2):
+        uncertainty = np.insert(uncertainty, -1, 0.0, axis=axis)
+    uncertainty[:, -2, -2] = UNKNOWN_VARIANCE
+    return uncertainty

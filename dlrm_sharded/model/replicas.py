@@ -11,18 +11,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchrec.distributed.batched_embedding_kernel import BatchedDenseEmbeddingBag
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedDenseEmbedding,
+    BatchedDenseEmbeddingBag,
+)
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 
 from dlrm_sharded.model.fused_optimizers import FUSED_EPSILON, check_replicable
+
+ShardedTables: TypeAlias = ShardedEmbeddingBagCollection | ShardedEmbeddingCollection
+"""A sharded module of tables, whose lookups pool bags or look up sequences."""
 
 REPLICAS = "replicas"
 """Name of the replicas' part of a combined optimizer."""
@@ -58,7 +65,7 @@ class ReplicaWeights:
             yield table, part if is_by_row else part.view(shape)
 
 
-def replicas_of(embeddings: ShardedEmbeddingBagCollection) -> list[ReplicaWeights]:
+def replicas_of(embeddings: ShardedTables) -> list[ReplicaWeights]:
     """Return the replicas of a sharded collection; none if its plan has none."""
     return [
         ReplicaWeights(
@@ -70,11 +77,11 @@ def replicas_of(embeddings: ShardedEmbeddingBagCollection) -> list[ReplicaWeight
         )
         for place, lookup in replica_lookups(embeddings).items()
         for kernel in lookup.modules()
-        if isinstance(kernel, BatchedDenseEmbeddingBag)
+        if isinstance(kernel, BatchedDenseEmbeddingBag | BatchedDenseEmbedding)
     ]
 
 
-def replica_lookups(embeddings: ShardedEmbeddingBagCollection) -> dict[int, Any]:
+def replica_lookups(embeddings: ShardedTables) -> dict[int, Any]:
     """Return the lookups that are in DDP, by their place among the collection's lookups."""
     return {
         place: lookup
@@ -84,7 +91,7 @@ def replica_lookups(embeddings: ShardedEmbeddingBagCollection) -> dict[int, Any]
 
 
 def replica_optimizer(
-    embeddings: ShardedEmbeddingBagCollection,
+    embeddings: ShardedTables,
     optimizer: str,
     learning_rate: float,
     *,

@@ -200,5 +200,5 @@ def _loads(
     compute_ms, zeros = own_ms[:, COMPUTE], np.zeros(len(own_ms))
     margin = (compute_ms.T * error).T @ weights.compute
     added = margin + own_ms[:, EXCHANGE] * weights.exchange
-    demand = Demand.pack(np.column_stack([compute_ms, zeros]), zeros, zeros, added)
+    demand = Demand.pack(np.column_stack([compute_ms, zeros, zeros]), zeros, zeros, added)
     return loads_of(own_ms, weights) + margin, margin, demand

@@ -1,5 +1,6 @@
 """Measuring gives the stages of every rank and leaves the model as it was."""
 
+import inspect
 import types
 from typing import Any
 
@@ -10,13 +11,18 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration import measure as measure_module
 from dlrm_sharded.calibration import stage_clock
+from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.model.dlrm import dlrm
 from dlrm_sharded.model.replicas import replica_part, replica_states, replicas_of
 from dlrm_sharded.model.sharded_model import sharded_embeddings
+from dlrm_sharded.model.torchrec_adapter import to_torchrec
+from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks import launch_clock
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
@@ -237,3 +243,71 @@ def test_sees_who_works():
     """10,000 times the work on one rank shows, whatever else the machine does."""
     busy_ms, idle_ms = run_ranks(measure_big, 2)
     assert busy_ms > 3 * idle_ms
+
+
+SEQUENCES = (
+    Table("t0", 50, 8, 3.0),
+    Table("t1", 40, 16, 2.0, pooled=False, module="history"),
+    Table("t2", 60, 16, 4.0, pooled=False, module="history"),
+)
+"""A bag and two sequences, of which rank 0 has whole tables alone."""
+
+SEQUENCES_PLAN = ShardingPlan(
+    2,
+    (
+        *(Shard.whole(table, 0) for table in SEQUENCES[:2]),
+        *RowBlocks(range(2)).shards(SEQUENCES[2]),
+    ),
+)
+LOCAL_BATCH = 64
+
+
+def measure_sequences(rank: Rank) -> dict[str, Any]:
+    """Count what ranks send each other, [2], while bags and sequences are measured."""
+    sent = 0
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal sent
+        given = inspect.signature(exchange).bind(*args, **kwargs).arguments
+        if given["input"].is_floating_point():
+            sent += given["input_split_sizes"][1 - rank.rank]
+        return exchange(*args, **kwargs)
+
+    exchange, torch.distributed.all_to_all_single = (
+        torch.distributed.all_to_all_single,
+        counting,
+    )
+    topology = Topology(2, memory_bytes=10**9, compute_device="cpu")
+    lengths = [int(table.pooling_factor) for table in SEQUENCES]
+    generator = torch.Generator().manual_seed(rank.rank)
+    ids = KeyedJaggedTensor(
+        keys=[table.name for table in SEQUENCES],
+        values=torch.cat(
+            [
+                torch.randint(table.num_embeddings, (length * LOCAL_BATCH,), generator=generator)
+                for table, length in zip(SEQUENCES, lengths, strict=True)
+            ]
+        ),
+        lengths=torch.tensor(lengths, dtype=torch.int32).repeat_interleave(LOCAL_BATCH),
+    )
+    config = MeasureConfig(iterations=ITERATIONS, warmup=1)
+    bench = Bench(config, rank.device, optimizer="rowwise_adagrad", table_bytes=10**5)
+    plan = to_torchrec(SEQUENCES_PLAN, SEQUENCES, topology)
+    measured = bench.measure(SEQUENCES, plan, [ids])
+    torch.distributed.all_to_all_single = exchange
+    task = ShardingTask(SEQUENCES, topology, 2 * LOCAL_BATCH)
+    priced = workload_of_plan(SEQUENCES_PLAN, task).exchange(for_ids=False)
+    return {
+        "sent_bytes": gathered(rank, 4 * sent / (2 * (ITERATIONS + 1))),
+        "priced_bytes": priced.volume.tolist(),
+        "stages": [list(cost.to_json().values()) for cost in measured.cost.per_rank],
+    }
+
+
+def test_measured_sequences_send_what_is_priced():
+    """A vector for each id, forward and backward; row blocks send those of about half of them."""
+    result = run_ranks(measure_sequences, 2)
+    # what a rank sends forward comes back as gradients
+    mean = sum(result["priced_bytes"]) / 2
+    assert result["sent_bytes"] == pytest.approx([mean, mean], rel=0.1)
+    assert min(min(stages) for stages in result["stages"]) > 0

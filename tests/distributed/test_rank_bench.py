@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from dlrm_sharded.accesses.patterns import UniformAccesses
 from dlrm_sharded.calibration import bench as bench_module
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
+from dlrm_sharded.checkpoint.model_state import fused_kernels
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
@@ -31,20 +33,20 @@ def measured_with(rank: Rank) -> dict[str, Any]:
         Shard("c", 2, row_blocks(70, 4)[2], (0, 32)),
     ]
     given: list[Any] = []
-    measure = bench_module.measure
+    measure = bench_module.measure_modules
 
-    def spy(embeddings: Any, batches: Any, config: MeasureConfig, **group: Any) -> Any:
-        given.append((embeddings, batches))
-        return measure(embeddings, batches, config, **group)
+    def spy(modules: Any, config: MeasureConfig, **group: Any) -> Any:
+        given.append([(module.embeddings, module.batches) for module in modules])
+        return measure(modules, config, **group)
 
-    bench_module.measure = spy
+    bench_module.measure_modules = spy
     bench = RankBench(CONFIG, rank.device, table_bytes=10**6, optimizer="rowwise_adagrad")
     cost = bench.measure(shards, ids)
     bench.measure(shards[:2], ids)
-    embeddings, batches = given[0]
+    [(embeddings, batches)] = given[0]
     return {
         "cost": list(cost.to_json().values()),
-        "num_lookups": [len(embeddings._lookups) for embeddings, _ in given],
+        "num_lookups": [len(embeddings._lookups) for [(embeddings, _)] in given],
         "shapes": [list(weight.shape) for weight in embeddings.state_dict().values()],
         "ids": [batches[1][key].values() for key in ("t0", "t1", "t2")],
         "expected_ids": [torch.from_numpy(ids.shard_ids(shard, 1).values) for shard in shards],
@@ -61,6 +63,75 @@ def test_lookups_of_a_rank():
     forward, forward_comm, backward_comm, backward = seen["cost"]
     assert min(forward, backward) > 0
     assert forward_comm == backward_comm == 0
+
+
+def measured_sequences(rank: Rank) -> dict[str, Any]:
+    """A bag, two whole sequence tables, columns of one and rows of one, on one rank."""
+    tables = (
+        Table("bag", 50, 12, 3.0),
+        Table("whole", 40, 16, 2.0, pooled=False),
+        Table("again", 70, 16, 0.5, pooled=False),
+    )
+    ids = draw_ids(tables, batch_size=BATCH_SIZE, num_batches=2, seed=0)
+    shards = [
+        Shard.whole(tables[0], rank=0),
+        Shard.whole(tables[1], rank=0),
+        Shard("whole", 0, (0, 40), (0, 8)),
+        Shard("again", 0, row_blocks(70, 4)[1], (0, 16)),
+        Shard.whole(tables[2], rank=0),
+    ]
+    seen: list[Any] = []
+    measure = bench_module.measure_modules
+
+    def spy(modules: Any, config: MeasureConfig, **group: Any) -> Any:
+        for module in modules:
+            embeddings, batch = module.embeddings, module.batches[1]
+            context = embeddings.create_context()
+            received = embeddings.input_dist(context, batch).wait().wait()
+            looked_up = embeddings.compute(context, received)
+            seen.append(
+                {
+                    "keys": batch.keys(),
+                    "pooled": isinstance(embeddings, ShardedEmbeddingBagCollection),
+                    "vectors": sorted(list(vectors.shape) for vectors in looked_up),
+                }
+            )
+        before = [t for module in modules for t in state_of(module.embeddings)]
+        measured = measure(modules, config, **group)
+        after = [t for module in modules for t in state_of(module.embeddings)]
+        seen.append({"same": list(map(torch.equal, before, after))})
+        return measured
+
+    bench_module.measure_modules = spy
+    bench = RankBench(CONFIG, rank.device, table_bytes=10**6, optimizer="rowwise_adagrad")
+    cost = bench.measure(shards, ids)
+    return {
+        "cost": cost.to_json(),
+        "modules": seen,
+        "num_ids": [len(ids.shard_ids(shard, 1).values) for shard in shards],
+    }
+
+
+def state_of(embeddings: Any) -> list[torch.Tensor]:
+    """Return weights, optimizer state and step counts of a module's lookups, copied."""
+    kernels = list(fused_kernels(embeddings))
+    tensors = [t for kernel in kernels for t in kernel.emb_module.state_dict().values()]
+    return [t.clone() for t in [*tensors, *(kernel.emb_module.iter for kernel in kernels)]]
+
+
+def test_sequences_are_modules_of_their_own():
+    """Their lookups give a vector for each id; a module of TorchRec's has one width."""
+    seen = run_ranks(measured_sequences, 1)
+    bag, whole, narrow, state = seen["modules"]
+    assert [m["pooled"] for m in (bag, whole, narrow)] == [True, False, False]
+    assert [m["keys"] for m in (bag, whole, narrow)] == [["t0"], ["t1", "t3", "t4"], ["t2"]]
+    _, of_whole, of_columns, of_rows, of_again = seen["num_ids"]
+    assert bag["vectors"] == [[BATCH_SIZE, 12]]
+    assert whole["vectors"] == sorted([[of_whole + of_again, 16], [of_rows, 16]])
+    assert narrow["vectors"] == [[of_columns, 8]]
+    assert min(seen["cost"]["fwd_compute_ms"], seen["cost"]["bwd_compute_ms"]) > 0
+    assert len(state["same"]) >= 12
+    assert all(state["same"])
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3, 4])

@@ -211,7 +211,7 @@ def test_linear_cost_model_of_measurements(project: Path) -> None:
     samples = [s for s in read_costs(path).samples if s.kind == "computation"]
     found = [model.price(TASK).compute.vectors(workload_of_sample(s))[:, :2].sum() for s in samples]
     measured = [sum(rank.computation_ms for rank in s.cost.per_rank) for s in samples]
-    assert np.corrcoef(found, measured)[0, 1] > 0.7
+    assert np.corrcoef(found, measured)[0, 1] > 0.6
 
 
 def test_torchrecs_planner_with_our_prices(project: Path) -> None:

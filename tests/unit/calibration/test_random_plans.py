@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
+from dlrm_sharded.calibration import random_plans
 from dlrm_sharded.calibration.random_plans import (
     MAX_COLS,
     MAX_DRAWN_ROWS,
@@ -17,6 +18,7 @@ from dlrm_sharded.calibration.random_plans import (
     MAX_REPLICAS,
     MAX_SHARDS,
     MIN_DRAWN_ROWS,
+    SEQUENCE_BYTES,
     DrawnTable,
     RankLimits,
     draw_communication,
@@ -90,7 +92,8 @@ def test_computation_keeps_within_limits(world_size: int, limits: RankLimits) ->
 
 
 def test_exchanges_move_from_a_third_of_an_id_to_30_ids_of_a_sample() -> None:
-    pooling = [tables[0].pooling_factor for tables in communication(2)]
+    plans = [tables for tables in communication(2) if all(table.pooled for table in tables)]
+    pooling = [tables[0].pooling_factor for tables in plans]
     assert 0.3 <= min(pooling) < 0.4
     assert 20 < max(pooling) <= 30
 
@@ -112,7 +115,8 @@ def test_pooled_vectors_keep_within_a_limit(world_size: int) -> None:
             )
             assert max(limited) <= max_cols + COLUMN_MULTIPLE * num_narrowest
             is_narrower |= any(map(operator.lt, limited, unlimited))
-            assert max(unlimited) > max_cols or tables == free
+            pairs_of_bags = [(a, b) for a, b in zip(tables, free, strict=True) if a.pooled]
+            assert max(unlimited) > max_cols or all(a == b for a, b in pairs_of_bags)
     assert is_narrower
 
 
@@ -206,3 +210,54 @@ def test_some_plans_have_accesses_that_are_not_zipf(world_size: int) -> None:
     assert NUM_DRAWS / 6 < num_zipf < NUM_DRAWS / 2
     assert NUM_DRAWS / 6 < num_others < NUM_DRAWS / 2
     assert set().union(*names) == {"zipf", "uniform", "hot_set", "reuse_bins"}
+
+
+def test_some_plans_have_sequences_of_one_width() -> None:
+    """About as many as plans with row blocks; in half of them all tables are sequences."""
+    for draw in DRAWS:
+        plans = [[t for t in tables if not t.replicated] for tables in drawn(draw, 2)]
+        shares = [np.mean([not table.pooled for table in tables]) for tables in plans]
+        with_some = [share for share in shares if share > 0]
+        assert 0.1 < len(with_some) / len(plans) < 0.3
+        assert 0.2 < np.mean([share == 1 for share in with_some]) < 0.8
+        for tables in plans:
+            assert len({table.num_cols for table in tables if not table.pooled}) <= 1
+
+
+@pytest.mark.parametrize("pooled_bytes", [float("inf"), 1e6])
+def test_vectors_of_sequences_are_limited(pooled_bytes: float) -> None:
+    limits = dataclasses.replace(LIMITS, pooled_bytes=pooled_bytes)
+    found = []
+    for tables in computation(2, limits):
+        num_bytes = np.zeros(2)
+        for table in tables:
+            if not table.pooled:
+                ranks = slice(None) if table.rank is None else table.rank
+                ids = table.pooling_factor * BATCH_SIZE / (2 if table.rank is None else 1)
+                num_bytes[ranks] += 4 * table.num_cols * ids
+        found.append(num_bytes.max())
+    most = min(pooled_bytes, SEQUENCE_BYTES)
+    assert 0.9 * most < max(found) <= 1.001 * most
+
+
+def test_exchanged_sequences_are_as_large_as_bags() -> None:
+    """Each has as many numbers as the bag that would be in its place."""
+    limits, num_sequences = RankLimits(2**60, 2**60, 2.0**60), 0
+    for with_some, tables in zip(
+        drawn(draw_communication, 4, limits), bags_alone(limits), strict=True
+    ):
+        for sequence, bag in zip(with_some, tables, strict=True):
+            if not sequence.pooled:
+                num_sequences += 1
+                assert sequence.pooling_factor * sequence.num_cols == pytest.approx(bag.num_cols)
+    assert num_sequences > 100
+
+
+def bags_alone(limits: RankLimits) -> list[list[DrawnTable]]:
+    """Return the same plans of communication without sequences."""
+    drawn.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(random_plans, "SEQUENCE_SHARE", 0.0)
+        found = drawn(draw_communication, 4, limits)
+    drawn.cache_clear()
+    return found

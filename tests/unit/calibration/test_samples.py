@@ -19,12 +19,18 @@ from dlrm_sharded.calibration.costs_file import (
     read_costs,
     write_costs,
 )
-from dlrm_sharded.calibration.samples import Sample, repeatability
+from dlrm_sharded.calibration.samples import Sample, repeatability, workload_of_sample
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.calibration.cases import sample
 from tests.unit.damage import change_a_byte, cut_off
 
+ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = [
     sample(0),
@@ -50,10 +56,14 @@ def test_reads_what_was_written(costs: Path) -> None:
     assert sorted(path.name for path in costs.parent.iterdir()) == ["costs.json", "costs.parquet"]
 
 
-@pytest.mark.parametrize("missing", [set(), {"replicated"}, {"accesses", "replicated"}], ids=len)
+@pytest.mark.parametrize(
+    "missing",
+    [set(), {"pooled"}, {"pooled", "replicated"}, {"pooled", "replicated", "accesses"}],
+    ids=len,
+)
 def test_reads_earlier_collections(costs: Path, missing: set[str]) -> None:
-    """Other work was not watched once, before that there were no replicas, and before that all
-    accesses were Zipf-distributed."""
+    """Other work was not watched once, before that there were no sequences, no replicas, and before
+    all accesses were Zipf-distributed."""
     edit_frame(
         lambda frame: frame.drop("noise").with_columns(
             shards=pl.col("shards").list.eval(
@@ -67,7 +77,28 @@ def test_reads_earlier_collections(costs: Path, missing: set[str]) -> None:
     )(costs)
     assert read_costs(costs).samples == tuple(SAMPLES)
     assert {shard.accesses for old in SAMPLES for shard in old.shards} == {"zipf"}
-    assert not any(old.has_replicas for old in SAMPLES)
+    assert not any(old.has_replicas or old.has_sequences for old in SAMPLES)
+
+
+def test_a_sample_of_sequences_is_priced_as_its_plan() -> None:
+    """Tables of sequences have a module of their own, and a vector for each id."""
+    bag, sequence = Table("bag", 100, 8, 3.0, ONCE), Table("s", 90, 16, 5.0, ONCE, pooled=False)
+    task = ShardingTask((bag, sequence), Topology(2, memory_bytes=2**30), batch_size=64)
+    shards = (Shard.whole(bag, 0), *RowBlocks(range(2)).shards(sequence))
+    plan = ShardingPlan(2, shards)
+    cost = PlanCost.from_stages({stage: [1.0, 2.0] for stage in STAGES}, input_dist_ms=[1.0, 1.0])
+    measured = Sample.of_plan(plan, task, cost, kind="computation")
+    assert measured.has_sequences
+    again = Sample.from_row(json.loads(json.dumps(measured.to_row())))
+    found, planned = workload_of_sample(again), workload_of_plan(plan, task)
+    for of_plan, of_sample in (
+        (planned.num_vectors, found.num_vectors),
+        (planned.num_lookups(), found.num_lookups()),
+        (planned.exchange(for_ids=False).volume, found.exchange(for_ids=False).volume),
+    ):
+        assert of_sample.tolist() == pytest.approx(of_plan.tolist())
+    launches = [of.exchange(for_ids=False).num_launches for of in (planned, found)]
+    assert launches == [2, 2]
 
 
 def test_keeps_what_disturbed_a_measurement(tmp_path: Path) -> None:

@@ -66,6 +66,16 @@ def test_a_stage_is_launched_behind_a_sleep(gpu: Gpu) -> None:
     assert once.host_ms == pytest.approx(0.25 + HOST_MS)
 
 
+def test_stages_of_several_modules_add_up(gpu: Gpu) -> None:
+    clock = clock_of(gpu)
+    for device_ms in (0.5, 2.0):
+        clock.timed("fwd_compute", gpu.stage(launch_ms=0.25, device_ms=device_ms))
+    both = clock.finish_iteration()
+    assert both.times_ms == pytest.approx({"fwd_compute": 2.5})
+    assert both.launch_ms == pytest.approx({"fwd_compute": 0.5 + 2 * HOST_MS})
+    assert both.host_ms == pytest.approx(0.5 + 2 * HOST_MS)
+
+
 def test_a_stage_that_waits_for_the_device_is_not(gpu: Gpu) -> None:
     clock = clock_of(gpu)
     clock.timed("input_dist", gpu.stage(launch_ms=0.25, device_ms=0.5), waits=True)

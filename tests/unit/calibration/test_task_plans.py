@@ -95,3 +95,14 @@ def test_as_many_ranks_as_a_plan_has_busy_ones() -> None:
         np.random.default_rng(0), world_size=2, limits=NO_LIMITS
     )
     assert [table.rank for table in drawn] == [0] * 4 + [1] * 4
+
+
+def test_sequences_stay_sequences() -> None:
+    sequence = dataclasses.replace(WHOLE, pooled=False, module="history")
+    task = dataclasses.replace(TASK, tables=(sequence, *TABLES[1:]))
+    drawn = tables_of_ranks(PLAN, task, [0, 3])
+    assert [table.pooled for table in drawn].count(False) == 1
+    plan, of_part = plan_of_drawn(drawn, TASK.batch_size, Topology(2, memory_bytes=2**30))
+    part = workload_of_plan(plan, of_part)
+    assert part.is_sequence is not None
+    assert part.num_vectors[part.is_sequence].tolist() == part.num_ids[part.is_sequence].tolist()
