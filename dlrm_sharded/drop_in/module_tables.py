@@ -93,7 +93,8 @@ class ModuleTables:
         one_host = topology.ranks_per_host == topology.world_size
         on_one_host = len({shard.rank // topology.ranks_per_host for shard in shards}) == 1
         layout = layout_name(shards, table, topology)
-        if layout == "replicas" and self.has_replicas and layout not in table.layouts:
+        is_trained = ShardingType.DATA_PARALLEL.value in self.sharding_types
+        if layout == "replicas" and is_trained and layout not in table.layouts:
             raise InvalidPlanError(
                 f"table {table.name!r} of {self.title} is planned data_parallel, and a replica "
                 "leaves the optimizer that is fused into the table; use a sharder that reads "

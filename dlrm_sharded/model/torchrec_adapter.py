@@ -63,20 +63,6 @@ def _config(table: Table) -> dict[str, Any]:
     }
 
 
-def sequence_configs(tables: Sequence[Table]) -> list[EmbeddingConfig]:
-    """Return TorchRec's configs of tables of sequences, with features as in `bag_configs`."""
-    return [
-        EmbeddingConfig(
-            name=table.name,
-            num_embeddings=table.num_embeddings,
-            embedding_dim=table.embedding_dim,
-            feature_names=[table.name],
-            data_type=DATA_TYPES[table.precision],
-        )
-        for table in tables
-    ]
-
-
 def to_torchrec(
     plan: ShardingPlan,
     tables: Sequence[Table],
