@@ -341,11 +341,14 @@ def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
         other = rng.randrange(topology.world_size)
         size = rng.choice([1, *topology.group_sizes])
         blocks = RowBlocks(range(other - other % size, other - other % size + size))
-        if topology.world_size > 1 and task.can_replicate and rng.random() < SHARE_OF_REPLICAS:
+        trained = trained_layouts(table, topology)
+        may_be_replicated = task.can_replicate and "replicas" in trained
+        rows = "rows" if size == topology.world_size else "host_rows"
+        if topology.world_size > 1 and may_be_replicated and rng.random() < SHARE_OF_REPLICAS:
             shards += Replicas(topology.world_size).shards(table)
-        elif size > 1 and blocks.is_possible(table):
+        elif size > 1 and rows in trained and blocks.is_possible(table):
             shards += blocks.shards(table)
-        elif table.embedding_dim > COLUMN_MULTIPLE and other != whole.rank:
+        elif "columns" in trained and table.embedding_dim > COLUMN_MULTIPLE and other != whole.rank:
             edge = rng.randrange(COLUMN_MULTIPLE, table.embedding_dim, COLUMN_MULTIPLE)
             shards.append(dataclasses.replace(whole, cols=(0, edge)))
             shards.append(dataclasses.replace(whole, rank=other, cols=(edge, table.embedding_dim)))

@@ -26,7 +26,7 @@ from dlrm_sharded.calibration.confidence import is_disturbed
 from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.journal import Journal
-from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
 from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import (
@@ -379,10 +379,14 @@ class PlanMeasurer:
                 compute_device=self._rank.device.type,
             ),
         )
-        torchrec_plan = to_torchrec(plan, task.tables, task.topology)
         group = self._groups[slot.world_size]
+
+        def measure() -> MeasuredCost:  # TorchRec changes the plan that it gets
+            torchrec_plan = to_torchrec(plan, task.tables, task.topology)
+            return self._bench.measure(task.tables, torchrec_plan, batches, group=group)
+
         measured, beside = least_disturbed(
-            lambda: self._bench.measure(task.tables, torchrec_plan, batches, group=group),
+            measure,
             self._rank.device,
             group,
             has_cores=slot.world_size <= self._computing,

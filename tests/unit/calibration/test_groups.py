@@ -10,8 +10,9 @@ from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dlrm_sharded.calibration import bench as bench_module
+from dlrm_sharded.calibration import random_plans
 from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer, Slot, group_sizes
-from dlrm_sharded.calibration.measure import MeasuredCost
+from dlrm_sharded.calibration.measure import MeasuredCost, MeasuredModule
 from dlrm_sharded.calibration.plan_sizes import PlanSizes
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.ranks.distributed import Rank
@@ -31,11 +32,13 @@ def groups_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int
         return new_group(ranks, *args, **kwargs)
 
     def measured(
-        embeddings: Any, *args: Any, group: dist.ProcessGroup, **kwargs: Any
+        modules: Sequence[MeasuredModule], *args: Any, group: dist.ProcessGroup
     ) -> MeasuredCost:
         world_size = dist.get_world_size(group)
-        assert embeddings._env.process_group is group
-        assert (embeddings._env.world_size, embeddings._env.rank) == (world_size, rank)
+        for module in modules:
+            env = module.embeddings._env
+            assert env.process_group is group
+            assert (env.world_size, env.rank) == (world_size, rank)
         measured_with.append(world_size)
         times_ms = {stage: [1.0] * world_size for stage in STAGES}
         cost = PlanCost.from_stages(times_ms, input_dist_ms=[1.0] * world_size)
@@ -46,7 +49,9 @@ def groups_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int
         with monkeypatch.context() as patch:
             for module in (dist, distributed_c10d, torch.distributed.device_mesh):
                 patch.setattr(module, "new_group", recorded)
-            patch.setattr(bench_module, "measure", measured)
+            patch.setattr(bench_module, "measure_modules", measured)
+            # a module of sequences gathers what each rank holds, which the made-up group cannot
+            patch.setattr(random_plans, "SEQUENCE_SHARE", 0.0)
             me = Rank(rank, WORLD_SIZE, rank, LOCAL_WORLD_SIZE, torch.device("cpu"))
             _, sizes = group_sizes(me)
             measurer = PlanMeasurer(CollectConfig(), SIZES, me, set(sizes))

@@ -139,8 +139,6 @@ def test_tables_know_their_module_and_whether_it_pools():
         nn.ModuleDict({"bags": bags(), "deep": nn.ModuleDict({"sequences": sequences()})}),
         get_default_sharders(),
         TOPOLOGY,
-        {},
-        replicas=False,
     )
     kinds = [{(table.module, table.pooled) for table in m.tables.values()} for m in found]
     assert kinds == [{("bags", True)}, {("deep.sequences", False)}]
