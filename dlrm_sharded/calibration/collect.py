@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from dlrm_sharded.calibration.random_plans import (
     draw_computation,
 )
 from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.schedule import KINDS, Slot, group_sizes, schedule
 from dlrm_sharded.calibration.task_plans import TaskPlans
 from dlrm_sharded.calibration.undisturbed import least_disturbed
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
@@ -53,12 +54,6 @@ from dlrm_sharded.ranks.process import num_cores
 log = logging.getLogger(__name__)
 
 BAR_FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
-
-REPEAT_LAG = 100
-"""Number of plans between two measurements of the same plan."""
-
-KINDS = ("computation", "computation", "communication")
-"""Kinds of successive plans, which repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,21 +111,6 @@ class CollectConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One measurement of the schedule.
-
-    Args:
-        number, attempt: number of the plan, and how often it was measured before.
-        world_size: number of ranks that measure it.
-    """
-
-    kind: str
-    number: int
-    attempt: int
-    world_size: int
-
-
 def collect(
     config: CollectConfig,
     out: Path,
@@ -163,7 +143,14 @@ def collect(
             journal = Journal(out, conditions)
     earlier = on_rank_zero(lambda: journal.samples() if journal else [])
     done = {(sample.number, sample.attempt) for sample in earlier}
-    slots = list(schedule(config, *group_sizes(rank)))
+    slots = list(
+        schedule(
+            config.num_samples,
+            *group_sizes(rank),
+            repeat_every=config.repeat_every,
+            num_repeats=config.num_repeats,
+        )
+    )
     missing = [slot for slot in slots if (slot.number, slot.attempt) not in done]
     task_plans = None
     if plans_of_task is not None:
@@ -215,42 +202,6 @@ def collect(
                 "%d measurements contain host time: the host is slow, or waits within a stage",
                 measurer.num_exposed,
             )
-
-
-def schedule(
-    config: CollectConfig, computation_ranks: int, communication_ranks: Sequence[int]
-) -> Iterator[Slot]:
-    """Yield all measurements in order: kinds alternate, so that any prefix is representative."""
-
-    def slot(number: int, attempt: int) -> Slot:
-        kind = KINDS[number % len(KINDS)] if communication_ranks else "computation"
-        world_size = computation_ranks
-        if kind == "communication":
-            rounds, place = divmod(number, len(KINDS))
-            turn = rounds * KINDS.count(kind) + KINDS[:place].count(kind)
-            world_size = communication_ranks[turn % len(communication_ranks)]
-        return Slot(kind, number, attempt, world_size)
-
-    lag = min(REPEAT_LAG, config.num_samples)
-    for step in range(config.num_samples + lag * config.num_repeats):
-        for attempt in range(config.num_repeats + 1):
-            number = step - attempt * lag
-            is_repeated = attempt == 0 or number % config.repeat_every == 0
-            if 0 <= number < config.num_samples and is_repeated:
-                yield slot(number, attempt)
-
-
-def group_sizes(rank: Rank) -> tuple[int, list[int]]:
-    """Return how many ranks compute at once, and sizes of exchange groups.
-
-    Of the ranks on CPUs, only as many compute at once as have cores for their threads.
-    """
-    computing, per_host = rank.world_size, rank.local_world_size
-    if rank.device.type == "cpu":
-        computing = min(per_host, max(num_cores() // torch.get_num_threads(), 1))
-    powers = {2**i for i in range(1, rank.world_size.bit_length())}
-    whole_hosts = {size for size in powers if size <= per_host or size % per_host == 0}
-    return computing, sorted({*whole_hosts, rank.world_size} - {1})
 
 
 def _cpu() -> dict[str, int]:

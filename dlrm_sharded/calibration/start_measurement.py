@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer, Slot, group_sizes
+from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer
 from dlrm_sharded.calibration.first_start import (
     FIT_SHARE,
     MEASURE,
@@ -28,6 +28,7 @@ from dlrm_sharded.calibration.first_start import (
 from dlrm_sharded.calibration.picture import conditions_of
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
 from dlrm_sharded.calibration.samples import Sample, problem_of
+from dlrm_sharded.calibration.schedule import Slot, group_sizes
 from dlrm_sharded.calibration.start_file import FirstStart
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model

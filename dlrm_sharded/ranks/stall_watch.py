@@ -52,17 +52,17 @@ class StallWatch:
             if sample is None or sample != last:
                 last, since_s = sample, time.monotonic()
             elif time.monotonic() - since_s > self._limit_s:
+                # Only now, as to walk the stack of a thread that runs may end in SIGSEGV.
                 name = name_of_frames(frames_of(sys._current_frames()[self._main]))
-                self._on_stall(name or "a collective")
-                return
+                if name is not None:
+                    self._on_stall(name)
+                    return
+                since_s = time.monotonic()  # a long call outside of collectives
 
     def _sample(self) -> tuple[int, int, int] | None:
-        """Return what changes with every collective; None outside of collectives."""
-        frame = sys._current_frames().get(self._main)
-        if frame is None or name_of_frames(frames_of(frame)) is None:
-            return None
-        group = dist.group.WORLD
-        if group is None:
+        """Return what stays the same only while the main thread waits; None without a group."""
+        frame, group = sys._current_frames().get(self._main), dist.group.WORLD
+        if frame is None or group is None:
             return None
         number = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         return number, id(frame), frame.f_lasti

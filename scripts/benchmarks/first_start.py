@@ -21,7 +21,6 @@ import numpy as np
 
 from benchmarks.figures import interval_text
 from benchmarks.planted_runs import Prices, journal_report, journal_rows
-from dlrm_sharded.calibration.collect import KINDS
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.first_start import FIT_SHARE, Chooser, adapted_to, measure_plans
 from dlrm_sharded.calibration.from_prior import adapted
@@ -29,6 +28,7 @@ from dlrm_sharded.calibration.picture import START_S
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
 from dlrm_sharded.calibration.random_plans import DrawnTable, draw_communication, draw_computation
 from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.schedule import KINDS
 from dlrm_sharded.calibration.start_measurement import IDS_PER_STEP, TABLE_GIB
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
 from dlrm_sharded.cost.communication import EXCHANGES

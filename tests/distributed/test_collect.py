@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlrm_sharded.calibration.collect import CollectConfig, schedule
+from dlrm_sharded.calibration.collect import CollectConfig
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
+from dlrm_sharded.calibration.schedule import schedule
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import row_blocks
@@ -46,7 +47,14 @@ def assert_codecs(collected: CollectedCosts) -> None:
 
 def assert_whole(collected: CollectedCosts, computing: int, communicating: list[int]) -> None:
     """All that was scheduled is there, and is what it should be."""
-    planned = schedule(CollectConfig(num_samples=NUM_SAMPLES), computing, communicating)
+    config = CollectConfig(num_samples=NUM_SAMPLES)
+    planned = schedule(
+        NUM_SAMPLES,
+        computing,
+        communicating,
+        repeat_every=config.repeat_every,
+        num_repeats=config.num_repeats,
+    )
     assert Counter((s.number, s.attempt, s.kind, s.world_size) for s in collected.samples) == (
         Counter((s.number, s.attempt, s.kind, s.world_size) for s in planned)
     )

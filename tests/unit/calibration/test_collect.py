@@ -10,17 +10,9 @@ import pytest
 import torch
 
 from dlrm_sharded.calibration import collect as collect_module
-from dlrm_sharded.calibration.collect import (
-    KINDS,
-    CollectConfig,
-    PlanMeasurer,
-    Slot,
-    _conditions,
-    collect,
-    group_sizes,
-    schedule,
-)
+from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer, _conditions, collect
 from dlrm_sharded.calibration.plan_sizes import GPU_SIZES, plan_sizes
+from dlrm_sharded.calibration.schedule import KINDS, Slot, group_sizes, schedule
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.ranks.distributed import Rank
@@ -28,10 +20,22 @@ from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu
 
 
 def slots(
-    num_samples: int, communication_ranks: tuple[int, ...] = (2, 4), **settings: int
+    num_samples: int,
+    communication_ranks: tuple[int, ...] = (2, 4),
+    *,
+    computation_ranks: int = 2,
+    repeat_every: int = 19,
+    num_repeats: int = 1,
 ) -> list[Slot]:
-    config = CollectConfig(num_samples=num_samples, **settings)
-    return list(schedule(config, 2, communication_ranks))
+    return list(
+        schedule(
+            num_samples,
+            computation_ranks,
+            communication_ranks,
+            repeat_every=repeat_every,
+            num_repeats=num_repeats,
+        )
+    )
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 5, 19, 20, 99, 100, 101, 2000])
@@ -95,7 +99,7 @@ def test_both_kinds_and_all_sizes_are_measured_again() -> None:
 
 
 def test_one_rank_alone_only_computes() -> None:
-    planned = schedule(CollectConfig(num_samples=50), 1, ())
+    planned = slots(50, (), computation_ranks=1)
     assert {(slot.kind, slot.world_size) for slot in planned} == {("computation", 1)}
 
 
