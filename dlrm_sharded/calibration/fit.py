@@ -319,13 +319,10 @@ def fit_dense_gradients(
         times_ms: [W] for each workload, of its backward computation.
     """
     without = dataclasses.replace(compute, dense=DensePrices())
-    rows, left_ms = [], []
-    for workload, measured_ms in zip(workloads, times_ms, strict=True):
-        rows.append(workload.by_rank(dense_terms(workload)))
-        left_ms.append(measured_ms - without.parts_ms(workload)[1].sum(axis=1))
-    # The rest of a plan may take less than is predicted; such plans say nothing of gradients.
-    weights = fit_nonnegative(np.concatenate(rows), np.concatenate(left_ms))
-    return dataclasses.replace(compute, dense=DensePrices(*weights.tolist()))
+    terms = [workload.by_rank(dense_terms(workload)) for workload in workloads]
+    return dataclasses.replace(
+        compute, dense=DensePrices(*_fitted_to_rest(without, workloads, times_ms, terms))
+    )
 
 
 def fit_sequences(
@@ -337,12 +334,32 @@ def fit_sequences(
         times_ms: [W] for each workload, of its backward computation.
     """
     without = dataclasses.replace(compute, sequences=SequencePrices())
-    rows, left_ms = [], []
-    for workload, measured_ms in zip(workloads, times_ms, strict=True):
-        rows.append(without.sequences.terms(workload))
-        left_ms.append(measured_ms - without.parts_ms(workload)[1].sum(axis=1))
-    weights = fit_nonnegative(np.concatenate(rows), np.concatenate(left_ms))
-    return dataclasses.replace(compute, sequences=SequencePrices(*weights.tolist()))
+    terms = [without.sequences.terms(workload) for workload in workloads]
+    return dataclasses.replace(
+        compute, sequences=SequencePrices(*_fitted_to_rest(without, workloads, times_ms, terms))
+    )
+
+
+def _fitted_to_rest(
+    without: ComputeModel,
+    workloads: Sequence[Workload],
+    times_ms: Sequence[Floats],
+    terms: Sequence[Floats],
+) -> list[float]:
+    """Return the weights of terms that explain what a model leaves of backward times.
+
+    Args:
+        without: the model without a price of the terms.
+        times_ms: [W] for each workload.
+        terms: [W, F] for each workload.
+    """
+    left_ms = [
+        measured_ms - without.parts_ms(workload)[1].sum(axis=1)
+        for workload, measured_ms in zip(workloads, times_ms, strict=True)
+    ]
+    # The rest of a plan may take less than is predicted; such plans say nothing of the terms.
+    weights: list[float] = fit_nonnegative(np.concatenate(terms), np.concatenate(left_ms)).tolist()
+    return weights
 
 
 def fit_nonnegative(terms: Floats, times_ms: Floats) -> Floats:
