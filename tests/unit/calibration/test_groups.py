@@ -10,7 +10,7 @@ from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dlrm_sharded.calibration import bench as bench_module
-from dlrm_sharded.calibration import random_plans
+from dlrm_sharded.calibration import random_plans, undisturbed
 from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer
 from dlrm_sharded.calibration.measure import MeasuredCost, MeasuredModule
 from dlrm_sharded.calibration.plan_sizes import PlanSizes
@@ -51,6 +51,7 @@ def groups_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int
             for module in (dist, distributed_c10d, torch.distributed.device_mesh):
                 patch.setattr(module, "new_group", recorded)
             patch.setattr(bench_module, "measure_modules", measured)
+            patch.setattr(undisturbed, "core_wait_s", lambda: 0.0)  # else it may be repeated
             # a module of sequences gathers what each rank holds, which the made-up group cannot
             patch.setattr(random_plans, "SEQUENCE_SHARE", 0.0)
             me = Rank(rank, WORLD_SIZE, rank, LOCAL_WORLD_SIZE, torch.device("cpu"))
