@@ -59,7 +59,7 @@ OPTIONS = {
 
 
 def small_task(seed: int) -> ShardingTask:
-    """Return a task like `odd_task`, with few narrow tables on 2 to 4 ranks.
+    """Return a task like `odd_task`, with few narrow tables of one module on 2 to 4 ranks.
 
     Args:
         seed: each seed has its own task; some have no plan.
@@ -77,6 +77,9 @@ def small_task(seed: int) -> ShardingTask:
             embedding_dim=int(rng.choice(DIMS)),
             pooling_factor=min(table.pooling_factor, MOST_IDS / (local * world_size)),
             reuse_histogram=None,
+            pooled=True,
+            module="",
+            num_features=1,
         )
         for i, table in enumerate(itertools.islice(drawn, num_tables))
     )
