@@ -178,7 +178,8 @@ def test_a_small_table_in_fp16_is_replicated_in_fp32() -> None:
     topology = Topology(16, 2**33, 8, compute_device="cuda", optimizer_bytes_per_row=4)
     task = with_profiles(ShardingTask(tables, topology, 1024))
     planner = planner_of("neuroshard", device="cuda", hardware=Hardware("NVIDIA H100 80GB HBM3"))
-    plan, report = planner.plan(task)
+    # deduplicated ids of so few rows are hardly exchanged
+    plan, report = dataclasses.replace(planner, dedup=()).plan(task)
     assert plan.replicated_tables == ("category",)
     assert plan.half_tables() == ["item"]
     assert report.gap is not None
