@@ -16,7 +16,8 @@ from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.test_module_kinds import _distance, _local, loss_of, make, tables
+from tests.distributed.module_kinds import KINDS, features
+from tests.distributed.test_module_kinds import _distance, _local, make, tables
 from tests.distributed.torchrec_modules import LaidOut
 from tests.preloaded.ranks import gathered, run_ranks
 
@@ -27,8 +28,12 @@ RULES: dict[str, tuple[Any, dict[str, float]]] = {
 CASES = [
     ("bags", "sgd"),
     ("bags", "rowwise_adagrad"),
-    ("means", "rowwise_adagrad"),
+    ("bags pooled by the mean", "rowwise_adagrad"),
 ]
+
+
+def loss_of(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
+    return model(features("bags", step, rank)).square().sum()
 
 
 def half_replicated(table: Table, i: int, world_size: int) -> list[Shard]:
@@ -38,7 +43,7 @@ def half_replicated(table: Table, i: int, world_size: int) -> list[Shard]:
 
 
 def train_alone(kind: str, rule: str, world_size: int) -> torch.nn.Module:
-    model = make(kind)
+    model = make(KINDS[kind])
     optimizer, options = RULES[rule]
     alone = optimizer(model.parameters(), **options)
     for step in range(3):
@@ -54,7 +59,7 @@ def train_sharded(rank: Rank) -> list[dict[str, Any]]:
 
 
 def _train(rank: Rank, kind: str, rule: str) -> dict[str, Any]:
-    model, expected = make(kind), tables(train_alone(kind, rule, rank.world_size))
+    model, expected = make(KINDS[kind]), tables(train_alone(kind, rule, rank.world_size))
     before = {name: weight.clone() for name, weight in tables(model).items()}
     optimizer, options = RULES[rule]
     options = dict(options)  # TorchRec changes what it is given
