@@ -21,13 +21,13 @@ from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, LAYOUTS, Table
 from dlrm_sharded.plans.task import Topology
 
 OTHER_LAYOUTS = "keep it whole or in row blocks on all ranks (sharder=neuroshard does)"
-"""What to do about a layout that a sequence table cannot have."""
+"""Messages on a layout that a sequence table cannot have end with this advice."""
 
 REPLICA_GROUP = 0
 """Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
 
 SEQUENCE_LAYOUTS = {"cpu": frozenset({"rows"}), "cuda": frozenset({"rows", "replicas"})}
-"""Those of `LAYOUTS` that a sequence table can have whatever the others have, by compute device.
+"""A sequence table can have these of `LAYOUTS` whatever the others have, by compute device.
 TorchRec has no row blocks on one host for them; columns are split alike in all tables of a module,
 see `check_sequences`; and FBGEMM's lookup of replicas pools on CPUs."""
 

@@ -48,7 +48,7 @@ def test_a_plan_that_was_made_before_is_taken(tmp_path: Path) -> None:
 
 
 def test_prices_are_those_that_a_run_finds() -> None:
-    """Of this hardware and its fused optimizer; the state of that is memory."""
+    """The task is of this hardware and its fused optimizer, whose state is memory."""
     model = bags()
     fuse("rowwise_adagrad", model.parameters(), 0.1)
     planner = ShardedPlanner(GreedySharder("size"), topology=TOPOLOGY)

@@ -1,4 +1,4 @@
-"""What TorchRec 1.8 trains of tables whose vectors are not pooled, and what plans of them say.
+"""TorchRec 1.8 trains some layouts of tables whose vectors are not pooled; plans of others say why.
 
 Tried on 2 gloo ranks: whole tables, row blocks on all ranks, and column shards that have one width
 in the whole module, also several of a table on one rank, train as on one rank. Others end in

@@ -175,7 +175,7 @@ def test_no_sharder_finds_a_cheaper_plan(seed: int) -> None:
 
 
 def test_tasks_of_later_seeds_have_modules_and_sequences() -> None:
-    """Those of earlier seeds, which studies name, stay as they were."""
+    """Tasks of earlier seeds, which studies name, stay as they were."""
     earlier = [table for seed in range(200) for table in odd_task(seed).tables]
     assert all(table.pooled and not table.module for table in earlier)
     later = [odd_task(FIRST_MIXED + seed) for seed in range(40)]
