@@ -81,21 +81,22 @@ def test_measuring_leaves_weights_and_states(device):
 
 
 def measure_beside_a_reference(rank: Rank) -> dict[str, Any]:
-    """Measure lookups with `measure`, and many of them in a row between two looks at a clock."""
+    """Measure lookups once, and many of them in a row between two looks at a clock."""
     on_gpu = rank.device.type == "cuda"
     batch_size, num_ids = (65536, 10.0) if on_gpu else (256, 2.0)
     tables = [Table(f"t{i}", 200_000 if on_gpu else 1000, 128, num_ids) for i in range(4)]
     ids = draw_ids(tables, batch_size=batch_size, num_batches=1, seed=0)
     given: list[Any] = []
     found: list[Any] = []
-    measure = bench_module.measure
+    measure_modules = bench_module.measure_modules
 
-    def spy(embeddings: Any, batches: Any, config: MeasureConfig, **group: Any) -> Any:
-        given.append((embeddings, batches[0]))
-        found.append(measure(embeddings, batches, config, **group))
+    def spy(modules: Any, config: MeasureConfig, **group: Any) -> Any:
+        [module] = modules
+        given.append((module.embeddings, module.batches[0]))
+        found.append(measure_modules(modules, config, **group))
         return found[0]
 
-    bench_module.measure = spy
+    bench_module.measure_modules = spy
     bench = RankBench(
         MeasureConfig(iterations=10, warmup=3, num_batches=1),
         rank.device,
