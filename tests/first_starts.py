@@ -3,7 +3,7 @@
 from typing import Any
 
 from dlrm_sharded.calibration import start_measurement
-from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.measuring.measure import MeasureConfig
 
 QUICK = MeasureConfig(iterations=3, warmup=1, num_batches=2, time_budget_s=0.01)
 

@@ -1,5 +1,4 @@
-"""Measures the stages, collects measurements of random plans, chooses those of a first start, fits
-prices to them, and learns from runs.
+"""Chooses what is measured: random plans of a collection, plans of a task, those of a first start.
 
-What the prices are used for is in `cost`.
+The measurements are made in `measuring`, and prices are fitted to them in `fitting`.
 """

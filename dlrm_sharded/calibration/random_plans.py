@@ -14,12 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.accesses.patterns import (
-    MAX_EXPONENT,
-    AccessPattern,
-    ZipfAccesses,
-    draw_accesses,
-)
+from dlrm_sharded.accesses.patterns import MAX_EXPONENT, ZipfAccesses, draw_accesses
+from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 
 MAX_SHARDS = 100
@@ -54,25 +50,6 @@ MAX_ROW_WISE = 4
 COMMUNICATION_ROWS = 64
 MAX_COMMUNICATION_COLS = 4096
 """Rows of a table, and largest mean number of columns per rank on one rank, in communication."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnTable:
-    """A table of a random plan, whole on one rank, or on all of them (rank None).
-
-    Args:
-        accesses: how often a batch uses which of its rows.
-        replicated: whether a table on all ranks is whole on each, and not in even row blocks.
-        pooled: see `Table.pooled`.
-    """
-
-    num_rows: int
-    num_cols: int
-    pooling_factor: float
-    accesses: AccessPattern
-    rank: int | None
-    replicated: bool = False
-    pooled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

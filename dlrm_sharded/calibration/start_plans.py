@@ -23,7 +23,6 @@ from dlrm_sharded.accesses.patterns import (
 )
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.random_plans import (
-    DrawnTable,
     RankLimits,
     draw_communication,
     draw_computation,
@@ -31,6 +30,7 @@ from dlrm_sharded.calibration.random_plans import (
 )
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import Topology
 

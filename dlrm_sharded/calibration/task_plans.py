@@ -13,7 +13,8 @@ import numpy as np
 
 from dlrm_sharded.accesses.patterns import ReuseBinAccesses
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.calibration.random_plans import DrawnTable, RankLimits, within_limits
+from dlrm_sharded.calibration.random_plans import RankLimits, within_limits
+from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.layouts import layout_of
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table

@@ -14,15 +14,15 @@ import hydra
 import torch
 from omegaconf import DictConfig
 
-from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
-from dlrm_sharded.calibration.costs_file import read_costs
-from dlrm_sharded.calibration.evaluate import errors_table, repeatability_text
-from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model
+from dlrm_sharded.fitting.costs_file import read_costs
+from dlrm_sharded.fitting.evaluate import errors_table, repeatability_text
+from dlrm_sharded.fitting.samples import CollectedCosts
 from dlrm_sharded.hardware.artifact import name_in_folder, write_artifact
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, cost_model_kind
 from dlrm_sharded.hardware.compare import compare

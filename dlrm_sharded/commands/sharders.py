@@ -12,7 +12,6 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dlrm_sharded.calibration.picture import start_budget_s
 from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, run_hydra
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
@@ -21,6 +20,7 @@ from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import fbgemm_version, versions
+from dlrm_sharded.fitting.picture import start_budget_s
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec

@@ -25,7 +25,6 @@ import hydra
 import torch
 from omegaconf import DictConfig
 
-from dlrm_sharded.calibration.rank_bench import RankBench, TableIds
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.first_start import measured_here
 from dlrm_sharded.commands.hydra_app import CONF_DIR
@@ -50,6 +49,7 @@ from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import folder_to_write, write_json
 from dlrm_sharded.files.provenance import device_name, versions
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.measuring.rank_bench import RankBench, TableIds
 from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.sharders.planning import Planner

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.sharders import run_context
 from dlrm_sharded.commands.step_model import NUM_DENSE, build_dense, overlap_of
@@ -21,6 +20,7 @@ from dlrm_sharded.dense.model import DenseModel
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, named_gpu_spec
+from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.plans.validation import check_pooled

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dlrm_sharded.calibration.confidence import PART_SPREAD
 from dlrm_sharded.calibration.task_plans import TaskPlans
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.fitting.confidence import PART_SPREAD
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import Sharder, SharderContext

@@ -22,7 +22,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
-from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, refuse_unused, run_hydra
 from dlrm_sharded.cost import learned
@@ -36,6 +35,7 @@ from dlrm_sharded.hardware.artifact_kinds import policy_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids, with_measured
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask

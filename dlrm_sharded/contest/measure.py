@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from dlrm_sharded.accesses.patterns import AccessPattern
-    from dlrm_sharded.calibration.rank_bench import RankBench
+    from dlrm_sharded.measuring.rank_bench import RankBench
 
 MEASUREMENTS = "measurements.jsonl"
 OPTIMIZER = "rowwise_adagrad"
@@ -120,8 +120,8 @@ def _measured(
     """Measure the plans of a task in a job of a single rank, all on the same ids."""
     import torch
 
-    from dlrm_sharded.calibration.measure import MeasureConfig
-    from dlrm_sharded.calibration.rank_bench import RankBench
+    from dlrm_sharded.measuring.measure import MeasureConfig
+    from dlrm_sharded.measuring.rank_bench import RankBench
 
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
     fullest = max(sum(shard.weight_bytes for shard in shards) for shards in ranks)
@@ -155,7 +155,7 @@ def measure_plans(
         predicted: costs of the plans, whose exchanges count as predicted.
         accesses: see `draw_ids`.
     """
-    from dlrm_sharded.calibration.rank_bench import draw_ids, with_measured
+    from dlrm_sharded.measuring.rank_bench import draw_ids, with_measured
 
     ids = draw_ids(
         task.tables,

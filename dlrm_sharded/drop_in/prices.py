@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from dlrm_sharded.calibration.picture import AUTO, cost_picture
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.fitting.picture import AUTO, cost_picture
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job, local_hardware

@@ -18,7 +18,6 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
-from dlrm_sharded.calibration.picture import AUTO
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel, caveat_of, is_additive
 from dlrm_sharded.drop_in.dedup import check_dedup, deduplicating_modules
@@ -33,6 +32,7 @@ from dlrm_sharded.drop_in.prices import context_of_ranks, prices_of_run
 from dlrm_sharded.drop_in.replica_training import fused_rules, rules_of_replicas, with_replicable
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.fitting.picture import AUTO
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding

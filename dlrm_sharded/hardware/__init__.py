@@ -1,7 +1,7 @@
 """Says what a machine is, by its fingerprint, its probe and the data sheets of GPUs, and finds
 the artefacts that were fitted on one.
 
-The stages of a plan are measured in `calibration`.
+The stages of a plan are measured in `measuring`.
 
 A *fingerprint* says what the hardware is: read in milliseconds, equal on equal machines. A *probe*
 says how fast it is: measured in about a second. *Hardware* is a name with both. Two of them are

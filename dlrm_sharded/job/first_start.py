@@ -11,17 +11,17 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from dlrm_sharded.calibration.picture import needs_start, start_folders
-from dlrm_sharded.calibration.start_file import (
+from dlrm_sharded.calibration.start_measurement import announcement, measure_first_start
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.fitting.picture import needs_start, start_folders
+from dlrm_sharded.fitting.start_file import (
     FirstStart,
     find_start,
     start_folder,
     start_path,
     write_start,
 )
-from dlrm_sharded.calibration.start_measurement import announcement, measure_first_start
-from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.plans.task import ShardingTask

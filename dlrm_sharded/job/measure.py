@@ -6,14 +6,12 @@ import functools
 import logging
 from dataclasses import dataclass
 
-from dlrm_sharded.calibration.confidence import Disturbance
-from dlrm_sharded.calibration.measure import MeasuredCost
-from dlrm_sharded.calibration.measure import measure as measure_stages
-from dlrm_sharded.calibration.picture import conditions_of
-from dlrm_sharded.calibration.run_journal import RunJournal, measured_run
-from dlrm_sharded.calibration.step_journal import StepJournal, correction_of
 from dlrm_sharded.cost.base import with_assumed_profiles
 from dlrm_sharded.datasets.base import check_batch
+from dlrm_sharded.fitting.confidence import Disturbance
+from dlrm_sharded.fitting.picture import conditions_of
+from dlrm_sharded.fitting.run_journal import RunJournal, measured_run
+from dlrm_sharded.fitting.step_journal import StepJournal, correction_of
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.build import Built
 from dlrm_sharded.job.pipeline_choice import chosen_trainer
@@ -21,6 +19,8 @@ from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.predicted_step import RunPrediction, predict_run, step_journal
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.job.settings import JobSettings
+from dlrm_sharded.measuring.measure import MeasuredCost
+from dlrm_sharded.measuring.measure import measure as measure_stages
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import ShardingPlan

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.datasets.base import CachingDataset, Dataset
 from dlrm_sharded.dense.trace import trace_dense
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
 from dlrm_sharded.plans.plan import ShardingPlan

@@ -6,11 +6,11 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 
-from dlrm_sharded.calibration.measure import MeasuredCost
-from dlrm_sharded.calibration.step_journal import correction_of
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.fitting.step_journal import correction_of
 from dlrm_sharded.job.predicted_step import host_time_of, overlap_of, step_journal
 from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.step.pipelines import AUTO, PIPELINES, default_pipeline

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.calibration.measure import MeasuredCost
-from dlrm_sharded.calibration.picture import conditions_of
-from dlrm_sharded.calibration.run_journal import RunJournal
-from dlrm_sharded.calibration.step_journal import MeasuredStep, StepConditions, StepJournal
 from dlrm_sharded.datasets.read_batches import read_batches
 from dlrm_sharded.dense.times import measure_all_reduce, measure_dense
 from dlrm_sharded.explain.step_text import step_text
+from dlrm_sharded.fitting.picture import conditions_of
+from dlrm_sharded.fitting.run_journal import RunJournal
+from dlrm_sharded.fitting.step_journal import MeasuredStep, StepConditions, StepJournal
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.step.host_time import HostTime
 from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import ShardingTask, Topology

@@ -26,7 +26,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # both load torch
-    from dlrm_sharded.calibration.measure import MeasuredCost
+    from dlrm_sharded.measuring.measure import MeasuredCost
     from dlrm_sharded.training.result import TrainingResult
 
 FILE_NAME = "result.json"

@@ -15,9 +15,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT
 from dlrm_sharded.accesses.zipf import cached_zipf, scatter_ranks
-from dlrm_sharded.calibration.rank_bench import Ids, TableIds
 from dlrm_sharded.datasets.base import Dataset, PerTableDataset
 from dlrm_sharded.datasets.counter_random import stream_key
+from dlrm_sharded.measuring.rank_bench import Ids, TableIds
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.calibration.rank_bench import Ids, ShardIds
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.measuring.rank_bench import Ids, ShardIds
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.calibration.rank_bench import (
+from dlrm_sharded.files.errors import DataError, check_number
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Count, NotNegative
+from dlrm_sharded.files.progress_bar import ProgressBar
+from dlrm_sharded.fitting.samples import MAX_STAGE_MS
+from dlrm_sharded.measuring.rank_bench import (
     RankBench,
     ShardIds,
     median_stages,
     with_measured,
 )
-from dlrm_sharded.calibration.samples import MAX_STAGE_MS
-from dlrm_sharded.files.errors import DataError, check_number
-from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.files.limited import Count, NotNegative
-from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import (
     COMPUTE_STAGES,

@@ -1,7 +1,7 @@
 """A training step is a timeline: its parts, their overlap, the waiting of ranks, and its
 prediction.
 
-How long each part takes comes from `cost`, `dense` and `calibration`.
+How long each part takes comes from `cost`, `dense` and `measuring`.
 
 Glossary:
     part        what time goes to, one of `PARTS`; the parts of a rank's step sum to the step

@@ -28,10 +28,6 @@ from benchmarks.first_start import MadeUpBench
 from benchmarks.measured import OPTIMIZER, open_bench, task_rows
 from benchmarks.planners import on_device, planner_of
 from dlrm_sharded.calibration.first_start import adapted_to
-from dlrm_sharded.calibration.from_prior import adapted
-from dlrm_sharded.calibration.picture import START_S, corrected
-from dlrm_sharded.calibration.run_journal import measured_run
-from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.calibration.start_measurement import measure_first_start
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.learned import (
@@ -42,6 +38,10 @@ from dlrm_sharded.cost.learned import (
 )
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.fitting.from_prior import adapted
+from dlrm_sharded.fitting.picture import START_S, corrected
+from dlrm_sharded.fitting.run_journal import measured_run
+from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.hardware import Hardware

@@ -23,11 +23,8 @@ from benchmarks.figures import interval_text
 from benchmarks.planted_runs import Prices, journal_report, journal_rows
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.first_start import FIT_SHARE, Chooser, adapted_to, measure_plans
-from dlrm_sharded.calibration.from_prior import adapted
-from dlrm_sharded.calibration.picture import START_S
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
-from dlrm_sharded.calibration.random_plans import DrawnTable, draw_communication, draw_computation
-from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.random_plans import draw_communication, draw_computation
 from dlrm_sharded.calibration.schedule import KINDS
 from dlrm_sharded.calibration.start_measurement import IDS_PER_STEP, TABLE_GIB
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
@@ -36,7 +33,11 @@ from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.datasets.task_sets import measured_tasks
 from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.fitting.from_prior import adapted
+from dlrm_sharded.fitting.picture import START_S
+from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table

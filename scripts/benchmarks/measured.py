@@ -29,17 +29,17 @@ from benchmarks.figures import (
 )
 from benchmarks.planners import SHARDERS_TEXT, on_device, planners_of
 from dlrm_sharded.accesses.patterns import AccessPattern
-from dlrm_sharded.calibration.evaluate import TimePairs
-from dlrm_sharded.calibration.measure import MeasureConfig
-from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.contest.measure import Rounds, measure_plans
 from dlrm_sharded.contest.measurement import Measurement
 from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.files.errors import ShardingError
+from dlrm_sharded.fitting.evaluate import TimePairs
 from dlrm_sharded.hardware.artifact import CALIBRATED, find_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
+from dlrm_sharded.measuring.measure import MeasureConfig
+from dlrm_sharded.measuring.rank_bench import RankBench
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask

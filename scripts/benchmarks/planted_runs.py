@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.calibration.confidence import Disturbance
-from dlrm_sharded.calibration.picture import corrected
-from dlrm_sharded.calibration.run_journal import Conditions, RunJournal, measured_run
-from dlrm_sharded.calibration.samples import TIMES, Sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.task_sets import measured_tasks
 from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.fitting.confidence import Disturbance
+from dlrm_sharded.fitting.picture import corrected
+from dlrm_sharded.fitting.run_journal import Conditions, RunJournal, measured_run
+from dlrm_sharded.fitting.samples import TIMES, Sample
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import BWD_COMPUTE, STAGES, PlanCost
 from dlrm_sharded.plans.task import ShardingTask

@@ -18,10 +18,10 @@ import torch
 
 from benchmarks.figures import interval_text
 from benchmarks.first_start import MADE_UP, START_SEED, Kind, MadeUpBench
-from dlrm_sharded.calibration.from_prior import adapted
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.datasets.task_sets import measured_tasks
 from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.fitting.from_prior import adapted
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.task import ShardingTask

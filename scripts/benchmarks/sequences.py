@@ -20,15 +20,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from benchmarks.figures import interval_text, rows_table
 from benchmarks.measured import OPTIMIZER, open_bench
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.drawn_plans import SEQUENCES
-from dlrm_sharded.calibration.evaluate import TimePairs
-from dlrm_sharded.calibration.measure import MeasureConfig
-from dlrm_sharded.calibration.rank_bench import TableIds, draw_ids, median_stages
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.datasets.task_sets import trained_task
+from dlrm_sharded.fitting.evaluate import TimePairs
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware, local_hardware
+from dlrm_sharded.measuring.bench import Bench
+from dlrm_sharded.measuring.measure import MeasureConfig
+from dlrm_sharded.measuring.rank_bench import TableIds, draw_ids, median_stages
 from dlrm_sharded.model.torchrec_adapter import to_torchrec
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan

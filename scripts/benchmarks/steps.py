@@ -25,12 +25,12 @@ from benchmarks.figures import noise_of, sharder_table
 from benchmarks.loop import loop_options
 from benchmarks.planners import SHARDERS_TEXT, planner_of
 from benchmarks.training import OPTIMIZER, Training, dataset_of, new_dlrm, stream
-from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.datasets.task_sets import trained_task
 from dlrm_sharded.dense.times import DenseBench, measure_all_reduce
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.job.predicted_step import host_time_of, overlap_of
+from dlrm_sharded.measuring.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bring_up.steps import MAIN_ERROR
-from dlrm_sharded.calibration.calibrate import FitConfig, predictor, split_held_out
-from dlrm_sharded.calibration.costs_file import read_costs
-from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.cost.learned import shipped_prior
+from dlrm_sharded.fitting.calibrate import FitConfig, predictor, split_held_out
+from dlrm_sharded.fitting.costs_file import read_costs
+from dlrm_sharded.fitting.evaluate import compare
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from first_hour import collect

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bring_up.advice import advice
-from dlrm_sharded.calibration.evaluate import repeatability_text
 from dlrm_sharded.files.json_files import read_json_object, replace_file
 from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.fitting.evaluate import repeatability_text
 from studies.runner import Outcome, missing_text
 
 FILE = "report.md"

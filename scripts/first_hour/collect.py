@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from dlrm_sharded.calibration.costs_file import manifest_path, read_costs
-from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.files.provenance import commit, device_name, versions
+from dlrm_sharded.fitting.costs_file import manifest_path, read_costs
+from dlrm_sharded.fitting.samples import CollectedCosts
 from studies.processes import module_command
 from studies.study import StudyRun
 

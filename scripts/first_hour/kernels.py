@@ -23,7 +23,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.calibration.rank_bench import draw_ids
+from dlrm_sharded.measuring.rank_bench import draw_ids
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.model.torchrec_adapter import bag_configs, parameter_sharding, sharding_env
 from dlrm_sharded.plans.layouts import ColumnShards

@@ -18,10 +18,10 @@ import torch
 from benchmarks.measured import cost_model_file, open_bench, task_rows
 from benchmarks.planners import on_device, planners_of
 from dlrm_sharded.accesses.patterns import ZipfAccesses
-from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
-from dlrm_sharded.calibration.stage_clock import StageClock
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.hardware.detect import local_hardware
+from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids
+from dlrm_sharded.measuring.stage_clock import StageClock
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import (
     COMPUTE_STAGES,

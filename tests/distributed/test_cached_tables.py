@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.checkpoint.export import DENSE_FILE, export
 from dlrm_sharded.checkpoint.folder import checkpoints
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state
 from dlrm_sharded.checkpoint.restore import RANK_PREFIX, load_model, load_weights, load_whole
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
+from dlrm_sharded.measuring.measure import MeasureConfig, measure
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import with_load_factors

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_sharded.calibration import codec_times
+from dlrm_sharded.measuring import codec_times
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.ranks.distributed import Rank

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.calibration import measure as measure_module
-from dlrm_sharded.calibration import stage_clock
-from dlrm_sharded.calibration.bench import Bench
-from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.cost.workload import workload_of_plan
+from dlrm_sharded.measuring import measure as measure_module
+from dlrm_sharded.measuring import stage_clock
+from dlrm_sharded.measuring.bench import Bench
+from dlrm_sharded.measuring.measure import MeasureConfig, measure
 from dlrm_sharded.model.dlrm import dlrm
 from dlrm_sharded.model.replicas import replica_part, replica_states, replicas_of
 from dlrm_sharded.model.sharded_model import sharded_embeddings

@@ -9,10 +9,10 @@ import torch
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from dlrm_sharded.accesses.patterns import UniformAccesses
-from dlrm_sharded.calibration import bench as bench_module
-from dlrm_sharded.calibration.measure import MeasureConfig
-from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
 from dlrm_sharded.checkpoint.model_state import fused_kernels
+from dlrm_sharded.measuring import bench as bench_module
+from dlrm_sharded.measuring.measure import MeasureConfig
+from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.fitting.costs_file import read_costs
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.runs.owner import claim
 from tests import preloaded

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 import torchrec.distributed.types
 
-from dlrm_sharded.calibration import bench as bench_module
 from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer
-from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.plan_sizes import plan_sizes
-from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
 from dlrm_sharded.calibration.schedule import Slot
+from dlrm_sharded.measuring import bench as bench_module
+from dlrm_sharded.measuring.measure import MeasureConfig
+from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table

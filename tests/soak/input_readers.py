@@ -20,7 +20,6 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from dlrm_sharded.calibration.journal import Journal
-from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.train import job_settings
@@ -30,6 +29,7 @@ from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
+from dlrm_sharded.fitting.samples import MeasuredShard, Sample
 from dlrm_sharded.hardware.artifact import HEADER, SHIPPED, write_artifact
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables

@@ -28,7 +28,6 @@ RUN_BY = {
         f"{UNIT}/calibration/test_collect.py::test_only_a_collection_on_a_cpu_depends_on_its_cores"
     ],
     "dlrm_sharded/calibration/plan_sizes.py": [f"{UNIT}/calibration/test_plan_sizes.py"],
-    "dlrm_sharded/calibration/stage_clock.py": [f"{UNIT}/calibration/test_stage_clock.py"],
     "dlrm_sharded/checkpoint/saver.py": [TRAINING],
     "dlrm_sharded/commands/advise_config.py": [COMMANDS],
     "dlrm_sharded/commands/check_install.py": [COMMANDS],
@@ -47,6 +46,7 @@ RUN_BY = {
     "dlrm_sharded/hardware/probing.py": [MEASURING],
     "dlrm_sharded/job/memory_check.py": [f"{UNIT}/job/test_memory_check.py"],
     "dlrm_sharded/job/predicted_step.py": [f"{UNIT}/job/test_predicted_step.py"],
+    "dlrm_sharded/measuring/stage_clock.py": [f"{UNIT}/measuring/test_stage_clock.py"],
     "dlrm_sharded/model/dense_graph.py": [f"{UNIT}/model/test_dense_graph.py"],
     "dlrm_sharded/ranks/devices.py": [f"{UNIT}/ranks/test_devices.py"],
     "dlrm_sharded/ranks/distributed.py": [RANKS, f"{UNIT}/ranks/test_distributed.py"],

@@ -19,11 +19,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import Planner, RunContext, ShardingPlan, ShardingTask, Table, Topology, validate
-from dlrm_sharded.calibration.costs_file import read_costs, write_costs
-from dlrm_sharded.calibration.samples import workload_of_sample
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.fitting.costs_file import read_costs, write_costs
+from dlrm_sharded.fitting.samples import workload_of_sample
 from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB

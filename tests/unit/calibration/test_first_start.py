@@ -10,17 +10,19 @@ import pytest
 from benchmarks.first_start import Kind, MadeUpBench
 from dlrm_sharded import ConfigError, RunContext
 from dlrm_sharded.calibration.first_start import Chooser, Measured, disturbance, measure_plans
-from dlrm_sharded.calibration.picture import (
+from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
+from dlrm_sharded.calibration.start_design import Design
+from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
+from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
+from dlrm_sharded.fitting.picture import (
     conditions_of,
     corrected,
     cost_picture,
     needs_start,
     start_budget_s,
 )
-from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
-from dlrm_sharded.calibration.samples import workload_of_sample
-from dlrm_sharded.calibration.start_design import Design
-from dlrm_sharded.calibration.start_file import (
+from dlrm_sharded.fitting.samples import workload_of_sample
+from dlrm_sharded.fitting.start_file import (
     FirstStart,
     find_start,
     start_folder,
@@ -28,15 +30,13 @@ from dlrm_sharded.calibration.start_file import (
     with_start,
     write_start,
 )
-from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
-from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask
-from tests.unit.calibration.test_adapt import on_other_hardware
 from tests.unit.cost.hardware import measured_plans
+from tests.unit.fitting.test_adapt import on_other_hardware
 from tests.unit.hardware.made_up import CPU
 from tests.unit.made_up import in_turns, tables_of, task_of
 

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dlrm_sharded.calibration import bench as bench_module
 from dlrm_sharded.calibration import random_plans, undisturbed
 from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer
-from dlrm_sharded.calibration.measure import MeasuredCost, MeasuredModule
 from dlrm_sharded.calibration.plan_sizes import PlanSizes
 from dlrm_sharded.calibration.schedule import Slot, group_sizes
+from dlrm_sharded.measuring import bench as bench_module
+from dlrm_sharded.measuring.measure import MeasuredCost, MeasuredModule
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.ranks.distributed import Rank
 

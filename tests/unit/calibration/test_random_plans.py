@@ -19,11 +19,11 @@ from dlrm_sharded.calibration.random_plans import (
     MAX_SHARDS,
     MIN_DRAWN_ROWS,
     SEQUENCE_BYTES,
-    DrawnTable,
     RankLimits,
     draw_communication,
     draw_computation,
 )
+from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 

@@ -11,13 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
-from dlrm_sharded.calibration.random_plans import (
-    DrawnTable,
-    RankLimits,
-    draw_communication,
-    draw_computation,
-)
-from dlrm_sharded.calibration.samples import MeasuredShard, Sample
+from dlrm_sharded.calibration.random_plans import RankLimits, draw_communication, draw_computation
+from dlrm_sharded.fitting.samples import MeasuredShard, Sample
+from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS

@@ -7,8 +7,6 @@ import pytest
 
 from dlrm_sharded import DataError, RunContext, Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
-from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.cost.base import price
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.codecs import (
@@ -29,6 +27,8 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrice
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
+from dlrm_sharded.fitting.calibrate import FitConfig, Fitted, fit_cost_model
+from dlrm_sharded.fitting.samples import CollectedCosts
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from tests.unit.made_up import task_of
 

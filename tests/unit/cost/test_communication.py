@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlrm_sharded.calibration.fit import communication_rows, fit_communication, fit_nonnegative
 from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Reduce, Workload
+from dlrm_sharded.fitting.fit import communication_rows, fit_communication, fit_nonnegative
 from dlrm_sharded.plans.layouts import REPLICA_GROUP
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS

@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded import RunContext, Shard
-from dlrm_sharded.calibration.calibrate import Fitted, predictor
-from dlrm_sharded.calibration.evaluate import compare
-from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.fitting.calibrate import Fitted, predictor
+from dlrm_sharded.fitting.evaluate import compare
+from dlrm_sharded.fitting.samples import CollectedCosts, Sample
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import GIB
 from tests.unit.cost.plans import (

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm_sharded.calibration.factor_fit import Factors
-from dlrm_sharded.calibration.picture import conditions_of, cost_picture, run_journal
 from dlrm_sharded.cost.communication import EXCHANGE_PARTS, EXCHANGES
 from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.price_file import prices_beside, prices_digest, read_prices, write_prices
 from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.fitting.factor_fit import Factors
+from dlrm_sharded.fitting.picture import conditions_of, cost_picture, run_journal
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware

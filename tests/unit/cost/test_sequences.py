@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.calibration.fit import fit_sequences
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
 from dlrm_sharded.cost.learned import shipped_prior
@@ -17,6 +16,7 @@ from dlrm_sharded.cost.learned_arrays import (
 )
 from dlrm_sharded.cost.sequences import SequencePrices
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.fitting.fit import fit_sequences
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.plans.plan import Shard, ShardingPlan

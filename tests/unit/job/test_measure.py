@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from dlrm_sharded.calibration.confidence import Disturbance
-from dlrm_sharded.calibration.run_journal import RunJournal
+from dlrm_sharded.fitting.confidence import Disturbance
+from dlrm_sharded.fitting.run_journal import RunJournal
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.measure import note_run
-from tests.unit.calibration.test_run_journal import COST, PLAN, TASK
+from tests.unit.fitting.test_run_journal import COST, PLAN, TASK
 
 CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
 

@@ -6,13 +6,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from dlrm_sharded.calibration.measure import MeasuredCost
-from dlrm_sharded.calibration.run_journal import RunJournal
-from dlrm_sharded.calibration.step_journal import MeasuredStep
+from dlrm_sharded.fitting.run_journal import RunJournal
+from dlrm_sharded.fitting.step_journal import MeasuredStep
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job import train
 from dlrm_sharded.job.pipeline_choice import MIN_RUNS, _candidates, chosen_trainer, fastest
 from dlrm_sharded.job.predicted_step import step_journal
+from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost

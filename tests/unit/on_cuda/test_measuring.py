@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from dlrm_sharded.calibration import codec_times
-from dlrm_sharded.calibration.codec_times import measure_codecs
 from dlrm_sharded.hardware import probing
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.fingerprint import GpuFingerprint
+from dlrm_sharded.measuring import codec_times
+from dlrm_sharded.measuring.codec_times import measure_codecs
 from tests.cuda_stand_ins import GPU, NAME, Gpu
 from tests.nvidia import install_nvidia_smi
 from tests.sleeping_gpu import HOST_MS

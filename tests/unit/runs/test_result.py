@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded.calibration.measure import MeasuredCost
+from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import FWD_COMM, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import MadeFrom, PlanReport

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dlrm_sharded.accesses.profiles import with_expected_profile
-from dlrm_sharded.calibration.rank_bench import Ids
 from dlrm_sharded.datasets.base import PerTableDataset, reuse_histogram
 from dlrm_sharded.datasets.dlrm_datasets import DlrmDatasets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.measuring.rank_bench import Ids
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport

@@ -1,0 +1,215 @@
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_sharded import PlanCost, StageCost, Table
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.cost.features import profile_of, work_of
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.fitting.confidence import Disturbance
+from dlrm_sharded.fitting.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
+from dlrm_sharded.fitting.samples import TIMES, Sample, workload_of_sample
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from tests.unit.made_up import column_shards, task_of, with_topology
+
+SGD = Conditions("sgd", 2)
+TIME_KEYS = [f"{name}_ms" for name in TIMES]
+TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 32, 5.0), Table("c", 10, 8, 1.0))
+TASK = with_profiles(task_of(TABLES, memory_bytes=2**30, batch_size=64))
+PLAN = ShardingPlan(
+    2,
+    (
+        *column_shards(TABLES[0], (0, 4), (1, 12)),
+        *RowBlocks(range(2)).shards(TABLES[1]),
+        Shard.whole(TABLES[2], 1),
+    ),
+)
+COST = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 1.0)), (0.5, 0.75))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> RunJournal:
+    return RunJournal(tmp_path / "runs" / "hardware.jsonl")
+
+
+@pytest.fixture
+def run() -> Sample:
+    return measured_run(PLAN, TASK, COST)
+
+
+def test_a_run_is_the_plan_that_it_measured(run: Sample) -> None:
+    ours, planned = workload_of_sample(run), workload_of_plan(PLAN, TASK)
+    for field in dataclasses.fields(Workload):
+        found, expected = getattr(ours, field.name), getattr(planned, field.name)
+        assert found == pytest.approx(expected, abs=1e-6), field.name
+    assert work_of(ours) == pytest.approx(work_of(planned), rel=1e-5)
+    assert profile_of(ours) == pytest.approx(profile_of(planned), abs=1e-5)
+    assert run.cost == COST
+
+
+def test_row_blocks_within_a_host_are_not_noted() -> None:
+    hosts = with_topology(TASK, world_size=4, local_world_size=2)
+    blocks = RowBlocks(range(2)).shards(TABLES[1])
+    shards = (Shard.whole(TABLES[0], 0), *blocks, Shard.whole(TABLES[2], 3))
+    cost = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * 4, (0.5,) * 4)
+    assert measured_run(ShardingPlan(4, shards), hosts, cost) is None
+
+
+def test_replicas_are_noted() -> None:
+    shards = (*Replicas(2).shards(TABLES[0]), Shard.whole(TABLES[1], 0), Shard.whole(TABLES[2], 1))
+    plan = ShardingPlan(2, shards)
+    run = measured_run(plan, TASK, COST)
+    assert run.has_replicas
+    noted, planned = workload_of_sample(run), workload_of_plan(plan, TASK)
+    assert noted.is_replica.tolist() == planned.is_replica.tolist() == [True, True, False, False]
+    assert noted.num_ids == pytest.approx(planned.num_ids)
+    of_table = TABLES[0].num_embeddings * TABLES[0].embedding_dim
+    assert noted.exchange(for_ids=False).replica_bytes == 4 * of_table
+
+
+def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal, run: Sample) -> None:
+    assert journal.read(SGD) == {}
+    slower = dataclasses.replace(run, cost=PlanCost(COST.per_rank[::-1], COST.input_dist_ms))
+    journal.append(SGD, run)
+    journal.append(Conditions("adam", 2), run)
+    journal.append(Conditions("sgd", 4), run)
+    journal.append(SGD, slower)
+    assert journal.read(SGD) == {1: run, 4: slower}
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "optimizer", "counts"),
+    [
+        (None, "1.8.0", "rowwise_adagrad", True),
+        ("1.8.0", "1.8.1", "rowwise_adagrad", True),
+        ("1.8.0", "1.9.0", "rowwise_adagrad", False),
+        (None, "1.9.0", "rowwise_adagrad", False),
+        ("1.9.0", "1.8.0", "rowwise_adagrad", False),
+        ("1.8.0", "1.9.0", "sgd", True),
+    ],
+)
+def test_runs_with_other_kernels_do_not_count(
+    journal: RunJournal, run: Sample, there: str | None, here: str, optimizer: str, counts: bool
+) -> None:
+    journal.append(Conditions(optimizer, 2, there), run)
+    if there is None:  # as earlier versions wrote it
+        journal.path.write_text(journal.path.read_text().replace('"fbgemm": null, ', ""))
+    assert journal.read(Conditions(optimizer, 2, here)) == ({1: run} if counts else {})
+
+
+def test_the_latest_runs_count(journal: RunJournal, run: Sample) -> None:
+    for number in range(MAX_RUNS + 5):
+        journal.append(SGD, dataclasses.replace(run, number=number))
+    assert [found.number for found in journal.read(SGD).values()] == list(range(5, MAX_RUNS + 5))
+
+
+IMPOSSIBLE = {
+    "no_batch": ("batch_size", 0),
+    "huge_batch": ("batch_size", 10**30),
+    "no_ranks": ("world_size", 0),
+    "no_ranks_per_host": ("ranks_per_host", 0),
+    "hosts_of_other_sizes": ("ranks_per_host", 1.5),
+    "half_a_rank": ("shards.0.rank", 0.5),
+    "rank_beyond": ("shards.0.rank", 2),
+    "negative_ids": ("shards.0.pooling_factor", -1.0),
+    "histogram": ("shards.0.reuse_histogram.0", 0.5 + 1 / 3),
+    "row_wise_is_a_number": ("shards.0.row_wise", 1),
+    "no_shards": ("shards", []),
+    "times_of_one_rank": ("per_rank", [{}]),
+    "nan": ("per_rank.0.fwd_comm_ms", math.nan),
+    "negative": ("per_rank.0.fwd_comm_ms", -1.0),
+    "infinite": ("per_rank.0.fwd_comm_ms", 1e308),
+    "longer_than_an_hour": ("per_rank.0.fwd_comm_ms", 4e6),
+    "below_a_nanosecond": ("per_rank.0.fwd_comm_ms", 1e-9),
+    "more_than_a_float": ("per_rank.0.input_dist_ms", 10**400),
+    "too_fast_for_any_hardware": ("batch_size", 2**40),
+    "no_computation": ("per_rank.0", dict.fromkeys(TIME_KEYS, 0)),
+    "null": ("per_rank.0", None),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_cannot_have_been_measured_is_named(
+    journal: RunJournal, run: Sample, caplog: pytest.LogCaptureFixture, key: str, value: object
+) -> None:
+    journal.append(SGD, run)
+    whole = journal.path.read_bytes()
+    fields = json.loads(whole)
+    at: Any = fields["run"]
+    *path, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+    for part in path:
+        at = at[part]
+    at[last] = value
+    journal.path.write_bytes(json.dumps(fields).encode() + b"\n" + whole)
+    assert journal.read(SGD) == {2: run}
+    [said] = caplog.messages
+    assert f"1 of 2 lines of the journal of runs {journal.path}" in said
+    assert "line 1 (" in said
+
+
+def test_what_would_be_refused_is_not_written(
+    journal: RunJournal, caplog: pytest.LogCaptureFixture
+) -> None:
+    nan = PlanCost((StageCost(1.0, math.nan, 3.0, 4.0), COST.per_rank[1]), COST.input_dist_ms)
+    run = measured_run(PLAN, TASK, nan)
+    assert not journal.append(SGD, run)
+    assert not journal.path.exists()
+    [said] = caplog.messages
+    assert "is not noted in the journal" in said
+    assert "fwd_comm on rank 0 in ms is nan" in said
+
+
+def test_what_real_runs_may_write_is_read(journal: RunJournal) -> None:
+    """A rank without shards, one rank without exchanges, tables without profiles or ids."""
+    unused = dataclasses.replace(TASK.tables[0], pooling_factor=0.0)
+    idle = [(1.0, 2.0, 2.0, 1.0), (0.0, 2.0, 2.0, 0.0)]
+    for task, conditions, stages, line in (
+        (task_of(TABLES[:1], 1), Conditions("sgd", 1), [(1.0, 0.0, 0.0, 1.0)], 1),
+        (task_of([unused]), SGD, idle, 2),
+    ):
+        cost = PlanCost(tuple(StageCost(*rank) for rank in stages), (0.1,) * len(stages))
+        run = measured_run(whole_tables(task, [0]), task, cost)
+        assert journal.append(conditions, run)
+        assert journal.read(conditions) == {line: run}
+
+
+def test_runs_with_other_threads_do_not_count(journal: RunJournal, run: Sample) -> None:
+    one, two = (dataclasses.replace(SGD, threads=threads) for threads in (1, 2))
+    journal.append(one, run)
+    journal.append(SGD, run)  # as earlier versions wrote it
+    assert list(journal.read(one)) == [1, 2]
+    assert list(journal.read(two)) == [2]
+    assert list(journal.read(SGD)) == [1, 2], "nobody knows the threads of this start"
+
+
+def test_a_line_says_what_ran_beside(journal: RunJournal, run: Sample) -> None:
+    beside = Disturbance(core_wait=0.25, change=1.1)
+    journal.append(SGD, run, beside)
+    journal.append(SGD, run)
+    found = journal.read(SGD)
+    assert [found[1].noise, found[2].noise] == [beside.noise, 0.0]
+    assert dataclasses.replace(found[1], noise=0.0) == run
+
+
+def test_a_damaged_sign_of_other_work_damages_the_line(
+    journal: RunJournal, run: Sample, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.append(SGD, run, Disturbance())
+    journal.path.write_text(journal.path.read_text().replace('"change": 1.0', '"change": "x"'))
+    assert journal.read(SGD) == {}
+    assert "line 1 (" in caplog.text
+
+
+def test_runs_without_profiles_tell_nothing(journal: RunJournal, run: Sample) -> None:
+    """As they have no price; earlier versions wrote zeros for tables without a profile."""
+    bare = dataclasses.replace(TASK, tables=TABLES)
+    assert measured_run(PLAN, bare, COST) == run, "they have the profile that is assumed"
+    zeros = (0.0,) * len(run.shards[0].reuse_histogram)
+    shards = tuple(dataclasses.replace(shard, reuse_histogram=zeros) for shard in run.shards)
+    journal.append(SGD, dataclasses.replace(run, shards=shards))
+    assert journal.read(SGD) == {}

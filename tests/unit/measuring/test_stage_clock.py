@@ -1,0 +1,131 @@
+"""The clock of the stages, on a GPU that only writes down what it is told."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlrm_sharded.measuring import codec_times, stage_clock
+from dlrm_sharded.measuring.stage_clock import StageClock
+from dlrm_sharded.ranks.launch_clock import FIRST_SLEEP_MS, MAX_SLEEP_MS, MIN_SLEEP_MS
+from tests.sleeping_gpu import HOST_MS, Gpu, install_gpu
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+
+    def on_the_cpu(*size: int, device: torch.device) -> torch.Tensor:
+        assert device.type == "cuda"
+        return torch.tensor(0.0)
+
+    def all_reduce(tensor: torch.Tensor, *args: Any, group: Any) -> None:
+        gpu.calls.append(("all_reduce", group))
+
+    install_gpu(monkeypatch, gpu)
+    monkeypatch.setattr(torch, "zeros", on_the_cpu)
+    monkeypatch.setattr(dist, "barrier", lambda group: gpu.calls.append(("barrier", group)))
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    for module in (stage_clock, codec_times):
+        monkeypatch.setattr(module, "max_over_ranks", lambda value, device, group: value)
+    return gpu
+
+
+def clock_of(gpu: Gpu) -> StageClock:
+    """A clock that knows how fast the GPU is."""
+    clock = StageClock(torch.device("cuda", 0), "group")  # type: ignore[arg-type]
+    gpu.calls.clear()
+    return clock
+
+
+def slept_before_stages(gpu: Gpu) -> list[Any]:
+    """Lengths of the sleeps but those that measure the rate of the device's clock."""
+    calls = itertools.pairwise(gpu.calls)
+    return [call[1] for before, call in calls if before == "synchronize" and call[0] == "sleep"]
+
+
+def test_a_stage_is_launched_behind_a_sleep(gpu: Gpu) -> None:
+    clock = clock_of(gpu)
+    assert clock.timed("fwd_compute", gpu.stage(launch_ms=0.25, device_ms=0.5)) == "result"
+    assert gpu.calls == [
+        ("barrier", "group"),
+        "synchronize",
+        ("sleep", FIRST_SLEEP_MS),
+        ("all_reduce", "group"),
+        "event",
+        "work",
+        "event",
+        "synchronize",
+    ]
+    once = clock.finish_iteration()
+    assert once.times_ms == pytest.approx({"fwd_compute": 0.5})
+    assert once.launch_ms == pytest.approx({"fwd_compute": 0.25 + HOST_MS})
+    assert once.is_exposed == {"fwd_compute": False}
+    assert once.host_ms == pytest.approx(0.25 + HOST_MS)
+
+
+def test_stages_of_several_modules_add_up(gpu: Gpu) -> None:
+    clock = clock_of(gpu)
+    for device_ms in (0.5, 2.0):
+        clock.timed("fwd_compute", gpu.stage(launch_ms=0.25, device_ms=device_ms))
+    both = clock.finish_iteration()
+    assert both.times_ms == pytest.approx({"fwd_compute": 2.5})
+    assert both.launch_ms == pytest.approx({"fwd_compute": 0.5 + 2 * HOST_MS})
+    assert both.host_ms == pytest.approx(0.5 + 2 * HOST_MS)
+
+
+def test_a_stage_that_waits_for_the_device_is_not(gpu: Gpu) -> None:
+    clock = clock_of(gpu)
+    clock.timed("input_dist", gpu.stage(launch_ms=0.25, device_ms=0.5), waits=True)
+    assert gpu.calls == [("barrier", "group"), "synchronize", "event", "work", "event", "wait"]
+    once = clock.finish_iteration()
+    assert once.times_ms == pytest.approx({"input_dist": 0.75 + HOST_MS})
+    assert once.host_ms == pytest.approx(0.25 + HOST_MS), "the device goes on after the host"
+    assert once.launch_ms == once.is_exposed == {}
+
+
+def test_the_sleep_becomes_twice_as_long_as_the_longest_launch(gpu: Gpu) -> None:
+    clock = clock_of(gpu)
+    slow_ms = 3.0
+    exposed = []
+    for _ in range(4):
+        clock.timed("fwd_compute", gpu.stage(launch_ms=slow_ms, device_ms=0.5))
+        clock.timed("fwd_comm", gpu.stage(launch_ms=0.25, device_ms=0.5))
+        once = clock.finish_iteration()
+        assert once.times_ms["fwd_comm"] == pytest.approx(0.5)
+        assert not once.is_exposed["fwd_comm"]
+        exposed.append(once.is_exposed["fwd_compute"])
+    slept_ms = slept_before_stages(gpu)
+    queueing_ms = slow_ms + 2 * HOST_MS
+    # the first iteration takes long anyway, and decides nothing
+    assert slept_ms == [FIRST_SLEEP_MS] * 4 + [2 * queueing_ms] * 4
+    assert exposed == [True, True, False, False]
+    assert once.times_ms["fwd_compute"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("launch_ms", "sleep_ms"), [(1e-6, MIN_SLEEP_MS), (1000.0, MAX_SLEEP_MS)], ids=["min", "max"]
+)
+def test_the_sleep_has_limits(gpu: Gpu, launch_ms: float, sleep_ms: float) -> None:
+    clock = clock_of(gpu)
+    for _ in range(3):
+        clock.timed("fwd_compute", gpu.stage(launch_ms=launch_ms, device_ms=0.5))
+        clock.finish_iteration()
+    assert slept_before_stages(gpu)[-1] == sleep_ms
+
+
+def test_a_stage_on_a_cpu_is_between_two_looks_at_its_clock(gpu: Gpu) -> None:
+    clock = StageClock(torch.device("cpu"), None)
+    assert clock.timed("fwd_compute", gpu.stage(launch_ms=0.25, device_ms=0.5)) == "result"
+    assert gpu.calls == [("barrier", None), "work"]
+    once = clock.finish_iteration()
+    assert once.times_ms == pytest.approx({"fwd_compute": 0.25 + HOST_MS})
+    assert once.launch_ms == once.is_exposed == {}
+
+
+def test_conversions_are_timed_without_their_launch(gpu: Gpu) -> None:
+    device, group = torch.device("cuda", 0), "group"
+    convert = gpu.stage(launch_ms=0.05, device_ms=0.07)
+    assert codec_times._median_ms(convert, device, group) == pytest.approx(0.07)  # type: ignore[arg-type]
