@@ -152,8 +152,8 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
     dataset, other = make(), make()
     for name in ("tables", "num_dense", "batch_size", "num_batches", "batch"):
         assert hasattr(dataset, name), f"the dataset has no `{name}`"
-    _check_tables(dataset, other)
     assert dataset.num_batches("train") > 0, "there is no batch for training"
+    _check_tables(dataset, other)
     for split in SPLITS:
         num_batches = dataset.num_batches(split)
         assert num_batches == other.num_batches(split) >= 0

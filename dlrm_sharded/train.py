@@ -12,7 +12,8 @@ import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import run_hydra
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.ranks.process import die_with_parent
 
 QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=disabled"]

@@ -8,9 +8,8 @@ python scripts/benchmark.py plain       training against a plain TorchRec script
 python scripts/benchmark.py plans       sharders side by side under one cost model
 python scripts/benchmark.py measured    measured costs of the sharders' plans
 python scripts/benchmark.py policies    the papers' policies alone against the heuristics
-python scripts/benchmark.py policies_elsewhere  policies on hardware that they were not trained on
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
-python scripts/benchmark.py first_start plans after a first start, on made-up hardware
+python scripts/benchmark.py made_up     first starts, journals and policies on made-up hardware
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py steps       predicted whole steps against measured ones
 python scripts/benchmark.py cluster     a large model on simulated ranks
@@ -42,7 +41,7 @@ from studies.parts import add_part_arguments, part_of, run_part
 WHOLE = "all"
 PARTS = (
     *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
-    *("first_start", "policies_elsewhere", "odd", "exact", "groups", "sequences"),
+    *("made_up", "odd", "exact", "groups", "sequences"),
     *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host", "dlrm_v4"),
 )
 

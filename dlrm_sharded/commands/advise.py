@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import run_hydra
 from dlrm_sharded.commands.sharders import start_budget
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.files.errors import check_count, check_number
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.ranks.process import num_cores

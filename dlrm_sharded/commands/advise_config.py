@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from dlrm_sharded.commands.first_start import measured_here
-from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, refuse_unused
+from dlrm_sharded.commands.hydra_app import command_line, instantiate, refuse_unused
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.commands.sharders import asked_precision, build_planner, plain, run_context
 from dlrm_sharded.commands.step_model import build_dense
@@ -26,6 +26,7 @@ from dlrm_sharded.commands.task import (
     task_of_file,
 )
 from dlrm_sharded.commands.words import checked_names
+from dlrm_sharded.commands.yamls import option_node, options_of
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import ConfigError, check_count
@@ -271,7 +272,7 @@ def _named_sharders() -> str | list[str] | None:
 
 
 def _all_sharders() -> list[str]:
-    names = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
+    names = options_of("sharder")
     return [name for name in names if name not in NOT_COMPARED]
 
 
@@ -282,8 +283,7 @@ def _applies(name: str, machine: Machine) -> bool:
 
 
 def _sharder_node(cfg: DictConfig, name: str) -> DictConfig:
-    node = OmegaConf.load(CONF_DIR / "sharder" / f"{name}.yaml")
-    assert isinstance(node, DictConfig)
+    node = option_node("sharder", name)
     node._set_parent(cfg)  # for values such as ${seed}
     return node
 

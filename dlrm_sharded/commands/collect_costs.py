@@ -19,12 +19,9 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.collect import CollectConfig, collect
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import (
-    CONF_DIR,
-    instantiate,
-    run_hydra,
-)
+from dlrm_sharded.commands.hydra_app import instantiate, run_hydra
 from dlrm_sharded.commands.task_plans import plans_to_measure
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import check_file_to_write
 from dlrm_sharded.plans.task import ShardingTask, read_task

@@ -18,7 +18,7 @@ import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, refuse_unused
+from dlrm_sharded.commands.hydra_app import refuse_unused
 from dlrm_sharded.commands.sharders import (
     build_planner,
     config_of_sharder,
@@ -28,6 +28,7 @@ from dlrm_sharded.commands.sharders import (
 )
 from dlrm_sharded.commands.task import check_effects
 from dlrm_sharded.commands.words import checked_names
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.contest.cases import run_cases
 from dlrm_sharded.contest.entry import Case, digest_of_prices
 from dlrm_sharded.contest.measure import Rounds, check_measurable, measure_tasks

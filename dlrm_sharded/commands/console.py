@@ -40,7 +40,8 @@ def _help(config: str) -> None:
     """Show the help of a command, which its config says."""
     import hydra
 
-    from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+    from dlrm_sharded.commands.hydra_app import run_hydra
+    from dlrm_sharded.commands.yamls import CONF_DIR
 
     show = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=config)
     run_hydra(show(lambda cfg: None))

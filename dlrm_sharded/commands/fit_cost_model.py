@@ -15,7 +15,8 @@ import torch
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
+from dlrm_sharded.commands.hydra_app import instantiate, run_hydra
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.files.provenance import device_name

@@ -1,4 +1,4 @@
-"""Starts the commands that Hydra configures, and knows their yaml files and overrides."""
+"""Starts the commands that Hydra configures, and knows their overrides."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks.attempt import started
 from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE, check_threads, die_with_parent
-
-PACKAGE = Path(__file__).resolve().parents[1]
-CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
-"""Folder of the yaml files: inside an installed package, but beside the package in a checkout."""
 
 
 def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) -> None:

@@ -15,6 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from dlrm_sharded.commands.yamls import options_of
 from dlrm_sharded.files.errors import RankError, UserError
 from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER
 from dlrm_sharded.ranks.version_sets import missing_text
@@ -107,9 +108,7 @@ def _with_short_values(message: str) -> str:
 def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
     """Return the message for an option, such as sharder/dimm, that a group does not have."""
     if not options:
-        from dlrm_sharded.commands.hydra_app import CONF_DIR  # which imports this module
-
-        options = sorted(path.stem for path in (CONF_DIR / named.parent).glob("*.yaml"))
+        options = options_of(str(named.parent))
     group = "config" if named.parent == Path() else named.parent
     return f"there is no {group} {named.name!r}; known: {', '.join(options)}"
 

@@ -21,9 +21,10 @@ from omegaconf import DictConfig, open_dict
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.first_start import measured_here
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import run_hydra
 from dlrm_sharded.commands.sharders import build_planner, run_context
 from dlrm_sharded.commands.task import HERE, AskedTask, asked_task
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.cost.price_file import prices_beside, write_prices
 from dlrm_sharded.explain.diagnosis import diagnose

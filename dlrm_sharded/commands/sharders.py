@@ -12,9 +12,10 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, run_hydra
+from dlrm_sharded.commands.hydra_app import command_line, instantiate, run_hydra
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
+from dlrm_sharded.commands.yamls import option_node, options_of
 from dlrm_sharded.cost.base import CostModel, PricedTask
 from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.explain.profile_value import value_profiles
@@ -117,10 +118,10 @@ def make_planner(
     Raises:
         ConfigError: there is no such sharder, or it has no such option.
     """
-    names = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
+    names = options_of("sharder")
     if name not in names:
         raise ConfigError(f"there is no sharder {name!r}; known: {', '.join(names)}")
-    node = OmegaConf.load(CONF_DIR / "sharder" / f"{name}.yaml")
+    node = option_node("sharder", name)
     if unknown := sorted(options.keys() - {str(key) for key in node}):
         known = ", ".join(sorted(str(key) for key in node if not str(key).startswith("_")))
         raise ConfigError(f"sharder {name} has no option {unknown[0]!r}; known: {known}")

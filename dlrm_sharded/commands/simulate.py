@@ -27,7 +27,6 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.first_start import measured_here
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import (
     build_planner,
     config_of_sharder,
@@ -42,6 +41,7 @@ from dlrm_sharded.commands.simulated_cluster import (
 )
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import checked_names
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import price
 from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.dense.gpu_prices import DENSE_ERROR

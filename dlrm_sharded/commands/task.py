@@ -13,13 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.commands.hydra_app import (
-    CONF_DIR,
-    command_line,
-    instantiate,
-    refuse_lists,
-    refuse_unused,
-)
+from dlrm_sharded.commands.hydra_app import command_line, instantiate, refuse_lists, refuse_unused
+from dlrm_sharded.commands.yamls import option_node
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.plans.task import (
     GIB,
@@ -242,7 +237,7 @@ def task_of_file(cfg: DictConfig, *, compute_device: str | None = None) -> Asked
     if known == wanted:
         return AskedTask(task, cfg.optimizer)
     name = OPTIMIZER_FILES[known]
-    node = OmegaConf.load(CONF_DIR / "optimizer" / f"{name}.yaml")
+    node = option_node("optimizer", name)
     for key, value in stated.items():
         OmegaConf.update(node, key.removeprefix("optimizer."), value)
     verb = "names" if task.optimizer else f"counts {_memory_text(task)}, the memory of"
@@ -250,7 +245,6 @@ def task_of_file(cfg: DictConfig, *, compute_device: str | None = None) -> Asked
         f"{cfg.task} {verb} {known}, so that runs have optimizer={name}; name another with "
         "optimizer="
     )
-    assert isinstance(node, DictConfig)
     return AskedTask(task, node, overrides=(f"optimizer={name}",), note=note)
 
 

@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, refuse_unused, run_hydra
+from dlrm_sharded.commands.hydra_app import instantiate, refuse_unused, run_hydra
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.files.errors import ConfigError, check_count, check_path

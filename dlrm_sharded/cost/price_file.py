@@ -107,12 +107,6 @@ def read_prices(path: Path) -> LearnedCostModel:
         )
 
 
-def _standing(fields: Any) -> Standing | None:
-    return (
-        None if fields is None else read_form(fields, Standing, name="the standing of the prices")
-    )
-
-
 def _content(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
     """Return the arrays and the description of a model's file."""
     arrays = to_arrays(model.compute, model.communication)

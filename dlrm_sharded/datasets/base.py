@@ -124,6 +124,22 @@ class BatchStream(Iterator[Batch]):
             np.random.default_rng([self._shuffle_seed, epoch]).shuffle(self._order)
 
 
+def share_of_batch(
+    dataset: Dataset, split: Split, index: int, *, rank: int, world_size: int
+) -> tuple[int, int]:
+    """Return the first sample in its split of one rank's share of a global batch, and their number.
+
+    Raises:
+        IndexError: the split has no such batch.
+    """
+    num_batches = dataset.num_batches(split)
+    if not 0 <= index < num_batches:
+        raise IndexError(f"{split} batch {index} of {num_batches:,}")
+    num_samples, rest = divmod(dataset.batch_size, world_size)
+    assert not rest, "checked by BatchStream"
+    return index * dataset.batch_size + rank * num_samples, num_samples
+
+
 def page_locked(batch: Batch) -> Batch:
     """Return the batch in page-locked memory, from which a GPU copies while it computes."""
     if batch.dense_features.is_pinned():

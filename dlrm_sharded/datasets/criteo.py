@@ -29,7 +29,7 @@ from torchrec.datasets.criteo import INT_FEATURE_COUNT
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.datasets.base import Split, profiled_table
+from dlrm_sharded.datasets.base import Split, profiled_table, share_of_batch
 from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlockReader, Manifest
 from dlrm_sharded.datasets.criteo_convert import convert, is_converted
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
@@ -99,15 +99,12 @@ class CriteoDataset:
         return (stop - start) // self.batch_size
 
     def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
-        local_batch_size, rest = divmod(self.batch_size, world_size)
-        assert not rest, "checked by BatchStream"
-        if not 0 <= index < self.num_batches(split):
-            raise IndexError(f"batch {index} of {self.num_batches(split):,} {split} batches")
-        start = self._row_range(split)[0] + index * self.batch_size + rank * local_batch_size
-        rows = self._blocks.rows(start, start + local_batch_size)
+        first, num_samples = share_of_batch(self, split, index, rank=rank, world_size=world_size)
+        start = self._row_range(split)[0] + first
+        rows = self._blocks.rows(start, start + num_samples)
         return Batch(
             dense_features=torch.from_numpy(rows.dense),
-            sparse_features=self._one_hot(local_batch_size).kjt(torch.from_numpy(rows.ids)),
+            sparse_features=self._one_hot(num_samples).kjt(torch.from_numpy(rows.ids)),
             labels=torch.from_numpy(rows.labels),
         )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.datasets.base import Split, profiled_table
+from dlrm_sharded.datasets.base import Split, profiled_table, share_of_batch
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count
 from dlrm_sharded.plans.tables import Table
@@ -114,10 +114,7 @@ class DlrmDatasets:
         return self._num_batches[split]
 
     def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
-        if not 0 <= index < self._num_batches[split]:
-            raise IndexError(f"{split} batch {index} of {self._num_batches[split]}")
-        num_samples = self.batch_size // world_size
-        first = index * self.batch_size + rank * num_samples
+        first, num_samples = share_of_batch(self, split, index, rank=rank, world_size=world_size)
         in_file = self._place_in_file(split, first)
         ids = [self._ids(table_id, in_file, num_samples) for table_id in self._table_ids]
         length_per_key = [part.numel() for part in ids]
@@ -130,8 +127,7 @@ class DlrmDatasets:
             length_per_key=length_per_key,
             offset_per_key=[0, *torch.tensor(length_per_key).cumsum(0).tolist()],
         )
-        dense = self._labels.dense(split, first, num_samples)
-        return Batch(dense, sparse, self._labels.labels(split, first, dense, sparse))
+        return self._labels.batch(split, first, sparse)
 
     def table_ids(
         self, table: str, split: Split, index: int

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split
@@ -54,6 +55,11 @@ class PlantedLabels:
         counter = counters(first * self._num_dense, num_samples * self._num_dense)
         values = normals(stream_key(self._seed, split, "dense"), counter)
         return torch.from_numpy(values.astype(np.float32)).view(num_samples, self._num_dense)
+
+    def batch(self, split: Split, first: int, sparse: KeyedJaggedTensor) -> Batch:
+        """Return the samples first, first + 1, ... with their features and labels."""
+        dense = self.dense(split, first, sparse.stride())
+        return Batch(dense, sparse, self.labels(split, first, dense, sparse))
 
     def logits(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Return [B] fp64, the true logits of a label 1; no model can predict better."""

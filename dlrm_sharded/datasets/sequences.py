@@ -11,7 +11,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.accesses.zipf import scatter_ranks
-from dlrm_sharded.datasets.base import Split
+from dlrm_sharded.datasets.base import Split, share_of_batch
 from dlrm_sharded.datasets.counter_random import random_bits, stream_key, uniform_pairs, uniforms
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
 from dlrm_sharded.datasets.sequence_tables import (
@@ -40,6 +40,7 @@ class SequenceDataset(ABC):
     """
 
     num_dense = 1
+    tables: tuple[Table, ...]
 
     def __init__(
         self, tables: tuple[Table, ...], batch_size: int, num_batches: dict[Split, int], seed: int
@@ -57,10 +58,7 @@ class SequenceDataset(ABC):
         return self._num_batches[split]
 
     def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
-        if not 0 <= index < self._num_batches[split]:
-            raise IndexError(f"{split} batch {index} of {self._num_batches[split]}")
-        num_samples = self.batch_size // world_size
-        first = index * self.batch_size + rank * num_samples
+        first, num_samples = share_of_batch(self, split, index, rank=rank, world_size=world_size)
         found = self.sample_ids(split, first, num_samples)
         of_tables = [found[name] for name in self._names]
         sparse = KeyedJaggedTensor(
@@ -69,8 +67,7 @@ class SequenceDataset(ABC):
             lengths=torch.from_numpy(np.concatenate([lengths for _, lengths in of_tables])).int(),
             stride=num_samples,
         )
-        dense = self._labels.dense(split, first, num_samples)
-        return Batch(dense, sparse, self._labels.labels(split, first, dense, sparse))
+        return self._labels.batch(split, first, sparse)
 
     def table_ids(
         self, table: str, split: Split, index: int

@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf, scatter_ranks
-from dlrm_sharded.datasets.base import Split, page_locked, profiled_table
+from dlrm_sharded.datasets.base import Split, page_locked, profiled_table, share_of_batch
 from dlrm_sharded.datasets.counter_random import counters, random_bits, stream_key, uniform_pairs
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
@@ -33,14 +33,8 @@ MAX_PROFILED_IDS = 50_000_000
 """Largest batch whose ids are counted to profile the tables; counting it takes a few seconds."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _BatchShare:
-    """The samples of one rank in one batch."""
-
-    split: Split
-    index: int
-    rank: int
-    world_size: int
+_Samples = tuple[Split, int, int]
+"""The split, the first sample in it, and the number of samples of one rank in one batch."""
 
 
 class SyntheticDataset:
@@ -143,11 +137,10 @@ class SyntheticDataset:
         return self._num_batches[split]
 
     def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
-        if not 0 <= index < self._num_batches[split]:
-            raise IndexError(f"{split} batch {index} of {self._num_batches[split]}")
+        first, num_samples = share_of_batch(self, split, index, rank=rank, world_size=world_size)
         if split == "train" and self._to_pregenerate:
             self._pregenerate(rank, world_size)
-        share = _BatchShare(split, index, rank, world_size)
+        share = (split, first, num_samples)
         return self._cache.get(share) or self._generate(share)[0]
 
     def table_ids(
@@ -182,7 +175,8 @@ class SyntheticDataset:
         started = time.perf_counter()
         num_batches, self._to_pregenerate = self._to_pregenerate, 0
         for index in range(num_batches):
-            _, is_kept = self._generate(_BatchShare("train", index, rank, world_size))
+            share = share_of_batch(self, "train", index, rank=rank, world_size=world_size)
+            _, is_kept = self._generate(("train", *share))
             if not is_kept:
                 num_batches = index
                 break
@@ -193,11 +187,9 @@ class SyntheticDataset:
             time.perf_counter() - started,
         )
 
-    def _generate(self, share: _BatchShare) -> tuple[Batch, bool]:
+    def _generate(self, share: _Samples) -> tuple[Batch, bool]:
         """Return a rank's share of a batch, and whether the cache keeps it."""
-        num_samples = self.batch_size // share.world_size
-        first = share.index * self.batch_size + share.rank * num_samples
-        batch = self._samples(share.split, first, num_samples)
+        batch = self._samples(*share)
         if torch.cuda.is_initialized():
             # once, where a cached batch would be copied in every epoch
             batch = page_locked(batch)
@@ -227,8 +219,7 @@ class SyntheticDataset:
             length_per_key=length_per_key.tolist(),
             offset_per_key=offset_per_key.tolist(),
         )
-        dense = self._labels.dense(split, first, num_samples)
-        return Batch(dense, sparse, self._labels.labels(split, first, dense, sparse))
+        return self._labels.batch(split, first, sparse)
 
     def _constant_lengths(self, num_samples: int) -> Tensor:
         """Return [T * b] int32, the lengths of all features whose samples have equal lengths."""
@@ -302,16 +293,16 @@ class _BatchCache:
     def __init__(self, max_batches: int, max_bytes: int) -> None:
         self._batches_left = max_batches
         self._bytes_left = max_bytes
-        self._batches: dict[_BatchShare, Batch] = {}
+        self._batches: dict[_Samples, Batch] = {}
 
     def room_for(self, batch_bytes: int) -> int:
         """Return the number of batches of this size that still fit."""
         return min(self._batches_left, self._bytes_left // batch_bytes)
 
-    def get(self, share: _BatchShare) -> Batch | None:
+    def get(self, share: _Samples) -> Batch | None:
         return self._batches.get(share)
 
-    def keep(self, share: _BatchShare, batch: Batch) -> bool:
+    def keep(self, share: _Samples, batch: Batch) -> bool:
         """Keep the batch if there is room, and return whether there was."""
         tensors = (batch.dense_features, batch.labels, batch.sparse_features.values())
         num_bytes = sum(t.nbytes for t in tensors) + batch.sparse_features.lengths().nbytes

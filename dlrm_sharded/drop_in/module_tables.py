@@ -79,11 +79,6 @@ class ModuleTables:
     is_weighted: bool | None = None
     allowed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    @property
-    def only_in_rows(self) -> bool:
-        """Return whether the module trains no tables that are whole on one rank."""
-        return self.sharding_types.isdisjoint(WHOLE_TYPES)
-
     def torchrec_type(self, shards: Sequence[Shard], table: Table, topology: Topology) -> str:
         """Return TorchRec's type for the shards of a table.
 

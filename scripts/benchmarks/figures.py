@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
-from dlrm_sharded.files.text_table import TextTable
+from dlrm_sharded.files.text_table import Column, TextTable
 from studies.study import Row
 
 REFERENCE = "neuroshard_paper"
@@ -201,6 +201,33 @@ def sharder_table(
         else:
             texts.append(f"On task {name}, {reference} finds no plan, and {best} does.")
     return "\n\n".join([table, "\n".join(texts)])
+
+
+def prices_table(rows: Sequence[Row], by: Sequence[str]) -> str:
+    """Write errors of predictions, and costs of plans over those of others, means over tasks.
+
+    Args:
+        rows: a plan of a task each, with `cost_ms` and the costs of others `over`; with
+            `predicted_ms` and the `stated` error where there are prices.
+        by: names of the fields that tell lines apart.
+    """
+    lines = []
+    for key in dict.fromkeys(tuple(row[name] for name in by) for row in rows):
+        found = [row for row in rows if tuple(row[name] for name in by) == key]
+        ratios = [r["predicted_ms"] / r["cost_ms"] for r in found if "predicted_ms" in r]
+        cells: list[object] = [None, None]
+        if ratios:
+            cells = [float(np.exp(np.log(ratios).mean())), np.abs(np.array(ratios) - 1).mean()]
+        cells.append(found[0].get("stated"))
+        for other in found[0]["over"]:
+            over = [row["cost_ms"] / row["over"][other] for row in found if other in row["over"]]
+            cells += [interval_text(over, ".3f"), max(over)]
+        lines.append([*key, *cells])
+    columns: list[Column | str] = [name.replace("_", " ") for name in by]
+    columns += [Column("predicted / true", ".2f"), Column("error", ".1%"), Column("stated", ".0%")]
+    for other in rows[0]["over"]:
+        columns += [f"over {other} [95 %]", Column("worst", ".3f")]
+    return TextTable(columns, lines).markdown()
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:

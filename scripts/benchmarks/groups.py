@@ -21,8 +21,8 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 
-from benchmarks.mlperf_steps import MLPERF_BATCH_SIZES, mlperf_task, neuroshard, prior_model
-from benchmarks.planners import on_device
+from benchmarks.mlperf_steps import MLPERF_BATCH_SIZES, mlperf_task, prior_model
+from benchmarks.planners import neuroshard, on_device
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.datasets.presets import t510

@@ -62,16 +62,6 @@ def left_out(*sources: str) -> LookupFigures:
     return fit_figures([lookup for lookup in FITTED_LOOKUPS if lookup.source not in sources])
 
 
-def left_out_error(source: str, *others: str) -> float:
-    """Return the mean relative error of a source's rows, predicted by a fit without it and others.
-
-    It is a mean of absolute errors.
-    """
-    figures = left_out(source, *others)
-    errors = [abs(row.error(figures)) for row in FITTED_LOOKUPS if row.source == source]
-    return float(np.mean(errors))
-
-
 def _linear(lookups: Sequence[PublicLookup]) -> tuple[np.ndarray, np.ndarray]:
     """Return the time [N] that no figure changes, and [N, F] the amounts of each figure."""
     nothing = LookupFigures(*[0.0] * len(NAMES))

@@ -19,10 +19,10 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from benchmarks.planners import neuroshard
 from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves
 from dlrm_sharded.cost.gpu_lookups import STREAM_SHARE
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
@@ -32,9 +32,7 @@ from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.baselines.halving import HalvingSharder
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, neuroshard_sharder
 from studies.study import Row
 
 MEMORY_BYTES = 56 * GIB
@@ -211,11 +209,6 @@ def mlperf_task(num_gpus: int, batch_size: int, spec: GpuSpec) -> ShardingTask:
 def prior_model(spec: GpuSpec) -> LearnedCostModel:
     """Return the prior of a GPU as a cost model."""
     return prior_cost_model(RunContext("cuda", Hardware(spec.device_name)))
-
-
-def neuroshard(model: LearnedCostModel, **arguments: Any) -> NeuroShardSharder:
-    """Return the sharder that searches under a cost model."""
-    return neuroshard_sharder(SharderContext(RunContext("cuda"), model), **arguments)
 
 
 def _smallest(task: ShardingTask) -> list[str]:

@@ -1,4 +1,4 @@
-"""Errors of the priors of GPUs: lookups, exchanges, whole steps, and plans by wrong prices."""
+"""Errors of the priors of GPUs: lookups, exchanges, whole steps, and plans by the step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from benchmarks.lookup_fit import left_out
 from benchmarks.mlperf_steps import GPUS_OF_HOST, prior_model, steps
 from benchmarks.public_lookups import FITTED_LOOKUPS, HELD_OUT, PublicLookup
 from benchmarks.step_plans import step_plans
-from benchmarks.wrong_prices import FACTOR, wrong_prices
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives, measured_curves
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
@@ -196,19 +195,6 @@ PARTS: dict[str, tuple[str, Mapping[str, str], Callable[[int | None], Iterator[A
             "exchanges": "{exchanges_ms:.2f}",
         },
         steps,
-    ),
-    "prices": (
-        f"How much dearer plans are that were made with lookups at {FACTOR:g} of the right prices, "
-        f"and at 1 / {FACTOR:g} of them, judged by the right prices:",
-        {
-            "set": "{set}",
-            "task": "{number}",
-            "tables": "{tables}",
-            "ranks": "{ranks}",
-            "too cheap": "{too_cheap:+.1%}",
-            "too dear": "{too_dear:+.1%}",
-        },
-        wrong_prices,
     ),
     "objectives": (
         "Predicted steps in ms of plans that neuroshard makes by the cost and by the step, with "

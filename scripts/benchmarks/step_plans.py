@@ -13,8 +13,8 @@ from hydra import compose, initialize_config_dir
 
 from benchmarks.mlperf_steps import MLPERF_BATCH_SIZES, mlperf_task, prior_model
 from benchmarks.planners import on_device
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.step_model import cluster_of
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.datasets.paper_tables import PAPER_SETS

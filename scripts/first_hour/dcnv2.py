@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from torchrec.datasets.utils import Batch
 
 from benchmarks.training import Training
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.task import build_dataset
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.model.dlrm import Dlrm

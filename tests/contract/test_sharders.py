@@ -9,8 +9,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from dlrm_sharded import RunContext, Sharder, ShardingPlan, Table, validate
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import build_planner
+from dlrm_sharded.commands.yamls import CONF_DIR, options_of
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
@@ -20,7 +20,7 @@ from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 from tests.unit.made_up import tables_of, task_of, with_topology
 
-SHARDERS = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
+SHARDERS = options_of("sharder")
 TASKS = small_tasks()
 MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
 """One does not know the memory, one keeps a published fault; all others find what is there."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_names
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB, read_task

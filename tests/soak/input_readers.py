@@ -20,9 +20,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from dlrm_sharded.calibration.journal import Journal
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.train import job_settings
+from dlrm_sharded.commands.yamls import CONF_DIR, options_of
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.datasets.base import check_batch
@@ -110,7 +110,7 @@ def _keys() -> list[str]:
 
 
 def overrides() -> Strategy:
-    sharders = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
+    sharders = options_of("sharder")
     of_a_key = st.builds(
         lambda key, value: f"{key}={value}",
         st.sampled_from(_keys()),

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import dlrm_sharded as d
-from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.yamls import CONF_DIR
 
 FRAME = pl.DataFrame(
     {

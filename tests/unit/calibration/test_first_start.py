@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.first_start import Kind, MadeUpBench
+from benchmarks.made_up_hardware import MadeUpBench, true_prices
 from dlrm_sharded import ConfigError, RunContext
 from dlrm_sharded.calibration.first_start import Chooser, Measured, disturbance, measure_plans
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
@@ -41,7 +41,7 @@ from tests.unit.hardware.made_up import CPU
 from tests.unit.made_up import in_turns, tables_of, task_of
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 2)
-SLOW = Kind(forward=2.0, backward=5.5, launches=4.0, exchanges=3.0)
+SLOW = "forward x 2, backward x 5.5, launches x 4, exchanges x 3"
 LIMITS = dataclasses.replace(CPU_SIZES, table_gib=0.1, ids_per_step=100_000).rank_limits("sgd")
 SAMPLES = tuple(measured_plans(6, 3, seed=8))
 RANKS = 2
@@ -77,7 +77,7 @@ def test_learns_every_stage_of_slow_hardware(
     packaged: LearnedCostModel, task: ShardingTask
 ) -> None:
     """Two directions, launches and exchanges that are slower by other factors, and 5 % noise."""
-    true = SLOW.applied(packaged)
+    true = true_prices(packaged, SLOW)
     samples = MadeUpBench(true, seed=1).first_start(packaged, task.tables, task.batch_size)
     start = start_of(samples=tuple(samples))
     measured = with_start(packaged, start, num_ranks=RANKS)
@@ -93,12 +93,27 @@ def test_learns_every_stage_of_slow_hardware(
             assert before.stage_max_ms(stage) < 0.6 * expected.stage_max_ms(stage)
 
 
-@pytest.mark.parametrize("slowness", [1.0, 60.0, 200.0])
+def test_made_up_hardware_has_the_factors_that_it_is_named_by(packaged: LearnedCostModel) -> None:
+    """Launches have theirs in place of the direction's, and terms theirs beside it."""
+    terms = list(packaged.compute.device.terms)
+    found = true_prices(packaged, "backward x 2, launches x 5, columns x 3").compute
+    biases = found.backward.biases[-1] - packaged.compute.backward.biases[-1]
+    expected = [2.0 * 3.0 ** term.startswith(("id_columns", "id_lines")) for term in terms]
+    assert np.exp(biases) == pytest.approx(expected)
+    assert 3.0 in {factor / 2.0 for factor in expected}
+    assert found.backward.launch_ms == pytest.approx(5.0 * packaged.compute.backward.launch_ms)
+    for wrong in ("columns", "memory x 3", "forward x -1", "forward x 2 backward x 3", ""):
+        with pytest.raises(ConfigError, match="is no factor of prices"):
+            true_prices(packaged, wrong)
+
+
+@pytest.mark.parametrize("slowness", [1, 60, 200])
 def test_keeps_to_its_time(
-    packaged: LearnedCostModel, plans: list[StartPlan], slowness: float
+    packaged: LearnedCostModel, plans: list[StartPlan], slowness: int
 ) -> None:
     """Also on hardware on which all takes longer than the prior says; what is left is repeated."""
-    true, budget_s = Kind(slowness, slowness, None, slowness).applied(packaged), 15.0
+    factors = [f"{part} x {slowness}" for part in ("forward", "backward", "exchanges")]
+    true, budget_s = true_prices(packaged, ", ".join(factors)), 15.0
     bench, attempts = MadeUpBench(true, seed=0), []
 
     def measure(plan: StartPlan, attempt: int) -> object:
@@ -114,7 +129,7 @@ def test_keeps_to_its_time(
     assert len(measured.samples) == len({number for number, _ in attempts})
     repeated = [attempt > 0 for _, attempt in attempts]
     assert repeated == sorted(repeated), "plans are repeated when the new ones are measured"
-    if slowness == 1.0:
+    if slowness == 1:
         kinds = {plans[number].name for number, _ in attempts}
         assert {"tiny", "exchange"} < kinds
         assert any(repeated)

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.yamls import CONF_DIR
 
 Compose = Callable[..., DictConfig]
 

@@ -12,10 +12,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from dlrm_sharded.accesses.profiles import with_expected_profile
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.hydra_app import instantiate as build
 from dlrm_sharded.commands.sharders import build_planner, drop_keys_of_replaced_class
 from dlrm_sharded.commands.task import asked_task, build_dataset
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import ConfigError

@@ -4,8 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.task import OPTIMIZER_FILES, asked_task, task_of_file
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table

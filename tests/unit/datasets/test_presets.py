@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.task import build_dataset
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.datasets import presets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.plans.tables import Table

@@ -16,7 +16,7 @@ from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.torchrec_modules import LaidOut, table_configs
-from tests.unit.drop_in.test_sharded_planner import META, ROWS, SHARDERS, TOPOLOGY, bags, plan
+from tests.unit.drop_in.made_up import META, ROWS, SHARDERS, TOPOLOGY, bags, plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -11,7 +11,7 @@ from dlrm_sharded import ShardedPlanner, Topology, plan_model, read_plan, read_t
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.model.fused_optimizers import fuse
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.unit.drop_in.test_sharded_planner import MODEL, TOPOLOGY, bags
+from tests.unit.drop_in.made_up import MODEL, TOPOLOGY, bags
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

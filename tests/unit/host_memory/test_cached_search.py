@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from dlrm_sharded import Constraints, Planner, RunContext, SharderContext, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.explain.diagnosis import diagnose

@@ -19,7 +19,6 @@ from benchmarks import (
     mlperf_steps,
     plans,
     policies,
-    policies_elsewhere,
     stalls,
     sweeps,
     whole,
@@ -395,18 +394,3 @@ def test_stalls_are_those_above_the_loop_alone_of_their_round():
     of_writer = dict(line.strip("| ").split("|", 1) for line in lines if line.startswith("|"))
     cells = [cell.strip() for cell in of_writer["checkpoint "].split("|")]
     assert cells == ["2.00", "0.50", "1.00", "3.00", "1.00", "1.50", "4.00", "0.50"]
-
-
-def test_policies_elsewhere_are_compared_with_both_searches():
-    costs = {"no replicas": (1.0, 2.0), "whole tables": (2.0, 2.0), "true": (2.0, 3.0)}
-    rows = [
-        row_of(i, "dreamshard" if prices == "true" else "neuroshard", kind="x", prices=prices)
-        | {"cost_ms": cost_ms}
-        for prices, by_task in costs.items()
-        for i, cost_ms in enumerate(by_task)
-    ]
-    [line] = policies_elsewhere.report(rows, None).splitlines()[2:]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:3] == ["x", "dreamshard", "true"]
-    assert [cells[3].split()[0], cells[4]] == ["1.750", "2.00"]
-    assert [cells[5].split()[0], cells[6]] == ["1.250", "1.50"]

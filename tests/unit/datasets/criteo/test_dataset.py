@@ -32,7 +32,7 @@ def test_batches_are_the_rows_in_order(sample, blocks_dir):
             assert batch.labels.dtype == torch.float32
             np.testing.assert_allclose(batch.dense_features, dense[rows], rtol=1e-6)
             assert np.array_equal(batch.sparse_features.values(), ids[:, rows].reshape(-1))
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"{split} batch {num_batches} of {num_batches}"):
             data.batch(split, num_batches, rank=0, world_size=1)
 
 

@@ -1,0 +1,146 @@
+"""`ShardedPlanner` plans only what each kind of module trains: rows, columns or whole tables."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagSharder
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import ManagedCollisionCollection
+
+from dlrm_sharded import ShardedPlanner, Topology
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.sharders.heuristics import GreedySharder
+from tests.distributed.torchrec_modules import LaidOut, table_configs
+from tests.unit.drop_in.made_up import (
+    META,
+    ROWS,
+    SHARDERS,
+    TOPOLOGY,
+    all_rows,
+    bags,
+    columns,
+    host_rows,
+    managed_bags,
+    managed_sequences,
+    plan,
+    replicas,
+    sequences,
+    some_rows,
+    types,
+)
+
+
+@pytest.mark.parametrize("make", [managed_bags, managed_sequences])
+@pytest.mark.parametrize("name", SHARDERS)
+def test_managed_collisions_lie_in_row_blocks(name, make):
+    """Beside other tables, which get the memory that the row blocks leave."""
+    planned = plan(nn.ModuleDict({"managed": make(), "bags": bags()}), SHARDERS[name]())
+    assert types(planned["managed"]) == {"row_wise"}
+    assert planned["managed"]["managed0"].ranks == [0, 1, 2, 3]
+    assert len(planned["bags"]) == len(ROWS)
+    alone = plan(make(), SHARDERS[name](), Topology(1, 10**9, compute_device="cpu"))
+    assert types(alone[""]) == {"row_wise"}
+
+
+def test_row_blocks_take_their_memory_first():
+    model = nn.ModuleDict({"managed": managed_bags(80_000), "bags": bags()})
+    of_blocks = 20_000 * 64 * 4
+    with pytest.raises(InfeasibleTaskError, match=f"take {of_blocks:,} B of rank 0"):
+        plan(model, GreedySharder("dim"), Topology(4, of_blocks, compute_device="cpu"))
+    with pytest.raises(InfeasibleTaskError, match=r"'t0' needs 15,360,000 B"):
+        plan(model, GreedySharder("dim"), Topology(4, of_blocks + 15 * 10**6))
+    with pytest.raises(InfeasibleTaskError, match=r"'managed0' of module 'm' .* has 3 rows"):
+        plan(nn.ModuleDict({"m": managed_bags(3)}), GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_sequences_are_whole_or_in_row_blocks_on_all_ranks(name):
+    """The memory is too small for whole tables alone, and there are two hosts."""
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
+    if name == "dim":
+        with pytest.raises(InfeasibleTaskError, match="'s0'"):
+            plan(sequences(), SHARDERS[name](), tight)
+        return
+    module_plan = plan(sequences(), SHARDERS[name](), tight)[""]
+    assert "row_wise" in types(module_plan) <= {"table_wise", "row_wise"}
+    for parameter in module_plan.values():
+        assert {shard.shard_sizes[1] for shard in parameter.sharding_spec.shards} == {64}
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        (columns(16, 48), "shard of 48 columns, and table 's0' one of 16"),
+        (columns(16, 16, 32), "shard of 32 columns, and table 's0' one of 16"),
+        (host_rows, "'s0' .* lies in row blocks on the ranks of one host, which TorchRec trains"),
+        (replicas, "'s0' .* is replicated, and FBGEMM's lookup of replicas pools on cpu"),
+    ],
+    ids=["unequal", "unequal_to_others", "host_rows", "replicas"],
+)
+def test_what_sequences_do_not_train_is_refused(shards, message):
+    with pytest.raises(InvalidPlanError, match=message):
+        plan(sequences(), LaidOut(shards))
+    plan(bags(), LaidOut(shards), replicas=shards is replicas)
+
+
+def hashed(buckets: int) -> ManagedCollisionEmbeddingCollection:
+    configs = table_configs([1200], [64], kind=EmbeddingConfig, name="hashed")
+    inner = HashZchManagedCollisionModule(
+        zch_size=1200, device=torch.device("cpu"), total_num_buckets=buckets, max_probe=4
+    )
+    return ManagedCollisionEmbeddingCollection(
+        EmbeddingCollection(tables=configs, device=META),
+        ManagedCollisionCollection({"hashed0": inner}, configs),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
+def test_rows_of_managed_collisions_stay_in_equal_buckets():
+    gpus = Topology(4, 10**9)
+    (parameter,) = plan(hashed(8), GreedySharder("dim"), gpus)[""].values()
+    assert [shard.shard_sizes[0] for shard in parameter.sharding_spec.shards] == [300] * 4
+    with pytest.raises(ConfigError, match=r"'hashed0' of Managed.* has 6 buckets, which 4 ranks"):
+        plan(hashed(6), GreedySharder("dim"), gpus)
+    with pytest.raises(ConfigError, match=r"'hashed0' of Managed.* for training on CUDA only"):
+        plan(hashed(8), GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("name", [name for name in SHARDERS if name != "dim"])
+def test_means_are_not_split_by_rows(name):
+    """The memory is too small for whole tables alone."""
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
+    module_plan = plan(bags(means=[0, 2]), SHARDERS[name](), tight)[""]
+    for table in ("t0", "t2"):
+        assert module_plan[table].sharding_type == "column_wise"
+
+
+def test_row_blocks_of_means_beside_others_are_refused():
+    message = "'t0' of EmbeddingBagCollection pools by the mean .* divide those of table 't1'"
+    for means in ([0, 2], range(len(ROWS))):
+        with pytest.raises(InvalidPlanError, match=message):
+            plan(bags(means=means), LaidOut(some_rows))
+        assert types(plan(bags(means=means), LaidOut(all_rows))[""]) == {"row_wise"}
+    plan(bags(means=[1]), LaidOut(some_rows))
+    with pytest.raises(InvalidPlanError, match=r"would not, where feature 'f' is looked up"):
+        plan(bags(means=[0, 2], feature="f"), LaidOut(all_rows))
+    plan(bags(means=range(len(ROWS)), feature="f"), LaidOut(all_rows))
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_a_bag_of_torch_has_no_column_shards(name):
+    """TorchRec's lookup of an `nn.EmbeddingBag` fails with several of them."""
+    model = nn.ModuleDict(
+        {f"b{i}": nn.EmbeddingBag(rows, 64, mode="sum") for i, rows in enumerate(ROWS)}
+    )
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=16 * 10**6)
+    planner = ShardedPlanner(SHARDERS[name](), topology=tight, global_batch_size=65_536)
+    for module_plan in planner.plan(model, [EmbeddingBagSharder()]).plan.values():
+        (parameter,) = module_plan.values()
+        assert {shard.shard_sizes[1] for shard in parameter.sharding_spec.shards} == {64}
