@@ -8,6 +8,7 @@ Letters: T tables, N column shapes, n pieces, V numbers of a shard (`compute.py`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, pooling_of
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout, trained_layouts
+from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask, Topology
 
@@ -166,7 +168,9 @@ def _most_columns(task: ShardingTask) -> list[int]:
     """Return [T], the columns of a step that is small enough for the memory of a rank."""
     topology = task.topology
     columns_bytes = [
-        topology.shard_bytes(table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision)
+        topology.shard_bytes(
+            table.name, table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
+        )
         for table in task.tables
     ]
     most_bytes = max(topology.rank_memory_bytes) // STEPS_IN_MEMORY
@@ -200,8 +204,9 @@ class PiecePricer:
         none = (0.0,) * NUM_REUSE_BINS
         self._histograms = np.array([t.reuse_histogram or none for t in task.tables])
         self._is_half = np.array([t.precision == "fp16" for t in task.tables])
-        topology = task.topology
-        self._element_bytes = np.array([topology.element_bytes(t.precision) for t in task.tables])
+        self._weight_bytes = np.array([TABLE_BYTES[t.precision] for t in task.tables])
+        states = [task.topology.optimizer_bytes(table.name) for table in task.tables]
+        self._state_bytes = np.array(states, dtype=np.int64)
 
     def columns(self, table: Indices, num_cols: Indices) -> Pieces:
         """Price column shards.
@@ -295,13 +300,13 @@ class PiecePricer:
         reduce_size = workload.reduce_size
         is_exchanged = (reduce_size < topology.world_size) | (topology.world_size == 1)
         parts = np.maximum(reduce_size, 1)
-        per_element = self._element_bytes[table]
+        weight_bytes: Any = self._weight_bytes[table]
         if is_replica:
-            replica_bytes = topology.element_bytes("fp32") + REPLICA_GRADIENT_BYTES
-            per_element = np.full_like(per_element, replica_bytes)
+            weight_bytes = TABLE_BYTES["fp32"] + REPLICA_GRADIENT_BYTES
+        per_weight, per_row = self._state_bytes[table].T
         return Pieces(
             vectors=self._compute.vectors(workload),
             # `Topology.shard_bytes` for arrays
-            size_bytes=num_rows * (num_cols * per_element + topology.optimizer_bytes_per_row),
+            size_bytes=num_rows * (num_cols * (weight_bytes + per_weight) + per_row),
             volume=workload.vector_bytes() * (is_exchanged & (not is_replica)) / parts,
         )

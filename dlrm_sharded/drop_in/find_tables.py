@@ -52,7 +52,7 @@ def find_tables(
     for path, module, sharder in shardable(model, sharders):
         title = f"module {path!r} ({type(module).__name__})" if path else type(module).__name__
         is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
-        types = _trained_types(sharder, topology.compute_device, is_pooled=is_pooled)
+        types = _trained_types(sharder, topology.compute_device)
         _check_module(title, module, sharder, types, topology)
         layouts = _layouts(types, topology, is_pooled=is_pooled)
         if isinstance(module, nn.EmbeddingBag):  # TorchRec gives it one shard of columns only
@@ -136,15 +136,12 @@ def shardable(
             yield path, module, sharder_by_type[type(module)]
 
 
-def _trained_types(sharder: ModuleSharder[Any], device: str, *, is_pooled: bool) -> frozenset[str]:
+def _trained_types(sharder: ModuleSharder[Any], device: str) -> frozenset[str]:
     """Return the types that a module trains, replicas with the dense lookup, others fused.
 
-    On CPUs, all types train that TorchRec offers on GPUs, though it does not offer all of them;
-    except that FBGEMM's dense lookup pools sequences on CPUs, so they have no replicas there.
+    On CPUs, all types train that TorchRec offers on GPUs, though it does not offer all of them.
     """
     offered = {*sharder.sharding_types(device), *sharder.sharding_types("cuda")}
-    if not is_pooled and device == "cpu":
-        offered -= {ShardingType.DATA_PARALLEL.value}
     return frozenset(
         name
         for name in offered
@@ -167,9 +164,9 @@ def _check_module(
     """Raise ConfigError if TorchRec trains the module under no plan on these ranks."""
     names = [config.name for config in _configs(module)]
     title = f"table {names[0]!r} of {title}" if names else title
-    if not types - {ShardingType.DATA_PARALLEL.value}:
+    if not types:
         raise ConfigError(
-            f"{title} has no lookup with a fused optimizer under {type(sharder).__name__}; "
+            f"{title} has no lookup that trains it under {type(sharder).__name__}; "
             "ShardedPlanner plans models that are trained"
         )
     if topology.compute_device == "cpu" and _towers(module):
@@ -208,7 +205,8 @@ def _check_module(
 def _layouts(types: frozenset[str], topology: Topology, *, is_pooled: bool) -> frozenset[str]:
     """Return the layouts that sharders may choose for the tables of a module.
 
-    Sequences have no column shards, as all of them would need the same width.
+    Sequences have no column shards, as all of them would need the same width, and no replicas, as
+    FBGEMM's lookup of replicas pools on CPUs.
     """
     trained = layouts_of_types(types, topology)
     return trained if is_pooled else trained - {"columns", "replicas"}

@@ -14,6 +14,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from dlrm_sharded.drop_in.find_tables import FUSED_MODULES, shardable
+from dlrm_sharded.drop_in.module_tables import ModuleTables
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.task import Topology
 
@@ -46,25 +47,36 @@ PRICED_AS = {
 
 
 def with_optimizer_state(
-    topology: Topology, model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+    topology: Topology,
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    modules: Sequence[ModuleTables],
 ) -> Topology:
     """Return the topology with memory for the state of the tables' fused optimizers.
 
-    All tables count the largest state of any, and never less than the topology says.
+    Each table counts that of its own, and never less than the topology says.
+
+    Args:
+        modules: those of `find_tables`.
 
     Raises:
         ConfigError: a table has an optimizer that TorchRec does not fuse.
     """
-    per_weight, per_row = 0, 0
-    for optimizer in _fused_types(model, sharders):
+    by_path = {found.path: found.tables for found in modules}
+    stated = topology.bytes_per_element - torch.float32.itemsize, topology.optimizer_bytes_per_row
+    states: dict[str, tuple[int, int]] = {}
+    for path, name, optimizer in _fused_types(model, sharders):
+        state = stated
         if optimizer is not None:
-            state = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
-            per_weight, per_row = max(per_weight, state[0]), max(per_row, state[1])
-    fp32 = torch.float32.itemsize
+            needed = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
+            state = max(stated[0], needed[0]), max(stated[1], needed[1])
+        states[by_path[path][name].name] = state
+    per_weight, per_row = (max(state[i] for state in states.values()) for i in range(2))
     return dataclasses.replace(
         topology,
-        bytes_per_element=max(topology.bytes_per_element, fp32 + per_weight),
-        optimizer_bytes_per_row=max(topology.optimizer_bytes_per_row, per_row),
+        bytes_per_element=torch.float32.itemsize + per_weight,
+        optimizer_bytes_per_row=per_row,
+        optimizer_bytes_by_table=states if len({*states.values()}) > 1 else {},
     )
 
 
@@ -73,12 +85,17 @@ def optimizer_of_tables(model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
 
     It is one of `EMBEDDING_OPTIMIZERS`, of which prices and the journal of runs know.
     """
-    found = {optimizer and optimizer.value for optimizer in _fused_types(model, sharders)}
+    found = {optimizer and optimizer.value for _, _, optimizer in _fused_types(model, sharders)}
     return PRICED_AS.get(found.pop()) if len(found) == 1 else None
 
 
-def _fused_types(model: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Iterator[Any]:
-    """Yield the fused optimizer of each table, a member of `EmbOptimType`; None if it has none."""
+def _fused_types(
+    model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield module, parameter and fused optimizer of each table.
+
+    The optimizer is a member of `EmbOptimType`; None if the table has none.
+    """
     for path, module, sharder in shardable(model, sharders):
         stated = _stated(sharder)
         if isinstance(module, FUSED_MODULES):
@@ -87,7 +104,7 @@ def _fused_types(model: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> It
             optimizer = stated
             for fused in getattr(weight, "_optimizer_classes", ()):
                 optimizer = fused_type(fused, f"{path}.{name}" if path else name)
-            yield optimizer
+            yield path, name, optimizer
 
 
 def _stated(sharder: ModuleSharder[Any]) -> Any:

@@ -172,11 +172,23 @@ def _fixed(
     because = f"{because or 'its TorchRec sharder trains it'} only {', '.join(sorted(types))}"
     possible = tuple(name for name in ("rows", "host_rows", "replicas") if name in layouts)
     if not possible:
+        left = f"the module trains it only {', '.join(('whole', *sorted(table.layouts)))}"
         raise ConfigError(
-            f"table {table.name!r} of {found.title} has no layout left: {because}, and the module "
-            f"trains it only {', '.join(('whole', *sorted(table.layouts)))}"
+            f"table {table.name!r} of {found.title} has no layout left: {because}, and "
+            f"{_why_not_replicated(table) if types == {REPLICAS} else left}"
         )
     return FixedTable(possible, because, found.title)
+
+
+def _why_not_replicated(table: Table) -> str:
+    if not table.pooled:
+        return "sequences have no replicas here: leave it whole or in row blocks"
+    if table.precision != "fp32":
+        return f"replicas are in fp32, while it is in {table.precision}: change its data_type"
+    return (
+        "a replica leaves its fused optimizer, in whose place only plain SGD and row-wise Adagrad "
+        "train replicas, the same for all of a module: change it, or allow other sharding types"
+    )
 
 
 def _with_lookups(

@@ -193,11 +193,11 @@ class ShardedPlanner(TorchRecPlanner):
             context: what the ranks compute on, if all of them have detected it.
         """
         started_s = time.perf_counter()
-        topology = with_optimizer_state(topology, model, sharders)
         batch_size = self.global_batch_size
         if batch_size is None:
             batch_size = (self.batch_size or DEFAULT_LOCAL_BATCH_SIZE) * topology.world_size
         found = find_tables(model, sharders, topology)
+        topology = with_optimizer_state(topology, model, sharders, found)
         rules = fused_rules(model, sharders, found)
         tables = constrained(
             with_replicable(found, rules),

@@ -182,7 +182,7 @@ class _CachedPieces:
         task = self._problem.task
         load_factor = self._load_factors.get(table.name)
         if load_factor is None:
-            return task.topology.shard_bytes(rows, cols), 0.0
+            return task.topology.shard_bytes(table.name, rows, cols), 0.0
         num_ids = task.batch_size * table.pooling_factor * rows / table.num_embeddings
         shard = (0, 1, rows, cols, num_ids)
         workload = workload_of_rows(1, 1, task.batch_size, [shard], [table.reuse_histogram or ()])

@@ -85,7 +85,11 @@ class Shard:
         if self.load_factor is not None:
             return cached_shard_bytes(topology, self.num_rows, self.num_cols, self.load_factor)
         return topology.shard_bytes(
-            self.num_rows, self.num_cols, replicated=self.replicated, precision=self.precision
+            self.table,
+            self.num_rows,
+            self.num_cols,
+            replicated=self.replicated,
+            precision=self.precision,
         )
 
     @property

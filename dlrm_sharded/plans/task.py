@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,9 @@ class Topology:
             the ranks of a host share theirs. None if it is not limited.
         host_bytes_per_s: bandwidth at which a device exchanges rows with host memory, both
             directions together; None if not known.
+        optimizer_bytes_by_table: optimizer state of a table in bytes per weight and per row of a
+            shard, by its name, if tables have optimizers of their own. Other tables, and cached
+            ones, count what `bytes_per_element` and `optimizer_bytes_per_row` say.
     """
 
     world_size: int
@@ -86,6 +89,7 @@ class Topology:
     memory_bytes_by_rank: tuple[int, ...] | None = None
     host_memory_bytes: int | None = None
     host_bytes_per_s: Number | None = None
+    optimizer_bytes_by_table: dict[str, tuple[int, int]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -100,6 +104,10 @@ class Topology:
             check_count(
                 "topology.host_memory_bytes", self.host_memory_bytes, least=0, most=MAX_BYTES
             )
+        for name, state in self.optimizer_bytes_by_table.items():
+            for num_bytes in state:
+                key = f"topology.optimizer_bytes_by_table[{name!r}]"
+                check_count(key, num_bytes, least=0, most=2**20)
         for key in BANDWIDTHS:
             if getattr(self, key) is not None:
                 self._check_bandwidth(key)
@@ -147,25 +155,34 @@ class Topology:
         least, most = f"{min(memory) / GIB:.2f}", f"{max(memory) / GIB:.2f}"
         return f"{most} GiB" if least == most else f"{least} to {most} GiB"
 
-    def element_bytes(self, precision: str) -> int:
-        """Return the memory of one weight of a precision with its element-wise optimizer state."""
-        return self.bytes_per_element - TABLE_BYTES["fp32"] + TABLE_BYTES[precision]
+    def optimizer_bytes(self, table: str) -> tuple[int, int]:
+        """Return the optimizer state of a table, in bytes per weight and per row of a shard."""
+        of_others = self.bytes_per_element - TABLE_BYTES["fp32"], self.optimizer_bytes_per_row
+        return self.optimizer_bytes_by_table.get(table, of_others)
 
     def shard_bytes(
-        self, num_rows: int, num_cols: int, *, replicated: bool = False, precision: str = "fp32"
+        self,
+        table: str,
+        num_rows: int,
+        num_cols: int,
+        *,
+        replicated: bool = False,
+        precision: str = "fp32",
     ) -> int:
         """Return the memory of `num_rows` x `num_cols` weights and their optimizer state.
 
         Args:
+            table: name of their table.
             replicated: whether the weights are a replica, which has gradients in memory, too.
         """
-        per_element = self.element_bytes(precision) + replicated * REPLICA_GRADIENT_BYTES
-        return num_rows * (num_cols * per_element + self.optimizer_bytes_per_row)
+        per_weight, per_row = self.optimizer_bytes(table)
+        per_weight += TABLE_BYTES[precision] + replicated * REPLICA_GRADIENT_BYTES
+        return num_rows * (num_cols * per_weight + per_row)
 
     def table_bytes(self, table: Table) -> int:
         """Return the memory of a whole table as one shard."""
         return self.shard_bytes(
-            table.num_embeddings, table.embedding_dim, precision=table.precision
+            table.name, table.num_embeddings, table.embedding_dim, precision=table.precision
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -183,6 +200,8 @@ class Topology:
         for key in ("host_memory_bytes", *BANDWIDTHS):
             if getattr(self, key) is not None:
                 fields[key] = getattr(self, key)
+        if by_table := self.optimizer_bytes_by_table:
+            fields["optimizer_bytes_by_table"] = {name: [*by_table[name]] for name in by_table}
         return fields
 
     def _check_bandwidth(self, key: str) -> None:
@@ -281,9 +300,9 @@ class ShardingTask:
     def known_optimizer(self) -> str | None:
         """The optimizer that is stated, or else the one whose state the topology counts.
 
-        It is None if the topology counts the state of none that is known.
+        It is None if the topology counts the state of none that is known, or that of several.
         """
-        if self.optimizer is not None:
+        if self.optimizer is not None or self.topology.optimizer_bytes_by_table:
             return self.optimizer
         counted = (self.topology.bytes_per_element, self.topology.optimizer_bytes_per_row)
         return next((name for name in STATE_BYTES if memory_of(name) == counted), None)
@@ -343,7 +362,10 @@ def with_optimizer(task: ShardingTask, optimizer: str) -> ShardingTask:
     """Return the task with another optimizer of the tables, whose state counts as memory."""
     per_element, per_row = memory_of(optimizer)
     topology = dataclasses.replace(
-        task.topology, bytes_per_element=per_element, optimizer_bytes_per_row=per_row
+        task.topology,
+        bytes_per_element=per_element,
+        optimizer_bytes_per_row=per_row,
+        optimizer_bytes_by_table={},
     )
     return dataclasses.replace(task, topology=topology, optimizer=optimizer)
 

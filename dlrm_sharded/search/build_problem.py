@@ -333,7 +333,7 @@ def _check_replicable(
     for unit in np.flatnonzero(impossible).tolist():
         table = task.tables[units.first_table[unit]]
         size_bytes = task.topology.shard_bytes(
-            table.num_embeddings, table.embedding_dim, replicated=True
+            table.name, table.num_embeddings, table.embedding_dim, replicated=True
         )
         raise InfeasibleTaskError(
             f"sharder.replicate names table {table.name!r}, which takes {size_bytes:,} B on every "

@@ -84,7 +84,7 @@ def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
     if is_whole and not problem.columns_per_step[unit]:
         return int(problem.size_bytes[problem.whole_shape[unit]])
     smallest = problem.task.topology.shard_bytes(
-        table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
+        table.name, table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
     )
     # of a cached table, a step takes less than so many columns in device memory
     return min(smallest, int(problem.size_bytes[problem.first_shape[unit]]))

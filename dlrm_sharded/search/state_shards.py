@@ -98,13 +98,13 @@ def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Sha
     """
     topology, moved = task.topology, 0
     for shard in after:
-        moved += topology.shard_bytes(shard.num_rows, shard.num_cols)
+        moved += topology.shard_bytes(shard.table, shard.num_rows, shard.num_cols)
         for old in before:
             rows = min(shard.rows[1], old.rows[1]) - max(shard.rows[0], old.rows[0])
             cols = min(shard.cols[1], old.cols[1]) - max(shard.cols[0], old.cols[0])
             # What overlaps the old shard on the same rank stays.
             if shard.rank == old.rank and rows > 0 and cols > 0:
-                moved -= topology.shard_bytes(rows, cols, precision=shard.precision)
+                moved -= topology.shard_bytes(shard.table, rows, cols, precision=shard.precision)
     return max(moved, 0)
 
 
@@ -159,7 +159,7 @@ def _load_columns(state: State, unit: int, shards: Sequence[Shard]) -> bool:
     for rank, width in widths.items():
         state.set_width(unit, rank, width)
     # Each shard has optimizer state of its own for its rows; the state counts those of the piece.
-    bytes_of_no_columns = topology.shard_bytes(shards[0].num_rows, 0)
+    bytes_of_no_columns = topology.shard_bytes(shards[0].table, shards[0].num_rows, 0)
     for shard in shards:
         state.free_bytes[shard.rank] -= bytes_of_no_columns
     for rank, shape in shapes.items():

@@ -90,16 +90,14 @@ class PolicySharder:
 
     def _candidates(self, splitting: Splitting) -> list[Candidate]:
         """Return placements of the pieces that fit, those of the policy first."""
-        pieces, memory_bytes = splitting.pieces, splitting.free_bytes
-        if min(memory_bytes) < 0:
+        pieces = splitting.pieces
+        if min(splitting.free_bytes) < 0:
             return []
         if not pieces:
             return [Candidate((), "every table on all ranks")]
-        # A topology refuses ranks without memory; no piece fits into one byte.
-        by_rank = tuple(max(1, free) for free in memory_bytes)
-        task = splitting.task
-        topology = dataclasses.replace(task.topology, memory_bytes_by_rank=by_rank)
-        of_pieces = dataclasses.replace(task, tables=tuple(pieces), topology=topology)
+        of_pieces = dataclasses.replace(
+            splitting.task, tables=pieces, topology=splitting.topology_of_pieces
+        )
         if self.cost_model is None:
             ranks = self.policy.place(of_pieces, num_samples=self.num_samples, seed=self.seed)
             return [] if ranks is None else [Candidate(ranks, "the policy's")]

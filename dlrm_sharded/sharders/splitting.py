@@ -26,6 +26,7 @@ from dlrm_sharded.plans.layouts import (
     trained_layouts,
 )
 from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
@@ -58,6 +59,24 @@ class Splitting:
             dataclasses.replace(table, name=f"{i}.{j}: {table.name}", embedding_dim=width)
             for i, (table, num) in enumerate(zip(self.task.tables, self.num_pieces, strict=True))
             for j, width in enumerate(column_widths(table, num) if num > 0 else ())
+        )
+
+    @property
+    def topology_of_pieces(self) -> Topology:
+        """The topology for the pieces, which have the optimizers of their tables.
+
+        A topology refuses ranks without memory; where none is left, it has one byte, in which no
+        piece fits.
+        """
+        topology = self.task.topology
+        pieces = self.pieces if topology.optimizer_bytes_by_table else ()
+        return dataclasses.replace(
+            topology,
+            memory_bytes_by_rank=tuple(max(1, free) for free in self.free_bytes),
+            optimizer_bytes_by_table={
+                piece.name: topology.optimizer_bytes(piece.name.partition(": ")[2])
+                for piece in pieces
+            },
         )
 
     @property
@@ -94,7 +113,7 @@ class Splitting:
         Args:
             ranks: the rank of each of `pieces`.
         """
-        topology, pieces = self.task.topology, self.pieces
+        topology, pieces = self.topology_of_pieces, self.pieces
         free, spread = list(self.free_bytes), list(ranks)
         for piece, rank in zip(pieces, ranks, strict=True):
             free[rank] -= topology.table_bytes(piece)
@@ -188,14 +207,15 @@ def _num_pieces(table: Table, topology: Topology, limit: float, max_four_columns
     num_rows, may_split = table.num_embeddings, "columns" in trained_layouts(table, topology)
     narrowest = COLUMN_MULTIPLE if may_split else table.embedding_dim
     if (
-        topology.shard_bytes(num_rows, narrowest) > max_four_columns
+        topology.shard_bytes(table.name, num_rows, narrowest) > max_four_columns
         and topology.world_size > 1
         and can_split_rows(table, topology)
     ):
         return BY_ROWS
     if not may_split:
         return 1
-    row_bytes = limit / num_rows - topology.optimizer_bytes_per_row
-    num_cols = min(row_bytes / topology.bytes_per_element, topology.max_shard_columns)
+    per_weight, per_row = topology.optimizer_bytes(table.name)
+    row_bytes = limit / num_rows - per_row
+    num_cols = min(row_bytes / (TABLE_BYTES["fp32"] + per_weight), topology.max_shard_columns)
     steps = max(1, int(num_cols / COLUMN_MULTIPLE))
     return -(-table.embedding_dim // (COLUMN_MULTIPLE * steps))

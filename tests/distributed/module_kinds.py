@@ -37,6 +37,8 @@ ROWS = (40, 32, 24, 20)
 FEATURES = tuple(f"f{i}" for i in range(len(ROWS)))
 BATCH_SIZE, MAX_IDS = 6, 5
 LEARNING_RATE = 0.05
+FEW_IDS = 97 * torch.arange(1, 11)
+"""Ids for managed collisions: most of them are no rows, so that none is looked up as it is."""
 
 
 class Model(nn.Module):
@@ -110,6 +112,7 @@ class Kind:
         compares_tables: whether the tables of the unsharded model end as those of the sharded one;
             with managed collisions they have the same rows at other places.
         tolerance: largest difference of an output or weight from the unsharded model.
+        precision: of the weights, in the unsharded model and in the sharded one.
         fuse: attaches the fused optimizers; SGD for all tables by default.
     """
 
@@ -118,6 +121,7 @@ class Kind:
     batches: str = "bags"
     compares_tables: bool = True
     tolerance: float = 2e-6
+    precision: torch.dtype = torch.float32
     fuse: Callable[[dict[str, nn.Parameter]], None] = lambda tables: apply_optimizer_in_backward(
         torch.optim.SGD, tables.values(), {"lr": LEARNING_RATE}
     )
@@ -140,6 +144,8 @@ def sequences(**options: Any) -> EmbeddingCollection:
 
 def processed() -> FeatureProcessedEmbeddingBagCollection:
     processor = PositionWeightedModuleCollection(dict.fromkeys(FEATURES, MAX_IDS), device=CPU)
+    for weight in processor.parameters():  # ones otherwise, with which nothing is processed
+        nn.init.uniform_(weight, 0.5, 1.5)
     configs = table_configs(ROWS, [8, 16], name="p")
     weighted = EmbeddingBagCollection(tables=configs, device=CPU, is_weighted=True)
     return FeatureProcessedEmbeddingBagCollection(weighted, processor)
@@ -206,7 +212,9 @@ FUSED = {"optimizer_type": torch.optim.SGD, "optimizer_kwargs": {"lr": LEARNING_
 KINDS: dict[str, Kind] = {
     "bags": Kind(lambda: Model(bags())),
     "bags pooled by the mean": Kind(lambda: Model(bags(means=[1, 3]))),
-    "bags in fp16": Kind(lambda: Model(bags(DataType.FP16)), tolerance=4e-3),
+    "bags in fp16": Kind(
+        lambda: Model(bags(DataType.FP16)), tolerance=4e-3, precision=torch.float16
+    ),
     "weighted bags": Kind(lambda: Weighted(bags(is_weighted=True)), batches="weighted"),
     "feature-processed bags": Kind(lambda: Model(processed())),
     "features of several tables, tables of several features": Kind(
@@ -218,7 +226,9 @@ KINDS: dict[str, Kind] = {
     "tables with optimizers of their own": Kind(lambda: Model(bags()), fuse=own_optimizers),
     "batches of one size for each feature": Kind(lambda: Model(bags()), batches="variable"),
     "sequences": Kind(lambda: Model(sequences())),
-    "sequences in fp16": Kind(lambda: Model(sequences(data_type=DataType.FP16)), tolerance=4e-3),
+    "sequences in fp16": Kind(
+        lambda: Model(sequences(data_type=DataType.FP16)), tolerance=4e-3, precision=torch.float16
+    ),
     "several modules": Kind(
         lambda: Weighted(bags(), sequences(), processed(), bags(is_weighted=True)),
         batches="weighted",
@@ -260,12 +270,14 @@ def features(batches: str, step: int, rank: int) -> KeyedJaggedTensor:
         return torch.randint(0, most, shape, generator=generator)
 
     keys = list(FEATURES)
-    rows = [10] * len(keys) if batches == "few_ids" else ROWS
+    rows = [len(FEW_IDS)] * len(keys) if batches == "few_ids" else ROWS
     if batches == "few_ids":
         keys = keys[:2]
     sizes = [BATCH_SIZE + i for i in range(len(keys))] if batches == "variable" else None
     lengths = [integers(MAX_IDS, size) for size in sizes or [BATCH_SIZE] * len(keys)]
     ids = torch.cat([integers(most, int(n.sum())) for most, n in zip(rows, lengths, strict=False)])
+    if batches == "few_ids":
+        ids = FEW_IDS[ids]
     options: dict[str, Any] = {}
     if batches == "weighted":
         options["weights"] = torch.rand(len(ids), generator=generator)
@@ -279,4 +291,4 @@ def features(batches: str, step: int, rank: int) -> KeyedJaggedTensor:
 def every_id() -> KeyedJaggedTensor:
     """A batch of one sample with all of the few ids, after which they have rows of their own."""
     keys = list(FEATURES[:2])
-    return KeyedJaggedTensor(keys, torch.arange(10).repeat(2), lengths=torch.tensor([10, 10]))
+    return KeyedJaggedTensor(keys, FEW_IDS.repeat(2), lengths=torch.tensor([len(FEW_IDS)] * 2))

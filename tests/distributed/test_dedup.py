@@ -1,4 +1,4 @@
-"""TorchRec's deduplicated ids of sequences, trained on two ranks, bit for bit as without.
+"""TorchRec's deduplicated ids of sequences, trained on 1, 2 and 3 ranks, bit for bit as without.
 
 FBGEMM has no `jagged_unique_indices` for CPUs, so a stand-in does what its CUDA kernels do. Numbers
 are such that all sums are exact: their order is another one with deduplicated ids.
@@ -20,17 +20,16 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import ShardedPlanner
-from dlrm_sharded.plans.layouts import RowBlocks
-from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
+from tests.distributed.sequence_layouts import halves, rows, rows_and_whole, whole
 from tests.distributed.torchrec_modules import LaidOut
 from tests.preloaded.ranks import gathered, run_ranks
 
 ROWS, BATCH_SIZE, NUM_STEPS = (12, 40), 16, 3
 FEATURES = {"t0": ["f0"], "t1": ["f1", "f2"]}
 OPTIMIZERS = {"sgd": SGD, "rowwise_adagrad": RowWiseAdagrad}
-LAYOUTS = ("whole", "rows", "both")
+LAYOUTS = {"whole": whole, "rows": rows, "both": rows_and_whole, "halves": halves}
+WORLD_SIZES = (1, 2, 3)
 EXCHANGED: list[int] = []
 """Ids that this rank has sent, by step."""
 
@@ -61,12 +60,6 @@ def unique_on_cpu(
     return lengths, total, found - base_of_feature[which], places
 
 
-def laid_out(layout: str, table: Table, i: int, world_size: int) -> list[Shard]:
-    if layout == "rows" or (layout == "both" and i):
-        return RowBlocks(range(world_size)).shards(table)
-    return [Shard.whole(table, i % world_size)]
-
-
 def features(step: int, rank: int) -> KeyedJaggedTensor:
     generator = torch.Generator().manual_seed(10 * step + rank)
     lengths = torch.randint(0, 9, (3, BATCH_SIZE), generator=generator)
@@ -95,7 +88,7 @@ def train(rank: Rank, optimizer: str, layout: str, *, dedup: bool) -> dict[str, 
     model = EmbeddingCollection(tables=configs)
     apply_optimizer_in_backward(OPTIMIZERS[optimizer], model.parameters(), {"lr": 2.0**-4})
     sharders: list[Any] = [EmbeddingCollectionSharder(use_index_dedup=dedup)]
-    planner = ShardedPlanner(LaidOut(functools.partial(laid_out, layout)))
+    planner = ShardedPlanner(LaidOut(LAYOUTS[layout]))
     # a planner that is told of it refuses it on CPUs
     plan = planner.collective_plan(model, [EmbeddingCollectionSharder()])
     sharded = DistributedModelParallel(model, plan=plan, device=rank.device, sharders=sharders)
@@ -107,7 +100,8 @@ def train(rank: Rank, optimizer: str, layout: str, *, dedup: bool) -> dict[str, 
     for name, weight in shards.items():
         weight.copy_(torch.arange(weight.numel()).reshape(weight.shape) % 32 / 8 + len(name))
     for step in range(NUM_STEPS):
-        loss_of(sharded, step, rank.rank).backward()
+        # times the number of ranks, by which TorchRec divides, so that this is exact on three
+        (rank.world_size * loss_of(sharded, step, rank.rank)).backward()
     return {name: weight.clone() for name, weight in shards.items()}
 
 
@@ -135,16 +129,20 @@ def compare(rank: Rank) -> dict[str, Any]:
 
 
 @functools.cache
-def results() -> dict[str, Any]:
+def results(world_size: int) -> dict[str, Any]:
     """All cases in one start of the processes."""
-    return dict(run_ranks(compare, 2))
+    return dict(run_ranks(compare, world_size))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_deduplicated_ids_train_the_same_weights(optimizer: str, layout: str) -> None:
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_deduplicated_ids_train_the_same_weights(
+    world_size: int, optimizer: str, layout: str
+) -> None:
+    found = results(world_size)
     for (is_equal, num_sent), num_ids in zip(
-        results()[f"{optimizer}-{layout}"], results()["ids"], strict=True
+        found[f"{optimizer}-{layout}"], found["ids"], strict=True
     ):
         assert is_equal
         assert 0 < num_sent < 0.7 * num_ids

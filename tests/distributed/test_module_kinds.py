@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import ShardedPlanner, Topology
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.layouts import ColumnShards, RowBlocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.base import Sharder
-from dlrm_sharded.sharders.baselines.halving import HalvingSharder
 from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.distributed.module_kinds import KINDS, LEARNING_RATE, REFUSED, Kind, every_id, features
+from tests.distributed.module_kinds import (
+    KINDS,
+    LEARNING_RATE,
+    REFUSED,
+    Kind,
+    every_id,
+    features,
+    joined,
+)
 from tests.distributed.torchrec_modules import LaidOut
 from tests.preloaded.ranks import gathered, run_ranks
 
@@ -37,13 +46,20 @@ def rows_but_of_the_first(table: Table, i: int, world_size: int) -> list[Shard]:
     return [Shard.whole(table, 0)]
 
 
+def columns_but_of_some(table: Table, i: int, world_size: int) -> list[Shard]:
+    """Splits into 4 columns and the others what it may, except every third table."""
+    if i % 3 != 1 and "columns" in table.layouts:
+        return ColumnShards.shards(table, [(1, 4), (0, table.embedding_dim - 4)])
+    return [Shard.whole(table, i % world_size)]
+
+
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
-    "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
+    "columns": lambda: LaidOut(columns_but_of_some),
     "torchrec_dp": lambda: TorchRecSharder(full=True, replicate=True, min_partition=4),
     "rows": lambda: LaidOut(rows_but_of_the_first),
 }
-"""One for whole tables, two that split and replicate where they may, and one for row blocks."""
+"""For whole tables, column shards, any layouts with replicas where these may be, and row blocks."""
 
 
 def tables(model: nn.Module) -> dict[str, Any]:
@@ -83,7 +99,9 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
     before = {name: weight.clone() for name, weight in tables(alone).items()}
     dense = fuse(kind, alone)
     fuse(kind, model)
-    plan = ShardedPlanner(sharder).collective_plan(model, kind.sharders())
+    planner = ShardedPlanner(sharder)
+    plan = planner.collective_plan(model, kind.sharders())
+    assert planner.report is not None
     sharded = DistributedModelParallel(
         model, plan=plan, sharders=kind.sharders(), device=rank.device
     )
@@ -110,10 +128,19 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
         error[name] = max(error[name], _distance(weight, after[name][place]))
         change[name] = max(change[name], _distance(weight, before[name][place]))
     by_rank = gathered(rank, (error, change, output_error))
+    lies = [(rank.rank, *place) for _, place, _ in _local(sharded)]
     return {
         "error": max(max(e.values()) for e, _, _ in by_rank),
         "output_error": max(o for _, _, o in by_rank),
         "least_change": min(max(c[name] for _, c, _ in by_rank) for name in before),
+        "planned": Counter((s.rank, s.rows, s.cols) for s in planner.report.plan.shards),
+        "lies": Counter(
+            (number, *((bounds.start, bounds.stop) for bounds in place))
+            for of_rank in gathered(rank, lies)
+            for number, *place in of_rank
+        ),
+        "num_tables": len(before),
+        "precisions": {weight.dtype for *_, weight in _local(sharded)},
         "types": sorted({p.sharding_type for part in plan.plan.values() for p in part.values()}),
     }
 
@@ -136,7 +163,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 CASES = [
-    *((kind, name) for kind in KINDS for name in ("hugectr", "rows")),
+    *((kind, name) for kind in KINDS for name in ("columns", "rows")),
     *((kind, name) for kind in ("bags", "sequences") for name in ("dim", "torchrec_dp")),
 ]
 ON_THREE = [
@@ -152,22 +179,78 @@ def results(world_size: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_trains_as_alone(kind, name):
-    _check(results(2)[f"{kind}-{name}"], KINDS[kind])
+    _check(results(2)[f"{kind}-{name}"], KINDS[kind], name)
 
 
 @pytest.mark.parametrize(("kind", "name"), ON_THREE)
 def test_trains_as_alone_on_three_ranks(kind, name):
-    _check(results(3)[f"{kind}-{name}"], KINDS[kind])
+    _check(results(3)[f"{kind}-{name}"], KINDS[kind], name)
 
 
-def _check(result: dict[str, Any], kind: Kind) -> None:
+def _check(result: dict[str, Any], kind: Kind, name: str) -> None:
+    """Check the training, and that the tables lie where a plan of this sharder has them."""
     assert "data_parallel" not in result["types"]
+    assert result["lies"] == result["planned"]
+    assert {rank for rank, *_ in result["lies"]} >= {0, 1}
+    is_split = result["planned"].total() > result["num_tables"]
+    if name == "columns":  # sequences have some in test_sequence_layouts.py
+        assert is_split or result["types"] == ["table_wise"]
+    assert name != "rows" or "row_wise" in result["types"]
+    assert result["precisions"] == {kind.precision}
     assert result["least_change"] > 1e-3, "a table did not train"
     assert result["output_error"] < kind.tolerance
     if kind.compares_tables:
         assert result["error"] < kind.tolerance
     else:
         assert result["types"] == ["row_wise"]
+
+
+@torch.no_grad()
+def outputs(kind: str, batch: KeyedJaggedTensor | None = None) -> Tensor:
+    """What the unsharded model of a kind returns for its first batch, or for another one."""
+    chosen = KINDS[kind]
+    return make(chosen)(features(chosen.batches, 0, 0) if batch is None else batch)
+
+
+def like(batch: KeyedJaggedTensor, **changes: Any) -> KeyedJaggedTensor:
+    """A batch with other weights, or other rows of it for the samples."""
+    if batch.variable_stride_per_key():
+        changes["stride_per_key_per_rank"] = batch.stride_per_key_per_rank()
+    return KeyedJaggedTensor(batch.keys(), batch.values(), lengths=batch.lengths(), **changes)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_kinds_are_what_they_are_called():
+    """Otherwise they train as alone, too: weights, means, positions and order change outputs."""
+    plain, weighted, sized = (features(name, 0, 0) for name in ("bags", "weighted", "variable"))
+    keys, order = sized.inverse_indices()
+    ones = torch.ones(len(weighted.values()))
+    processed = make(KINDS["feature-processed bags"]).parts[0]
+    others = {
+        "weighted bags": outputs("weighted bags", like(weighted, weights=ones)),
+        "several modules": outputs("several modules", like(weighted, weights=ones)),
+        "bags pooled by the mean": outputs("bags"),
+        "batches of one size for each feature": outputs(
+            "batches of one size for each feature",
+            like(sized, inverse_indices=(keys, order.sort(dim=1).values)),
+        ),
+        "feature-processed bags": joined(
+            processed._embedding_bag_collection(
+                like(plain, weights=torch.ones(len(plain.values())))
+            )
+        ).detach(),
+    }
+    for kind, other in others.items():
+        assert _distance(outputs(kind), other) > 1e-3, kind
+    both = make(KINDS["features of several tables, tables of several features"])
+    assert [len(part(plain).keys()) for part in both.parts] == [6, 6]
+    tables_of_own = make(KINDS["tables with optimizers of their own"])
+    fuse(KINDS["tables with optimizers of their own"], tables_of_own)
+    rules = {
+        (weight._optimizer_classes[0], weight._optimizer_kwargs[0]["lr"])
+        for weight in tables_of_own.parameters()
+    }
+    assert len(rules) == len(tables(tables_of_own))
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -16,6 +18,7 @@ from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.module_kinds import KINDS, features
 from tests.distributed.test_module_kinds import _distance, _local, make, tables
 from tests.distributed.torchrec_modules import LaidOut
@@ -26,10 +29,22 @@ RULES: dict[str, tuple[Any, dict[str, float]]] = {
     "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
 }
 CASES = [
-    ("bags", "sgd"),
-    ("bags", "rowwise_adagrad"),
-    ("bags pooled by the mean", "rowwise_adagrad"),
+    ("bags", "sgd", "half"),
+    ("bags", "rowwise_adagrad", "half"),
+    ("bags pooled by the mean", "rowwise_adagrad", "half"),
+    ("bags", "rowwise_adagrad", "all"),
 ]
+"""Kind of module, fused optimizer, and the tables that are replicated."""
+
+
+class OnlyReplicas(EmbeddingBagCollectionSharder):
+    """Offers one type and its kernel, as sharders in TorchRec's own tests do."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return ["data_parallel"]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return ["dense"]
 
 
 def loss_of(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
@@ -58,15 +73,17 @@ def train_sharded(rank: Rank) -> list[dict[str, Any]]:
     return [_train(rank, *case) for case in CASES]
 
 
-def _train(rank: Rank, kind: str, rule: str) -> dict[str, Any]:
+def _train(rank: Rank, kind: str, rule: str, replicated: str) -> dict[str, Any]:
     model, expected = make(KINDS[kind]), tables(train_alone(kind, rule, rank.world_size))
     before = {name: weight.clone() for name, weight in tables(model).items()}
     optimizer, options = RULES[rule]
     options = dict(options)  # TorchRec changes what it is given
     apply_optimizer_in_backward(optimizer, model.parameters(), options)
-    planner = ShardedPlanner(LaidOut(half_replicated), replicas=True, cost_model=None)
-    plan = planner.collective_plan(model)
-    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
+    sharders: list[Any] = get_default_sharders() if replicated == "half" else [OnlyReplicas()]
+    sharder = LaidOut(half_replicated) if replicated == "half" else GreedySharder("dim")
+    planner = ShardedPlanner(sharder, replicas=True, cost_model=None)
+    plan = planner.collective_plan(model, sharders)
+    sharded = DistributedModelParallel(model, plan=plan, device=rank.device, sharders=sharders)
     assert planner.report is not None
     parts = [sharded.fused_optimizer, planner.report.replica_optimizer(sharded)]
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
@@ -100,8 +117,12 @@ def results() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(case) for case in CASES])
 def test_replicas_train_as_their_fused_optimizer_would(case: int) -> None:
     result = results()[case]
-    assert result["types"].count("data_parallel") == 2
+    num_replicated = {"half": 2, "all": 4}[CASES[case][2]]
+    assert result["types"].count("data_parallel") == num_replicated
     assert result["least_change"] > 1e-3
     assert result["error"] < 1e-5
     assert result["dense"] == [], "the dense optimizer would update replicas, too"
-    assert "2 of them replicated (report.replica_optimizer(model) trains them)" in result["report"]
+    assert (
+        f"{num_replicated} of them replicated (report.replica_optimizer(model) trains them)"
+        in result["report"]
+    )

@@ -107,8 +107,12 @@ def train_unsharded(
 class PlainUpdate:
     """Compute in plain torch what FBGEMM's optimizers subtract from a shard."""
 
-    def __init__(self, embedding: str) -> None:
+    def __init__(
+        self, embedding: str, *, learning_rate: float | None = None, epsilon: float = EPSILON
+    ) -> None:
         self._embedding = embedding
+        self._learning_rate = learning_rate or LEARNING_RATES[embedding]
+        self._epsilon = epsilon
         self._num_steps = 0
         self._states: dict[str, Tensor] = {}
 
@@ -121,7 +125,7 @@ class PlainUpdate:
         """
         self._num_steps += 1
         direction = getattr(self, f"_{self._embedding}")(gradient, looked_up)
-        return LEARNING_RATES[self._embedding] * direction * looked_up[:, None]
+        return self._learning_rate * direction * looked_up[:, None]
 
     def _sgd(self, gradient: Tensor, looked_up: Tensor) -> Tensor:
         return gradient
@@ -130,7 +134,7 @@ class PlainUpdate:
         # One number per row of a shard: the mean over the shard's columns only.
         state = self._states.setdefault("sum", torch.zeros_like(gradient[:, 0]))
         state += gradient.square().mean(dim=1)
-        return gradient / (state.sqrt() + EPSILON)[:, None]
+        return gradient / (state.sqrt() + self._epsilon)[:, None]
 
     def _adam(self, gradient: Tensor, looked_up: Tensor) -> Tensor:
         corrected = []
@@ -138,7 +142,7 @@ class PlainUpdate:
             moment = self._states.setdefault(f"moment {power}", torch.zeros_like(gradient))
             moment[looked_up] = (decay * moment + (1 - decay) * gradient**power)[looked_up]
             corrected.append(moment / (1 - decay**self._num_steps))
-        return corrected[0] / (corrected[1].sqrt() + EPSILON)
+        return corrected[0] / (corrected[1].sqrt() + self._epsilon)
 
 
 @pytest.mark.parametrize("embedding", ["sgd", "adam"])

@@ -225,7 +225,7 @@ class _TableStorage(ShardEstimator):
             for shard in option.shards:
                 num_rows, num_cols = shard.size
                 size = self._topology.shard_bytes(
-                    num_rows, num_cols, replicated=replicated, precision=precision
+                    option.name, num_rows, num_cols, replicated=replicated, precision=precision
                 )
                 shard.storage = dataclasses.replace(Storage(hbm=0, ddr=0), **{self._memory: size})
 

@@ -1,11 +1,15 @@
 """Optimizers that are fused into a model's tables count as memory, and may forbid replicas."""
 
+import json
+
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -14,9 +18,29 @@ from dlrm_sharded.drop_in.replica_training import FusedRule
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.heuristics import GreedySharder
+from tests.distributed.test_replicas_of_models import OnlyReplicas
 from tests.distributed.torchrec_modules import LaidOut, table_configs
-from tests.unit.drop_in.made_up import META, ROWS, SHARDERS, TOPOLOGY, bags, plan
+from tests.unit.drop_in.made_up import (
+    META,
+    ROWS,
+    SHARDERS,
+    TOPOLOGY,
+    bags,
+    columns,
+    plan,
+    sequences,
+)
+
+
+class OnlyReplicasOfSequences(EmbeddingCollectionSharder):
+    def sharding_types(self, compute_device_type):
+        return ["data_parallel"]
+
+    def compute_kernels(self, sharding_type, compute_device_type):
+        return ["dense"]
+
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -34,6 +58,38 @@ def test_the_state_of_a_fused_optimizer_is_memory(fused_in):
     planner.plan(bags(), get_default_sharders())
     with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 12:,} B"):
         planner.plan(model, sharders)
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_the_state_of_each_table_counts_for_itself(name):
+    """Adam in one table and SGD in the others fit two ranks, and Adam in all of them does not."""
+    model = bags()
+    for own, table in model.embedding_bags.items():
+        fuse("adam" if own == "t4" else "sgd", [table.weight], 0.1)
+    needed = (sum(ROWS) * 4 + ROWS[4] * 8) * 64
+    topology = Topology(2, 24 * 10**6, compute_device="cpu")
+    assert sum(ROWS) * 64 * 12 > 2 * topology.memory_bytes > needed
+    planner = ShardedPlanner(SHARDERS[name](), topology=topology, cost_model=None)
+    planner.plan(model, get_default_sharders())
+    task, planned = planner.report.task, planner.report.plan
+    assert task.table_bytes == sum(planned.bytes_by_rank(task.topology)) == needed
+    assert task.known_optimizer is None
+    read = ShardingTask.from_json(json.loads(json.dumps(task.to_json())))
+    assert read.topology.optimizer_bytes_by_table == task.topology.optimizer_bytes_by_table
+    assert read.table_bytes == needed
+
+
+def test_row_state_of_each_table_is_that_of_its_shards():
+    """Row-wise Adagrad in one table has 4 B for a row of each shard, SGD none."""
+    model = bags()
+    fuse("rowwise_adagrad", [model.embedding_bags["t0"].weight], 0.1)
+    fuse("sgd", [model.embedding_bags[f"t{i}"].weight for i in range(1, len(ROWS))], 0.1)
+    planner = ShardedPlanner(LaidOut(columns(32, 32)), topology=TOPOLOGY, cost_model=None)
+    planner.plan(model, get_default_sharders())
+    planned, topology = planner.report.plan, planner.report.task.topology
+    of_t0, of_t2 = (planned.shards_by_table()[name] for name in ("t0", "t2"))
+    assert [s.bytes_on(topology) for s in of_t0] == [ROWS[0] * (32 * 4 + 4)] * 2
+    assert [s.bytes_on(topology) for s in of_t2] == [ROWS[2] * 32 * 4] * 2
 
 
 def test_an_optimizer_of_another_type_is_refused():
@@ -95,6 +151,34 @@ def test_a_table_that_is_pinned_to_replicas_has_an_optimizer_that_they_follow():
     fuse("adam", model.parameters(), 0.1)
     with pytest.raises(ConfigError, match=r"'t1' .*constraints allow only data_parallel"):
         plan(model, GreedySharder("dim"), constraints=pinned)
+
+
+def test_a_sharder_of_replicas_alone_gets_replicas_that_follow_the_optimizer():
+    model = bags()
+    fuse("rowwise_adagrad", model.parameters(), 0.1)
+    planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY, cost_model=None)
+    planned = planner.plan(model, [OnlyReplicas()])
+    assert {p.sharding_type for p in planned.plan[""].values()} == {"data_parallel"}
+    assert planner.report.replica_rules == {"": FusedRule("rowwise_adagrad", 0.1)}
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer", "message"),
+    [
+        (bags, "adam", "'t0' of EmbeddingBag.*data_parallel, and a replica leaves its fused opt"),
+        (lambda: bags(DataType.FP16), "sgd", "'t0' of EmbeddingBag.*data_parallel.* it is in fp16"),
+        (sequences, "sgd", "'s0' of EmbeddingCollection.*data_parallel.* sequences have no replic"),
+    ],
+    ids=["adam", "fp16", "sequences"],
+)
+def test_a_sharder_of_replicas_alone_is_refused_with_the_reason(make, optimizer, message):
+    model = make()
+    fuse(optimizer, model.parameters(), 0.1)
+    planner = ShardedPlanner(
+        GreedySharder("dim"), topology=TOPOLOGY, cost_model=None, replicas=True
+    )
+    with pytest.raises(ConfigError, match=message):
+        planner.plan(model, [OnlyReplicas(), OnlyReplicasOfSequences()])
 
 
 def test_replicas_follow_the_optimizer_that_a_sharder_states():

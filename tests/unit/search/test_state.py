@@ -149,7 +149,9 @@ def test_memory_is_that_of_the_plan(hosts: tuple[int, int]) -> None:
             assert (used == exact).all()
         else:
             # a block less one row for each of the others, at the most
-            row_bytes = sum(task.topology.shard_bytes(1, t.embedding_dim) for t in task.tables)
+            row_bytes = sum(
+                task.topology.shard_bytes(t.name, 1, t.embedding_dim) for t in task.tables
+            )
             assert (used - exact <= row_bytes * plan.world_size).all()
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from dlrm_sharded import ShardingPlan, ShardingTask, validate
 from dlrm_sharded.plans.layouts import is_row_wise
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.sharders.splitting import (
     BY_ROWS,
     LARGEST_PIECE,
@@ -100,6 +101,16 @@ def test_pieces_are_tables(splitting: Splitting) -> None:
         dataclasses.replace(splitting.task, tables=splitting.pieces)
 
 
+def test_pieces_have_the_optimizer_state_of_their_tables() -> None:
+    tables = (Table("a", 100, 16, 1.0), Table("b: c", 200, 8, 1.0))
+    states = {"a": (8, 0), "b: c": (0, 4)}
+    topology = Topology(2, 10**6, optimizer_bytes_by_table=states)
+    splitting = Splitting(ShardingTask(tables, topology, 64), (2, 1))
+    of_pieces = splitting.topology_of_pieces
+    sizes = [of_pieces.table_bytes(piece) for piece in splitting.pieces]
+    assert sizes == [100 * 8 * 12, 100 * 8 * 12, 200 * (8 * 4 + 4)]
+
+
 @given(tasks)
 @settings(max_examples=100, deadline=None)
 def test_splittings_become_finer(task: ShardingTask) -> None:
@@ -108,7 +119,7 @@ def test_splittings_become_finer(task: ShardingTask) -> None:
     most = max(topology.rank_memory_bytes)
     first, *finer = splittings(task)
     for table, parts in zip(task.tables, first.num_pieces, strict=True):
-        of_four_columns = topology.shard_bytes(table.num_embeddings, 4)
+        of_four_columns = topology.shard_bytes(table.name, table.num_embeddings, 4)
         if topology.table_bytes(table) <= most:
             assert parts == 1
         elif of_four_columns <= most:

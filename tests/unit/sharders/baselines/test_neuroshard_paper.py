@@ -209,7 +209,7 @@ def plain_search(
         return cost.fwd_compute_ms + cost.bwd_compute_ms
 
     def size(shard: tuple[int, int]) -> int:
-        return topology.shard_bytes(tables[shard[0]].num_embeddings, shard[1])
+        return topology.shard_bytes("", tables[shard[0]].num_embeddings, shard[1])
 
     def greedy(node: list[tuple[int, int]], most_cols: float) -> list[tuple[int, int, int]] | None:
         ranks: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
