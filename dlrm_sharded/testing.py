@@ -34,6 +34,7 @@ from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.sequences import equal_widths
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import (
     MAX_BYTES,
@@ -99,9 +100,10 @@ def _check_layouts(plan: ShardingPlan, task: ShardingTask) -> None:
     shards = plan.shards_by_table()
     for table in task.tables:
         layout = layout_name(shards[table.name], table, task.topology)
-        assert layout is None or layout in trained_layouts(table, task.topology), (
-            f"{table.name} lies in {layout}"
-        )
+        trained = trained_layouts(table, task.topology)
+        if not table.pooled and table.module in equal_widths(task.tables, task.topology):
+            trained |= {"columns"}
+        assert layout is None or layout in trained, f"{table.name} lies in {layout}"
         if table.precision != "fp32" and layout != "replicas":
             assert shards[table.name][0].precision == table.precision, f"{table.name} is in fp32"
 

@@ -23,7 +23,6 @@ from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, named_gpu_spec
 from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.validation import check_pooled
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.step.core_sharing import CoreSharing
@@ -91,11 +90,6 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
     optimizer.check_device(torch.device(compute_device))
     task = asked.task
     if gpu is None:
-        check_pooled(
-            task.tables,
-            "dlrm-simulate measures lookups of pooled tables only; name a GPU whose lookups are "
-            "priced (hardware=h100), or use dlrm-plan",
-        )
         task = _on_device(task, compute_device, notes)
     device = torch.device(at_hand)
     num_dense = NUM_DENSE if asked.dataset is None else asked.dataset.num_dense

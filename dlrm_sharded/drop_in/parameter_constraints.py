@@ -99,6 +99,8 @@ def constrained(
                 table = dataclasses.replace(table, pooling_factor=total)
             types = found.sharding_types if own is None else _allowed(own, where, found)
             layouts = table.layouts & layouts_of_types(types, topology)
+            if not table.pooled and ShardingType.TABLE_WISE.value not in types:
+                layouts -= {"columns"}  # a whole table could not lie beside those in column shards
             if "replicas" in layouts:
                 replicable.add(table.name)
             if types != {REPLICAS} and not replicas:

@@ -177,9 +177,7 @@ class _PricedPlan:
         lookups = workload.num_lookups()
         # All unsplit shards and column shards of a module on a rank share one lookup; where a rank
         # has none, the whole table adds one.
-        in_module = np.ones(len(workload.rank), dtype=bool)
-        if (owner := self._workload.owner) is not None:
-            in_module = workload.owner == owner[places[0]]
+        in_module = self._looked_up_with(self._tables[whole.table])[others]
         in_columns = workload.rank[in_module & (workload.group_size == 1)]
         new_lookup = np.bincount(in_columns, minlength=workload.world_size) == 0
         sums = workload.by_rank(self._vectors[others])
@@ -196,6 +194,17 @@ class _PricedPlan:
         is_new = not (exchanged & ~workload.is_replica).any()
         costs += self._exchange_ms(workload, candidates, whole, is_new=is_new)
         return float(costs.max(axis=1).min()) + self._repeated_ms
+
+    def _looked_up_with(self, whole: Table) -> NDArray[np.bool_]:
+        """Return [S], shards of the module of a whole table, without columns of its sequences."""
+        tables = [self._tables[shard.table] for shard in self._plan.shards]
+        return np.array(
+            [
+                (table.module, table.pooled) == (whole.module, whole.pooled)
+                and (table.pooled or shard.num_cols == table.embedding_dim)
+                for table, shard in zip(tables, self._plan.shards, strict=True)
+            ]
+        )
 
     def _exchange_ms(
         self, workload: Workload, candidates: Indices, whole: Shard, *, is_new: bool

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +29,7 @@ REPLICA_GROUP = 0
 SEQUENCE_LAYOUTS = {"cpu": frozenset({"rows"}), "cuda": frozenset({"rows", "replicas"})}
 """A sequence table can have these of `LAYOUTS` whatever the others have, by compute device.
 TorchRec has no row blocks on one host for them; columns are split alike in all tables of a module,
-see `check_sequences`; and FBGEMM's lookup of replicas pools on CPUs."""
+see `plans.sequences`; and FBGEMM's lookup of replicas pools on CPUs."""
 
 MOST_SHARDS = 4
 """Equal shards on one rank are no more than so many times the least number of shards: narrow ones
@@ -55,13 +55,18 @@ class ColumnShards:
     """Ranges of columns with all rows, on any ranks; a whole table is one such range.
 
     TorchRec fuses the lookups of one sharding type, so whole tables are declared column-wise too,
-    and a rank looks all of them up with one kernel launch.
+    and a rank looks all of them up with one kernel launch. Those of sequences are not, see
+    `plans.sequences`.
+
+    Args:
+        is_whole_sequence: whether the one range is a whole table whose vectors are not pooled.
     """
 
     group_size: int = 1
+    is_whole_sequence: bool = False
 
     def torchrec_type(self, topology: Topology) -> str:
-        return "column_wise"
+        return "table_wise" if self.is_whole_sequence else "column_wise"
 
     @staticmethod
     def shards(table: Table, widths: Iterable[tuple[int, int]]) -> list[Shard]:
@@ -96,7 +101,7 @@ class ColumnShards:
                     f"on rank {rank}; TorchRec trains several shards of a table on one rank only "
                     "at equal width; merge them into one shard"
                 )
-        return cls()
+        return cls(is_whole_sequence=not table.pooled and len(shards) == 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,35 +250,6 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
             why = f"is replicated, and FBGEMM's lookup of replicas pools on {device}"
         raise InvalidPlanError(f"{sequence_title(table)}, {why}: {OTHER_LAYOUTS}")
     return layout
-
-
-def check_sequences(tables: Iterable[Table], shards: Mapping[str, Sequence[Shard]]) -> None:
-    """Refuse column shards of different widths in one module of sequences.
-
-    Whole tables are such shards, too: TorchRec looks all of them up in one kernel, which has a
-    single width where vectors are not pooled ("Mixed dimension tables only supported for pooling
-    tables").
-
-    Args:
-        tables: those of a task, in which the sequences of a module have the same width.
-        shards: of each table.
-
-    Raises:
-        InvalidPlanError: widths differ; the message names tables, module and widths.
-    """
-    first: dict[str, tuple[Table, int]] = {}
-    for table in tables:
-        own = shards[table.name]
-        if table.pooled or is_replicated(own) or is_row_wise(own, table):
-            continue
-        for shard in own:
-            other, width = first.setdefault(table.module, (table, shard.num_cols))
-            if shard.num_cols != width:
-                raise InvalidPlanError(
-                    f"{sequence_title(table)}, and has a shard of {shard.num_cols} columns, and "
-                    f"table {other.name!r} one of {width}; TorchRec looks up all column shards of "
-                    f"such a module at one width: {OTHER_LAYOUTS}"
-                )
 
 
 def trained_layouts(table: Table, topology: Topology) -> frozenset[str]:

@@ -6,14 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.plans.layouts import (
-    check_sequences,
-    is_replicated,
-    layout_of,
-    sequence_title,
-)
+from dlrm_sharded.plans.layouts import is_replicated, layout_of, sequence_title
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.precision import why_not_exchanged
+from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import (
     GIB,
@@ -70,7 +66,7 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
                 f"{why_not_replicated(task.known_optimizer)}"
             )
         _check_caching(shards, topology)
-    check_sequences(task.tables, shards_by_table)
+    split_widths(task.tables, shards_by_table)  # raises if a module has several
     local_batch_size = task.batch_size // topology.world_size
     if reason := why_not_exchanged(
         plan.exchange_precision, topology.compute_device, local_batch_size

@@ -56,7 +56,8 @@ def _why_too_wide(problem: Problem) -> str | None:
         num_ranks = problem.world_size
         if problem.allowed is not None:
             num_ranks = int(problem.allowed[unit].sum())
-        if num_ranks * problem.max_width(unit) < problem.num_steps[unit]:
+        too_few = num_ranks * problem.max_width(unit) < problem.num_steps[unit]
+        if too_few and not _may_be_split_elsewhere(problem, unit):
             tables = [problem.task.tables[i] for i in problem.tables[unit]]
             names = ", ".join(repr(table.name) for table in tables)
             if problem.columns_per_step[unit] and problem.allowed is None:
@@ -79,15 +80,22 @@ def _why_too_wide(problem: Problem) -> str | None:
 def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
     """Return the size of the smallest column shard that a plan may have, in steps or not."""
     table = problem.task.tables[problem.tables[unit][0]]
-    # Plans may split the columns of sequences, alike in a whole module, although no search does.
-    is_whole = table.pooled or len(problem.tables[unit]) > 1
-    if is_whole and not problem.columns_per_step[unit]:
+    if not problem.columns_per_step[unit] and not _may_be_split_elsewhere(problem, unit):
         return int(problem.size_bytes[problem.whole_shape[unit]])
     smallest = problem.task.topology.shard_bytes(
         table.name, table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
     )
     # of a cached table, a step takes less than so many columns in device memory
     return min(smallest, int(problem.size_bytes[problem.first_shape[unit]]))
+
+
+def _may_be_split_elsewhere(problem: Problem, unit: int) -> bool:
+    """Return whether plans may split the unit in columns that this problem does not have.
+
+    Those of a sequence are alike in its module, and the search has a problem for each width.
+    """
+    first, *others = problem.tables[unit]
+    return not others and not problem.task.tables[first].pooled
 
 
 def _row_blocks_may_fit(problem: Problem, unit: int) -> bool:

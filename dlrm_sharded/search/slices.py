@@ -38,6 +38,7 @@ def in_slices(state: State, columns: int) -> State | None:
 
 def with_slices(problem: Problem, most_steps: Indices) -> Problem:
     """Return the problem in which wider pieces than [U] steps are several equal shards."""
+    most_steps = np.where(problem.is_equal, problem.num_steps, most_steps)
     first = np.repeat(problem.first_shape[:-1], problem.num_steps)  # [N], of the shape's unit
     width = np.arange(len(first)) - first + 1
     most, steps = np.repeat(most_steps, problem.num_steps), np.ones_like(width)

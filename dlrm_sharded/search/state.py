@@ -88,12 +88,16 @@ class State:
         self._touched: set[int] = set()
 
     def copy_for(self, problem: Problem) -> State:
-        """Return a state with the same pieces under another pricing of the problem."""
+        """Return a state with the same pieces under another pricing of the problem.
+
+        Units that could not be split before, and are whole, may have more steps there.
+        """
         state = State(problem)
-        for unit, widths in enumerate(self.widths):
+        factors = problem.num_steps // self.problem.num_steps
+        for unit, (widths, factor) in enumerate(zip(self.widths, factors.tolist(), strict=True)):
             state.set_group(unit, int(self.group[unit]))
             for rank, width in widths.items():
-                state.set_width(unit, rank, width)
+                state.set_width(unit, rank, width * factor)
         state.refresh()
         state.log.clear()
         return state
@@ -195,9 +199,9 @@ class State:
 
     def _set_width(self, unit: int, rank: int, width: int) -> None:
         problem = self.problem
-        slot = self._slot[unit].get(rank)
+        slot, before = self._slot[unit].get(rank), self.widths[unit].get(rank, 0)
         if slot is not None:  # the piece there is taken away, and comes back in its new width
-            old = problem.shape(unit, self.widths[unit][rank])
+            old = problem.shape(unit, before)
             self.demand[rank] -= problem.demand[old]
             self.free_bytes[rank] += problem.size_bytes[old]
             self.shared_ms -= float(problem.shared_ms[old])
@@ -209,6 +213,9 @@ class State:
             self.widths[unit][rank] = width
             if slot is None:
                 slot = self._add_piece(unit, rank)
+            elif problem.owners_at(unit, before) != problem.owners_at(unit, width):
+                self._count_lookups(unit, rank, before, -1)
+                self._count_lookups(unit, rank, width, 1)
             self.piece_shape[slot] = new
         elif slot is not None:
             self._remove_piece(unit, rank, slot)
@@ -219,20 +226,23 @@ class State:
         self._slot[unit][rank] = slot
         self.slots_on_rank[rank].append(slot)
         self.piece_unit[slot], self.piece_rank[slot] = unit, rank
-        self._count_piece(unit, rank, 1)
+        self._count_piece(unit, rank, self.widths[unit][rank], 1)
         return slot
 
     def _remove_piece(self, unit: int, rank: int, slot: int) -> None:
+        self._count_piece(unit, rank, self.widths[unit][rank], -1)
         del self.widths[unit][rank], self._slot[unit][rank]
         self.slots_on_rank[rank].remove(slot)
         self.piece_rank[slot] = FREE_SLOT
         self._free_slots.append(slot)
-        self._count_piece(unit, rank, -1)
 
-    def _count_piece(self, unit: int, rank: int, more: int) -> None:
-        for owner in self.problem.owners[unit]:
+    def _count_lookups(self, unit: int, rank: int, width: int, more: int) -> None:
+        for owner in self.problem.owners_at(unit, width):
             self._num_columns[rank, owner] += more
             self._count_in_all_to_all(owner, more)
+
+    def _count_piece(self, unit: int, rank: int, width: int, more: int) -> None:
+        self._count_lookups(unit, rank, width, more)
         if self.separated_count.size:
             self.separated_count[self.problem.separated[unit], rank] += more
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -31,10 +32,12 @@ from dlrm_sharded.plans.precision import (
     ExchangePrecision,
     why_not_exchanged,
 )
+from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.plans.task import GIB, ShardingTask, without_memory_limit
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.equal_columns import split_sequences
 from dlrm_sharded.search.feasibility import why_infeasible
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
 from dlrm_sharded.search.find_plan import MANY_UNITS, find_state, improve_under, improve_within
@@ -197,14 +200,21 @@ class NeuroShardSharder:
             all_replicas=earlier is not None
             or len(task.tables) <= MANY_UNITS * task.topology.world_size,
         )
-        problem = build()
         load_factors: dict[str, float] = {}
         if earlier is not None:
             load_factors, earlier = earlier.load_factors, with_load_factors(earlier, {})
-            state = self._near(cached_problem(problem, load_factors), earlier, clock)
-        elif (best := self._find(problem, clock)) is not None:
-            state = best
+            if not load_factors:
+                build = functools.partial(
+                    build, equal=split_widths(task.tables, earlier.shards_by_table())
+                )
+            state = self._near(cached_problem(build(), load_factors), earlier, clock)
         else:
+            problem = build()
+            best, equal = self._find_split(problem, build, clock)
+            build = functools.partial(build, equal=equal)
+        if earlier is None and best is not None:
+            state = best
+        elif earlier is None:
             cached = find_cached_state(
                 problem,
                 lambda tried: self._find(tried, _clock(time_budget_s)),
@@ -284,18 +294,44 @@ class NeuroShardSharder:
         """Return the predicted cost and critical path of a plan, weighed as in the objective."""
         return (priced.predict(plan).weighed_ms(self.critical_path_share),)
 
-    def _find(self, problem: Problem, clock: Clock) -> State | None:
-        """Return the best state found; None if none fits, or none was found."""
-        if why_infeasible(problem):
-            return None
+    def _find_split(
+        self, problem: Problem, build: Callable[..., Problem], clock: Clock
+    ) -> tuple[State | None, Mapping[str, int]]:
+        """Return the best state found, and the width of columns in each module of sequences.
+
+        Args:
+            build: returns the problem with columns of sequences at widths `equal`.
+        """
+        start = self._find(problem, clock)
+        if all(table.pooled for table in problem.task.tables) or not self.constraints.can_split:
+            return start, {}
+        return split_sequences(
+            problem,
+            start,
+            lambda widths: build(equal=widths),
+            lambda tried: self._find(tried, clock),
+            seed=self.seed,
+            stopping=StoppingRule(self.patience, GOOD_GAP, clock),
+            good_ms=self._bound_ms(problem) * (1 + GOOD_GAP) if start else 0.0,
+        )
+
+    def _bound_ms(self, problem: Problem) -> float:
+        """Return the lower bound of the plans that the search makes."""
         # Plans that the search does not make are no reason for it to go on.
         replicas, priced = problem.replicas is not None, problem.priced
         bound_ms = lower_bound_ms(priced, replicas=replicas)
         if bound_ms == math.inf:  # tables fit because of caches, which the bound ignores
             unlimited = priced.with_task(without_memory_limit(priced.task))
             bound_ms = lower_bound_ms(unlimited, replicas=replicas)
-        stopping = StoppingRule(self.patience, GOOD_GAP, clock)
-        split_bound_ms = lower_bound_ms(priced, replicas=False) if replicas else None
+        return bound_ms
+
+    def _find(self, problem: Problem, clock: Clock) -> State | None:
+        """Return the best state found; None if none fits, or none was found."""
+        if why_infeasible(problem):
+            return None
+        stopping, bound_ms = StoppingRule(self.patience, GOOD_GAP, clock), self._bound_ms(problem)
+        has_replicas = problem.replicas is not None
+        split_bound_ms = lower_bound_ms(problem.priced, replicas=False) if has_replicas else None
         return find_state(problem, bound_ms, self.seed, stopping, split_bound_ms=split_bound_ms)
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:

@@ -1,5 +1,6 @@
 """`ShardedPlanner` on modules of every kind: trained on ranks as they train on one."""
 
+import dataclasses
 import functools
 import re
 from collections import Counter
@@ -14,7 +15,16 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded import ShardedPlanner, Topology
+from dlrm_sharded import (
+    Constraints,
+    RunContext,
+    ShardedPlanner,
+    SharderContext,
+    ShardingPlan,
+    ShardingTask,
+    Topology,
+)
+from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.layouts import ColumnShards, RowBlocks
 from dlrm_sharded.plans.plan import Shard
@@ -23,6 +33,7 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from tests.distributed.module_kinds import (
     KINDS,
     LEARNING_RATE,
@@ -34,6 +45,7 @@ from tests.distributed.module_kinds import (
 )
 from tests.distributed.torchrec_modules import LaidOut
 from tests.preloaded.ranks import gathered, run_ranks
+from tests.unit.made_up import with_memory
 
 NUM_STEPS = 3
 PAGE = Path(__file__).parents[2] / "docs/reference/modules.md"
@@ -53,13 +65,39 @@ def columns_but_of_some(table: Table, i: int, world_size: int) -> list[Shard]:
     return [Shard.whole(table, i % world_size)]
 
 
+def halves_beside_whole(table: Table, i: int, world_size: int) -> list[Shard]:
+    """Halves of every second table, the first of which has both on one rank; others are whole."""
+    whole, middle = Shard.whole(table, i % world_size), table.embedding_dim // 2
+    if i % 2:
+        return [whole]
+    right = dataclasses.replace(whole, rank=min(i, 1), cols=(middle, table.embedding_dim))
+    return [dataclasses.replace(whole, cols=(0, middle)), right]
+
+
+class InColumns:
+    """Searches for a plan without row blocks in memory that whole tables do not fit."""
+
+    name = "in_columns"
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        world_size = task.topology.world_size
+        memory_bytes = int((0.86 + 0.08 * world_size) * task.table_bytes / world_size)
+        context = SharderContext(cost_model=learned_cost_model(RunContext()))
+        return NeuroShardSharder(context, Constraints(rows="never"), patience=0).shard(
+            with_memory(task, memory_bytes)
+        )
+
+
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
     "columns": lambda: LaidOut(columns_but_of_some),
     "torchrec_dp": lambda: TorchRecSharder(full=True, replicate=True, min_partition=4),
     "rows": lambda: LaidOut(rows_but_of_the_first),
+    "beside_whole": lambda: LaidOut(halves_beside_whole),
+    "in_columns": InColumns,
 }
-"""For whole tables, column shards, any layouts with replicas where these may be, and row blocks."""
+"""For whole tables, column shards, any layouts with replicas where these may be, row blocks, and
+sequences in columns."""
 
 
 def tables(model: nn.Module) -> dict[str, Any]:
@@ -165,9 +203,12 @@ def _distance(one: Tensor, other: Tensor) -> float:
 CASES = [
     *((kind, name) for kind in KINDS for name in ("columns", "rows")),
     *((kind, name) for kind in ("bags", "sequences") for name in ("dim", "torchrec_dp")),
+    ("sequences", "in_columns"),
+    ("sequences", "beside_whole"),
 ]
 ON_THREE = [
-    (kind, "rows") for kind in ("several modules", "managed collisions of bags", "sequences")
+    *((kind, "rows") for kind in ("several modules", "managed collisions of bags", "sequences")),
+    ("sequences", "in_columns"),
 ]
 
 
@@ -180,6 +221,11 @@ def results(world_size: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_trains_as_alone(kind, name):
     _check(results(2)[f"{kind}-{name}"], KINDS[kind], name)
+
+
+def test_sequences_in_columns_are_found_and_lie_beside_whole_ones():
+    assert "column_wise" in results(2)["sequences-in_columns"]["types"]
+    assert results(2)["sequences-beside_whole"]["types"] == ["column_wise", "table_wise"]
 
 
 @pytest.mark.parametrize(("kind", "name"), ON_THREE)

@@ -19,7 +19,7 @@ QUICK = ("measure.iterations=3", "measure.time_budget_s=0.1", "sharders=[dim]")
 DATA = ("data=synthetic", "data.num_train_batches=2", "topology.world_size=4", "batch_size=256")
 H100 = ("hardware=h100_sxm", "topology=h100_80gb", "topology.ranks_per_host=2")
 TASK = ShardingTask(
-    (Table("a", 4000, 16, 3.0), Table("b", 900, 8, 1.5), Table("c", 50, 32, 1.0)),
+    (Table("a", 4000, 16, 3.0), Table("b", 900, 8, 1.5, pooled=False), Table("c", 50, 32, 1.0)),
     Topology(3, memory_bytes=10**6, compute_device="cpu"),
     48,
 )

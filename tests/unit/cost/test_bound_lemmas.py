@@ -390,25 +390,34 @@ def test_l15_a_table_has_one_layout() -> None:
     assert relaxation.bound_ms() > 1.002 * mixed_ms
 
 
-@given(of=planned(layouts=("rows", "rows", "rows_of_host", "whole")), model=models)
+@given(
+    of=planned(layouts=("rows", "rows", "rows_of_host", "whole", "replicas")),
+    model=models,
+    width=st.sampled_from([4, 8]),
+)
 @EXAMPLES
-def test_l16_row_blocks_of_sequences_reduce_nothing(of: Planned, model: LearnedCostModel) -> None:
-    """Also where the last block has fewer rows, and so the last rank less to send."""
+def test_l16_row_blocks_of_sequences_reduce_nothing(
+    of: Planned, model: LearnedCostModel, width: int
+) -> None:
+    """Also where the last block has fewer rows, and so the last rank less to send; beside whole
+    tables, and tables in column shards of one width."""
     plan, task = of
     tables = tuple(
         dataclasses.replace(table, pooled=False, embedding_dim=16, num_embeddings=rows, module="s")
         for table, rows in zip(task.tables, itertools.cycle([13, 5, 40_001]), strict=False)
     )
     task = dataclasses.replace(task, tables=tables)
+    size, in_columns = task.topology.world_size, set(plan.replicated_tables)
     in_rows = {shard.table for shard in plan.shards if shard.num_rows > 1} & {
         name for name, shards in plan.shards_by_table().items() if len(shards) > 1
     }
-    size = task.topology.world_size
     shards = [
         shard
         for table in tables
         for shard in (
-            RowBlocks(range(size)).shards(table)
+            column_shards(table, *[(rank % size, width) for rank in range(16 // width)])
+            if table.name in in_columns
+            else RowBlocks(range(size)).shards(table)
             if table.name in in_rows and RowBlocks(range(size)).is_possible(table)
             else [Shard.whole(table, len(table.name) % size)]
         )

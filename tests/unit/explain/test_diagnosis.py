@@ -153,6 +153,16 @@ def test_a_split_that_does_not_pay_has_a_gain_below_zero() -> None:
     assert split.gain_ms < 0
 
 
+@pytest.mark.parametrize("num_whole", [0, 1])
+def test_a_whole_sequence_has_a_lookup_beside_columns(num_whole: int) -> None:
+    tables = [Table(f"s{i}", 500, 16, 5.0, pooled=False, module="s") for i in range(3)]
+    task = with_profiles(task_of(tables, 2, 10**9, 256))
+    shards = [Shard.whole(table, 0) for table in tables[:num_whole]]
+    shards += [shard for table in tables[num_whole:] for shard in halves(table)]
+    plan = ShardingPlan(2, tuple(shards))
+    check_splits(diagnosed(plan, task), plan, task, MODEL)
+
+
 def test_the_costliest_of_many_splits() -> None:
     """Those with the most work, whatever their order in the task."""
     tables = tables_of(*((1000, 8, 1.0 + i % 7 + i / 100) for i in range(MAX_SPLITS + 6)))

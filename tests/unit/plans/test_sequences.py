@@ -1,7 +1,8 @@
 """TorchRec 1.8 trains some layouts of tables whose vectors are not pooled; plans of others say why.
 
 Tried on 2 gloo ranks: whole tables, row blocks on all ranks, and column shards that have one width
-in the whole module, also several of a table on one rank, train as on one rank. Others end in
+in the whole module, also several of a table on one rank, and beside whole tables, which have a
+lookup of their own, train as on one rank. Others end in
 FBGEMM's "Mixed dimension tables only supported for pooling tables", and replicas on CPUs in pooled
 vectors.
 """
@@ -13,7 +14,8 @@ import pytest
 
 from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_of
+from dlrm_sharded.plans.sequences import equal_widths
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.made_up import column_shards
 
@@ -35,6 +37,7 @@ def test_what_trains() -> None:
     check(*rows)
     check(rows[0], column_shards(TABLES[1], *HALVES))
     check(column_shards(TABLES[0], *HALVES), column_shards(TABLES[1], (2, 8), (2, 8)))
+    check(column_shards(TABLES[0], *HALVES), WHOLE)
     # of another module, or not a sequence: then its width is its own affair
     check(column_shards(TABLES[0], *HALVES), WHOLE, module="candidates")
     task = ShardingTask(
@@ -47,12 +50,11 @@ def test_what_trains() -> None:
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (column_shards(TABLES[0], *HALVES), "'t1' .* a shard of 16 columns, and table 't0' one of"),
         (column_shards(TABLES[0], (0, 12), (1, 4)), "'t0' .* a shard of 4 columns"),
         (RowBlocks(range(2)).shards(TABLES[0]), "'t0' .* row blocks on the ranks of one host"),
         (Replicas(4).shards(TABLES[0]), "'t0' .* is replicated, and .* pools on cpu"),
     ],
-    ids=["whole_beside_halves", "uneven", "host_rows", "replicas"],
+    ids=["uneven", "host_rows", "replicas"],
 )
 def test_what_does_not_train_is_refused_by_table_module_and_reason(
     first: list[Shard], message: str
@@ -70,3 +72,32 @@ def test_tables_of_one_module_have_one_width() -> None:
     elsewhere = dataclasses.replace(other, module="candidates")
     for tables in ((TABLES[0], pooled), (TABLES[0], elsewhere)):
         ShardingTask(tables, Topology(4, 10**6), 64)
+
+
+def test_column_shards_of_a_module_have_one_width() -> None:
+    quarters = column_shards(TABLES[1], *[(rank, 4) for rank in range(4)])
+    with pytest.raises(InvalidPlanError, match=r"'t1' .* a shard of 4 columns, and table 't0' one"):
+        check(column_shards(TABLES[0], *HALVES), quarters)
+
+
+def test_widths_that_a_module_can_have() -> None:
+    """Equal multiples of 4 columns; one of wide tables, and none where a table may not be split."""
+    bag, wide = Table("bag", 40, 24, 5.0), Table("wide", 40, 4096, 5.0, pooled=False)
+    kept = dataclasses.replace(TABLES[1], layouts=frozenset({"rows"}))
+    narrow = Table("narrow", 40, 4, 5.0, pooled=False, module="narrow")
+    gpus = Topology(4, 10**6, compute_device="cuda")
+    assert equal_widths([*TABLES, bag, narrow], gpus) == {"history": (8, 4)}
+    assert equal_widths([TABLES[0], kept, wide], gpus) == {"": (2048,)}
+
+
+def test_whole_sequences_have_a_lookup_of_their_own() -> None:
+    """TorchRec has one for each sharding type."""
+    topology = Topology(4, 10**6)
+    halves = column_shards(TABLES[0], *HALVES)
+    bag = dataclasses.replace(TABLES[1], pooled=True)
+    for shards, table, name in (
+        (halves, TABLES[0], "column_wise"),
+        (WHOLE, TABLES[1], "table_wise"),
+        (WHOLE, bag, "column_wise"),
+    ):
+        assert layout_of(shards, table, topology).torchrec_type(topology) == name
