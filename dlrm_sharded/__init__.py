@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dlrm_sharded.commands.sharders import make_sharder
     from dlrm_sharded.cost.learned import learned_cost_model
     from dlrm_sharded.cost.linear import LinearCostModel
+    from dlrm_sharded.drop_in.planner_provider import ShardedPlannerProvider
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner, plan_model
     from dlrm_sharded.hardware.context import RunContext
     from dlrm_sharded.plans.frames import task_from_frame
@@ -53,6 +54,7 @@ __all__ = [
     "RunContext",
     "Shard",
     "ShardedPlanner",
+    "ShardedPlannerProvider",
     "Sharder",
     "SharderContext",
     "ShardingError",
@@ -78,6 +80,7 @@ _LOADED_WHEN_ASKED = {
     "Planner": "sharders.planning",
     "RunContext": "hardware.context",
     "ShardedPlanner": "drop_in.sharded_planner",
+    "ShardedPlannerProvider": "drop_in.planner_provider",
     "Sharder": "sharders.base",
     "SharderContext": "sharders.base",
     "learned_cost_model": "cost.learned",

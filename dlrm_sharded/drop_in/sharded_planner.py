@@ -223,7 +223,7 @@ class ShardedPlanner(TorchRecPlanner):
         )
         if self._needs_prices:
             optimizer = optimizer_of_tables(model, sharders)
-            context = context_of_ranks(context, topology, optimizer)
+            context = self._context(context, topology, optimizer)
         dedup = deduplicating_modules(model, sharders)
         planner = dataclasses.replace(self._planner(context), dedup=dedup)
         self._warn_of_other_device(planner, topology)
@@ -254,11 +254,22 @@ class ShardedPlanner(TorchRecPlanner):
             may_replicate=self.replicas or bool(plan.replicated_tables),
             plan_s=plan_s,
             replica_rules=rules_of_replicas(plan, modules, rules),
+            table_names={
+                (found.path, parameter): table.name
+                for found in modules
+                for parameter, table in found.tables.items()
+            },
         )
         if self.output_dir is not None:
             report = report.write(self.output_dir)
         log.info("%s", report)
         return torchrec_plan, report
+
+    def _context(
+        self, detected: RunContext | None, topology: Topology, optimizer: str | None
+    ) -> RunContext:
+        """Return what the ranks compute on, for prices."""
+        return context_of_ranks(detected, topology, optimizer)
 
     @property
     def _needs_prices(self) -> bool:
