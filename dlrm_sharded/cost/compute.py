@@ -56,8 +56,9 @@ class PriceNet:
             fast it overflows around them.
         launch_ms, next_launch_ms: time of a rank's first lookup, without its work, and of each
             further one.
-        slopes: [C, K], by how much the logarithm of a term's price rises with the scaled profile
-            beside what the layers say, see `calibration.factor_fit`; None for not at all.
+        slopes: [C + 1, K], by how much the logarithm of a term's price rises with the scaled
+            profile beside what the layers say, and for a sequence (older models lack that row), see
+            `fitting.factor_fit`; None for not at all.
     """
 
     weights: tuple[Floats, ...]
@@ -80,27 +81,29 @@ class PriceNet:
         )
 
     def sloped(self, slopes: Floats) -> PriceNet:
-        """Return the net whose prices rise with the profile by slopes [K, C] as well."""
-        before = 0.0 if self.slopes is None else self.slopes
-        return dataclasses.replace(self, slopes=before + slopes.T)
+        """Return the net whose prices rise with the profile by slopes [K, C + 1] as well."""
+        summed = slopes.T.copy()
+        if self.slopes is not None:
+            summed[: len(self.slopes)] += self.slopes
+        return dataclasses.replace(self, slopes=summed)
 
     def priced(self, work: Floats, profile: Floats) -> Floats:
         """Return [S, 1 + J], ms of the work [S, K] in cache, and what each overflown cache adds.
 
         Args:
-            profile: [S, C], scaled.
+            profile: [S, C + 1], see `ComputeModel.scaled_profile`.
         """
         times = self.times_in_cache_ms(work, profile)
         return np.column_stack([times.sum(axis=1), times @ self.cache_gain])
 
     def times_in_cache_ms(self, work: Floats, profile: Floats) -> Floats:
         """Return [S, K], ms of the work [S, K] of each term in cache; see `priced`."""
-        hidden = profile
+        hidden = profile[:, : len(self.weights[0])]
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             hidden = np.tanh(hidden @ weight + bias)
         logs = hidden @ self.weights[-1] + self.biases[-1]
         if self.slopes is not None:
-            logs = logs + profile @ self.slopes
+            logs = logs + profile[:, : len(self.slopes)] @ self.slopes
         # exp keeps every price positive, so more work never takes less time
         return work * np.exp(logs)
 
@@ -209,7 +212,7 @@ class ComputeModel:
         )
 
     def sloped(self, forward: Floats, backward: Floats) -> ComputeModel:
-        """Return the model with slopes [K, C] of the prices of each direction's terms."""
+        """Return the model with slopes [K, C + 1] of the prices of each direction's terms."""
         return dataclasses.replace(
             self, forward=self.forward.sloped(forward), backward=self.backward.sloped(backward)
         )
@@ -343,10 +346,13 @@ class ComputeModel:
         return width_vectors(workload)
 
     def scaled_profile(self, workload: Workload) -> Floats:
-        """Return [S, C], the inputs of the nets."""
+        """Return [S, C + 1], the inputs of the nets, and for slopes alone 1 for a sequence."""
         # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(profile_of(workload), self.profile_low, self.profile_high)
-        return (profile - self.profile_mean) / self.profile_std
+        is_sequence: Floats = np.zeros(len(profile))
+        if workload.is_sequence is not None:
+            is_sequence = workload.is_sequence * 1.0
+        return np.column_stack([(profile - self.profile_mean) / self.profile_std, is_sequence])
 
     def _half_factors(self, workload: Workload) -> tuple[Floats | float, Floats | float]:
         """Return factors of both directions, [S, 1] each: other than 1 for fp16 on a CPU."""

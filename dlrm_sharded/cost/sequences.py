@@ -3,8 +3,9 @@
 Its backward pass of bags sorts the ids and updates rows by a generated kernel. That of sequences
 (`split_embedding_nobag_backward_exact_cpu_kernel`) sums the gradients of each row in a hash map
 that all tables of a lookup share. So a row takes longer the more rows the rank's sequences use,
-once the map leaves the caches. Forward passes, and lookups on GPUs, where both passes have kernels
-of the same kind, take as long as those of bags of one id.
+once the map leaves the caches. In both passes, a fit to measured plans also finds by how much each
+term of work differs from that of bags of one id (the last of `PriceNet.slopes`). Lookups on GPUs,
+where both passes have kernels of the same kind, take as long as those of bags.
 
 Letters: N ranks, S shards.
 """

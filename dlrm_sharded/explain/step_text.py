@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dlrm_sharded.plans.standing import within_text
 from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.parts import PART_LABELS
 from dlrm_sharded.step.prediction import StepPrediction
@@ -24,7 +25,7 @@ def error_bar(prediction: StepPrediction) -> str:
     """Write how far a prediction may be off, to be appended to a text; nothing if not known."""
     if prediction.error is None:
         return ""
-    return f", within about {100 * prediction.error:.0f} %"
+    return f", {within_text(prediction.error)}"
 
 
 def needs_text(prediction: StepPrediction) -> str | None:
@@ -35,7 +36,7 @@ def needs_text(prediction: StepPrediction) -> str | None:
     bound = "bound by the host" if prediction.bounding_host else "bound by the GPUs"
     return (
         f"{bound}: the GPUs need {prediction.device_ms:.1f} ms for a step, the host "
-        f"{host.ms:.1f} ms ({host.source}, within about {100 * host.error:.0f} %)"
+        f"{host.ms:.1f} ms ({host.source}, {within_text(host.error)})"
     )
 
 

@@ -38,8 +38,8 @@ from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
 MAX_LOG_FACTOR = 12.0
 """Limit of a factor's logarithm, so that no journal makes a time overflow."""
 
-MAX_SLOPE = 1.0
-"""Limit of a slope, per standard deviation of a number of the profile."""
+MAX_SLOPE, MAX_SEQUENCE_SLOPE = 1.0, 4.0
+"""Limits of slopes: per standard deviation of a number of the profile, and for sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Observed:
     Args:
         parts: [S, P], of shards; of whole ranks [N, P] for exchanges.
         time: [S], the time to which a row of `parts` adds; never falling, and each occurs.
-        profile: [S, C], scaled; [S, 0] where nothing has a slope.
+        profile: [S, C], scaled, the last number is 1 for sequences; [S, 0] where nothing has a
+            slope.
         num_terms: K, the first parts, which have slopes.
         times_ms: [N], which may be 0.
         reliability: weight of the times of this plan, see `confidence`.
@@ -309,8 +310,9 @@ def _fit(observed: Observed, weights: Floats, confidence: Confidence) -> tuple[F
     start[0] = np.clip(start[0], -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
     logs = least_squares(residuals, start, jac=jacobian, method="lm").x
     of_parts = np.clip(logs[0] + logs[1 : 1 + num_parts], -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
-    slopes = np.clip(logs[1 + num_parts :], -MAX_SLOPE, MAX_SLOPE).reshape(shape)
-    return np.exp(of_parts), slopes
+    limits = np.full(shape[1], MAX_SLOPE)
+    limits[-1:] = MAX_SEQUENCE_SLOPE
+    return np.exp(of_parts), np.clip(logs[1 + num_parts :].reshape(shape), -limits, limits)
 
 
 def _softened(errors: Floats) -> Floats:

@@ -72,13 +72,35 @@ class Bench:
             batches: ids of this rank, used in turn.
             group: ranks that the plan is for; None for all ranks of the job.
         """
+        modules = self.shard(tables, plan, batches, group=group)
+        measured = measure_modules(modules, self._config, group=group)
+        if self._device.type == "cuda" or any(replicas_of(module.embeddings) for module in modules):
+            # Sharded modules are in reference cycles, and on CUDA they own their tables. Everywhere
+            # they own their replicas.
+            del modules
+            gc.collect()
+        return measured
+
+    def shard(
+        self,
+        tables: Sequence[Table],
+        plan: EmbeddingModuleShardingPlan,
+        batches: Sequence[KeyedJaggedTensor],
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> list[MeasuredModule]:
+        """Shard the tables by a plan; on a CPU, in the memory of the tables before them.
+
+        Args:
+            batches, group: see `measure`.
+        """
         places = {table.name: place for place, table in enumerate(tables)}
         with _TablesInArena(self._arena):
             sharded = [
                 (self._sharded(of_module, plan, group), [places[t.name] for t in of_module])
                 for of_module in modules_of(tables)
             ]
-        modules = [
+        return [
             MeasuredModule(
                 embeddings,
                 [
@@ -89,13 +111,6 @@ class Bench:
             )
             for embeddings, own in sharded
         ]
-        measured = measure_modules(modules, self._config, group=group)
-        if self._device.type == "cuda" or any(replicas_of(of_it) for of_it, _ in sharded):
-            # Sharded modules are in reference cycles, and on CUDA they own their tables. Everywhere
-            # they own their replicas.
-            del sharded, modules
-            gc.collect()
-        return measured
 
     def _sharded(
         self,

@@ -173,7 +173,7 @@ def _time_once(
     )
     looked_up = timed(FWD_COMPUTE, lambda: embeddings.compute(context, received))
     leaves = [vectors.detach().requires_grad_() for vectors in looked_up]
-    outputs = timed(FWD_COMM, lambda: _vectors(embeddings.output_dist(context, leaves).wait()))
+    outputs = timed(FWD_COMM, lambda: vectors_of(embeddings.output_dist(context, leaves).wait()))
     output_gradients = [torch.zeros_like(output) for output in outputs]
 
     def exchange_gradients() -> None:
@@ -192,7 +192,7 @@ def _time_once(
     timed(BWD_COMPUTE, update)
 
 
-def _vectors(output: KeyedTensor | Mapping[str, JaggedTensor]) -> list[Tensor]:
+def vectors_of(output: KeyedTensor | Mapping[str, JaggedTensor]) -> list[Tensor]:
     """Return the vectors that a module gives: pooled ones, or those of each feature's ids."""
     if isinstance(output, KeyedTensor):
         return [output.values()]

@@ -41,7 +41,7 @@ class Standing:
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
         if self.error is not None:
-            parts.append(f"within about {100 * self.error:.0f} %")
+            parts.append(within_text(self.error))
         return ", ".join(parts)
 
     @property
@@ -56,3 +56,10 @@ class Standing:
         if self.measured_s is None:
             del fields["measured_s"]
         return fields
+
+
+def within_text(error: float) -> str:
+    """Say how far a time may be off; the error is a ratio of times from 1, and 0.5 is 1.5x."""
+    if error > 2.0:
+        return f"within a factor of about {1.0 + error:.0f}"
+    return f"within about {100 * error:.0f} %"

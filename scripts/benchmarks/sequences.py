@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,35 +70,28 @@ def mixed_task(number: int, world_size: int, seed: int) -> tuple[ShardingTask, S
     topology = Topology(world_size, memory_bytes=GIB, compute_device="cpu")
     task = trained_task(number, topology, seed=seed)
     rng = np.random.default_rng([seed, number, world_size])
-    count = max(round(SEQUENCES_SHARE * len(task.tables)), 1)
-    chosen = set(rng.choice(len(task.tables), count, replace=False).tolist())
-    width = task.tables[min(chosen)].embedding_dim
-    most_ids = VECTOR_BYTES / (4 * width * task.batch_size * count)
-    tables = tuple(
-        dataclasses.replace(
-            table,
-            reuse_histogram=None,
-            **(
-                {
-                    "embedding_dim": width,
-                    "pooling_factor": min(table.pooling_factor, most_ids),
-                    "pooled": False,
-                    "module": SEQUENCES,
-                }
-                if place in chosen
-                else {}
-            ),
-        )
-        for place, table in enumerate(task.tables)
-    )
+    task = with_sequences(task, rng, SEQUENCES_SHARE)
     rows = RowBlocks(range(world_size))
     shards: list[Shard] = []
-    for table in tables:
+    for table in task.tables:
         in_rows = rng.random() < ROWS_SHARE and rows.is_possible(table)
         rank = int(rng.integers(world_size))
         shards += rows.shards(table) if in_rows else [Shard.whole(table, rank)]
-    task = with_profiles(dataclasses.replace(task, tables=tables))
-    return task, ShardingPlan(world_size, tuple(shards))
+    return with_profiles(task), ShardingPlan(world_size, tuple(shards))
+
+
+def with_sequences(task: ShardingTask, rng: np.random.Generator, share: float) -> ShardingTask:
+    """Return a task in which a share of the tables are sequences of one width, without profiles."""
+    count = max(round(share * len(task.tables)), 1) if share else 0
+    chosen = set(rng.choice(len(task.tables), count, replace=False).tolist())
+    width = task.tables[min(chosen, default=0)].embedding_dim
+    most_ids = VECTOR_BYTES / (4 * width * task.batch_size * max(count, 1))
+    sequence: dict[str, Any] = {"embedding_dim": width, "pooled": False, "module": SEQUENCES}
+    tables = [dataclasses.replace(table, reuse_histogram=None) for table in task.tables]
+    for place in chosen:
+        ids = min(tables[place].pooling_factor, most_ids)
+        tables[place] = dataclasses.replace(tables[place], pooling_factor=ids, **sequence)
+    return dataclasses.replace(task, tables=tuple(tables))
 
 
 def _on_ranks(options: argparse.Namespace) -> list[Row]:
@@ -123,8 +117,8 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield the times of computation on both ranks, and of exchanges on the slower one."""
     task, plan = mixed_task(number, rank.world_size, seed)
-    ids = _ids(task, seed)
-    batches = [_of_rank(ids, batch, rank) for batch in range(NUM_BATCHES)]
+    ids = ids_of(task, seed)
+    batches = [ids_of_rank(ids, batch, rank) for batch in range(NUM_BATCHES)]
     torchrec_plan = to_torchrec(plan, task.tables, task.topology)
     measured = bench.measure(task.tables, torchrec_plan, batches).cost
     predicted = model.predict(plan, task)
@@ -149,7 +143,7 @@ def _rows(
 
 def _rank_by_rank(options: argparse.Namespace, number: int) -> list[Row]:
     task, plan = mixed_task(number, SIMULATED_RANKS, options.seed)
-    ids = _ids(task, options.seed)
+    ids = ids_of(task, options.seed)
     by_rank = plan.shards_by_rank()
     with open_bench(options.iterations, table_bytes=GIB) as (bench, device):
         rounds = bench.measure_rounds(by_rank, ids, rounds=options.rounds)
@@ -164,7 +158,7 @@ def _rank_by_rank(options: argparse.Namespace, number: int) -> list[Row]:
     ]
 
 
-def _ids(task: ShardingTask, seed: int) -> TableIds:
+def ids_of(task: ShardingTask, seed: int) -> TableIds:
     return draw_ids(
         task.tables,
         batch_size=task.batch_size,
@@ -174,7 +168,7 @@ def _ids(task: ShardingTask, seed: int) -> TableIds:
     )
 
 
-def _of_rank(ids: TableIds, batch: int, rank: Rank) -> KeyedJaggedTensor:
+def ids_of_rank(ids: TableIds, batch: int, rank: Rank) -> KeyedJaggedTensor:
     """Return the ids of a rank's samples."""
     values, lengths = [], []
     for of_table in ids.batches[batch].values():

@@ -16,12 +16,15 @@ from dlrm_sharded.cost.learned_arrays import (
 )
 from dlrm_sharded.cost.sequences import SequencePrices
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.fitting.factor_fit import fit_factors
 from dlrm_sharded.fitting.fit import fit_sequences
+from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.cost.hardware import measured_plans
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 PRICES = SequencePrices(line_ms=0.5, far_row_ms=4.0, half_rows=8.0)
@@ -95,6 +98,49 @@ def test_a_fit_finds_the_prices() -> None:
     found = fit_sequences(PRIOR.compute, plans, true).sequences
     assert found.line_ms == pytest.approx(PRICES.line_ms, rel=1e-3)
     assert found.far_row_ms == pytest.approx(PRICES.far_row_ms, rel=1e-3)
+
+
+def test_a_fit_finds_that_sequences_take_another_time_than_bags() -> None:
+    """Work of sequences takes half the time forward; factors of all tables cannot express it."""
+    compute = PRIOR.compute
+    slopes = np.zeros((len(compute.device.terms), len(compute.profile_mean) + 1))
+    slopes[:, -1] = -np.log(2.0)
+    there = dataclasses.replace(PRIOR, compute=compute.sloped(slopes, np.zeros_like(slopes)))
+
+    def measured(sample: Sample, *, pooled: bool) -> Sample:
+        shards = tuple(dataclasses.replace(shard, pooled=pooled) for shard in sample.shards)
+        sample = dataclasses.replace(sample, shards=shards)
+        cost = there.predict_trial(workload_of_sample(sample))
+        input_dist_ms = sample.cost.input_dist_ms
+        cost = dataclasses.replace(cost, input_dist_ms=input_dist_ms)
+        return dataclasses.replace(sample, cost=cost)
+
+    samples = [
+        measured(sample, pooled=bool(number % 2))
+        for number, sample in enumerate(measured_plans(24, 0, seed=5))
+    ]
+    found = fit_factors(PRIOR, samples[:18]).applied(PRIOR)
+    logs = [
+        np.log(ours.fwd_compute_ms / theirs.fwd_compute_ms)
+        for sample in samples[18:]
+        for ours, theirs in zip(
+            found.predict_trial(workload_of_sample(sample)).per_rank,
+            sample.cost.per_rank,
+            strict=True,
+        )
+        if theirs.fwd_compute_ms
+    ]
+    assert np.abs(logs).mean() < 0.12
+
+
+def test_slopes_of_older_models_say_nothing_of_sequences() -> None:
+    slopes = np.full((len(COMPUTE.device.terms), len(COMPUTE.profile_mean) + 1), 0.1)
+    slopes[:, -1] = 0.0
+    of = workload(*sequences(3.0), Table("bag", 10**5, 64, 20.0, ONCE))
+    older, newer = COMPUTE.sloped(slopes[:, :-1], slopes[:, :-1]), COMPUTE.sloped(slopes, slopes)
+    np.testing.assert_allclose(times(older, of), times(newer, of))
+    again = older.sloped(slopes, slopes)
+    np.testing.assert_allclose(times(again, of), times(newer.sloped(slopes, slopes), of))
 
 
 def test_older_artefacts_have_the_prices_of_the_device() -> None:

@@ -16,3 +16,8 @@ def test_a_prior_says_why_it_is_one_and_what_corrected_it() -> None:
     )
     fields = {"kind": "prior", "hardware": "cpu: x", "reasons": list(reasons)}
     assert standing.to_json() == fields | {"num_runs": 1, "error": None, "rank_error": None}
+
+
+def test_prices_that_are_far_off_are_so_by_a_factor() -> None:
+    assert Standing("prior", "cpu: x", error=8.23).short_text == "prior, within a factor of about 9"
+    assert Standing("prior", "cpu: x", error=2.0).short_text == "prior, within about 200 %"
