@@ -349,9 +349,9 @@ class ComputeModel:
         """Return [S, C + 1], the inputs of the nets, and for slopes alone 1 for a sequence."""
         # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(profile_of(workload), self.profile_low, self.profile_high)
-        is_sequence: Floats = np.zeros(len(profile))
+        is_sequence = np.zeros(len(profile))
         if workload.is_sequence is not None:
-            is_sequence = workload.is_sequence * 1.0
+            is_sequence[workload.is_sequence] = 1.0
         return np.column_stack([(profile - self.profile_mean) / self.profile_std, is_sequence])
 
     def _half_factors(self, workload: Workload) -> tuple[Floats | float, Floats | float]:

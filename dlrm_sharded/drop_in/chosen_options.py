@@ -59,7 +59,9 @@ def chosen_options(
 def _shard(shard: Shard, report: ModelReport, perf: Perf | None) -> TorchRecShard:
     """Return TorchRec's form of a shard, with the memory of its weights and optimizer state."""
     topology, size = report.task.topology, [shard.num_rows, shard.num_cols]
-    num_bytes = topology.shard_bytes(*size, replicated=shard.replicated, precision=shard.precision)
+    num_bytes = topology.shard_bytes(
+        shard.table, *size, replicated=shard.replicated, precision=shard.precision
+    )
     on_cpu = topology.compute_device == "cpu"
     storage = Storage(hbm=0 if on_cpu else num_bytes, ddr=num_bytes if on_cpu else 0)
     return TorchRecShard(size, [shard.rows[0], shard.cols[0]], storage, perf, shard.rank)
