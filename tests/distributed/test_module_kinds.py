@@ -59,8 +59,8 @@ def rows_but_of_the_first(table: Table, i: int, world_size: int) -> list[Shard]:
 
 
 def columns_but_of_some(table: Table, i: int, world_size: int) -> list[Shard]:
-    """Splits into 4 columns and the others what it may, except every third table."""
-    if i % 3 != 1 and "columns" in table.layouts:
+    """Splits bags into 4 columns and the others where it may, except every third table."""
+    if i % 3 != 1 and table.pooled and "columns" in table.layouts:
         return ColumnShards.shards(table, [(1, 4), (0, table.embedding_dim - 4)])
     return [Shard.whole(table, i % world_size)]
 
