@@ -273,6 +273,7 @@ class NeuroShardSharder:
         stated = _stated_precision(self.exchange_precision, context.run.device)
         by_bytes = dataclasses.replace(context, cost_model=BYTES)
         first = dataclasses.replace(self, context=by_bytes, patience=0, exchange_precision=None)
+        begin = first._search(BYTES.price(task), self.time_budget_s)
         shards = find_by_prediction(
             build_problem(
                 NO_PRICES.price(task),
@@ -280,8 +281,9 @@ class NeuroShardSharder:
                 critical_path_share=self.critical_path_share,
                 split_error=0.0,
                 all_replicas=True,
+                equal=split_widths(task.tables, begin.shards_by_table()),
             ),
-            first._search(BYTES.price(task), self.time_budget_s).shards,
+            begin.shards,
             Predictions(model, task, stated or context.exchange_precision, clock),
             split_error=UNKNOWN_ERROR if self.split_error is None else self.split_error,
             seed=self.seed,
