@@ -46,6 +46,9 @@ IGNORED = ("proposer_type", "proposer_config", "partitioner_type", "performance_
 FIGURES = ("hbm_gb", "ddr_gb", "intra_host_bw", "inter_host_bw")
 """Figures of hardware in GiB and GB/s, as a request and its overrides name them."""
 
+MEMORY = {"cpu": "ddr", "cuda": "hbm"}
+"""TorchRec's name for the memory of tables, by compute device."""
+
 
 class ShardedPlannerProvider:
     """Plans with any sharder where TorchRec asks a `PlannerProvider` for its planner.
@@ -252,10 +255,7 @@ def _ranks(of_torchrec: TorchRecTopology, links: Mapping[str, Any]) -> Topology:
     TorchRec's own bandwidths are constants, and do not count.
     """
     device = of_torchrec.compute_device
-    memory = [
-        max(1, rank.storage.ddr if device == "cpu" else rank.storage.hbm)
-        for rank in of_torchrec.devices
-    ]
+    memory = [max(1, getattr(rank.storage, MEMORY[device])) for rank in of_torchrec.devices]
     return Topology(
         world_size=of_torchrec.world_size,
         memory_bytes=max(memory),
