@@ -91,7 +91,7 @@ SHORT_SCHEDULE = RoundSchedule(num_rounds=1, plans_per_round=200)
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """What makes plans.
+    """A sharder whose plans are compared, and what it is told.
 
     Args:
         prices: the prices that it is told; None if it predicts nothing.

@@ -253,13 +253,13 @@ def _check(result: dict[str, Any], kind: Kind, name: str) -> None:
 
 @torch.no_grad()
 def outputs(kind: str, batch: KeyedJaggedTensor | None = None) -> Tensor:
-    """What the unsharded model of a kind returns for its first batch, or for another one."""
+    """Return the outputs of the unsharded model of a kind for its first batch, or another one."""
     chosen = KINDS[kind]
     return make(chosen)(features(chosen.batches, 0, 0) if batch is None else batch)
 
 
 def like(batch: KeyedJaggedTensor, **changes: Any) -> KeyedJaggedTensor:
-    """A batch with other weights, or other rows of it for the samples."""
+    """Return a batch with other weights, or other rows of it for the samples."""
     if batch.variable_stride_per_key():
         changes["stride_per_key_per_rank"] = batch.stride_per_key_per_rank()
     return KeyedJaggedTensor(batch.keys(), batch.values(), lengths=batch.lengths(), **changes)
