@@ -4,8 +4,9 @@ The packaged model is taken for a prior. Runs on some tasks correct it, and on o
 of every stage of knowledge are measured beside those of TorchRec's planner, each rank's lookups by
 themselves, on the same ids, in interleaved rounds. Switches of the libraries make this machine
 another one, such as FBGEMM_ENABLE_INSTRUCTIONS=AVX2 with ATEN_CPU_CAPABILITY=avx2, and so do other
-numbers of threads, and a core that is shared: `taskset -c 0`, beside a busy process. A first start
-measures here, too. `made_up` has all of this on kinds of hardware where nothing is measured.
+numbers of threads, a core that is shared (`taskset -c 0`, beside a busy process), and `--scaled`,
+which multiplies what is measured. A first start measures here, too. `made_up` has all of this on
+kinds of hardware where nothing is measured.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ import numpy as np
 
 from benchmarks import measured
 from benchmarks.figures import costs_of, prices_table, task_of
+from benchmarks.made_up_hardware import HOME
 from benchmarks.measured import OPTIMIZER, open_bench, task_rows
 from benchmarks.planners import neuroshard, on_device, planner_of
-from dlrm_sharded.calibration.start_measurement import measure_first_start
-from dlrm_sharded.cost.learned import (
-    LearnedCostModel,
-    learned_cost_model,
-    shipped_cost_model,
+from benchmarks.scaled_hardware import (
+    Factors,
+    ScaledBench,
+    calibrated,
+    scaled_start,
+    stage_factors,
 )
+from dlrm_sharded.calibration.start_measurement import measure_first_start
+from dlrm_sharded.cost.learned import LearnedCostModel, shipped_cost_model
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.fitting.picture import START_S, corrected
 from dlrm_sharded.fitting.run_journal import measured_run
@@ -39,6 +44,7 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import process_group
+from dlrm_sharded.sharders.plan_file import PlanFileSharder
 from dlrm_sharded.sharders.planning import Planner
 from studies.parts import option
 from studies.study import Case, Row
@@ -57,7 +63,16 @@ OPTIONS = {
     "tasks": option(8, "tasks to compare on"),
     "runs": option((1, 3, 10), "numbers of runs after which prices are compared"),
     "calibrated": option(
-        (), "artefacts of calibrations here as NAME=FILE, the most thorough one last", nargs="*"
+        (),
+        "calibrations here as NAME=FILE, the most thorough one last; an artefact, or a "
+        "costs.parquet, which is fitted with the factors of --scaled",
+        nargs="*",
+    ),
+    "scaled": option(
+        HOME, "factors of this machine's times, such as 'backward x 5.5, forward x 2'"
+    ),
+    "plans": option(
+        (), "plans of others as NAME=FOLDER, where each task's is NUMBER.json", nargs="*"
     ),
     "threads": option(1, "threads of a rank"),
     **{name: measured.OPTIONS[name] for name in ("seed", "rounds", "iterations")},
@@ -69,8 +84,10 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def _rows(options: argparse.Namespace) -> list[Row]:
+    factors = stage_factors(options.scaled)
+    build = functools.partial(ScaledBench, factors=factors)
     with open_bench(
-        options.iterations, table_bytes=MEASURED_RANK_BYTES, threads=options.threads
+        options.iterations, table_bytes=MEASURED_RANK_BYTES, threads=options.threads, build=build
     ) as (bench, device):
         context = RunContext(device.type, local_hardware(device), OPTIMIZER, ranks_per_host=1)
         measure = functools.partial(task_rows, bench=bench, rounds=options.rounds)
@@ -78,24 +95,35 @@ def _rows(options: argparse.Namespace) -> list[Row]:
         print("\n".join(context.hardware.lines()), flush=True)
         prior = shipped_cost_model(context)
         runs = _runs(prior, measure, max(options.runs), device.type)
-        models = {"0 runs": prior, FIRST_START: _started(prior, context)}
+        models = {"0 runs": prior, FIRST_START: _started(prior, context, factors)}
         models |= {f"{n} runs": corrected(prior, runs[:n]) for n in options.runs}
-        for calibrated in options.calibrated:
-            name, _, path = calibrated.partition("=")
-            models[name] = learned_cost_model(context, str(Path(path)))
+        for name, path in map(_name_and_path, options.calibrated):
+            models[name] = calibrated(path, context, factors)
         planners = {name: _planner(model) for name, model in models.items()}
         planners[REFERENCE] = planner_of(REFERENCE, device=device.type, hardware=context.hardware)
         rows: list[Row] = []
         for number, found in enumerate(measured_tasks(options.seed, num=options.tasks)):
             task = on_device(found.task, device.type)
             rng = np.random.default_rng([options.seed, number])
-            rows += measure(number, task, planners, rng=rng)
+            given = {
+                name: Planner(PlanFileSharder(Path(folder, f"{number}.json")), prior)
+                for name, folder in map(_name_and_path, options.plans)
+            }
+            rows += measure(number, task, given | planners, rng=rng)
             print(f"task {number}: {_figures(rows, number)}", flush=True)
     stated = {name: model.standing.error for name, model in models.items() if model.standing}
-    return [row | {"stated": stated.get(row["sharder"])} for row in rows]
+    return [
+        row | {"stated": stated.get(row["sharder"])} if row["sharder"] in models else row
+        for row in rows
+    ]
 
 
-def _started(prior: LearnedCostModel, context: RunContext) -> LearnedCostModel:
+def _name_and_path(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    return name, path
+
+
+def _started(prior: LearnedCostModel, context: RunContext, factors: Factors) -> LearnedCostModel:
     """Return the prices after a first start on this machine, with a single rank."""
     [found] = measured_tasks(RUN_SEED, num=1)
     tables, batch_size = on_device(found.task, context.device).tables, found.task.batch_size
@@ -103,7 +131,7 @@ def _started(prior: LearnedCostModel, context: RunContext) -> LearnedCostModel:
         start = measure_first_start(rank, context, tables, batch_size, budget_s=START_S)
     assert start is not None, "20 s are enough for some plans"
     print(f"first start: stated error {start.error:.2f}; beside {start.disturbance}", flush=True)
-    return with_start(prior, start, num_ranks=1)
+    return with_start(prior, scaled_start(start, prior, factors), num_ranks=1)
 
 
 def _planner(model: LearnedCostModel) -> Planner:
@@ -143,16 +171,26 @@ def _figures(rows: Sequence[Row], number: int) -> str:
 
 
 def report(rows: Sequence[Row], reference: str | None) -> str:
-    """Write errors of predictions, and costs of plans over TorchRec's and the last model's."""
+    """Write errors of predictions, and costs of plans over TorchRec's, the last model's, the best.
+
+    The imbalance is the time of the slowest rank over the mean of the ranks.
+    """
     costs = costs_of(rows, "compute_ms")
-    best = next(name for name in reversed(costs) if name != REFERENCE)
+    last = next(name for name in reversed(costs) if name != REFERENCE)
     plans: list[Row] = []
     for row in rows:
         task = task_of(row)
-        over = {other: costs[other][task] for other in (REFERENCE, best) if task in costs[other]}
+        over = {other: costs[other][task] for other in (REFERENCE, last) if task in costs[other]}
         if "compute_ms" in row:
+            over["the cheapest"] = min(
+                of_task[task] for of_task in costs.values() if task in of_task
+            )
             plan = {"prices": row["sharder"], "cost_ms": row["compute_ms"], "over": over}
-            if row["sharder"] != REFERENCE:
+            ranks_ms = [
+                cost.computation_ms for cost in PlanCost.from_json(row["measured"]).per_rank
+            ]
+            plan["imbalance"] = max(ranks_ms) / float(np.mean(ranks_ms))
+            if "stated" in row:
                 plan |= {"predicted_ms": row["predicted_compute_ms"], "stated": row["stated"]}
             plans.append(plan)
     texts = ["the slowest rank, means over tasks [95 %]:", prices_table(plans, ["prices"])]

@@ -208,7 +208,8 @@ def prices_table(rows: Sequence[Row], by: Sequence[str]) -> str:
 
     Args:
         rows: a plan of a task each, with `cost_ms` and the costs of others `over`; with
-            `predicted_ms` and the `stated` error where there are prices.
+            `predicted_ms` and the `stated` error where there are prices, and `imbalance` where
+            ranks were measured.
         by: names of the fields that tell lines apart.
     """
     lines = []
@@ -219,14 +220,19 @@ def prices_table(rows: Sequence[Row], by: Sequence[str]) -> str:
         if ratios:
             cells = [float(np.exp(np.log(ratios).mean())), np.abs(np.array(ratios) - 1).mean()]
         cells.append(found[0].get("stated"))
+        if "imbalance" in rows[0]:
+            cells.append(float(np.mean([row["imbalance"] for row in found])))
         for other in found[0]["over"]:
             over = [row["cost_ms"] / row["over"][other] for row in found if other in row["over"]]
-            cells += [interval_text(over, ".3f"), max(over)]
+            dearer = sum(ratio > 1 + TIE for ratio in over)
+            cells += [interval_text(over, ".3f"), max(over), f"{dearer} of {len(over)}"]
         lines.append([*key, *cells])
     columns: list[Column | str] = [name.replace("_", " ") for name in by]
     columns += [Column("predicted / true", ".2f"), Column("error", ".1%"), Column("stated", ".0%")]
+    if "imbalance" in rows[0]:
+        columns.append(Column("imbalance", ".2f"))
     for other in rows[0]["over"]:
-        columns += [f"over {other} [95 %]", Column("worst", ".3f")]
+        columns += [f"over {other} [95 %]", Column("worst", ".3f"), "dearer on"]
     return TextTable(columns, lines).markdown()
 
 

@@ -63,8 +63,8 @@ MADE_UP = (
 """Kinds of hardware, each by its factors; launches have theirs in place of the direction's."""
 
 
-def true_prices(packaged: LearnedCostModel, kind: str) -> LearnedCostModel:
-    """Return the prices of a kind of hardware.
+def factors_of(kind: str) -> dict[str, float]:
+    """Return the factors of a kind of hardware by part.
 
     Raises:
         ConfigError: the text is neither "home" nor factors, as those of `MADE_UP` are.
@@ -74,6 +74,12 @@ def true_prices(packaged: LearnedCostModel, kind: str) -> LearnedCostModel:
         if (found := FACTOR.fullmatch(text)) is None:
             raise ConfigError(f"{text!r} is no factor of prices; one is 'rows from memory x 6'")
         factors[found[1]] = float(found[2])
+    return factors
+
+
+def true_prices(packaged: LearnedCostModel, kind: str) -> LearnedCostModel:
+    """Return the prices of a kind of hardware, see `factors_of`."""
+    factors = factors_of(kind)
     names = packaged.compute.device.terms
     of_terms = np.ones(packaged.compute.num_parts)
     for part, beginnings in TERMS.items():

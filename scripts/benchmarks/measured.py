@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,14 +118,18 @@ def _scaled(task: ShardingTask, options: argparse.Namespace) -> ShardingTask:
 
 @contextlib.contextmanager
 def open_bench(
-    iterations: int, *, table_bytes: int, threads: int = 1
+    iterations: int,
+    *,
+    table_bytes: int,
+    threads: int = 1,
+    build: Callable[..., RankBench] = RankBench,
 ) -> Iterator[tuple[RankBench, torch.device]]:
     """Yield a bench and the device that it measures on: a GPU, or threads of the CPU."""
     quiet()
     torch.set_num_threads(threads)
     config = MeasureConfig(iterations=iterations, warmup=2, num_batches=NUM_BATCHES)
     with process_group() as rank:
-        bench = RankBench(config, rank.device, table_bytes=table_bytes, optimizer=OPTIMIZER)
+        bench = build(config, rank.device, table_bytes=table_bytes, optimizer=OPTIMIZER)
         yield bench, rank.device
 
 
