@@ -65,8 +65,8 @@ class ShardedPlannerProvider:
         options: further arguments of `ShardedPlanner`, without those that a request states.
 
     Raises:
-        ConfigError: TorchRec is older than 1.9, an argument is one of the request's, or a GPU is
-            unknown.
+        ConfigError: TorchRec is older than 1.9, an argument is one of the request's or measures
+            this machine, or a GPU is unknown.
     """
 
     def __init__(
@@ -85,6 +85,10 @@ class ShardedPlannerProvider:
             ) from error
         if stated := OF_REQUEST & options.keys():
             raise ConfigError(f"{min(stated)} is an argument of the request; state it there")
+        if options.get("calibrate") is not None:
+            raise ConfigError(
+                "calibrate measures this machine, and a provider plans for any; leave it out"
+            )
         self._torchrec = DefaultPlannerProvider()
         self._gpus = {
             sku: named_gpu_spec(name, key=f"gpus[{sku!r}]") for sku, name in (gpus or {}).items()

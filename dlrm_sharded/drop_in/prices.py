@@ -14,15 +14,19 @@ from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import rank_from_environment
 
 
-def prices_of_run(context: RunContext) -> LearnedCostModel:
+def prices_of_run(context: RunContext, calibrate: float | None = None) -> LearnedCostModel:
     """Return the prices of a context, corrected by its journal, with the defaults of `train.yaml`.
 
     What a first start has measured counts; none is measured here.
+
+    Args:
+        calibrate: seconds for a first start; None for the default, which may leave it out.
     """
+    default = os.environ.get("DLRM_SHARDED_CALIBRATE", AUTO)
     return cost_picture(
         context,
         journal=os.environ.get("DLRM_SHARDED_JOURNAL", AUTO),
-        calibrate=os.environ.get("DLRM_SHARDED_CALIBRATE", AUTO),
+        calibrate=default if calibrate is None else calibrate,
     )
 
 

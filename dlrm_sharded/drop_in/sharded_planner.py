@@ -14,33 +14,31 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder
+from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel, caveat_of, is_additive
-from dlrm_sharded.drop_in.dedup import check_dedup, deduplicating_modules
-from dlrm_sharded.drop_in.find_tables import find_tables
+from dlrm_sharded.drop_in.dedup import check_dedup
 from dlrm_sharded.drop_in.fixed_tables import SharderBesideFixed
 from dlrm_sharded.drop_in.measured_data import KjtsOf, measured
 from dlrm_sharded.drop_in.model_report import ModelReport, replica_gain
-from dlrm_sharded.drop_in.module_tables import ModuleTables
-from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables, with_optimizer_state
-from dlrm_sharded.drop_in.parameter_constraints import Means, constrained, passed_on
+from dlrm_sharded.drop_in.model_request import ModelRequest, model_request
+from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables
+from dlrm_sharded.drop_in.parameter_constraints import Means, constrained
 from dlrm_sharded.drop_in.prices import context_of_ranks, prices_of_run
-from dlrm_sharded.drop_in.replica_training import fused_rules, rules_of_replicas, with_replicable
+from dlrm_sharded.drop_in.replica_training import rules_of_replicas
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.files.errors import ConfigError, check_count
-from dlrm_sharded.fitting.picture import AUTO
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.fitting.picture import AUTO, MAX_START_S
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
-from dlrm_sharded.model.torchrec_adapter import parameter_sharding
-from dlrm_sharded.plans.layouts import layout_of
-from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.job.first_start import with_first_start
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import (
+    Rank,
     detect_topology,
     rank_from_environment,
     with_memory_of_all_ranks,
@@ -91,6 +89,8 @@ class ShardedPlanner(TorchRecPlanner):
         replicas: whether tables may be replicated.
         cost_model: prices of the search and of `report`. "auto" finds those of this hardware as a
             run does, corrected by its journal of runs, unless the sharder has some; None for none.
+        calibrate: seconds in which `collective_plan` measures this hardware, once, if the plan
+            depends on prices and it has none of its own; 20 suffice. None measures nothing.
         plan: plan.json of an earlier plan, which is taken in the place of a new one.
         output_dir: folder for plan.json and task.json; None writes neither.
         options: keys of the sharder's yaml, such as `time_budget_s=5`, for one that is named.
@@ -110,6 +110,7 @@ class ShardedPlanner(TorchRecPlanner):
         constraints: Mapping[str, ParameterConstraints] | None = None,
         replicas: bool = False,
         cost_model: CostModel | str | None = AUTO,
+        calibrate: float | None = None,
         plan: str | Path | None = None,
         output_dir: str | Path | None = None,
         **options: Any,
@@ -121,6 +122,8 @@ class ShardedPlanner(TorchRecPlanner):
                 check_count(key, size, least=1)
         if isinstance(cost_model, str) and cost_model != AUTO:
             raise ConfigError(f"cost_model is {cost_model!r}; give {AUTO!r}, a cost model or None")
+        if calibrate is not None:
+            check_number("calibrate", calibrate, above=True, most=MAX_START_S)
         if options and (plan is not None or not isinstance(sharder, str)):
             raise ConfigError(
                 f"ShardedPlanner has no argument {min(options)!r}, and only a sharder that is "
@@ -137,6 +140,7 @@ class ShardedPlanner(TorchRecPlanner):
         self.constraints = constraints or {}
         self.replicas = replicas
         self.cost_model = cost_model
+        self.calibrate = calibrate
         self.output_dir = None if output_dir is None else Path(output_dir)
         self.options = options
         self.report: ModelReport | None = None
@@ -175,10 +179,54 @@ class ShardedPlanner(TorchRecPlanner):
             rank = rank_from_environment()
             if topology.compute_device == rank.device.type:
                 context = context_of_job(rank, None)
+            if context is not None and self.calibrate is not None:
+                return self._plan_after_start(module, chosen, topology, context, rank)
         plan, self.report = on_rank_zero(
             lambda: self._plan(module, chosen, topology, context), group=pg
         )
         return plan
+
+    def _plan_after_start(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]],
+        topology: Topology,
+        context: RunContext,
+        rank: Rank,
+    ) -> TorchRecPlan:
+        """Plan as `collective_plan`, after a first start on hardware without prices of its own."""
+        optimizer = optimizer_of_tables(module, sharders)
+        requests: list[ModelRequest] = []  # of rank 0
+
+        def request() -> ShardingTask:
+            requests.append(self._request(module, sharders, topology))
+            return requests[0].task
+
+        task = on_rank_zero(request)
+        context = self._context(context, task.topology, optimizer)
+        with all_or_none():
+            planner = self._planner(context) if rank.is_zero else None
+        if optimizer is None:
+            log.warning(
+                "calibrate measures nothing: no optimizer is fused into the tables, see "
+                "apply_optimizer_in_backward"
+            )
+        else:
+            planner = with_first_start(
+                planner,
+                rank,
+                context,
+                task,
+                budget_s=self.calibrate,
+                new_planner=self._planner,
+            )
+
+        def plan() -> tuple[TorchRecPlan, ModelReport]:
+            assert planner is not None, "rank 0 has one"
+            return self._planned(requests[0], planner)
+
+        torchrec_plan, self.report = on_rank_zero(plan)
+        return torchrec_plan
 
     def _plan(
         self,
@@ -192,49 +240,55 @@ class ShardedPlanner(TorchRecPlanner):
         Args:
             context: what the ranks compute on, if all of them have detected it.
         """
-        started_s = time.perf_counter()
+        request = self._request(model, sharders, topology)
+        if self._needs_prices:
+            optimizer = optimizer_of_tables(model, sharders)
+            context = self._context(context, request.task.topology, optimizer)
+        return self._planned(request, self._planner(context))
+
+    def _request(
+        self, model: nn.Module, sharders: list[ModuleSharder[Any]], topology: Topology
+    ) -> ModelRequest:
+        """Find the tables of a model, and measure their accesses."""
         batch_size = self.global_batch_size
         if batch_size is None:
             batch_size = (self.batch_size or DEFAULT_LOCAL_BATCH_SIZE) * topology.world_size
-        found = find_tables(model, sharders, topology)
-        topology = with_optimizer_state(topology, model, sharders, found)
-        rules = fused_rules(model, sharders, found)
-        tables = constrained(
-            with_replicable(found, rules),
-            topology,
-            batch_size / topology.world_size,
-            means=self.pooling_factors,
-            constraints=self.constraints,
-            replicas=self.replicas,
-        )
-        modules = tables.modules
+        measure = None
         if self.data is not None:
-            modules = measured(
-                modules,
-                self.data,
-                batch_size,
+            measure = functools.partial(
+                measured,
+                data=self.data,
+                batch_size=batch_size,
                 kjts_of=self.kjts_of,
                 max_batches=self.max_batches,
             )
-        task = ShardingTask(
-            tables=tuple(table for found in modules for table in found.tables.values()),
-            topology=topology,
+        return model_request(
+            model,
+            sharders,
+            topology,
             batch_size=batch_size,
+            constrain=functools.partial(
+                constrained,
+                means=self.pooling_factors,
+                constraints=self.constraints,
+                replicas=self.replicas,
+            ),
+            measure=measure,
         )
-        if self._needs_prices:
-            optimizer = optimizer_of_tables(model, sharders)
-            context = self._context(context, topology, optimizer)
-        dedup = deduplicating_modules(model, sharders)
-        planner = dataclasses.replace(self._planner(context), dedup=dedup)
+
+    def _planned(self, request: ModelRequest, planner: Planner) -> tuple[TorchRecPlan, ModelReport]:
+        """Return the plan of a request."""
+        started_s = time.perf_counter() - request.seconds
+        task, tables, modules = request.task, request.tables, request.modules
+        topology, dedup = task.topology, request.dedup
+        planner = dataclasses.replace(planner, dedup=dedup)
         self._warn_of_other_device(planner, topology)
         if tables.fixed or tables.min_columns:
             beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
             planner = dataclasses.replace(planner, sharder=beside)
         plan, details = planner.plan(task)
         check_dedup(plan, dedup)
-        torchrec_plan = TorchRecPlan(
-            {found.path: _module_plan(found, plan, topology, self.constraints) for found in modules}
-        )
+        torchrec_plan = request.torchrec_plan(plan, self.constraints)
         if not plan.exchange_precision.is_exact:
             log.warning(
                 "the plan is for exchanges in %s, which a TorchRec plan does not carry; give the "
@@ -253,7 +307,7 @@ class ShardedPlanner(TorchRecPlanner):
             replica_gain=gain,
             may_replicate=self.replicas or bool(plan.replicated_tables),
             plan_s=plan_s,
-            replica_rules=rules_of_replicas(plan, modules, rules),
+            replica_rules=rules_of_replicas(plan, modules, request.rules),
             table_names={
                 (found.path, parameter): table.name
                 for found in modules
@@ -289,7 +343,7 @@ class ShardedPlanner(TorchRecPlanner):
         model = self.cost_model
         if self._needs_prices:
             assert context is not None
-            model = prices_of_run(context)
+            model = prices_of_run(context, self.calibrate)
         elif model == AUTO:
             model = self._sharders_model
         assert not isinstance(model, str)
@@ -338,23 +392,3 @@ def plan_model(
         plan = planner.plan(model, get_default_sharders() if sharders is None else sharders)
     assert planner.report is not None
     return plan, planner.report
-
-
-def _module_plan(
-    found: ModuleTables,
-    plan: ShardingPlan,
-    topology: Topology,
-    constraints: Mapping[str, ParameterConstraints],
-) -> EmbeddingModuleShardingPlan:
-    """Return TorchRec's plan of a module; raise InvalidPlanError if the module cannot train it."""
-    shards = plan.shards_by_table()
-    module_plan = {}
-    for parameter, table in found.tables.items():
-        own = shards[table.name]
-        module_plan[parameter] = dataclasses.replace(
-            parameter_sharding(own, layout_of(own, table, topology), topology),
-            sharding_type=found.torchrec_type(own, table, topology),
-            **passed_on(constraints.get(parameter)),
-        )
-    found.check(plan, topology)
-    return EmbeddingModuleShardingPlan(module_plan)

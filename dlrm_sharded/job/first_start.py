@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -23,7 +23,6 @@ from dlrm_sharded.fitting.start_file import (
     write_start,
 )
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
@@ -32,13 +31,19 @@ from dlrm_sharded.sharders.planning import Planner
 
 log = logging.getLogger(__name__)
 
+NewPlanner = Callable[[RunContext], Planner]
+"""Makes a planner with the prices of ranks."""
+
 
 def with_first_start(
     planner: Planner | None,
-    settings: JobSettings,
     rank: Rank,
     context: RunContext,
     task: ShardingTask,
+    *,
+    budget_s: float | None,
+    new_planner: NewPlanner,
+    snapshot: str | None = None,
 ) -> Planner | None:
     """Return the planner, with measured prices if this is the first start; a collective.
 
@@ -47,13 +52,15 @@ def with_first_start(
 
     Args:
         planner: on rank 0 alone.
+        budget_s: time in which it may measure, in s; None for none.
+        new_planner: makes the planner with what was measured; called on rank 0.
+        snapshot: folder of the prices that a sweep's runs share.
     """
-    budget_s = settings.start_budget_s
     if budget_s is None or not on_rank_zero(
         lambda: planner is not None and may_need([planner], context, exchanges=True)
     ):
         return planner
-    folders = start_folders(context, settings.price_snapshot)
+    folders = start_folders(context, snapshot)
     with contextlib.ExitStack() as turn:
         found = patiently_on_rank_zero(
             lambda: bool(turn.enter_context(_turn(context))) and _is_found(context, folders)
@@ -62,13 +69,13 @@ def with_first_start(
         if not found:
             on_rank_zero(lambda: log.info("%s", announcement(rank, budget_s)))
             start = measure_first_start(
-                rank, context, task.tables, settings.batch_size, budget_s=budget_s
+                rank, context, task.tables, task.batch_size, budget_s=budget_s
             )
         with all_or_none():
             if rank.is_zero and start is not None:
-                return _with_start(settings, context, start)
+                return _with_start(new_planner, snapshot, context, start)
             if rank.is_zero and found:
-                return settings.new_planner(context)
+                return new_planner(context)
     return planner
 
 
@@ -105,15 +112,17 @@ def _is_found(context: RunContext, folders: list[Path]) -> bool:
     return find_start(context, folders, may_lack_exchanges=False) is not None
 
 
-def _with_start(settings: JobSettings, context: RunContext, start: FirstStart) -> Planner:
+def _with_start(
+    new_planner: NewPlanner, snapshot: str | None, context: RunContext, start: FirstStart
+) -> Planner:
     """Return the planner with measured prices, and keep what was measured for later starts."""
     keep(context, start)
-    if settings.price_snapshot is not None:  # the other jobs of the sweep have these prices, too
-        write_start(start_path(Path(settings.price_snapshot), context), start)
-        return settings.new_planner(context)
+    if snapshot is not None:  # the other jobs of the sweep have these prices, too
+        write_start(start_path(Path(snapshot), context), start)
+        return new_planner(context)
     with tempfile.TemporaryDirectory() as folder:
         write_start(start_path(Path(folder), context), start)
-        return settings.new_planner(dataclasses.replace(context, started=Path(folder)))
+        return new_planner(dataclasses.replace(context, started=Path(folder)))
 
 
 def keep(context: RunContext, start: FirstStart) -> None:

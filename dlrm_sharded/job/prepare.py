@@ -81,7 +81,15 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     topology = with_memory_of_all_ranks(settings.topology)
     task = on_rank_zero(lambda: settings.task(topology))
     if start.plan_to_keep(settings.config, task.topology.world_size) is None:
-        planner = with_first_start(planner, settings, rank, context, task)
+        planner = with_first_start(
+            planner,
+            rank,
+            context,
+            task,
+            budget_s=settings.start_budget_s,
+            new_planner=settings.new_planner,
+            snapshot=settings.price_snapshot,
+        )
     with all_or_none():
         workload = traced_workload(
             functools.partial(settings.build_model, task),

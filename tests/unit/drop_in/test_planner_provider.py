@@ -209,5 +209,7 @@ def test_what_cannot_be_kept_is_refused_or_named(caplog: pytest.LogCaptureFixtur
     assert "planner_config has proposer_type" in caplog.text
     with pytest.raises(ConfigError, match="batch_size is an argument of the request"):
         ShardedPlannerProvider("size", batch_size=4)
+    with pytest.raises(ConfigError, match="calibrate measures this machine"):
+        ShardedPlannerProvider(calibrate=20)
     with pytest.raises(ConfigError, match="no argument 'patence'"):
         ShardedPlannerProvider(GreedySharder("size"), patence=1)

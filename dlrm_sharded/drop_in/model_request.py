@@ -1,0 +1,112 @@
+"""What a plan is asked for: the tables of a model as a task, and how its modules train them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
+
+from dlrm_sharded.drop_in.dedup import deduplicating_modules
+from dlrm_sharded.drop_in.find_tables import find_tables
+from dlrm_sharded.drop_in.module_tables import ModuleTables
+from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
+from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, passed_on
+from dlrm_sharded.drop_in.replica_training import RulesByTable, fused_rules, with_replicable
+from dlrm_sharded.model.torchrec_adapter import parameter_sharding
+from dlrm_sharded.plans.layouts import layout_of
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import ShardingTask, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """The tables of a model, with what is known of their accesses.
+
+    Args:
+        tables: with the layouts that modules and constraints leave them.
+        modules: those tables, with their accesses.
+        rules: see `fused_rules`.
+        dedup: paths of the modules that deduplicate their ids.
+        seconds: time that it took to find all this.
+    """
+
+    task: ShardingTask
+    tables: ConstrainedTables
+    modules: Sequence[ModuleTables]
+    rules: RulesByTable
+    dedup: tuple[str, ...]
+    seconds: float
+
+    def torchrec_plan(
+        self, plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]
+    ) -> TorchRecPlan:
+        """Return TorchRec's form of a plan, with what constraints pass on to it.
+
+        Raises:
+            InvalidPlanError: a module cannot train its part.
+        """
+        topology = self.task.topology
+        return TorchRecPlan(
+            {found.path: _module_plan(found, plan, topology, constraints) for found in self.modules}
+        )
+
+
+def model_request(
+    model: nn.Module,
+    sharders: list[ModuleSharder[Any]],
+    topology: Topology,
+    *,
+    batch_size: int,
+    constrain: Callable[..., ConstrainedTables],
+    measure: Callable[[Sequence[ModuleTables]], Sequence[ModuleTables]] | None,
+) -> ModelRequest:
+    """Find the tables that some sharders can shard.
+
+    Args:
+        batch_size: samples of all ranks together.
+        constrain: `constrained` with the user's constraints.
+        measure: measures the accesses of the tables; None if there are no data.
+
+    Raises:
+        ConfigError: there is no such module, or one that cannot be planned.
+    """
+    started_s = time.perf_counter()
+    found = find_tables(model, sharders, topology)
+    topology = with_optimizer_state(topology, model, sharders, found)
+    rules = fused_rules(model, sharders, found)
+    tables = constrain(with_replicable(found, rules), topology, batch_size / topology.world_size)
+    modules = tables.modules if measure is None else measure(tables.modules)
+    task = ShardingTask(
+        tables=tuple(table for of in modules for table in of.tables.values()),
+        topology=topology,
+        batch_size=batch_size,
+    )
+    dedup = deduplicating_modules(model, sharders)
+    return ModelRequest(task, tables, modules, rules, dedup, time.perf_counter() - started_s)
+
+
+def _module_plan(
+    found: ModuleTables,
+    plan: ShardingPlan,
+    topology: Topology,
+    constraints: Mapping[str, ParameterConstraints],
+) -> EmbeddingModuleShardingPlan:
+    """Return TorchRec's plan of a module; raise InvalidPlanError if the module cannot train it."""
+    shards = plan.shards_by_table()
+    module_plan = {}
+    for parameter, table in found.tables.items():
+        own = shards[table.name]
+        module_plan[parameter] = dataclasses.replace(
+            parameter_sharding(own, layout_of(own, table, topology), topology),
+            sharding_type=found.torchrec_type(own, table, topology),
+            **passed_on(constraints.get(parameter)),
+        )
+    found.check(plan, topology)
+    return EmbeddingModuleShardingPlan(module_plan)
