@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import measured
 from benchmarks.figures import costs_of, prices_table, task_of
 from benchmarks.made_up_hardware import HOME
-from benchmarks.measured import OPTIMIZER, open_bench, task_rows
+from benchmarks.measured import OPTIMIZER, open_bench, predicted_compute_ms, task_rows
 from benchmarks.planners import neuroshard, on_device, planner_of
 from benchmarks.scaled_hardware import (
     Factors,
@@ -110,12 +110,24 @@ def _rows(options: argparse.Namespace) -> list[Row]:
                 for name, folder in map(_name_and_path, options.plans)
             }
             rows += measure(number, task, given | planners, rng=rng)
+            _predict_reference(rows[-1], task, models)
             print(f"task {number}: {_figures(rows, number)}", flush=True)
     stated = {name: model.standing.error for name, model in models.items() if model.standing}
     return [
         row | {"stated": stated.get(row["sharder"])} if row["sharder"] in models else row
         for row in rows
     ]
+
+
+def _predict_reference(
+    row: Row, task: ShardingTask, models: Mapping[str, LearnedCostModel]
+) -> None:
+    """Note what all prices predict of TorchRec's plan, which none of them has chosen."""
+    if "plan" in row:
+        plan = _plan_of(row, task)
+        row["predicted_by"] = {
+            name: predicted_compute_ms(model.predict(plan, task)) for name, model in models.items()
+        }
 
 
 def _name_and_path(text: str) -> tuple[str, str]:
@@ -155,13 +167,17 @@ def _as_run(row: Row, task: ShardingTask, prior: LearnedCostModel) -> Sample:
 
     On this machine exchanges are not measured, so they are as the prior has them, too.
     """
-    plan = ShardingPlan.from_json({"world_size": task.topology.world_size, "shards": row["plan"]})
+    plan = _plan_of(row, task)
     predicted = prior.predict(plan, task)
     measured = PlanCost.from_json(row["measured"])
     cost = dataclasses.replace(measured, input_dist_ms=predicted.input_dist_ms)
     run = measured_run(plan, task, cost)
     assert run is not None, "the tasks have one host"
     return run
+
+
+def _plan_of(row: Row, task: ShardingTask) -> ShardingPlan:
+    return ShardingPlan.from_json({"world_size": task.topology.world_size, "shards": row["plan"]})
 
 
 def _figures(rows: Sequence[Row], number: int) -> str:
@@ -173,9 +189,16 @@ def _figures(rows: Sequence[Row], number: int) -> str:
 def report(rows: Sequence[Row], reference: str | None) -> str:
     """Write errors of predictions, and costs of plans over TorchRec's, the last model's, the best.
 
-    The imbalance is the time of the slowest rank over the mean of the ranks.
+    The imbalance is the time of the slowest rank over the mean of the ranks. What is predicted of
+    the chosen plan over its measured time is also compared with the same ratio of TorchRec's plan,
+    so that what is common to a task, such as the machine's drift, cancels.
     """
     costs = costs_of(rows, "compute_ms")
+    unchosen = {
+        (name, task_of(row)): predicted_ms / row["compute_ms"]
+        for row in rows
+        for name, predicted_ms in row.get("predicted_by", {}).items()
+    }
     last = next(name for name in reversed(costs) if name != REFERENCE)
     plans: list[Row] = []
     for row in rows:
@@ -192,6 +215,7 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
             plan["imbalance"] = max(ranks_ms) / float(np.mean(ranks_ms))
             if "stated" in row:
                 plan |= {"predicted_ms": row["predicted_compute_ms"], "stated": row["stated"]}
+                plan["unchosen"] = unchosen.get((row["sharder"], task))
             plans.append(plan)
     texts = ["the slowest rank, means over tasks [95 %]:", prices_table(plans, ["prices"])]
     if (error := repeatability(rows)) is not None:

@@ -221,6 +221,12 @@ def prices_table(rows: Sequence[Row], by: Sequence[str]) -> str:
             cells = [float(np.exp(np.log(ratios).mean())), np.abs(np.array(ratios) - 1).mean()]
         cells.append(found[0].get("stated"))
         if "imbalance" in rows[0]:
+            chosen = [
+                row["predicted_ms"] / row["cost_ms"] / row["unchosen"]
+                for row in found
+                if row.get("unchosen")
+            ]
+            cells.append(interval_text(chosen, ".3f") if chosen else None)
             cells.append(float(np.mean([row["imbalance"] for row in found])))
         for other in found[0]["over"]:
             over = [row["cost_ms"] / row["over"][other] for row in found if other in row["over"]]
@@ -230,7 +236,7 @@ def prices_table(rows: Sequence[Row], by: Sequence[str]) -> str:
     columns: list[Column | str] = [name.replace("_", " ") for name in by]
     columns += [Column("predicted / true", ".2f"), Column("error", ".1%"), Column("stated", ".0%")]
     if "imbalance" in rows[0]:
-        columns.append(Column("imbalance", ".2f"))
+        columns += ["chosen over unchosen [95 %]", Column("imbalance", ".2f")]
     for other in rows[0]["over"]:
         columns += [f"over {other} [95 %]", Column("worst", ".3f"), "dearer on"]
     return TextTable(columns, lines).markdown()

@@ -183,9 +183,13 @@ def _figures(
         "critical_path_ms": measured.critical_path_ms,
         "predicted_ms": predicted.cost_ms,
         "compute_ms": max(cost.computation_ms for cost in measured.per_rank),
-        "predicted_compute_ms": predicted.excess_ms
-        + max(cost.computation_ms for cost in predicted.per_rank),
+        "predicted_compute_ms": predicted_compute_ms(predicted),
     }
+
+
+def predicted_compute_ms(cost: PlanCost) -> float:
+    """Return the expected computation of the slowest rank."""
+    return cost.excess_ms + max(rank.computation_ms for rank in cost.per_rank)
 
 
 def report(rows: Sequence[Row], reference: str | None) -> str:

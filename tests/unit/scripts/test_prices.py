@@ -28,17 +28,17 @@ def test_prices_elsewhere_are_compared_with_torchrec_the_last_model_and_the_chea
     rows = [
         {"number": i, "sharder": name, "compute_ms": ms, "predicted_compute_ms": 2 * ms}
         | {"measured": {"per_rank": [_computation(ms), _computation(ms / 3)]}}
-        | ({} if name == "torchrec" else {"stated": None})
+        | ({"predicted_by": {"0 runs": 4 * ms}} if name == "torchrec" else {"stated": None})
         for name, by_task in times_ms.items()
         for i, ms in enumerate(by_task)
     ]
     lines = [line.strip("| ").split("|") for line in elsewhere.report(rows, None).splitlines()]
     first, ten, last = ([cell.strip().partition(" [")[0] for cell in line] for line in lines[4:7])
-    assert first[:5] == ["0 runs", "2.00", "100.0%", "-", "1.50"]
+    assert first[:6] == ["0 runs", "2.00", "100.0%", "-", "0.500", "1.50"]
     over_cheapest = ["1.500", "2.000", "1 of 2"]
-    assert first[5:] == ["0.625", "0.750", "0 of 2", "1.250", "2.000", "1 of 2", *over_cheapest]
-    assert ten[5:] == ["0.875", "1.500", "1 of 2", "1.000", "1.000", "0 of 2", *over_cheapest]
-    assert last[:5] == ["torchrec", "-", "-", "-", "1.50"]
+    assert first[6:] == ["0.625", "0.750", "0 of 2", "1.250", "2.000", "1 of 2", *over_cheapest]
+    assert ten[6:] == ["0.875", "1.500", "1 of 2", "1.000", "1.000", "0 of 2", *over_cheapest]
+    assert last[:6] == ["torchrec", "-", "-", "-", "-", "1.50"]
 
 
 def _computation(ms: float) -> dict[str, float]:
