@@ -21,7 +21,7 @@ from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.fitting.confidence import NOISE, PART_SPREAD, SHARED_SPREAD
-from dlrm_sharded.fitting.factor_fit import parts_by_stage
+from dlrm_sharded.fitting.observed import parts_by_stage
 
 
 class Design:

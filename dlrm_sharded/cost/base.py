@@ -147,7 +147,7 @@ def workload_cost(
     forward, backward = compute.times_ms(sums, workload.num_lookups()).T
 
     def exchange_ms(kind: str) -> list[float]:
-        exchange = workload.exchange(for_ids=kind == INPUT_DIST)
+        exchange = communication.exchange_of(kind, workload)
         return (communication.exchange_ms(kind, exchange, hosts) + added_ms[kind]).tolist()
 
     return PlanCost.from_stages(

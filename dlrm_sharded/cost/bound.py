@@ -11,9 +11,9 @@ is, the smaller are the pieces for which a rank has time; so each range of it ha
 (L11). Row blocks that fill the ranks of one host leave all columns to the others (L12). Tables are
 cut into whole pieces (L13), a rank's largest piece makes all others wait (L14), and the tables that
 cost most have one layout each (L15). Row blocks of sequences reduce nothing (L16), and modules pay
-for their own launches (L17).
+for their own launches (L17). Bytes of sequences count for more or fewer bytes of bags (L18).
 
-docs/notes/lower_bound.md has the lemmas L1 to L17, their proofs and an example with numbers.
+docs/notes/lower_bound.md has the lemmas L1 to L18, their proofs and an example with numbers.
 
 Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 """

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.codecs import CodecTimes
-from dlrm_sharded.cost.workload import Exchange, Floats
+from dlrm_sharded.cost.workload import Exchange, Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.task import Topology
@@ -226,11 +226,27 @@ class CommunicationModel:
         all_reduce: [F'], weights of `REDUCE_TERMS` for the all-reduce of the gradients of replicas,
             which is part of `bwd_comm`; the volume is that of one of its two halves. None for the
             sum of a reduce-scatter and an all-gather, which a ring makes an all-reduce of.
+        sequences: [2, 2], for each of `STEP_EXCHANGES`, how many bytes of bags a byte of sequences
+            counts for: of whole tables and columns, and of row blocks, whose vectors are put in the
+            order of their ids after the exchange; None for one each.
     """
 
     exchange: Floats
     reduce: Floats
     all_reduce: Floats | None = None
+    sequences: Floats | None = None
+
+    @property
+    def sequence_factors(self) -> Floats:
+        """[2, 2], see `sequences`."""
+        return np.ones((len(STEP_EXCHANGES), 2)) if self.sequences is None else self.sequences
+
+    def exchange_of(self, kind: str, workload: Workload) -> Exchange:
+        """Return one of `EXCHANGES` of a workload, whose bytes of sequences count as here."""
+        if kind not in STEP_EXCHANGES:
+            return workload.exchange(for_ids=True)
+        counts = self.sequence_factors[STEP_EXCHANGES.index(kind)]
+        return workload.exchange(for_ids=False, sequences=counts)
 
     @property
     def all_reduce_weights(self) -> Floats:
@@ -248,10 +264,11 @@ class CommunicationModel:
         all_reduce = self.all_reduce
         if all_reduce is not None:
             all_reduce = all_reduce * parts[EXCHANGES.index(BWD_COMM), _REDUCE_PART]
-        return CommunicationModel(
-            self.exchange * parts[:, _EXCHANGE_PART],
-            self.reduce * parts[:, _REDUCE_PART],
-            all_reduce,
+        return dataclasses.replace(
+            self,
+            exchange=self.exchange * parts[:, _EXCHANGE_PART],
+            reduce=self.reduce * parts[:, _REDUCE_PART],
+            all_reduce=all_reduce,
         )
 
     def with_precision(
@@ -280,7 +297,9 @@ class CommunicationModel:
             added_ms = times.reduce if kind == FWD_COMM else 0.0  # gradients are gathered
             reduce[i, REDUCE_TERMS.index("bytes")] += own_ms + added_ms + REDUCED_SHARE * of_all_ms
         # Gradients of replicas are averaged in fp32, even if the vectors are exchanged in less.
-        return CommunicationModel(exchange, reduce, self.all_reduce_weights)
+        return dataclasses.replace(
+            self, exchange=exchange, reduce=reduce, all_reduce=self.all_reduce_weights
+        )
 
     def parts_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
         """Return [W, P], the `EXCHANGE_PARTS` of a time; they sum to `exchange_ms`."""
@@ -362,7 +381,7 @@ def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> Comm
         reduce[:, REDUCE_TERMS.index(link)] = 1.0
         if all_reduce is not None:
             all_reduce[REDUCE_TERMS.index(link)] = 2.0  # both halves
-    return CommunicationModel(exchange, reduce, all_reduce)
+    return dataclasses.replace(model, exchange=exchange, reduce=reduce, all_reduce=all_reduce)
 
 
 UNMEASURED = CommunicationModel(

@@ -82,6 +82,8 @@ class ExchangePrices:
     Args:
         even_byte_ms: time of a byte on every rank. No volumes of the same sum have a smaller mean
             over ranks, as no term depends on a rank's number (Jensen's inequality).
+        sequences: how many bytes of bags a byte of sequences counts for, and one of their row
+            blocks, see `CommunicationModel`; at even volumes, of all exchanges together.
         reduces: prices of row blocks, by the size of their groups.
         gradients: prices of replicas; zeros if the exchanges have no backward one.
     """
@@ -96,6 +98,7 @@ class ExchangePrices:
     gradients: ReducePrices
     num_ranks: int
     num_hosts: int
+    sequences: tuple[float, float] = (1.0, 1.0)
 
     @property
     def any_byte_ms(self) -> float:
@@ -114,6 +117,9 @@ class ExchangePrices:
             kinds: the exchanges that are priced together; one of them, to price it by itself.
         """
         size, per_host = hosts.world_size, hosts.ranks_per_host
+        even = _even_byte_ms(model, hosts, kinds)
+        counts = np.array([model.sequence_factors[STEP_EXCHANGES.index(kind)] for kind in kinds])
+        whole, blocks = np.average(counts, axis=0, weights=even if even.any() else None).tolist()
         exchanges = _StepExchanges(model, hosts, kinds)
         fixed_ms = float(exchanges.times_ms(np.zeros(size))[0])
         with_shards_ms = float(exchanges.times_ms(np.zeros(size), num_shards=1.0)[0])
@@ -136,6 +142,7 @@ class ExchangePrices:
             ),
             num_ranks=size,
             num_hosts=size // per_host,
+            sequences=(whole, blocks),
         )
 
 
@@ -199,47 +206,80 @@ class LeastExchangePrices:
 
     With volumes v, their sum S and largest V, rank r's exchanges take at least
     fixed_ms + own_byte_ms * v[r] + any_byte_ms * S + busiest_byte_ms * (V - S / W).
+
+    Args:
+        sequences: how many bytes of bags a byte of sequences counts for, and one of their row
+            blocks; no more than in any of these prices, and in that of even volumes.
     """
 
     own_byte_ms: float
     any_byte_ms: float
     busiest_byte_ms: float
+    sequences: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
     def from_model(cls, model: CommunicationModel, hosts: Hosts) -> LeastExchangePrices:
         """Add up the lower limits of all `EXCHANGE_TERMS`."""
-        size, per_host = hosts.world_size, hosts.ranks_per_host
-        if size == 1:
+        if hosts.world_size == 1:
             return cls(0.0, 0.0, 0.0)
-        links = (
-            ("intra", per_host - 1, hosts.intra_ms_per_mb),
-            ("inter", size - per_host, hosts.inter_ms_per_mb),
-        )
-        num_hosts = size // per_host
-        own_mb_ms = any_mb_ms = busiest_mb_ms = 0.0
-        # a rank's own vectors go out in the forward pass, and their gradients come in
-        for kind, own_way, other_way in ((FWD_COMM, "out", "in"), (BWD_COMM, "in", "out")):
-            weights = model.exchange[EXCHANGES.index(kind)].tolist()
-            weight = dict(zip(EXCHANGE_TERMS, weights, strict=True))
-            own_mb_ms += weight["own_bytes"] * size
-            any_mb_ms += weight["all_bytes"]
-            for link, peers, ms_per_mb in links:
-                # the busier direction takes no less than that of the rank's own bytes
-                own_mb_ms += (
-                    (weight[f"{own_way}_{link}"] + weight[f"busier_{link}"]) * peers * ms_per_mb
-                )
-                # a maximum over ranks or hosts is no less than their mean
-                maxima = sum(weight[f"max_{term}_{link}"] for term in ("out", "in", "busier"))
-                maxima = (maxima + weight["max_both_links"]) / size
-                any_mb_ms += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
-                # some rank sends, or gets, the largest volume; no rank's own goes the other way
-                own_maxima = sum(weight[f"max_{term}_{link}"] for term in (own_way, "busier"))
-                busiest_mb_ms += (own_maxima + weight["max_both_links"]) * peers * ms_per_mb
-                # A rank that holds everything gets nothing from others. Only if all others are
-                # behind one link, what it gets is known: all that is not its own.
-                if peers == size - 1:
-                    own_mb_ms -= weight[f"{other_way}_{link}"] * ms_per_mb
-                    any_mb_ms += weight[f"{other_way}_{link}"] * ms_per_mb
+        kinds = [_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES]
+        own_mb_ms, any_mb_ms, busiest_mb_ms = np.sum(kinds, axis=0).tolist()
         # A negative price of its own counts at most for everything: its volume is no more than all.
         any_mb_ms += min(own_mb_ms, 0.0)
-        return cls(max(own_mb_ms, 0.0) / 1e6, any_mb_ms / 1e6, busiest_mb_ms / 1e6)
+        prices = (max(own_mb_ms, 0.0) / 1e6, any_mb_ms / 1e6, busiest_mb_ms / 1e6)
+        return cls(*prices, _least_counts(model, hosts))
+
+
+def _least_mb_ms(model: CommunicationModel, kind: str, hosts: Hosts) -> tuple[float, float, float]:
+    """Return the least prices of a MB in one exchange: of a rank's own, of any, of the busiest."""
+    size, per_host = hosts.world_size, hosts.ranks_per_host
+    links = (
+        ("intra", per_host - 1, hosts.intra_ms_per_mb),
+        ("inter", size - per_host, hosts.inter_ms_per_mb),
+    )
+    num_hosts = size // per_host
+    # a rank's own vectors go out in the forward pass, and their gradients come in
+    own_way, other_way = ("out", "in") if kind == FWD_COMM else ("in", "out")
+    weights = model.exchange[EXCHANGES.index(kind)].tolist()
+    weight = dict(zip(EXCHANGE_TERMS, weights, strict=True))
+    own_mb_ms, any_mb_ms, busiest_mb_ms = weight["own_bytes"] * size, weight["all_bytes"], 0.0
+    for link, peers, ms_per_mb in links:
+        # the busier direction takes no less than that of the rank's own bytes
+        own_mb_ms += (weight[f"{own_way}_{link}"] + weight[f"busier_{link}"]) * peers * ms_per_mb
+        # a maximum over ranks or hosts is no less than their mean
+        maxima = sum(weight[f"max_{term}_{link}"] for term in ("out", "in", "busier"))
+        maxima = (maxima + weight["max_both_links"]) / size
+        any_mb_ms += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
+        # some rank sends, or gets, the largest volume; no rank's own goes the other way
+        own_maxima = sum(weight[f"max_{term}_{link}"] for term in (own_way, "busier"))
+        busiest_mb_ms += (own_maxima + weight["max_both_links"]) * peers * ms_per_mb
+        # A rank that holds everything gets nothing from others. Only if all others are
+        # behind one link, what it gets is known: all that is not its own.
+        if peers == size - 1:
+            own_mb_ms -= weight[f"{other_way}_{link}"] * ms_per_mb
+            any_mb_ms += weight[f"{other_way}_{link}"] * ms_per_mb
+    return own_mb_ms, any_mb_ms, busiest_mb_ms
+
+
+def _even_byte_ms(model: CommunicationModel, hosts: Hosts, kinds: Sequence[str]) -> Floats:
+    """Return [K], the price of a byte on every rank in each of some exchanges."""
+    each = [_StepExchanges(model, hosts, [kind]) for kind in kinds]
+    empty = np.zeros(hosts.world_size)
+    even: Floats = np.array([float((of.even_ms - of.times_ms(empty))[0]) for of in each])
+    return even / EVEN_BYTES
+
+
+def _least_counts(model: CommunicationModel, hosts: Hosts) -> tuple[float, float]:
+    """Return `LeastExchangePrices.sequences`: L18 of docs/notes/lower_bound.md."""
+    counts, size = model.sequence_factors, hosts.world_size
+    by_kind = np.array([_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES])
+    own, of_any, busiest = by_kind.T
+    prices = [own, of_any - busiest / size, busiest, _even_byte_ms(model, hosts, STEP_EXCHANGES)]
+    counted, sums = [price @ counts for price in prices], [float(p.sum()) for p in prices]
+    if sums[0] <= 0.0:  # a negative price of its own counts for everything, see `from_model`
+        counted[1], sums[1] = counted[1] + np.minimum(counted[0], 0.0), sums[1] + sums[0]
+    means = [of / total for of, total in zip(counted, sums, strict=True) if total > 0.0]
+    # times never fall with volumes, so the fewest bytes of both exchanges are few enough, too
+    fewest = counts.min(axis=0)
+    whole, blocks = np.maximum(np.min([*means, counts.max(axis=0)], axis=0), fewest).tolist()
+    return whole, blocks

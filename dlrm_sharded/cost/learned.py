@@ -122,7 +122,10 @@ class LearnedCostModel:
         curves, lines = self.exchange_curves, self.communication
         if curves is not None:
             # fewer bytes are on another part of a curve
-            lines = curves.at(even) if precision.is_exact else curves.at_precision(even, precision)
+            of_bags = (
+                curves.at(even) if precision.is_exact else curves.at_precision(even, precision)
+            )
+            lines = dataclasses.replace(of_bags, sequences=lines.sequences)
         return lines if precision.is_exact else lines.with_precision(precision, _codecs(self))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:

@@ -25,6 +25,12 @@ SEQUENCE_PRICES = {"cpu": SequencePrices(0.08, 3.6), "cuda": SequencePrices()}
 They were measured on an Intel Xeon with AVX-512, see docs/notes/cost_model.md.
 """
 
+SEQUENCE_BYTES = {"cpu": np.array([[0.9, 1.1], [1.0, 1.4]]), "cuda": np.ones((2, 2))}
+"""What bytes of sequences count for in models that were fitted to none, by the type of device.
+
+See `CommunicationModel`; those of CPUs were measured on an Intel Xeon with AVX-512.
+"""
+
 UNKNOWN_VARIANCE = 1.0
 """Variance of the logarithm of a factor of sequences where no measurement told anything of it."""
 
@@ -74,6 +80,7 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
     arrays["dense"] = np.array(dataclasses.astuple(compute.dense))
     arrays["sequences"] = np.array(dataclasses.astuple(compute.sequences))
     arrays["all_reduce"] = communication.all_reduce_weights
+    arrays["sequence_bytes"] = communication.sequence_factors
     return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
 
 
@@ -115,7 +122,10 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
     if compute.uncertainty is not None and compute.uncertainty.shape != expected:
         raise ValueError(f"uncertainty is of shape {compute.uncertainty.shape}, not {expected}")
     all_reduce = arrays.get("all_reduce", CPU_ALL_REDUCE if device == "cpu" else None)
-    return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce)
+    sequences = arrays.get("sequence_bytes", SEQUENCE_BYTES[device])
+    if sequences.shape != (2, 2) or not (sequences > 0.0).all():
+        raise ValueError(f"sequence_bytes are {sequences.tolist()}, must be positive, [2, 2]")
+    return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce, sequences)
 
 
 def _with_sequences(uncertainty: Floats) -> Floats:

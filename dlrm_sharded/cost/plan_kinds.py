@@ -210,7 +210,9 @@ class CutPricer:
         self._compute = priced.compute
         self._prices = ExchangePrices.from_model(priced.communication, hosts)
         self._least_prices = LeastExchangePrices.from_model(priced.communication, hosts)
-        self._shapes = Shapes.from_task(task, priced.compute)
+        self._shapes = Shapes.from_task(
+            task, priced.compute, sequences=self._least_prices.sequences
+        )
         self._dims = np.array([table.embedding_dim for table in task.tables])
         self._is_sequence = np.array([not table.pooled for table in task.tables])
         self.num_modules = int(owners(task.tables).max()) + 1

@@ -7,7 +7,7 @@ Letters: T tables, N column shapes, n pieces, V numbers of a shard (`compute.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,7 @@ class Shapes:
         *,
         max_widths: int = MAX_COLUMNS,
         equal: Mapping[str, int] | None = None,
+        sequences: Sequence[float] = (1.0, 1.0),
     ) -> Shapes:
         """Price all shapes of a task whose tables all have a reuse histogram (`with_profiles`).
 
@@ -124,6 +125,7 @@ class Shapes:
                 columns. A table has more of them if its steps would be large for the memory.
             equal: width of all column shards in modules of sequences, by module. It is the step of
                 their tables, and narrower columns than the whole table are shards of one step.
+            sequences: what bytes of sequences count for, see `ExchangePrices`.
         """
         dims = np.array([table.embedding_dim for table in task.tables], dtype=np.int64)
         step = COLUMN_MULTIPLE * -(-dims // (COLUMN_MULTIPLE * max_widths))
@@ -140,7 +142,7 @@ class Shapes:
         table = np.repeat(np.arange(len(dims)), num_widths)
         num_steps = np.arange(first[-1]) - first[table] + 1
         topology = task.topology
-        pricer = PiecePricer(task, compute)
+        pricer = PiecePricer(task, compute, sequences)
         num_cols = np.minimum(num_steps * step[table], dims[table])
         num_shards = np.ones_like(num_cols)
         for i in np.flatnonzero(is_too_wide).tolist():
@@ -212,9 +214,15 @@ def _num_shards(num_cols: list[int], topology: Topology) -> list[int]:
 class PiecePricer:
     """Prices pieces of the tables of a task whose tables all have a reuse histogram."""
 
-    def __init__(self, task: ShardingTask, compute: ComputeModel) -> None:
+    def __init__(
+        self,
+        task: ShardingTask,
+        compute: ComputeModel,
+        sequences: Sequence[float] = (1.0, 1.0),
+    ) -> None:
         self._task = task
         self._compute = compute
+        self._sequences = sequences
         self._dims = np.array([t.embedding_dim for t in task.tables], dtype=np.int64)
         self._whole = np.array([t.num_embeddings for t in task.tables], dtype=np.int64)
         self._num_ids = task.batch_size * np.array([t.pooling_factor for t in task.tables])
@@ -326,5 +334,7 @@ class PiecePricer:
             vectors=self._compute.vectors(workload),
             # `Topology.shard_bytes` for arrays
             size_bytes=num_rows * (num_cols * (weight_bytes + per_weight) + per_row),
-            volume=workload.vector_bytes() * (is_exchanged & (not is_replica)) / parts,
+            volume=workload.vector_bytes(self._sequences)
+            * (is_exchanged & (not is_replica))
+            / parts,
         )

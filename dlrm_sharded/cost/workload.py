@@ -135,9 +135,18 @@ class Workload:
             return self.group_size
         return np.where(self.is_sequence, np.minimum(self.group_size, 1), self.group_size)
 
-    def vector_bytes(self) -> Floats:
-        """Return [S], bytes of a shard's vectors that its rank exchanges with every other one."""
-        return self.num_cols * self.num_vectors * (FLOAT_BYTES / self.world_size)
+    def vector_bytes(self, sequences: Sequence[float] | Floats = (1.0, 1.0)) -> Floats:
+        """Return [S], bytes of a shard's vectors that its rank exchanges with every other one.
+
+        Args:
+            sequences: what a byte of sequences counts for, and of their row blocks, see
+                `CommunicationModel`.
+        """
+        num_bytes = self.num_cols * self.num_vectors * (FLOAT_BYTES / self.world_size)
+        if self.is_sequence is None:
+            return num_bytes
+        counts = np.where(self.group_size > 1, sequences[1], sequences[0])
+        return np.where(self.is_sequence, num_bytes * counts, num_bytes)
 
     @property
     def num_unique(self) -> Floats:
@@ -188,13 +197,19 @@ class Workload:
         present[self.rank, module] = 1.0
         return present.sum(axis=1)
 
-    def exchange(self, *, for_ids: bool) -> Exchange:
-        """Return the exchange of ids and lengths of bags, or else that of vectors."""
+    def exchange(
+        self, *, for_ids: bool, sequences: Sequence[float] | Floats = (1.0, 1.0)
+    ) -> Exchange:
+        """Return the exchange of ids and lengths of bags, or else that of vectors.
+
+        Args:
+            sequences: see `vector_bytes`.
+        """
         if for_ids:
             group_size = self.group_size
             num_bytes = (self.num_ids + self.num_bags) * (ID_BYTES / self.world_size)
         else:
-            group_size, num_bytes = self.reduce_size, self.vector_bytes()
+            group_size, num_bytes = self.reduce_size, self.vector_bytes(sequences)
         # The ranks of a group reduce the pooled vectors of all samples among themselves. Where they
         # are not all ranks, each then exchanges its part of them with the other groups, as if the
         # part were a column shard. Ids reach such groups by the all-to-all; a group of all ranks

@@ -214,16 +214,18 @@ class _PricedPlan:
         Args:
             is_new: whether the shard's module has no other shard in the all-to-all.
         """
-        exchange = workload.exchange(for_ids=False)
+        table, times = self._tables[whole.table], np.zeros((len(candidates), workload.world_size))
         places = np.arange(len(candidates)), candidates
-        volume = np.repeat(exchange.volume[None], len(candidates), axis=0)
-        num_vectors = workload.batch_size * self._tables[whole.table].vectors_per_sample
-        volume[places] += FLOAT_BYTES * whole.num_cols * num_vectors / workload.world_size
-        num_shards = np.repeat(exchange.num_shards[None], len(candidates), axis=0)
-        num_shards[places] += 1
-        model, times = self._communication, np.zeros_like(volume)
-        num_more = 0 if workload.owner is None else max(exchange.num_launches + is_new - 1, 0)
-        for kind in STEP_EXCHANGES:
+        num_vectors = workload.batch_size * table.vectors_per_sample
+        num_bytes = FLOAT_BYTES * whole.num_cols * num_vectors / workload.world_size
+        model = self._communication
+        for kind, (of_sequences, _) in zip(STEP_EXCHANGES, model.sequence_factors, strict=True):
+            exchange = model.exchange_of(kind, workload)
+            volume = np.repeat(exchange.volume[None], len(candidates), axis=0)
+            volume[places] += num_bytes * (1.0 if table.pooled else of_sequences)
+            num_shards = np.repeat(exchange.num_shards[None], len(candidates), axis=0)
+            num_shards[places] += 1
+            num_more = 0 if workload.owner is None else max(exchange.num_launches + is_new - 1, 0)
             times += model.all_to_all_ms(kind, volume, num_shards, self._hosts)
             times += model.reduces_ms(kind, exchange, self._hosts)
             times += num_more * model.launch_ms(kind, self._hosts)
@@ -239,13 +241,13 @@ class _PricedPlan:
 
 def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     """Return the time [S] that each shard adds to its rank's exchanges."""
-    volume = workload.exchange(for_ids=False).volume
+    volume = workload.exchange(for_ids=False, sequences=prices.sequences).volume
     host_volume = volume.reshape(prices.num_hosts, -1).sum(axis=1)
     per_byte = np.full(len(volume), prices.own_byte_ms + prices.any_byte_ms)
     per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
     on_busiest_host = np.repeat(host_volume >= host_volume.max(), workload.ranks_per_host)
     per_byte[on_busiest_host] += prices.busiest_host_byte_ms
-    num_bytes, size = workload.vector_bytes(), workload.reduce_size
+    num_bytes, size = workload.vector_bytes(prices.sequences), workload.reduce_size
     times: Floats = per_byte[workload.rank] * num_bytes / np.maximum(size, 1) + prices.shard_ms
     for group_size, reduce in prices.reduces.items():
         num_groups = workload.world_size // group_size

@@ -20,7 +20,8 @@ import numpy as np
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.fitting.confidence import ERROR_OF_ONE, Confidence, reliability
-from dlrm_sharded.fitting.factor_fit import Factors, Observed, fitted_to, observed_times
+from dlrm_sharded.fitting.factor_fit import Factors, fitted_to
+from dlrm_sharded.fitting.observed import Observed, observed_times
 from dlrm_sharded.fitting.outliers import NUM_AGREEING, Outlier, contradicting_plans
 from dlrm_sharded.fitting.rank_errors import rank_error
 from dlrm_sharded.fitting.samples import Sample, workload_of_sample

@@ -21,6 +21,7 @@ from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.fitting.evaluate import Predictor, TimePairs, averaged, compare
+from dlrm_sharded.fitting.factor_fit import with_sequences
 from dlrm_sharded.fitting.fit import (
     LookupData,
     fit_communication,
@@ -201,7 +202,7 @@ def _fitted_alone(
         seed=config.seed,
         num_steps=config.num_steps,
     )
-    return LearnedCostModel(
+    model = LearnedCostModel(
         compute=_with_sequences(_with_dense_gradients(compute, computation, device), computation),
         communication=with_stated(communication, measured=measured_links(samples)),
         name=manifest["hardware"],
@@ -209,6 +210,9 @@ def _fitted_alone(
         ranges=fitted_ranges(samples),
         measured_links=measured_links(samples),
     )
+    if any(sample.has_sequences for sample in together):
+        model = dataclasses.replace(model, communication=with_sequences(model, together))
+    return model
 
 
 def _with_dense_gradients(

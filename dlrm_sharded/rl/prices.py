@@ -36,11 +36,13 @@ class RankPrices:
     Args:
         own_byte_ms, busiest_byte_ms: time of such a byte of the rank itself and of the busiest
             rank, in both exchanges of a step.
+        sequences: what bytes of sequences count for, see `ExchangePrices`.
     """
 
     compute: ComputeModel
     own_byte_ms: float
     busiest_byte_ms: float
+    sequences: Sequence[float] = (1.0, 1.0)
 
     @classmethod
     def from_model(
@@ -52,12 +54,12 @@ class RankPrices:
         prices = ExchangePrices.from_model(communication, hosts)
         # the busiest rank is on the busiest host, so a byte there counts for both
         busiest_byte_ms = prices.busiest_rank_byte_ms + prices.busiest_host_byte_ms
-        return cls(compute, prices.own_byte_ms, busiest_byte_ms)
+        return cls(compute, prices.own_byte_ms, busiest_byte_ms, prices.sequences)
 
     def vectors(self, workload: Workload, world_size: int) -> Floats:
         """Return [T, K], the vectors of whole tables, see `workload_of_tables`."""
         # the workload is of one rank, which would exchange all of its vectors with itself
-        volume = workload.vector_bytes() / world_size
+        volume = workload.vector_bytes(self.sequences) / world_size
         return np.column_stack([self.compute.vectors(workload), volume])
 
 

@@ -65,8 +65,10 @@ def build_problem(
     """
     equal = equal or {}
     task, hosts = priced.task, priced.hosts
-    shapes = Shapes.from_task(task, priced.compute, max_widths=max_widths, equal=equal)
     prices = ExchangePrices.from_model(priced.communication, hosts)
+    shapes = Shapes.from_task(
+        task, priced.compute, max_widths=max_widths, equal=equal, sequences=prices.sequences
+    )
     units = _Units.from_task(task, constraints, equal)
     kept_shapes = _kept_shapes(shapes, units)
     columns = kept_shapes.pieces(shapes.columns)

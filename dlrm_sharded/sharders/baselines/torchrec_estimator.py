@@ -147,7 +147,8 @@ class CalibratedPerfEstimator(ShardEstimator):
     def _comms_ms(self, kind: str, workload: Workload) -> Floats:
         """Return [S], time that each shard adds to the exchanges of its rank."""
         prices, size = self._exchanges[kind], workload.world_size
-        volume, group_size = workload.vector_bytes(), workload.reduce_size
+        volume = workload.vector_bytes(prices.sequences)
+        group_size = workload.reduce_size
         # The rank that decides the cost is taken for the one with the most bytes.
         byte_ms = (
             prices.own_byte_ms

@@ -394,13 +394,17 @@ def test_l15_a_table_has_one_layout() -> None:
     of=planned(layouts=("rows", "rows", "rows_of_host", "whole", "replicas")),
     model=models,
     width=st.sampled_from([4, 8]),
+    counts=st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4),
 )
 @EXAMPLES
 def test_l16_row_blocks_of_sequences_reduce_nothing(
-    of: Planned, model: LearnedCostModel, width: int
+    of: Planned, model: LearnedCostModel, width: int, counts: list[float]
 ) -> None:
     """Also where the last block has fewer rows, and so the last rank less to send; beside whole
     tables, and tables in column shards of one width."""
+    sequences = np.reshape(counts, (2, 2))
+    communication = dataclasses.replace(model.communication, sequences=sequences)
+    model = dataclasses.replace(model, communication=communication)
     plan, task = of
     tables = tuple(
         dataclasses.replace(table, pooled=False, embedding_dim=16, num_embeddings=rows, module="s")

@@ -11,12 +11,8 @@ from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.fitting.adapt import Adapted, adapt, error_of
 from dlrm_sharded.fitting.confidence import Confidence
-from dlrm_sharded.fitting.factor_fit import (
-    Factors,
-    fit_factors,
-    fitted_to,
-    observed_times,
-)
+from dlrm_sharded.fitting.factor_fit import Factors, fit_factors, fitted_to
+from dlrm_sharded.fitting.observed import observed_times
 from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 from tests.unit.cost.hardware import measured_plans

@@ -16,7 +16,9 @@ from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
-from tests.unit.made_up import column_shards, task_of, with_memory, with_topology
+from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
+from tests.unit.made_up import USED_ONCE, column_shards, task_of, with_memory, with_topology
 from tests.unit.search.made_up import (
     COST_ALONE,
     MODELS,
@@ -98,6 +100,26 @@ def test_states_cost_what_is_predicted_whatever_moves_led_there(name: str, total
             assert sorted(state_shards(state)) == sorted(shards)
             expected = getattr(predicted(shards, task, model), total)
             assert state.objective_ms == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("blocks", [1.0, 3.0])
+def test_row_blocks_that_take_longer_lose_to_whole_tables(blocks: float) -> None:
+    """They balance the ranks, which is not worth three times their bytes."""
+    task = task_of(
+        [
+            Table(f"s{i}", 4000, 64, ids, USED_ONCE, pooled=False)
+            for i, ids in enumerate((10.0, 20.0))
+        ],
+        2,
+        2**30,
+        1000,
+    )
+    model = model_of("shipped")
+    sequences = np.array([[1.0, blocks]] * 2)
+    communication = dataclasses.replace(model.communication, sequences=sequences)
+    model = dataclasses.replace(model, communication=communication)
+    plan = neuroshard_sharder(SharderContext(cost_model=model)).shard(task)
+    assert (len(plan.shards) == 2) == (blocks > 1.0)
 
 
 @pytest.mark.parametrize("name", ["shipped", "plain", "links"])

@@ -1,0 +1,184 @@
+"""Measured times of plans, and the parts of predicted times that are fitted to them.
+
+Letters: N measured times, S shards, W ranks, P parts, K slopes, C numbers of a profile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel, Hosts
+from dlrm_sharded.cost.compute import LOOKUP_STAGES
+from dlrm_sharded.cost.exchange_curves import EvenVolumes
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import Floats, Workload
+from dlrm_sharded.fitting.confidence import reliability
+from dlrm_sharded.fitting.samples import Sample, workload_of_sample
+from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
+
+OF_SEQUENCES = np.array([[1.0, 0.0], [1.0, 1.0]])
+"""[2, C], profiles of what whole sequences, and their row blocks, add to an exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Measured times [N] of one plan, and the parts of what is predicted for them.
+
+    Args:
+        parts: [S, P], of shards; for exchanges of a rank's bags, and what sequences add to them.
+        time: [S], the time to which a row of `parts` adds; never falling, and each occurs.
+        profile: [S, C], scaled, the last number is 1 for sequences; for exchanges `OF_SEQUENCES`.
+        num_terms: the first parts, which have slopes, K of them; 0 for exchanges, in which all
+            parts share one slope, and K is 1.
+        times_ms: [N], which may be 0.
+        reliability: weight of the times of this plan, see `confidence`.
+    """
+
+    parts: Floats
+    time: NDArray[np.int64]
+    profile: Floats
+    times_ms: Floats
+    num_terms: int = 0
+    reliability: float = 1.0
+
+    def multiplied(self, factors: Floats, slopes: Floats | None) -> Floats:
+        """Return [S, P], the parts times factors [P] with slopes [K, C]."""
+        found: Floats = self.parts * factors
+        if slopes is not None:
+            found[:, : self.num_terms or None] *= np.exp(self.profile @ slopes.T)
+        return found
+
+    def sloped(self, parts: Floats) -> Floats:
+        """Return [S, K], what rises with each slope."""
+        return parts[:, : self.num_terms] if self.num_terms else parts.sum(axis=1, keepdims=True)
+
+    def log_ratios(
+        self, factors: Floats, slopes: Floats | None, *, least_ms: float = 0.0
+    ) -> Floats:
+        """Return [N], the logarithms of measured times over the sums of multiplied parts."""
+        sums = sums_by_time(self.multiplied(factors, slopes), self.time).sum(axis=1)
+        logs: Floats = np.log(np.maximum(self.times_ms, least_ms)) - np.log(sums)
+        return logs
+
+    def where(self, is_kept: NDArray[np.bool_]) -> Observed:
+        """Return the times with `is_kept` [N]."""
+        rows = is_kept[self.time]
+        place = np.cumsum(is_kept) - 1
+        return dataclasses.replace(
+            self,
+            parts=self.parts[rows],
+            time=place[self.time[rows]],
+            profile=self.profile[rows],
+            times_ms=self.times_ms[is_kept],
+        )
+
+
+def observed_times(prior: LearnedCostModel, sample: Sample) -> dict[str, Observed]:
+    """Return parts and times of the ranks that take part, by direction and exchange."""
+    ranks, weight = sample.cost.per_rank, reliability(sample.noise)
+    workload = workload_of_sample(sample)
+    of_lookups = {
+        direction: _of_lookups(
+            parts, workload, prior, np.array([rank.stage_ms(stage) for rank in ranks]), weight
+        )
+        for (direction, stage), parts in zip(
+            LOOKUP_STAGES.items(), prior.compute.shard_parts_ms(workload), strict=True
+        )
+    }
+    return of_lookups | observed_exchanges(prior, sample)
+
+
+def observed_exchanges(
+    prior: LearnedCostModel, sample: Sample, kinds: Sequence[str] = EXCHANGES
+) -> dict[str, Observed]:
+    """Return parts and times of the ranks that take part, by exchange."""
+    workload, found = workload_of_sample(sample), {}
+    communication = prior.communication_at(EvenVolumes.of_workload(workload, sample.hosts))
+    for kind in kinds:
+        times_ms = (
+            list(sample.cost.input_dist_ms or ())
+            if kind == INPUT_DIST
+            else [rank.stage_ms(kind) for rank in sample.cost.per_rank]
+        )
+        every = _of_exchange(communication, kind, workload, sample.hosts, np.array(times_ms))
+        every = dataclasses.replace(every, reliability=reliability(sample.noise))
+        takes_part = sums_by_time(every.parts, every.time).sum(axis=1) > 0
+        found[kind] = every.where(takes_part)
+    return found
+
+
+def parts_by_stage(prior: LearnedCostModel, workload: Workload, hosts: Hosts) -> dict[str, Floats]:
+    """Return [W, P] parts of predicted times by direction and by exchange."""
+    parts = dict(zip(DIRECTIONS, prior.compute.parts_ms(workload), strict=True))
+    communication = prior.communication_at(EvenVolumes.of_workload(workload, hosts))
+    for kind in EXCHANGES:
+        exchange = communication.exchange_of(kind, workload)
+        parts[kind] = communication.parts_ms(kind, exchange, hosts)
+    return parts
+
+
+def _of_exchange(
+    communication: CommunicationModel,
+    kind: str,
+    workload: Workload,
+    hosts: Hosts,
+    times_ms: Floats,
+) -> Observed:
+    """Return the times [W] of an exchange: rows for bags, sequences, and their row blocks."""
+    exchanges = [communication.exchange_of(kind, workload)]
+    if kind in STEP_EXCHANGES and workload.is_sequence is not None:
+        whole, _ = communication.sequence_factors[STEP_EXCHANGES.index(kind)]
+        some = [workload.exchange(for_ids=False, sequences=of) for of in ((0, 0), (whole, 0))]
+        exchanges = [*some, *exchanges]
+    parts = np.array([communication.parts_ms(kind, exchange, hosts) for exchange in exchanges])
+    parts[1:] -= parts[:-1].copy()  # more bytes never take less time
+    num_rows, num_ranks = parts.shape[:2]
+    profiles = np.vstack([np.zeros(len(OF_SEQUENCES)), OF_SEQUENCES])[:num_rows]
+    return Observed(
+        parts=parts.swapaxes(0, 1).reshape(num_rows * num_ranks, -1),
+        time=np.repeat(np.arange(num_ranks), num_rows),
+        profile=np.tile(profiles, (num_ranks, 1)),
+        times_ms=times_ms,
+    )
+
+
+def _of_lookups(
+    parts: tuple[Floats, Floats],
+    workload: Workload,
+    prior: LearnedCostModel,
+    times_ms: Floats,
+    weight: float,
+) -> Observed:
+    """Return the lookups of ranks with shards: a row for each shard, and one for launches.
+
+    Args:
+        parts: of shards [S, P], and launches of ranks [W, P].
+        times_ms: [W].
+    """
+    of_shards, of_launches = parts
+    profile = prior.compute.scaled_profile(workload)
+    rank = np.concatenate([workload.rank, np.arange(len(of_launches))])
+    order = np.argsort(rank, kind="stable")
+    every = Observed(
+        parts=np.concatenate([of_shards, of_launches])[order],
+        time=rank[order],
+        profile=np.concatenate([profile, np.zeros((len(of_launches), profile.shape[1]))])[order],
+        times_ms=times_ms,
+        num_terms=len(prior.compute.device.terms),
+        reliability=weight,
+    )
+    return every.where(np.bincount(workload.rank, minlength=len(of_launches)) > 0)
+
+
+def sums_by_time(values: Floats, time: NDArray[np.int64]) -> Floats:
+    """Return [N, ...], sums of the rows [S, ...] of each time; see `Observed.time`."""
+    if not len(time):
+        return values
+    first = np.flatnonzero(np.diff(time, prepend=-1))
+    sums: Floats = np.add.reduceat(values, first, axis=0)
+    return sums

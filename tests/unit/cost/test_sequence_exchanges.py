@@ -1,0 +1,163 @@
+"""Bytes of sequences in exchanges, which count for more or fewer bytes of bags."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    EXCHANGES,
+    REDUCE_TERMS,
+    STEP_EXCHANGES,
+    CommunicationModel,
+    Hosts,
+)
+from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.learned import shipped_prior
+from dlrm_sharded.cost.learned_arrays import SEQUENCE_BYTES, from_arrays, to_arrays
+from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
+from dlrm_sharded.fitting.factor_fit import fit_factors, with_sequences
+from dlrm_sharded.fitting.samples import Sample, workload_of_sample
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.cost.hardware import measured_plans
+from tests.unit.cost.test_bound_lemmas import (
+    EXAMPLES,
+    at_least,
+    communication_models,
+    hosts_and_volumes,
+)
+from tests.unit.made_up import USED_ONCE
+
+PRIOR = shipped_prior(RunContext("cpu"))
+COUNTS = np.array([[0.5, 1.5], [1.25, 2.0]])
+OWN_BYTES = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
+OWN_BYTES[:, EXCHANGE_TERMS.index("own_bytes")] = 1.0
+MODEL = CommunicationModel(OWN_BYTES, np.zeros((len(EXCHANGES), len(REDUCE_TERMS))))
+HOSTS = Hosts(2, 2)
+
+
+def workload(*, pooled: bool = False, rows: bool = False) -> Workload:
+    """A table of 16 columns and 5 ids a sample, whole or in row blocks on two ranks."""
+    table = Table("t", 1000, 16, 5.0, USED_ONCE, pooled=pooled)
+    task = ShardingTask((table,), Topology(2, memory_bytes=2**40), 1000)
+    shards = RowBlocks(range(2)).shards(table) if rows else (Shard.whole(table, 0),)
+    return workload_of_plan(ShardingPlan(2, tuple(shards)), task)
+
+
+def times_ms(model: CommunicationModel, kind: str, of: Workload) -> Floats:
+    return model.exchange_ms(kind, model.exchange_of(kind, of), HOSTS)
+
+
+@pytest.mark.parametrize("kind", EXCHANGES)
+def test_bytes_count_by_direction_and_layout(kind: str) -> None:
+    model = dataclasses.replace(MODEL, sequences=COUNTS)
+    whole, blocks = {FWD_COMM: (0.5, 1.5), BWD_COMM: (1.25, 2.0)}.get(kind, (1.0, 1.0))
+    for of, count in (
+        (workload(), whole),
+        (workload(rows=True), blocks),
+        (workload(pooled=True), 1.0),
+    ):
+        before = times_ms(MODEL, kind, of)
+        assert times_ms(model, kind, of) == pytest.approx(before * count)
+
+
+@given(
+    of=hosts_and_volumes(),
+    model=communication_models(),
+    shares=st.tuples(*[st.integers(0, 2**32)] * 2),
+)
+@EXAMPLES
+def test_l18_no_price_counts_fewer_bytes_of_sequences(
+    of: tuple[Hosts, Floats], model: CommunicationModel, shares: tuple[int, int]
+) -> None:
+    hosts, volume = of
+    rng, size = np.random.default_rng(shares), hosts.world_size
+    model = dataclasses.replace(model, sequences=np.exp(rng.normal(size=(2, 2))))
+    # of bags, whole sequences and row blocks
+    by_class = volume * rng.dirichlet([0.5] * 3, size).T
+    step_ms = sum(
+        model.all_to_all_ms(
+            kind, (np.array([1.0, *counts]) @ by_class)[None], np.ones((1, size)), hosts
+        )[0]
+        for kind, counts in zip(STEP_EXCHANGES, model.sequence_factors, strict=True)
+    )
+    even = ExchangePrices.from_model(model, hosts)
+    least = LeastExchangePrices.from_model(model, hosts)
+    counted = np.array([1.0, *least.sequences]) @ by_class
+    least_ms = even.fixed_ms + least.own_byte_ms * counted + least.any_byte_ms * counted.sum()
+    least_ms += least.busiest_byte_ms * (counted.max() - counted.mean())
+    assert at_least(step_ms, least_ms)
+    shards_ms = even.shard_ms * size
+    assert at_least(
+        np.mean(step_ms), even.fixed_ms + shards_ms + even.even_byte_ms * counted.mean()
+    )
+
+
+def test_prices_of_the_step_weigh_both_exchanges() -> None:
+    """Both exchanges have the same price of a byte, so that the mean of their counts holds."""
+    model = dataclasses.replace(MODEL, sequences=COUNTS)
+    for prices in (ExchangePrices, LeastExchangePrices):
+        assert prices.from_model(model, HOSTS).sequences == pytest.approx((0.875, 1.75))
+    [forward, backward] = (
+        ExchangePrices.from_model(model, HOSTS, kinds=[kind]).sequences for kind in STEP_EXCHANGES
+    )
+    assert (*forward, *backward) == pytest.approx(COUNTS.ravel())
+
+
+def test_exchanges_without_prices_count_the_mean() -> None:
+    nothing = dataclasses.replace(MODEL, exchange=np.zeros_like(OWN_BYTES), sequences=COUNTS)
+    assert ExchangePrices.from_model(nothing, HOSTS).sequences == (0.875, 1.75)
+    assert LeastExchangePrices.from_model(nothing, HOSTS).sequences == (1.25, 2.0)
+
+
+def measured(samples: list[Sample]) -> list[Sample]:
+    """Samples whose shards are bags or sequences in turns, measured where `COUNTS` hold."""
+    communication = dataclasses.replace(PRIOR.communication, sequences=COUNTS)
+    there = dataclasses.replace(PRIOR, communication=communication)
+    found = []
+    for number, sample in enumerate(samples):
+        shards = tuple(
+            dataclasses.replace(shard, pooled=bool(number % 2), row_wise=number % 4 == 0)
+            for shard in sample.shards
+        )
+        sample = dataclasses.replace(sample, shards=shards)
+        cost = there.predict_workload(workload_of_sample(sample), sample.hosts)
+        found.append(dataclasses.replace(sample, cost=cost))
+    return found
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Sample]:
+    return measured_plans(0, 24, seed=5)
+
+
+def test_a_fit_finds_the_counts(plans: list[Sample]) -> None:
+    bags = dataclasses.replace(PRIOR.communication, sequences=None)
+    prior = dataclasses.replace(PRIOR, communication=bags)
+    adapted = fit_factors(prior, measured(plans)).applied(prior)
+    for model in (adapted.communication, with_sequences(prior, measured(plans))):
+        assert model.sequence_factors == pytest.approx(COUNTS, rel=0.15)
+
+
+def test_plans_of_bags_say_nothing_of_sequences(plans: list[Sample]) -> None:
+    found = fit_factors(PRIOR, plans).applied(PRIOR).communication
+    assert found.sequence_factors == pytest.approx(PRIOR.communication.sequence_factors)
+
+
+def test_older_artefacts_have_the_counts_of_the_device() -> None:
+    model = dataclasses.replace(PRIOR.communication, sequences=COUNTS)
+    arrays = to_arrays(PRIOR.compute, model)
+    assert (from_arrays(arrays, "cpu")[1].sequence_factors == COUNTS).all()
+    older = {key: array for key, array in arrays.items() if key != "sequence_bytes"}
+    assert (from_arrays(older, "cpu")[1].sequence_factors == SEQUENCE_BYTES["cpu"]).all()
+    for damaged in (COUNTS[0], -COUNTS):
+        with pytest.raises(ValueError, match="sequence_bytes"):
+            from_arrays(arrays | {"sequence_bytes": damaged}, "cpu")
