@@ -22,6 +22,7 @@ PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
     "drop_in/chosen_options.py",
     "drop_in/find_tables.py",
+    "drop_in/model_request.py",
     "drop_in/module_tables.py",
     "drop_in/parameter_constraints.py",
     "drop_in/planner_provider.py",
