@@ -32,6 +32,7 @@ class PlanSizes:
         ids_per_step: largest number of ids that a rank looks up.
         pooled_gib: largest size of the pooled vectors that a rank looks up; None for no limit.
         widest_cols: range of the largest width of a plan.
+        wide_cols: largest width of a shard in a few plans of computation.
     """
 
     batch_sizes: tuple[int, ...]
@@ -39,6 +40,7 @@ class PlanSizes:
     ids_per_step: int
     pooled_gib: float | None = None
     widest_cols: tuple[int, int] = (MAX_COLS, MAX_COLS)
+    wide_cols: int = MAX_COLS
 
     def rank_limits(self, optimizer: str) -> RankLimits:
         """Return the limits of the plans' ranks.
@@ -52,11 +54,14 @@ class PlanSizes:
             ids_per_step=self.ids_per_step,
             pooled_bytes=math.inf if self.pooled_gib is None else self.pooled_gib * GIB,
             widest_cols=self.widest_cols,
+            wide_cols=self.wide_cols,
             replicas=optimizer in CAN_REPLICATE,
         )
 
 
-CPU_SIZES = PlanSizes(batch_sizes=(1024, 2048, 4096, 8192), table_gib=2.0, ids_per_step=1_500_000)
+CPU_SIZES = PlanSizes(
+    batch_sizes=(1024, 2048, 4096, 8192), table_gib=2.0, ids_per_step=1_500_000, wide_cols=2048
+)
 GPU_SIZES = PlanSizes(
     batch_sizes=(8192, 16384, 32768, 65536, 131072),
     table_gib=24.0,

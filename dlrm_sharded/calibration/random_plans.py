@@ -26,6 +26,10 @@ MIN_DRAWN_ROWS, MAX_DRAWN_ROWS = 100, 40_000_000
 MIN_POOLING, MAX_POOLING = 0.1, 400.0
 """Ranges of the tables' widths, rows and pooling factors."""
 
+WIDE_SHARE = 0.1
+"""Fraction of the plans of computation in which each rank has a shard wider than `MAX_COLS`, where
+plans may have any; the prices of narrower shards need the others."""
+
 ZIPF_SHARES = (1.0, 0.5, 0.0)
 """Shares of Zipf-distributed tables that a plan may have, with equal probability."""
 
@@ -61,6 +65,7 @@ class RankLimits:
         ids_per_step: number of ids that it looks up.
         pooled_bytes: size of the pooled vectors that it looks up, before they are exchanged.
         widest_cols: range of the largest width of a plan, in powers of two.
+        wide_cols: largest width of the shards in `WIDE_SHARE` of the plans.
         replicas: whether plans may have replicas.
     """
 
@@ -68,6 +73,7 @@ class RankLimits:
     ids_per_step: int
     pooled_bytes: float = math.inf
     widest_cols: tuple[int, int] = (MAX_COLS, MAX_COLS)
+    wide_cols: int = MAX_COLS
     replicas: bool = True
 
 
@@ -99,6 +105,8 @@ def draw_computation(
         ]
     tables += _draw_replicas(rng, world_size) if limits.replicas else []
     tables = _with_sequences(rng, tables, widest)
+    # last, so that plans without wide shards are drawn as if there were none
+    tables = _with_wide(rng, tables, world_size, limits)
     return within_limits(limits, tables, world_size, batch_size)
 
 
@@ -153,6 +161,46 @@ def _with_sequences(
         else table
         for table in tables
     ]
+
+
+def _with_wide(
+    rng: np.random.Generator, tables: list[DrawnTable], world_size: int, limits: RankLimits
+) -> list[DrawnTable]:
+    """Widen the busiest shard of each rank in a few plans; it reads as many bytes as before.
+
+    Sequences have one width, so all of them are widened with one that is a rank's busiest.
+    """
+    if limits.wide_cols <= MAX_COLS or rng.random() >= WIDE_SHARE:
+        return tables
+    ratio = limits.wide_cols / MAX_COLS
+    num_cols = round(MAX_COLS / COLUMN_MULTIPLE * ratio ** rng.random()) * COLUMN_MULTIPLE
+    if rng.random() < 0.5:  # a power of two, as tables have
+        num_cols = 1 << (num_cols - 1).bit_length()
+    busiest = [
+        max(
+            (i for i, table in enumerate(tables) if table.rank == rank),
+            key=lambda i: tables[i].pooling_factor * tables[i].num_cols,
+        )
+        for rank in range(world_size)
+    ]
+    with_sequences = not all(tables[i].pooled for i in busiest)
+    return [
+        _widened(table, num_cols)
+        if i in busiest or (with_sequences and not table.pooled)
+        else table
+        for i, table in enumerate(tables)
+    ]
+
+
+def _widened(table: DrawnTable, num_cols: int) -> DrawnTable:
+    """Return a table of other columns and about as many bytes, of which it reads as many."""
+    factor = num_cols / table.num_cols
+    return dataclasses.replace(
+        table,
+        num_cols=num_cols,
+        num_rows=max(round(table.num_rows / factor), MIN_DRAWN_ROWS),
+        pooling_factor=max(table.pooling_factor / factor, MIN_POOLING),
+    )
 
 
 def _draw_replicas(rng: np.random.Generator, world_size: int) -> list[DrawnTable]:

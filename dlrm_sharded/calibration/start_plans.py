@@ -23,6 +23,7 @@ from dlrm_sharded.accesses.patterns import (
 )
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.random_plans import (
+    MAX_COLS,
     RankLimits,
     draw_communication,
     draw_computation,
@@ -98,6 +99,7 @@ def start_plans(
         computing: ranks that measure computation at once.
         exchanging: ranks that exchange; plans of exchanges are drawn for more than one.
     """
+    limits = dataclasses.replace(limits, wide_cols=MAX_COLS)  # wide are the tables of the run alone
     rng = np.random.default_rng(seed)
     plans: list[StartPlan] = []
 

@@ -87,6 +87,14 @@ With fewer samples in a batch, several tables are looked up at once and share th
 LINE_COLUMNS = 16
 """Number of fp32 columns in a cache line of 64 B."""
 
+SINGLE_LINES, STREAMED = 16, 0.6
+"""Lines of a row that a CPU fetches from beyond a cache, or writes to a pooled vector, one by one;
+and the time of each further line relative to theirs, as long rows are read ahead and streamed.
+
+Measured on an Intel Xeon with AVX-512 on shards of up to 2,048 columns (docs/notes/cost_model.md).
+Rows of 256 columns have 16 lines, and older prices were fitted to no wider ones.
+"""
+
 EXTENT = (
     "rows of a shard",
     "columns of a shard",
@@ -106,6 +114,9 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
     # rows in fp16 have half as many; CPUs have measured factors, see `compute.CPU_HALF`.
     row_cols = cols if not device.has_warps else cols * workload.weight_bytes() / FLOAT_BYTES
     lines = np.ceil(row_cols / LINE_COLUMNS)
+    pooled_lines, far_lines = cols / LINE_COLUMNS, lines
+    if not device.has_warps:
+        pooled_lines, far_lines = _streamed(pooled_lines), _streamed(far_lines)
     # Every sample has a bag in every table, also where the bag is empty. A sequence is looked up as
     # if each of its ids were a bag.
     bags = workload.num_vectors
@@ -119,13 +130,16 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
     terms = [
         np.full_like(cols, 1e3),  # one each: all terms are divided by 1e3 below
         bags,
-        bags * cols / LINE_COLUMNS,
+        bags * pooled_lines,
         ids,
         ids * passes,
         ids * lines,
         ids * row_cols / LINE_COLUMNS,
-        *(ids * lines * _beyond(workload.unique_bytes(), size * share) for size in device.cache_mb),
-        *(ids * lines * _beyond(gradient_bytes, size) for size in device.cache_mb),
+        *(
+            ids * far_lines * _beyond(workload.unique_bytes(), size * share)
+            for size in device.cache_mb
+        ),
+        *(ids * far_lines * _beyond(gradient_bytes, size) for size in device.cache_mb),
         unique,
         unique * lines,
         unique * row_cols / LINE_COLUMNS,
@@ -171,6 +185,12 @@ def thread_groups(workload: Workload) -> NDArray[np.int64]:
     groups: NDArray[np.int64] = np.searchsorted(GROUP_COLUMNS, workload.num_cols)
     # Wider shards are in no valid plan for GPUs.
     return np.minimum(groups, len(GROUP_COLUMNS) - 1)
+
+
+def _streamed(lines: Floats) -> Floats:
+    """Return [S], the number of single lines that take as long as the lines of a row."""
+    streamed: Floats = lines - (1.0 - STREAMED) * np.maximum(lines - SINGLE_LINES, 0.0)
+    return streamed
 
 
 def _beyond(num_bytes: Floats, cache_mb: Floats | float) -> Floats:

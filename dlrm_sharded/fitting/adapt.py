@@ -23,6 +23,7 @@ from dlrm_sharded.fitting.confidence import ERROR_OF_ONE, Confidence, reliabilit
 from dlrm_sharded.fitting.factor_fit import Factors, fitted_to
 from dlrm_sharded.fitting.observed import Observed, observed_times
 from dlrm_sharded.fitting.outliers import NUM_AGREEING, Outlier, contradicting_plans
+from dlrm_sharded.fitting.ranges import with_ranges_of
 from dlrm_sharded.fitting.rank_errors import rank_error
 from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.plans.plan_cost import PlanCost
@@ -98,7 +99,7 @@ def adapt(
     def adapted_to(plans: Sequence[Mapping[str, Observed]]) -> LearnedCostModel:
         return fit(plans).applied(prior) if plans else prior
 
-    model = adapted_to([*started, *observed])
+    model = with_ranges_of(adapted_to([*started, *observed]), [*start, *samples])
     if not samples:  # a first start contradicts all of them
         return Adapted(model, 0.0, 0.0, confidence.error, confidence.error, outliers=outliers)
     before, after = error_of(adapted_to(started), samples), error_of(model, samples)

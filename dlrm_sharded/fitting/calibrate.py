@@ -13,7 +13,7 @@ from dlrm_sharded.cost import learned, learned_arrays, neuroshard_paper
 from dlrm_sharded.cost.codecs import CodecTimes, codecs_to_array
 from dlrm_sharded.cost.communication import LINKS, STEP_EXCHANGES, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, extent_of
+from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import DENSE_PRICES, SEQUENCE_PRICES
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
@@ -35,6 +35,7 @@ from dlrm_sharded.fitting.from_prior import (
     better_of_both,
     with_uncertainty,
 )
+from dlrm_sharded.fitting.ranges import fitted_ranges, with_ranges_of
 from dlrm_sharded.fitting.rank_errors import rank_error
 from dlrm_sharded.fitting.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.hardware.artifact import Arrays
@@ -162,25 +163,15 @@ def fit_learned(
     model = better_of_both(
         prior, lambda seen: _fitted_alone(seen, manifest, config), samples, seed=config.seed
     )
-    model = with_uncertainty(model, samples)
+    model = with_ranges_of(with_uncertainty(model, samples), samples)
     return dataclasses.replace(
         model,
         communication=with_stated(model.communication, measured=measured_links(samples)),
         name=manifest["hardware"],
         device=manifest["device"],
-        ranges=_joined(prior.ranges, fitted_ranges(samples)),
         measured_links=measured_links(samples),
         standing=None,
     )
-
-
-def _joined(
-    ranges: dict[str, tuple[float, float]], others: dict[str, tuple[float, float]]
-) -> dict[str, tuple[float, float]]:
-    return {
-        name: (min(low, others[name][0]), max(high, others[name][1]))
-        for name, (low, high) in ranges.items()
-    }
 
 
 def _fitted_alone(
@@ -299,17 +290,3 @@ def exchange_times(sample: Sample) -> Floats:
             sample.cost.input_dist_ms,
         ]
     )
-
-
-def fitted_ranges(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
-    """Return the lowest and highest value of each of `features.EXTENT`, and of the ranks.
-
-    Plans of communication are left out of the former, as their tables are tiny.
-    """
-    extents = [
-        extent_of(workload_of_sample(sample)) for sample in samples if sample.kind == "computation"
-    ]
-    low, high = np.min(extents, axis=0)[:, 0], np.max(extents, axis=0)[:, 1]
-    ranges = {name: (float(a), float(b)) for name, a, b in zip(EXTENT, low, high, strict=True)}
-    sizes = [float(sample.world_size) for sample in samples]
-    return {**ranges, "ranks": (min(sizes), max(sizes))}

@@ -14,6 +14,7 @@ from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.user_cache import user_cache
+from dlrm_sharded.fitting.ranges import with_ranges_of
 from dlrm_sharded.fitting.run_journal import Conditions
 from dlrm_sharded.fitting.samples import Sample, sound_sample
 from dlrm_sharded.hardware.context import RunContext
@@ -154,7 +155,7 @@ def with_start(prior: LearnedCostModel, start: FirstStart, *, num_ranks: int) ->
     if start.disturbance is not None:
         reasons.append(f"beside other work: {start.disturbance}")
     return dataclasses.replace(
-        fit_factors(prior, start.samples).applied(prior),
+        with_ranges_of(fit_factors(prior, start.samples).applied(prior), start.samples),
         correction=None,
         standing=Standing(
             "measured",

@@ -11,9 +11,11 @@ from benchmarks.made_up_hardware import MadeUpBench, true_prices
 from dlrm_sharded import ConfigError, RunContext
 from dlrm_sharded.calibration.first_start import Chooser, Measured, disturbance, measure_plans
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
+from dlrm_sharded.calibration.random_plans import MAX_COLS
 from dlrm_sharded.calibration.start_design import Design
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.fitting.picture import (
     conditions_of,
     corrected,
@@ -93,6 +95,20 @@ def test_learns_every_stage_of_slow_hardware(
             assert before.stage_max_ms(stage) < 0.6 * expected.stage_max_ms(stage)
 
 
+def test_covers_the_widths_of_the_tables(packaged: LearnedCostModel) -> None:
+    """A single wide table among many is measured, and its prices are extrapolated no more."""
+    shapes = [(100_000, 64, 10.0)] * 15 + [(50_000, 512, 5.0)]
+    task = task_of(tables_of(*shapes), RANKS, batch_size=2048)
+    samples = MadeUpBench(true_prices(packaged, SLOW), seed=1).first_start(
+        packaged, task.tables, task.batch_size
+    )
+    measured = with_start(packaged, start_of(samples=tuple(samples)), num_ranks=RANKS)
+    workload = workload_of_plan(in_turns(task), task)
+    assert any("columns of a shard" in text for text in packaged.beyond_range(workload))
+    assert not any("columns of a shard" in text for text in measured.beyond_range(workload))
+    assert measured.ranges["columns of a shard"][1] == 512
+
+
 def test_made_up_hardware_has_the_factors_that_it_is_named_by(packaged: LearnedCostModel) -> None:
     """Launches have theirs in place of the direction's, and terms theirs beside it."""
     terms = list(packaged.compute.device.terms)
@@ -166,6 +182,11 @@ def test_made_up_plans_are_of_the_tables(plans: list[StartPlan], task: ShardingT
         for rank in range(plan.world_size):
             own = [t for t in plan.tables if t.rank in (rank, None)]
             assert sum(4 * t.num_rows * t.num_cols for t in own if t.rank == rank) < 0.12 * 2**30
+    narrow = dataclasses.replace(LIMITS, wide_cols=MAX_COLS)
+    assert LIMITS.wide_cols > MAX_COLS
+    assert plans == start_plans(
+        task.tables, task.batch_size, narrow, computing=RANKS, exchanging=RANKS
+    )
     alone = start_plans(task.tables, 7, LIMITS, computing=1, exchanging=1)
     assert {plan.world_size for plan in alone} == {1}
     assert not {"exchange", "row blocks", "replicas"} & {plan.name for plan in alone}

@@ -45,6 +45,7 @@ def test_a_cpu_has_small_plans() -> None:
     assert sizes.batch_sizes == (1024, 2048, 4096, 8192)
     assert sizes.rank_limits("adam").pooled_bytes == math.inf
     assert sizes.rank_limits("rowwise_adagrad").table_bytes == 2 * GIB
+    assert sizes.rank_limits("adam").wide_cols == 2048
 
 
 def test_a_gpu_has_plans_in_which_bandwidth_decides(free_gib: Callable[..., None]) -> None:

@@ -18,6 +18,7 @@ from dlrm_sharded.calibration.random_plans import (
     MAX_REPLICAS,
     MAX_SHARDS,
     MIN_DRAWN_ROWS,
+    MIN_POOLING,
     SEQUENCE_BYTES,
     RankLimits,
     draw_communication,
@@ -261,3 +262,29 @@ def bags_alone(limits: RankLimits) -> list[list[DrawnTable]]:
         found = drawn(draw_communication, 4, limits)
     drawn.cache_clear()
     return found
+
+
+def test_few_plans_have_wide_shards() -> None:
+    """One on each rank, which reads as many bytes as before; all else is drawn as without them."""
+    limits = RankLimits(2**60, 2**60)
+    wide = computation(2, dataclasses.replace(limits, wide_cols=2048))
+    pairs = zip(computation(2, limits), wide, strict=True)
+    changed = [(before, tables) for before, tables in pairs if before != tables]
+    assert 0.03 < len(changed) / NUM_DRAWS < 0.2
+    widths = set()
+    for before, tables in changed:
+        widened = [pair for pair in zip(before, tables, strict=True) if operator.ne(*pair)]
+        assert {0, 1} <= {new.rank for _, new in widened}
+        [num_cols] = {new.num_cols for _, new in widened}
+        widths.add(num_cols)
+        assert len({table.num_cols for table in tables if not table.pooled}) <= 1
+        for old, new in widened:
+            least = MIN_DRAWN_ROWS * num_cols
+            assert new.num_rows * num_cols <= 1.01 * max(old.num_rows * old.num_cols, least)
+            read, before_read = (t.pooling_factor * t.num_cols for t in (new, old))
+            if new.pooled:  # vectors of sequences have a limit
+                assert read == pytest.approx(max(before_read, MIN_POOLING * num_cols))
+    assert min(widths) >= MAX_COLS
+    assert 1024 < max(widths) <= 2048
+    assert any(width & (width - 1) for width in widths)
+    assert len({width for width in widths if not width & (width - 1)}) > 1
