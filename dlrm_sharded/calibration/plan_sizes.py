@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from dlrm_sharded.calibration.random_plans import MAX_COLS, RankLimits
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.plans.task import CAN_REPLICATE, GIB, memory_of
+from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, memory_of
+from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.agreement import reported_by_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 

@@ -25,8 +25,8 @@ from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.model.replicas import ShardedTables, replica_states, replicas_of
 from dlrm_sharded.model.sharded_model import EMBEDDINGS, sharded_embeddings
 from dlrm_sharded.plans.plan import Interval, ShardingPlan
+from dlrm_sharded.plans.table_optimizers import STATE_BYTES
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import STATE_BYTES
 
 ColumnBounds = Mapping[str, tuple[int, ...]]
 """By table, the columns at which its column shards begin, and its number of columns."""

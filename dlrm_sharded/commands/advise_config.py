@@ -34,7 +34,9 @@ from dlrm_sharded.hardware.artifact import CALIBRATED, has_artifact
 from dlrm_sharded.hardware.artifact_kinds import policy_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.optimizers import OptimizerConfig
-from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology, memory_of
+from dlrm_sharded.plans.table_optimizers import memory_of
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_RANKS
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.workers import Refusal
 from dlrm_sharded.sharders.planning import Planner

@@ -16,19 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from dlrm_sharded.commands.hydra_app import command_line, instantiate, refuse_lists, refuse_unused
 from dlrm_sharded.commands.yamls import option_node
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
-from dlrm_sharded.plans.task import (
-    GIB,
-    MAX_BATCH_SIZE,
-    MAX_BYTES,
-    MAX_RANKS,
-    STATE_BYTES,
-    ShardingTask,
-    Topology,
-    memory_of,
-    read_task,
-    why_not_fused,
-    with_optimizer,
-)
+from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of, why_not_fused
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task, with_optimizer
+from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_BYTES, MAX_RANKS
 
 if TYPE_CHECKING:
     from dlrm_sharded.datasets.base import Dataset

@@ -9,8 +9,9 @@ import dataclasses
 
 import numpy as np
 
+from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import STATE_BYTES, ShardingTask, Topology, memory_of
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 MOST_TABLES, MOST_RANKS, MOST_HOSTS = 60, 32, 4
 DIMS = (4, 8, 16, 32, 64, 128, 256, 512, 2048)

@@ -10,7 +10,8 @@ from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import MEMORY_KEYS, ShardingTask, Topology
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.task_keys import MEMORY_KEYS
 from dlrm_sharded.sharders.base import Sharder, chooses_precision, plans_by_prices, sharder_name
 
 

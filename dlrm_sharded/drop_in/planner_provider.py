@@ -40,8 +40,14 @@ log = logging.getLogger(__name__)
 OF_REQUEST = frozenset({"topology", "batch_size", "global_batch_size", "constraints"})
 """Arguments of `ShardedPlanner` that a request states."""
 
-IGNORED = ("proposer_type", "proposer_config", "partitioner_type", "performance_model")
-"""Fields of TorchRec's `PlannerConfig` that choose its own method."""
+KEPT = (
+    "planner_variant",
+    "storage_reservation_policy",
+    "storage_reservation_percentage",
+    "parameter_multiplier",
+    "dense_tensor_estimate",
+)
+"""Fields of TorchRec's `PlannerConfig` that have an effect; others choose its own method."""
 
 FIGURES = ("hbm_gb", "ddr_gb", "intra_host_bw", "inter_host_bw")
 """Figures of hardware in GiB and GB/s, as a request and its overrides name them."""
@@ -139,11 +145,13 @@ class ShardedPlannerProvider:
                 f"the request has planner_variant={config.planner_variant.name}, which is another "
                 "planner; leave it out"
             )
-        if ignored := [name for name in IGNORED if getattr(config, name, None) is not None]:
+        names = [field.name for field in dataclasses.fields(config) if field.name not in KEPT]
+        plain = type(config)()
+        if stated := [name for name in names if getattr(config, name) != getattr(plain, name)]:
             log.warning(
                 "planner_config has %s for TorchRec's own method, without effect here; give "
-                "options to ShardedPlannerProvider",
-                ", ".join(ignored),
+                "options to ShardedPlannerProvider, such as time_budget_s",
+                ", ".join(stated),
             )
         figures = self._figures(sku, ctx.request)
         links = {

@@ -25,7 +25,7 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.fused_optimizers import FUSED_EPSILON
 from dlrm_sharded.model.replicas import replica_optimizer, replicas_of
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.task import CAN_REPLICATE
+from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE
 
 
 @dataclass(frozen=True, slots=True)

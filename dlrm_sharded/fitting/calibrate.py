@@ -20,7 +20,7 @@ from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.fitting.evaluate import Predictor, TimePairs, averaged, compare
+from dlrm_sharded.fitting.evaluate import Predictor, averaged, compare
 from dlrm_sharded.fitting.factor_fit import with_sequences
 from dlrm_sharded.fitting.fit import (
     LookupData,
@@ -78,15 +78,10 @@ class FitConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The content of a fitted model's artefact.
-
-    Args:
-        comparisons: predicted and measured times of the held-out plans, by name of the quantity.
-    """
+    """The content of a fitted model's artefact."""
 
     arrays: Arrays
     meta: dict[str, Any]
-    comparisons: dict[str, TimePairs]
 
 
 def fit_cost_model(
@@ -119,7 +114,6 @@ def fit_cost_model(
         kind, features = neuroshard_paper.KIND, neuroshard_paper.PAPER_FEATURES
         hardware, device = costs.manifest["hardware"], costs.manifest["device"]
         predict = PaperCostModel(nets, name=hardware, device=device).predict_workload
-    comparisons = compare(predict, held_out)
     error = rank_error(
         (predict(workload_of_sample(sample)), sample)
         for sample in held_out
@@ -133,7 +127,9 @@ def fit_cost_model(
         "features": features,
         "ranges": ranges,
         "num_plans": {"fitted": len({s.number for s in fitted}), "held_out": len(held_out)},
-        "held_out_errors": {name: pairs.summary() for name, pairs in comparisons.items()},
+        "held_out_errors": {
+            name: pairs.summary() for name, pairs in compare(predict, held_out).items()
+        },
         "rank_error": error,
         "repeatability": costs.manifest["repeatability"],
         "load_average": costs.manifest["load_average"],
@@ -141,7 +137,7 @@ def fit_cost_model(
         "measured_links": list(measured_links(fitted)),
         "fit": dataclasses.asdict(config),
     }
-    return Fitted(arrays, meta, comparisons)
+    return Fitted(arrays, meta)
 
 
 def _codec_arrays(manifest: dict[str, Any]) -> Arrays:

@@ -39,7 +39,8 @@ _FIRST_SHARD: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 _LATER_SHARD = _FIRST_SHARD | {"accesses": pl.String}
 _POOLED_SHARD = _LATER_SHARD | {"replicated": pl.Boolean}
-_SHARD = _POOLED_SHARD | {"pooled": pl.Boolean}
+_UNNUMBERED_SHARD = _POOLED_SHARD | {"pooled": pl.Boolean}
+_SHARD = _UNNUMBERED_SHARD | {"module": pl.Int32}
 SCHEMA = pl.Schema(
     {
         "kind": pl.String(),
@@ -57,14 +58,15 @@ _WITHOUT_NOISE = pl.Schema({name: kind for name, kind in SCHEMA.items() if name 
 
 _KNOWN_SCHEMAS = [
     SCHEMA,
+    pl.Schema({**SCHEMA, "shards": pl.List(pl.Struct(_UNNUMBERED_SHARD))}),
     *(
         pl.Schema({**_WITHOUT_NOISE, "shards": pl.List(pl.Struct(shard))})
-        for shard in (_SHARD, _POOLED_SHARD, _LATER_SHARD, _FIRST_SHARD)
+        for shard in (_UNNUMBERED_SHARD, _POOLED_SHARD, _LATER_SHARD, _FIRST_SHARD)
     ),
 ]
-"""Columns of collections today, of those that did not watch other work, of those without sequences,
-of those without replicas either, and of those in which, besides, all accesses are
-Zipf-distributed."""
+"""Columns of collections today, of those that knew no modules, of those that did not watch other
+work either, of those without sequences, of those without replicas, and of those in which, besides,
+all accesses are Zipf-distributed."""
 
 
 def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:

@@ -21,7 +21,8 @@ from dlrm_sharded.plans.layouts import REPLICA_GROUP
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.plans.tables import MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_ROWS, NUM_REUSE_BINS
-from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_RANKS
 
 TIMES = (INPUT_DIST, *STAGES)
 """Names of all measured times: the redistribution of ids, and the stages."""
@@ -59,6 +60,8 @@ class MeasuredShard:
         accesses: name of the table's access pattern; the only one was "zipf" once.
         replicated: whether the shard is a replica; there were none once.
         pooled: see `Table.pooled`; all were once.
+        module: number of the shard's module within its plan, see `Workload.owner`; it was not noted
+            once, so bags were taken for one module, and sequences for another.
     """
 
     rank: int
@@ -70,6 +73,7 @@ class MeasuredShard:
     accesses: str = ZipfAccesses.name
     replicated: bool = False
     pooled: bool = True
+    module: int = 0
 
     def group_size(self, world_size: int) -> int:
         """Return the `group_size` of the shard's layout."""
@@ -122,6 +126,7 @@ class Sample:
         """
         workload = workload_of_plan(plan, task)
         tables = {table.name: table for table in task.tables}
+        modules = np.zeros(len(plan.shards), int) if workload.owner is None else workload.owner
         shards = [
             MeasuredShard(
                 rank=shard.rank,
@@ -133,12 +138,14 @@ class Sample:
                 accesses=ZipfAccesses.name if accesses is None else accesses[shard.table],
                 replicated=shard.replicated,
                 pooled=tables[shard.table].pooled,
+                module=int(module),
             )
-            for shard, num_ids, histogram, size in zip(
+            for shard, num_ids, histogram, size, module in zip(
                 plan.shards,
                 workload.num_ids,
                 workload.reuse_histogram,
                 workload.group_size,
+                modules,
                 strict=True,
             )
         ]
@@ -272,6 +279,7 @@ def _problems(sample: Sample) -> Iterator[str]:
         yield "no shards"
     for shard in sample.shards:
         yield from _shard_problems(shard, sample.world_size)
+        yield from _outside("module of a shard", shard.module, 0, len(sample.shards) - 1)
     assert sample.cost.input_dist_ms is not None
     read_bytes = [0.0] * sample.world_size
     for shard in sample.shards:
@@ -367,7 +375,10 @@ def workload_of_sample(sample: Sample) -> Workload:
         sample.world_size, sample.ranks_per_host, sample.batch_size, rows, histograms
     )
     is_sequence = np.array([not shard.pooled for shard in sample.shards], dtype=bool)
-    if not is_sequence.any():
+    # bags and sequences are never of one module, also where none is noted
+    owner = 2 * np.array([shard.module for shard in sample.shards]) + is_sequence
+    if not owner.any():
         return workload
-    # a module for bags, and another one for sequences
-    return dataclasses.replace(workload, is_sequence=is_sequence, owner=is_sequence.astype(int))
+    return dataclasses.replace(
+        workload, is_sequence=is_sequence if is_sequence.any() else None, owner=owner
+    )

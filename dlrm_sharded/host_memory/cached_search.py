@@ -26,7 +26,8 @@ from dlrm_sharded.host_memory.cache_prices import CachePrices, miss_ratios
 from dlrm_sharded.plans.cached_memory import cached_shard_bytes
 from dlrm_sharded.plans.layouts import block_height
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, HOST_MEMORY_KEYS, ShardingTask
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.plans.task_keys import HOST_MEMORY_KEYS
 from dlrm_sharded.search.feasibility import why_none_found
 from dlrm_sharded.search.problem import Blocks, Demand, Problem
 from dlrm_sharded.search.state import State

@@ -11,7 +11,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.plans.task import why_not_replicated
+from dlrm_sharded.plans.table_optimizers import why_not_replicated
 
 EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -20,8 +20,8 @@ EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 """Fused optimizers by name.
 
-A further one also needs its memory in `plans/task.py` (`STATE_BYTES` and the two sets there), a
-price in `cost/gpu_lookups.py` (`UPDATE_LINES`), a yaml in `conf/optimizer` that
+A further one also needs its memory in `plans/table_optimizers.py` (`STATE_BYTES` and the two sets
+there), a price in `cost/gpu_lookups.py` (`UPDATE_LINES`), a yaml in `conf/optimizer` that
 `commands/task.py` names and, if it trains replicas, its branch in `replicas.py`.
 """
 FUSED_EPSILON = 1e-8

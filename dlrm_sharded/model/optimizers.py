@@ -20,7 +20,7 @@ from dlrm_sharded.model.dlrm import Dlrm, embedding_parameters
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.model.replicas import REPLICAS, replica_optimizer
 from dlrm_sharded.model.sharded_model import sharded_embeddings
-from dlrm_sharded.plans.task import memory_of, why_not_fused
+from dlrm_sharded.plans.table_optimizers import memory_of, why_not_fused
 
 DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,

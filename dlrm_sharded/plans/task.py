@@ -8,50 +8,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import Number, make_plain, read_form
 from dlrm_sharded.plans.precision import TABLE_BYTES
+from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
+from dlrm_sharded.plans.task_keys import (
+    BANDWIDTHS,
+    MAX_BATCH_SIZE,
+    MAX_BYTES,
+    MAX_RANKS,
+    OPTIMIZER_KEYS,
+    check_bandwidth,
+    check_memory_by_rank,
+    check_optimizer_bytes,
+)
 
 GIB = 2**30
-MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
-"""Where users set the memory of a rank, for messages."""
-
-HOST_MEMORY_KEYS = "topology.host_memory_gib, or host_memory_bytes in task.json"
-"""Where users set a rank's share of host memory, for messages."""
-
-STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
-"""Fused optimizers of tables, with their state in bytes per weight and per row of a shard."""
-
-CAN_REPLICATE = ("sgd", "rowwise_adagrad")
-"""Optimizers of tables that leave a row alone whose gradient is zero.
-
-A replica has a dense gradient, in which the rows that no sample has looked up are zeros only.
-"""
-
-CUDA_ONLY = ("adam",)
-"""Optimizers of tables that FBGEMM does not fuse on CPUs."""
-
-OPTIMIZER_KEYS = ("bytes_per_element", "optimizer_bytes_per_row")
-"""Keys of a topology that an optimizer of tables decides, in the order of `memory_of`."""
-
 REPLICA_GRADIENT_BYTES = 8
 """Memory for the gradient of one weight of a replica, as its lookup and as the all-reduce has it.
 
 Other tables have none: their optimizer is fused into the backward pass of the lookup.
 """
-
-MAX_RANKS, MAX_BYTES = 2**20, 2**60
-"""Limits beyond any real job, below which sums of sizes are exact in 64 bits."""
-
-MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
-"""Limits beyond any real link, in bytes/s, between which predicted times are finite."""
-
-BANDWIDTHS = ("intra_host_bytes_per_s", "inter_host_bytes_per_s", "host_bytes_per_s")
-"""Keys of a topology that are bandwidths; all are optional."""
-
-MAX_BATCH_SIZE = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +74,7 @@ class Topology:
         make_plain(self)
         check_count("topology.world_size", self.world_size, least=1, most=MAX_RANKS)
         check_count("topology.memory_bytes", self.memory_bytes, least=1, most=MAX_BYTES)
-        self._check_memory_by_rank()
+        check_memory_by_rank(self.memory_bytes_by_rank, self.world_size)
         check_count("topology.bytes_per_element", self.bytes_per_element, least=1, most=64)
         check_count(
             "topology.optimizer_bytes_per_row", self.optimizer_bytes_per_row, least=0, most=2**20
@@ -104,13 +83,10 @@ class Topology:
             check_count(
                 "topology.host_memory_bytes", self.host_memory_bytes, least=0, most=MAX_BYTES
             )
-        for name, state in self.optimizer_bytes_by_table.items():
-            for num_bytes in state:
-                key = f"topology.optimizer_bytes_by_table[{name!r}]"
-                check_count(key, num_bytes, least=0, most=2**20)
+        check_optimizer_bytes(self.optimizer_bytes_by_table)
         for key in BANDWIDTHS:
-            if getattr(self, key) is not None:
-                self._check_bandwidth(key)
+            if (value := getattr(self, key)) is not None:
+                check_bandwidth(key, value)
         if self.compute_device not in list(MAX_SHARD_COLUMNS):  # it may not be hashable
             raise ConfigError(
                 f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
@@ -203,30 +179,6 @@ class Topology:
         if by_table := self.optimizer_bytes_by_table:
             fields["optimizer_bytes_by_table"] = {name: [*by_table[name]] for name in by_table}
         return fields
-
-    def _check_bandwidth(self, key: str) -> None:
-        value = getattr(self, key)
-        try:
-            check_number(f"topology.{key}", value, least=MIN_BANDWIDTH, most=MAX_BANDWIDTH)
-        except ConfigError as error:
-            of_run = key.replace("_bytes_", "_gb_")
-            raise ConfigError(f"{error}; in a run, set topology.{of_run}, in GB/s") from error
-
-    def _check_memory_by_rank(self) -> None:
-        key, by_rank = "topology.memory_bytes_by_rank", self.memory_bytes_by_rank
-        if by_rank is None:
-            return
-        if not isinstance(by_rank, tuple):
-            raise ConfigError(
-                f"{key} is a {type(by_rank).__name__}, must be a list in task.json, a tuple in code"
-            )
-        if len(by_rank) != self.world_size:
-            raise ConfigError(
-                f"{key} has {len(by_rank):,} figures, must have one for each of the "
-                f"{self.world_size:,} ranks of topology.world_size"
-            )
-        for rank, memory_bytes in enumerate(by_rank):
-            check_count(f"{key}[{rank}]", memory_bytes, least=1, most=MAX_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,12 +304,6 @@ class ShardingTask:
             raise ConfigError(f"the task's optimizer is {reason}")
 
 
-def memory_of(optimizer: str) -> tuple[int, int]:
-    """Return the bytes of an fp32 weight with its state, and of the state of a row of a shard."""
-    per_element, per_row = STATE_BYTES[optimizer]
-    return TABLE_BYTES["fp32"] + per_element, per_row
-
-
 def with_optimizer(task: ShardingTask, optimizer: str) -> ShardingTask:
     """Return the task with another optimizer of the tables, whose state counts as memory."""
     per_element, per_row = memory_of(optimizer)
@@ -368,25 +314,6 @@ def with_optimizer(task: ShardingTask, optimizer: str) -> ShardingTask:
         optimizer_bytes_by_table={},
     )
     return dataclasses.replace(task, topology=topology, optimizer=optimizer)
-
-
-def why_not_fused(optimizer: str, compute_device: str) -> str | None:
-    """Return why FBGEMM cannot fuse an optimizer of tables on a device; None if it can."""
-    if optimizer not in CUDA_ONLY or compute_device == "cuda":
-        return None
-    others = " or ".join(name for name in STATE_BYTES if name not in CUDA_ONLY)
-    return f"{optimizer!r}, which FBGEMM fuses on CUDA only; use {others} on a CPU"
-
-
-def why_not_replicated(optimizer: str) -> str | None:
-    """Return why no table can be replicated under an optimizer of tables; None if it can."""
-    if optimizer in CAN_REPLICATE:
-        return None
-    return (
-        f"{optimizer!r}, under which no table can be replicated: it would also change the rows of "
-        f"a replica that no sample looks up; use {' or '.join(CAN_REPLICATE)}, or a plan without "
-        "replicas"
-    )
 
 
 def without_memory_limit(task: ShardingTask) -> ShardingTask:

@@ -10,15 +10,10 @@ from dlrm_sharded.plans.layouts import is_replicated, layout_of, sequence_title
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.plans.sequences import split_widths
+from dlrm_sharded.plans.table_optimizers import why_not_replicated
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import (
-    GIB,
-    HOST_MEMORY_KEYS,
-    MEMORY_KEYS,
-    ShardingTask,
-    Topology,
-    why_not_replicated,
-)
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task_keys import HOST_MEMORY_KEYS, MEMORY_KEYS
 
 SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbedding
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -26,7 +25,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.test_sharded_equals_unsharded import PlainUpdate
-from tests.distributed.torchrec_modules import LaidOut
+from tests.distributed.torchrec_modules import LaidOut, local_weights
 from tests.preloaded.ranks import gathered
 
 FEATURES = {"s0": ["f0"], "s1": ["f1", "f2"], "s2": ["f3"]}
@@ -153,7 +152,7 @@ def train(rank: Rank, layout: str, rule: str) -> dict[str, Any]:
     sharded = DistributedModelParallel(
         model, plan=torchrec_plan, device=rank.device, sharders=sharders
     )
-    for name, place, weight in local_weights(sharded):
+    for name, place, weight in local_weights(tables_of(sharded)):
         weight.copy_(before[name][place])
     optimizers = dense_adam([*sharded.parameters()], [*alone.parameters()], rule)
     updates = {
@@ -179,7 +178,7 @@ def train(rank: Rank, layout: str, rule: str) -> dict[str, Any]:
     after = {name: table.weight.detach() for name, table in alone.embeddings.items()}
     errors = [
         float((weight.cpu() - after[name][place]).abs().max())
-        for name, place, weight in local_weights(sharded)
+        for name, place, weight in local_weights(tables_of(sharded))
     ]
     by_rank = gathered(rank, (max(errors, default=0.0), output_error, looked_up(sharded)))
     return {
@@ -243,18 +242,8 @@ def dense_adam(
     return [torch.optim.Adam(weights, **options) for weights in (sharded, alone) if weights]
 
 
-def local_weights(sharded: nn.Module) -> list[tuple[str, tuple[slice, ...], Tensor]]:
-    """Return table, place in it and weights of each shard of this rank."""
-    found: list[tuple[str, tuple[slice, ...], Tensor]] = []
-    for path, weight in sharded.state_dict().items():
-        name = path.split(".")[-2]
-        if not isinstance(weight, ShardedTensor):
-            found.append((name, (slice(None), slice(None)), weight))
-            continue
-        for shard in weight.local_shards():
-            bounds = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True)
-            found.append((name, tuple(slice(s, s + n) for s, n in bounds), shard.tensor))
-    return found
+def tables_of(sharded: nn.Module) -> dict[str, Tensor]:
+    return {path.split(".")[-2]: weight for path, weight in sharded.state_dict().items()}
 
 
 def looked_up(sharded: DistributedModelParallel) -> list[tuple[Any, ...]]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
@@ -24,6 +23,7 @@ from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training.pipeline import check_pipeline, evaluate, make_pipeline
+from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered
 
 TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 8, 2.0), Table("c", 5, 8, 1.0))
@@ -226,14 +226,9 @@ Place = tuple[slice, slice]
 def local_shards(sharded: torch.nn.Module) -> list[tuple[str, Place, Tensor]]:
     """(table, place in it, weights) of this rank, on the CPU."""
     found = []
-    for name, weight in sharded_embeddings(sharded).state_dict().items():
-        pieces = [([0, 0], weight)]  # of a replica
-        if isinstance(weight, ShardedTensor):
-            pieces = [(s.metadata.shard_offsets, s.tensor) for s in weight.local_shards()]
-        for offsets, tensor in pieces:
-            rows, columns = map(slice, offsets, map(sum, zip(offsets, tensor.shape, strict=True)))
-            on_cpu = torch.empty_like(tensor, device=CPU).copy_(tensor)
-            found.append((name.split(".")[-2], (rows, columns), on_cpu))
+    for name, place, weight in local_weights(sharded_embeddings(sharded).state_dict()):
+        on_cpu = torch.empty_like(weight, device=CPU).copy_(weight)
+        found.append((name.split(".")[-2], place, on_cpu))
     return found
 
 

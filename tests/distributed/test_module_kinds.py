@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -43,7 +42,7 @@ from tests.distributed.module_kinds import (
     features,
     joined,
 )
-from tests.distributed.torchrec_modules import LaidOut
+from tests.distributed.torchrec_modules import LaidOut, local_weights
 from tests.preloaded.ranks import gathered, run_ranks
 from tests.unit.made_up import with_memory
 
@@ -146,7 +145,7 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
     for _ in range(NUM_STEPS * (kind.batches == "few_ids")):
         with torch.no_grad():
             alone(every_id()), sharded(every_id())
-    for name, place, weight in _local(sharded):
+    for name, place, weight in local_weights(tables(sharded)):
         weight.copy_(before[name][place])
     sharded_dense = [w for n, w in sharded.named_parameters() if plain(n) not in before]
     optimizers = [torch.optim.SGD(w, lr=LEARNING_RATE) for w in (dense, sharded_dense) if w]
@@ -162,11 +161,11 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
             optimizer.zero_grad()
     after = tables(alone)
     error, change = dict.fromkeys(before, 0.0), dict.fromkeys(before, 0.0)
-    for name, place, weight in _local(sharded):
+    for name, place, weight in local_weights(tables(sharded)):
         error[name] = max(error[name], _distance(weight, after[name][place]))
         change[name] = max(change[name], _distance(weight, before[name][place]))
     by_rank = gathered(rank, (error, change, output_error))
-    lies = [(rank.rank, *place) for _, place, _ in _local(sharded)]
+    lies = [(rank.rank, *place) for _, place, _ in local_weights(tables(sharded))]
     return {
         "error": max(max(e.values()) for e, _, _ in by_rank),
         "output_error": max(o for _, _, o in by_rank),
@@ -178,22 +177,9 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
             for number, *place in of_rank
         ),
         "num_tables": len(before),
-        "precisions": {weight.dtype for *_, weight in _local(sharded)},
+        "precisions": {weight.dtype for *_, weight in local_weights(tables(sharded))},
         "types": sorted({p.sharding_type for part in plan.plan.values() for p in part.values()}),
     }
-
-
-def _local(sharded: nn.Module) -> list[tuple[str, tuple[slice, ...], Tensor]]:
-    """Path of the table, place in it and weights of each shard of this rank, and of replicas."""
-    found: list[tuple[str, tuple[slice, ...], Tensor]] = []
-    for name, weight in tables(sharded).items():
-        if not isinstance(weight, ShardedTensor):
-            found.append((name, (slice(None), slice(None)), weight))
-            continue
-        for shard in weight.local_shards():
-            bounds = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True)
-            found.append((name, tuple(slice(s, s + n) for s, n in bounds), shard.tensor))
-    return found
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -20,8 +20,8 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.module_kinds import KINDS, features
-from tests.distributed.test_module_kinds import _distance, _local, make, tables
-from tests.distributed.torchrec_modules import LaidOut
+from tests.distributed.test_module_kinds import _distance, make, tables
+from tests.distributed.torchrec_modules import LaidOut, local_weights
 from tests.preloaded.ranks import gathered, run_ranks
 
 RULES: dict[str, tuple[Any, dict[str, float]]] = {
@@ -90,13 +90,13 @@ def _train(rank: Rank, kind: str, rule: str, replicated: str) -> dict[str, Any]:
     if dense:
         parts.append(KeyedOptimizerWrapper(dense, lambda p: torch.optim.SGD(p, lr=0.5)))
     combined = CombinedOptimizer(parts)
-    for name, place, weight in _local(sharded):
+    for name, place, weight in local_weights(tables(sharded)):
         weight.copy_(before[name][place])
     for step in range(3):
         combined.zero_grad()
         loss_of(sharded, step, rank.rank).backward()
         combined.step()
-    pairs = [(name, w, expected[name][place]) for name, place, w in _local(sharded)]
+    pairs = [(name, w, expected[name][place]) for name, place, w in local_weights(tables(sharded))]
     errors = gathered(rank, max(_distance(one, other) for _, one, other in pairs))
     (module_plan,) = plan.plan.values()
     return {

@@ -1,9 +1,11 @@
 """Embedding modules of TorchRec, and a sharder that lays their tables out as a test says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
@@ -27,6 +29,19 @@ class LaidOut:
         world_size = task.topology.world_size
         by_table = [self._shards(table, i, world_size) for i, table in enumerate(task.tables)]
         return ShardingPlan(world_size, tuple(shard for shards in by_table for shard in shards))
+
+
+def local_weights(weights: Mapping[str, Tensor]) -> list[tuple[str, tuple[slice, slice], Tensor]]:
+    """Return name, place in its table and weights of each shard and replica of this rank."""
+    found = []
+    for name, weight in weights.items():
+        pieces = [([0, 0], weight)]  # of a replica
+        if isinstance(weight, ShardedTensor):
+            pieces = [(s.metadata.shard_offsets, s.tensor) for s in weight.local_shards()]
+        for offsets, tensor in pieces:
+            rows, columns = map(slice, offsets, map(sum, zip(offsets, tensor.shape, strict=True)))
+            found.append((name, (rows, columns), tensor))
+    return found
 
 
 def table_configs(

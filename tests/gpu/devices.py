@@ -52,3 +52,12 @@ def run_on(
         return run_ranks(fn, num_ranks, *args, local_world_size=local_world_size)
     given = gpus()[:num_ranks]
     return run_ranks(fn, len(given), *args, local_world_size=local_world_size, gpus=given)
+
+
+@functools.cache
+def results_on(device: str, fn: Callable[..., Any], num_ranks: int) -> dict[str, Any]:
+    """All cases of a function in one start of the ranks, which is not repeated if it fails."""
+    try:
+        return dict(run_on(device, fn, num_ranks=num_ranks))
+    except AssertionError as error:
+        return {"error": str(error)}

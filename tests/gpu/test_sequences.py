@@ -1,6 +1,5 @@
 """Sequences under every layout on the device that they are for, with all optimizers."""
 
-import functools
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.sequence_layouts import LAYOUTS, REPLICATED, train
 from tests.distributed.test_sequence_layouts import check
-from tests.gpu.devices import gpus, needs_gpus, run_on
+from tests.gpu.devices import gpus, needs_gpus, results_on
 
 RULES = {
     "cpu": ("sgd", "rowwise_adagrad"),
@@ -34,15 +33,6 @@ def train_all(rank: Rank) -> dict[str, Any]:
     return {f"{layout}-{rule}": train(rank, layout, rule) for layout, rule in chosen}
 
 
-@functools.cache
-def results(device: str, num_ranks: int) -> dict[str, Any]:
-    """All cases in one start of the ranks, which is not repeated if it fails."""
-    try:
-        return dict(run_on(device, train_all, num_ranks=num_ranks))
-    except AssertionError as error:
-        return {"error": str(error)}
-
-
 @pytest.mark.parametrize(
     ("device", "num_ranks", "layout", "rule"),
     [
@@ -58,6 +48,6 @@ def results(device: str, num_ranks: int) -> dict[str, Any]:
 def test_sequences_train_like_one_cpu_in_fp64(
     device: str, num_ranks: int, layout: str, rule: str
 ) -> None:
-    found = results(device, num_ranks)
+    found = results_on(device, train_all, num_ranks)
     assert "error" not in found, found["error"]
     check(found[f"{layout}-{rule}"], layout, num_ranks)

@@ -1,6 +1,5 @@
 """Training on the device that it is for: NCCL, kernels on CUDA, the overlapping pipeline."""
 
-import functools
 from typing import Any
 
 import pytest
@@ -17,7 +16,8 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.precision import ExchangePrecision
-from dlrm_sharded.plans.task import CAN_REPLICATE, GIB, read_task
+from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE
+from dlrm_sharded.plans.task import GIB, read_task
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.distributed.small_model import (
@@ -34,7 +34,7 @@ from tests.distributed.test_sharded_equals_unsharded import (
     train_unsharded,
 )
 from tests.e2e.runs import command, events_of, result_of
-from tests.gpu.devices import ON_GPUS, gpus, needs_gpus, run_on
+from tests.gpu.devices import ON_GPUS, gpus, needs_gpus, results_on, run_on
 from tests.preloaded.ranks import environment, finish_all, gathered
 
 WIDEST = 2048
@@ -77,19 +77,9 @@ def train_under_all_plans(rank: Rank) -> dict[str, Any]:
     return train_sharded(rank, cases)
 
 
-@functools.cache
-def sharded_results(device: str, num_ranks: int) -> dict[str, Any]:
-    """All plans and optimizers in one start of the ranks, which is not repeated if it fails."""
-    try:
-        results: dict[str, Any] = run_on(device, train_under_all_plans, num_ranks=num_ranks)
-    except AssertionError as error:
-        return {"error": str(error)}
-    return results
-
-
 @pytest.mark.parametrize(("device", "num_ranks", "embedding", "kind"), CASES)
 def test_trains_like_one_cpu_in_fp64(device, num_ranks, embedding, kind):
-    results = sharded_results(device, num_ranks)
+    results = results_on(device, train_under_all_plans, num_ranks)
     assert "error" not in results, results["error"]
     sharded = results[f"{kind}-{embedding}"]
     assert_alike(sharded, train_unsharded(kind, embedding, num_ranks, sharded["initial"]))

@@ -49,7 +49,8 @@ from dlrm_sharded.files.errors import (
 from dlrm_sharded.plans.layouts import Replicas, trained_layouts
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task_keys import MAX_BYTES
 from dlrm_sharded.plans.validation import why_too_wide
 from dlrm_sharded.sharders.baselines.halving_placer import (
     Placer,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dlrm_sharded.checkpoint.folder import checkpoint_path
+from dlrm_sharded.checkpoint.folder import checkpoint_path, checkpoints
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState
@@ -78,3 +78,8 @@ def checkpoints_of_run(
         describe=lambda progress: run_state(progress.step),
         rank=rank,
     )
+
+
+def steps_in(run_dir: Path) -> list[int]:
+    """The steps of a run's whole checkpoints, the latest first."""
+    return [int(path.name.removeprefix("step-")) for path in checkpoints(run_dir)]

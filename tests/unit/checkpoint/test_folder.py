@@ -10,11 +10,7 @@ from dlrm_sharded.checkpoint.folder import checkpoints, set_aside
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, check_parts, read_manifest
 from dlrm_sharded.checkpoint.saver import Saver
 from tests.soak.damage import lie
-from tests.unit.checkpoint.cases import PART, STATE, run_state, write
-
-
-def steps_in(run_dir: Path) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in checkpoints(run_dir)]
+from tests.unit.checkpoint.cases import PART, STATE, run_state, steps_in, write
 
 
 def names_in(folder: Path) -> list[str]:

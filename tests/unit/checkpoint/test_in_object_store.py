@@ -18,17 +18,13 @@ from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.start import find_start
 from dlrm_sharded.runs.remote_copy import RemoteCopy
 from tests.object_store import s3, web_hdfs
-from tests.unit.checkpoint.cases import PART, STATE, TABLE, run_state, write
+from tests.unit.checkpoint.cases import PART, STATE, TABLE, run_state, steps_in, write
 
 
 @pytest.fixture(params=["webhdfs", "s3"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
     with s3() if request.param == "s3" else web_hdfs(tmp_path / "store") as url:
         yield RemotePath(url) / "run"
-
-
-def steps_in(home: RemotePath) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in checkpoints(home)]
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -1,7 +1,4 @@
-"""The lemmas of docs/notes/lower_bound.md, one test each, on random plans and cost models.
-
-Both sides of an inequality are sums of the same numbers in different orders, so they are compared
-with a relative tolerance of 1e-9.
+"""The lemmas L1 to L12 of docs/notes/lower_bound.md, on random plans and cost models.
 
 Letters: W ranks, S shards.
 """
@@ -13,12 +10,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from dlrm_sharded import RunContext
-from dlrm_sharded.cost import bound, told_apart
+from dlrm_sharded.cost import bound
 from dlrm_sharded.cost.bound import Relaxation, lower_bound_ms
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
@@ -29,32 +24,26 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.cost.plan_kinds import SEQUENCE_ROWS, PlanKind, in_whole_pieces
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
-from dlrm_sharded.datasets.odd_tasks import odd_task
 from dlrm_sharded.plans.layouts import RowBlocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import Table
+from tests.unit.cost.bound_lemmas import (
+    EXAMPLES,
+    TOLERANCE,
+    Floats,
+    at_least,
+    every_rank_ms_of,
+    kind_of,
+    models,
+)
 from tests.unit.cost.plans import Planned, planned, tables, topologies
 from tests.unit.cost.worked_bound import LAUNCH_MS, worked_model, worked_task
 from tests.unit.made_up import USED_ONCE, column_shards, task_of
-from tests.unit.search.made_up import MODELS, all_plans, model_of, predicted
-
-Floats = NDArray[np.float64]
-
-TOLERANCE = 1e-9
-EXAMPLES = settings(max_examples=60, deadline=None)
-
-models = st.builds(model_of, st.sampled_from(MODELS), st.integers(0, 3))
-
-
-def at_least(larger: Floats | float, smaller: Floats | float) -> bool:
-    """Whether no element of `larger` is smaller, up to rounding."""
-    scale = np.maximum(np.abs(larger), np.abs(smaller))
-    return bool((np.asarray(larger) >= smaller - TOLERANCE * scale).all())
+from tests.unit.search.made_up import all_plans, predicted
 
 
 @st.composite
@@ -108,37 +97,6 @@ def by_rank_ms(cost: PlanCost) -> Floats:
 
 def exchanges_by_rank_ms(cost: PlanCost) -> Floats:
     return np.array([rank.fwd_comm_ms + rank.bwd_comm_ms for rank in cost.per_rank])
-
-
-def layouts_of(workload: Workload) -> NDArray[np.str_]:
-    """[S], the layout that each shard is part of."""
-    is_column, is_row = (
-        ~workload.is_replica & (workload.group_size == size) for size in (1, workload.world_size)
-    )
-    is_sequence = is_row & (workload.reduce_size != workload.group_size)
-    conditions = [workload.is_replica, is_column, is_sequence, is_row]
-    return np.select(conditions, ["replicas", "columns", SEQUENCE_ROWS, "rows"], "host_rows")
-
-
-def every_rank_ms_of(kind: PlanKind, of: Planned) -> Floats:
-    """[T], what every rank pays for the tables of a plan; inf for layouts that the kind has not."""
-    plan, task = of
-    layouts = dict.fromkeys([table.name for table in task.tables], "columns")
-    if task.topology.world_size > 1:
-        names = layouts_of(workload_of_plan(plan, task)).tolist()
-        layouts |= dict(zip([shard.table for shard in plan.shards], names, strict=True))
-    rows = [cuts.layout for cuts in kind.cuts]
-    if set(rows) != set(layouts.values()):
-        return np.full(len(task.tables), np.inf)
-    places = [rows.index(layouts[table.name]) for table in task.tables]
-    return kind.every_rank_ms[places, np.arange(len(places))]
-
-
-def kind_of(of: Planned, relaxation: Relaxation) -> PlanKind:
-    """The kind of L8 and L12 that a plan is of; there is no other."""
-    kinds = relaxation.kinds()
-    (kind,) = (k for k in kinds if np.isfinite(every_rank_ms_of(k, of)).all())
-    return kind
 
 
 @given(cost=costs())
@@ -346,109 +304,6 @@ def test_l12_is_sharp_where_two_hosts_do_the_same() -> None:
     assert cost_ms == pytest.approx(LAUNCH_MS + 1.01 + 100.0 * 2 * 0.004)
     assert relaxation.bound_of_kind_ms(kind) == pytest.approx(cost_ms, rel=1e-5)
     assert at_least(cost_ms, relaxation.bound_of_kind_ms(kind))
-
-
-@given(price=st.lists(st.floats(0, 1e3), min_size=7, max_size=7))
-@EXAMPLES
-def test_l13_whole_pieces_cost_at_least_the_cheapest_of_them(price: list[float]) -> None:
-    """`price[w - 1]` is that of a piece of w steps; all ways to split a table of 7 steps."""
-    least = in_whole_pieces(np.array(price), np.array([0, 7]))
-    for widest in range(1, 8):
-        sums = [
-            sum(price[width - 1] for width in widths)
-            for num_cuts in range(7)
-            for cuts in itertools.combinations(range(1, 7), num_cuts)
-            if (widths := np.diff([0, *cuts, 7])).max() <= widest
-        ]
-        assert least[widest - 1] == pytest.approx(min(sums))
-
-
-def test_l13_narrow_pieces_are_no_fractions() -> None:
-    """A table of 16 columns in pieces of up to 12 is two pieces, not four thirds of one."""
-    relaxation = Relaxation(worked_model().price(worked_task()))
-    columns = relaxation.kinds()[0].cuts[0]
-    work_ms = columns.least_work_ms(np.arange(len(columns.work_ms)) != 3)
-    assert work_ms.tolist() == pytest.approx([4.0, 0.8])  # 2.5 + 1.5 and 2.0 + 2.0 are the same
-
-
-def test_l14_a_rank_waits_for_its_largest_piece() -> None:
-    """A table of 4 columns and one row is on one rank, and all its bytes are that rank's."""
-    task = task_of((Table("a", 1, 4, 10.0, USED_ONCE),), 2, 2**30, 1000)
-    shards = (Shard.whole(task.tables[0], 0),)
-    cost_ms = predicted(shards, task, worked_model()).cost_ms
-    assert cost_ms == pytest.approx(1.5 + LAUNCH_MS + 0.1 + 10.0 * 0.008)
-    bound_ms = lower_bound_ms(worked_model().price(task), replicas=False)
-    assert bound_ms == pytest.approx(cost_ms, rel=1e-5)
-
-
-def test_l15_a_table_has_one_layout() -> None:
-    """The relaxation of all plans mixes layouts of the costly table; no plan of either does."""
-    priced = learned_cost_model(RunContext(device="cuda")).price(odd_task(70_111))
-    relaxation = Relaxation(priced)
-    with mock.patch.object(told_apart, "NUM_TOLD_APART", 0):
-        mixed_ms = relaxation.bound_ms()
-    assert relaxation.bound_ms() > 1.002 * mixed_ms
-
-
-@given(
-    of=planned(layouts=("rows", "rows", "rows_of_host", "whole", "replicas")),
-    model=models,
-    width=st.sampled_from([4, 8]),
-    counts=st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4),
-)
-@EXAMPLES
-def test_l16_row_blocks_of_sequences_reduce_nothing(
-    of: Planned, model: LearnedCostModel, width: int, counts: list[float]
-) -> None:
-    """Also where the last block has fewer rows, and so the last rank less to send; beside whole
-    tables, and tables in column shards of one width."""
-    sequences = np.reshape(counts, (2, 2))
-    communication = dataclasses.replace(model.communication, sequences=sequences)
-    model = dataclasses.replace(model, communication=communication)
-    plan, task = of
-    tables = tuple(
-        dataclasses.replace(table, pooled=False, embedding_dim=16, num_embeddings=rows, module="s")
-        for table, rows in zip(task.tables, itertools.cycle([13, 5, 40_001]), strict=False)
-    )
-    task = dataclasses.replace(task, tables=tables)
-    size, in_columns = task.topology.world_size, set(plan.replicated_tables)
-    in_rows = {shard.table for shard in plan.shards if shard.num_rows > 1} & {
-        name for name, shards in plan.shards_by_table().items() if len(shards) > 1
-    }
-    shards = [
-        shard
-        for table in tables
-        for shard in (
-            column_shards(table, *[(rank % size, width) for rank in range(16 // width)])
-            if table.name in in_columns
-            else RowBlocks(range(size)).shards(table)
-            if table.name in in_rows and RowBlocks(range(size)).is_possible(table)
-            else [Shard.whole(table, len(table.name) % size)]
-        )
-    ]
-    made = ShardingPlan(size, tuple(shards)), task
-    relaxation = Relaxation(model.price(task))
-    kind = kind_of(made, relaxation)
-    cost_ms = predicted(made[0].shards, task, model).cost_ms * (1 + TOLERANCE)
-    assert at_least(cost_ms, relaxation.mean_ms(cost_ms, kind))
-    assert not relaxation.is_undercut_by_none(cost_ms, kind)
-
-
-@pytest.mark.parametrize("pooled", [True, False])
-@pytest.mark.parametrize("modules", ["aaa", "abb", "abc"])
-def test_l17_modules_pay_for_their_own_launches(modules: str, pooled: bool) -> None:
-    """Tables that fit in row blocks only have one plan, and its cost is the bound (L16, too)."""
-    tables = [
-        Table(f"t{i}", 4000, 4, 10.0, USED_ONCE, pooled=pooled, module=module)
-        for i, module in enumerate(modules)
-    ]
-    task = task_of(tables, 4, 3 * 1000 * 16, 512)
-    shards = tuple(shard for table in tables for shard in RowBlocks(range(4)).shards(table))
-    model = worked_model()
-    forward = dataclasses.replace(model.compute.forward, next_launch_ms=0.5)
-    model = dataclasses.replace(model, compute=dataclasses.replace(model.compute, forward=forward))
-    cost_ms = predicted(shards, task, model).cost_ms
-    assert lower_bound_ms(model.price(task)) == pytest.approx(cost_ms, rel=1e-5)
 
 
 @given(cost=costs())

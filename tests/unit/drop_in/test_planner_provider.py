@@ -204,11 +204,18 @@ def test_what_cannot_be_kept_is_refused_or_named(caplog: pytest.LogCaptureFixtur
         assert not results["H100"].success
         name = "pod_size" if "pod_size" in stated else "planner_variant"
         assert name in str(results["H100"].planner_failure_reason)
-    results, _ = dry_run("H100", config={"proposer_type": "greedy"})
+    kept = {"dense_tensor_estimate": 1, "parameter_multiplier": 2.0}
+    kept |= {"planner_variant": PlannerVariant.OSS}
+    results, _ = dry_run("H100", pod_size=1, config=kept)
     assert results["H100"].success
-    assert "planner_config has proposer_type" in caplog.text
-    with pytest.raises(ConfigError, match="batch_size is an argument of the request"):
-        ShardedPlannerProvider("size", batch_size=4)
+    assert "planner_config" not in caplog.text
+    chosen = {"proposer_type": "greedy", "timeout_seconds": 5, "balance_modules": True}
+    results, _ = dry_run("H100", config=chosen)
+    assert results["H100"].success
+    assert "planner_config has proposer_type, timeout_seconds, balance_modules for" in caplog.text
+    for name in ("topology", "batch_size", "global_batch_size", "constraints"):
+        with pytest.raises(ConfigError, match=f"^{name} is an argument of the request"):
+            ShardedPlannerProvider("size", **{name: 4})
     with pytest.raises(ConfigError, match="calibrate measures this machine"):
         ShardedPlannerProvider(calibrate=20)
     with pytest.raises(ConfigError, match="no argument 'patence'"):

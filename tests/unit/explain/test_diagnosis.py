@@ -19,7 +19,8 @@ from dlrm_sharded.explain.diagnosis import BOUNDING_FRACTION, MAX_RANKS, MAX_SPL
 from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
-from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.plans.task_keys import MAX_BYTES
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.made_up import column_shards, tables_of, task_of, with_memory
 from tests.unit.search.made_up import MODELS, model_of

@@ -29,6 +29,7 @@ from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.damage import change_a_byte, cut_off
 from tests.unit.fitting.cases import sample
+from tests.unit.made_up import column_shards
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,16 +57,14 @@ def test_reads_what_was_written(costs: Path) -> None:
     assert sorted(path.name for path in costs.parent.iterdir()) == ["costs.json", "costs.parquet"]
 
 
-@pytest.mark.parametrize(
-    "missing",
-    [set(), {"pooled"}, {"pooled", "replicated"}, {"pooled", "replicated", "accesses"}],
-    ids=len,
-)
-def test_reads_earlier_collections(costs: Path, missing: set[str]) -> None:
-    """Other work was not watched once, before that there were no sequences, no replicas, and before
-    all accesses were Zipf-distributed."""
+EARLIER = ("module", "noise", "pooled", "replicated", "accesses")
+"""Columns, and fields of a shard, that collections lacked once, the latest first."""
+
+
+@pytest.mark.parametrize("missing", [EARLIER[:length] for length in range(1, 6)], ids=len)
+def test_reads_earlier_collections(costs: Path, missing: tuple[str, ...]) -> None:
     edit_frame(
-        lambda frame: frame.drop("noise").with_columns(
+        lambda frame: frame.drop(set(missing) & set(frame.columns)).with_columns(
             shards=pl.col("shards").list.eval(
                 pl.struct(
                     pl.element().struct.field(field.name)
@@ -99,6 +98,34 @@ def test_a_sample_of_sequences_is_priced_as_its_plan() -> None:
         assert of_sample.tolist() == pytest.approx(of_plan.tolist())
     launches = [of.exchange(for_ids=False).num_launches for of in (planned, found)]
     assert launches == [2, 2]
+
+
+def test_modules_of_a_sample_are_those_of_its_plan(tmp_path: Path) -> None:
+    """Column shards of sequences count beside whole tables of their module; earlier samples do not
+    know of modules."""
+    tables = (
+        Table("a", 100, 8, 3.0, ONCE, module="first"),
+        Table("b", 100, 8, 3.0, ONCE, module="second"),
+        Table("s", 90, 16, 5.0, ONCE, pooled=False, module="third"),
+        Table("t", 90, 16, 5.0, ONCE, pooled=False, module="third"),
+    )
+    task = ShardingTask(tables, Topology(2, memory_bytes=2**30), batch_size=64)
+    shards = (
+        *(Shard.whole(table, 0) for table in tables[:3]),
+        *column_shards(tables[3], (0, 8), (1, 8)),
+    )
+    plan = ShardingPlan(2, shards)
+    cost = PlanCost.from_stages({stage: [1.0, 2.0] for stage in STAGES}, input_dist_ms=[1.0, 1.0])
+    write_costs(
+        tmp_path / "costs.parquet", [Sample.of_plan(plan, task, cost, kind="computation")], {}
+    )
+    (sample,) = read_costs(tmp_path / "costs.parquet").samples
+    found, planned = workload_of_sample(sample), workload_of_plan(plan, task)
+    assert found.num_lookups().tolist() == planned.num_lookups().tolist() == [4, 1]
+    assert found.exchange(for_ids=False).num_launches == 4
+    unnumbered = [dataclasses.replace(shard, module=0) for shard in sample.shards]
+    earlier = workload_of_sample(dataclasses.replace(sample, shards=tuple(unnumbered)))
+    assert earlier.num_lookups().tolist() == [2, 1]
 
 
 def test_keeps_what_disturbed_a_measurement(tmp_path: Path) -> None:
@@ -208,6 +235,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no_rows": (with_shard(num_rows=0), "num_rows of a shard is 0"),
     "negative_columns": (with_shard(num_cols=-4), "num_cols of a shard is -4"),
     "nan_ids": (with_shard(pooling_factor=math.nan), "pooling_factor of a shard is nan"),
+    "unknown_module": (with_shard(module=3), "module of a shard is 3, expected 0 to 0"),
     "short_histogram": (
         with_shard(reuse_histogram=(1.0,)),
         "reuse_histogram of 1 bins, expected 17",

@@ -15,7 +15,7 @@ from dlrm_sharded.model.optimizers import (
     OptimizerConfig,
     Schedule,
 )
-from dlrm_sharded.plans.task import CAN_REPLICATE
+from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE
 
 
 def config(**changes: Any) -> OptimizerConfig:

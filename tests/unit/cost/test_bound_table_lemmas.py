@@ -1,0 +1,128 @@
+"""The lemmas on pieces, layouts and modules of tables: L13 to L17 of docs/notes/lower_bound.md."""
+
+import dataclasses
+import itertools
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_sharded import RunContext
+from dlrm_sharded.cost import told_apart
+from dlrm_sharded.cost.bound import Relaxation, lower_bound_ms
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.plan_kinds import in_whole_pieces
+from dlrm_sharded.datasets.odd_tasks import odd_task
+from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from tests.unit.cost.bound_lemmas import EXAMPLES, TOLERANCE, at_least, kind_of, models
+from tests.unit.cost.plans import Planned, planned
+from tests.unit.cost.worked_bound import LAUNCH_MS, worked_model, worked_task
+from tests.unit.made_up import USED_ONCE, column_shards, task_of
+from tests.unit.search.made_up import predicted
+
+
+@given(price=st.lists(st.floats(0, 1e3), min_size=7, max_size=7))
+@EXAMPLES
+def test_l13_whole_pieces_cost_at_least_the_cheapest_of_them(price: list[float]) -> None:
+    """`price[w - 1]` is that of a piece of w steps; all ways to split a table of 7 steps."""
+    least = in_whole_pieces(np.array(price), np.array([0, 7]))
+    for widest in range(1, 8):
+        sums = [
+            sum(price[width - 1] for width in widths)
+            for num_cuts in range(7)
+            for cuts in itertools.combinations(range(1, 7), num_cuts)
+            if (widths := np.diff([0, *cuts, 7])).max() <= widest
+        ]
+        assert least[widest - 1] == pytest.approx(min(sums))
+
+
+def test_l13_narrow_pieces_are_no_fractions() -> None:
+    """A table of 16 columns in pieces of up to 12 is two pieces, not four thirds of one."""
+    relaxation = Relaxation(worked_model().price(worked_task()))
+    columns = relaxation.kinds()[0].cuts[0]
+    work_ms = columns.least_work_ms(np.arange(len(columns.work_ms)) != 3)
+    assert work_ms.tolist() == pytest.approx([4.0, 0.8])  # 2.5 + 1.5 and 2.0 + 2.0 are the same
+
+
+def test_l14_a_rank_waits_for_its_largest_piece() -> None:
+    """A table of 4 columns and one row is on one rank, and all its bytes are that rank's."""
+    task = task_of((Table("a", 1, 4, 10.0, USED_ONCE),), 2, 2**30, 1000)
+    shards = (Shard.whole(task.tables[0], 0),)
+    cost_ms = predicted(shards, task, worked_model()).cost_ms
+    assert cost_ms == pytest.approx(1.5 + LAUNCH_MS + 0.1 + 10.0 * 0.008)
+    bound_ms = lower_bound_ms(worked_model().price(task), replicas=False)
+    assert bound_ms == pytest.approx(cost_ms, rel=1e-5)
+
+
+def test_l15_a_table_has_one_layout() -> None:
+    """The relaxation of all plans mixes layouts of the costly table; no plan of either does."""
+    priced = learned_cost_model(RunContext(device="cuda")).price(odd_task(70_111))
+    relaxation = Relaxation(priced)
+    with mock.patch.object(told_apart, "NUM_TOLD_APART", 0):
+        mixed_ms = relaxation.bound_ms()
+    assert relaxation.bound_ms() > 1.002 * mixed_ms
+
+
+@given(
+    of=planned(layouts=("rows", "rows", "rows_of_host", "whole", "replicas")),
+    model=models,
+    width=st.sampled_from([4, 8]),
+    counts=st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4),
+)
+@EXAMPLES
+def test_l16_row_blocks_of_sequences_reduce_nothing(
+    of: Planned, model: LearnedCostModel, width: int, counts: list[float]
+) -> None:
+    """Also where the last block has fewer rows, and so the last rank less to send; beside whole
+    tables, and tables in column shards of one width."""
+    sequences = np.reshape(counts, (2, 2))
+    communication = dataclasses.replace(model.communication, sequences=sequences)
+    model = dataclasses.replace(model, communication=communication)
+    plan, task = of
+    tables = tuple(
+        dataclasses.replace(table, pooled=False, embedding_dim=16, num_embeddings=rows, module="s")
+        for table, rows in zip(task.tables, itertools.cycle([13, 5, 40_001]), strict=False)
+    )
+    task = dataclasses.replace(task, tables=tables)
+    size, in_columns = task.topology.world_size, set(plan.replicated_tables)
+    in_rows = {shard.table for shard in plan.shards if shard.num_rows > 1} & {
+        name for name, shards in plan.shards_by_table().items() if len(shards) > 1
+    }
+    shards = [
+        shard
+        for table in tables
+        for shard in (
+            column_shards(table, *[(rank % size, width) for rank in range(16 // width)])
+            if table.name in in_columns
+            else RowBlocks(range(size)).shards(table)
+            if table.name in in_rows and RowBlocks(range(size)).is_possible(table)
+            else [Shard.whole(table, len(table.name) % size)]
+        )
+    ]
+    made = ShardingPlan(size, tuple(shards)), task
+    relaxation = Relaxation(model.price(task))
+    kind = kind_of(made, relaxation)
+    cost_ms = predicted(made[0].shards, task, model).cost_ms * (1 + TOLERANCE)
+    assert at_least(cost_ms, relaxation.mean_ms(cost_ms, kind))
+    assert not relaxation.is_undercut_by_none(cost_ms, kind)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("modules", ["aaa", "abb", "abc"])
+def test_l17_modules_pay_for_their_own_launches(modules: str, pooled: bool) -> None:
+    """Tables that fit in row blocks only have one plan, and its cost is the bound (L16, too)."""
+    tables = [
+        Table(f"t{i}", 4000, 4, 10.0, USED_ONCE, pooled=pooled, module=module)
+        for i, module in enumerate(modules)
+    ]
+    task = task_of(tables, 4, 3 * 1000 * 16, 512)
+    shards = tuple(shard for table in tables for shard in RowBlocks(range(4)).shards(table))
+    model = worked_model()
+    forward = dataclasses.replace(model.compute.forward, next_launch_ms=0.5)
+    model = dataclasses.replace(model, compute=dataclasses.replace(model.compute, forward=forward))
+    cost_ms = predicted(shards, task, model).cost_ms
+    assert lower_bound_ms(model.price(task)) == pytest.approx(cost_ms, rel=1e-5)
