@@ -40,7 +40,7 @@ _FIRST_SHARD: dict[str, pl.DataType | type[pl.DataType]] = {
 _LATER_SHARD = _FIRST_SHARD | {"accesses": pl.String}
 _POOLED_SHARD = _LATER_SHARD | {"replicated": pl.Boolean}
 _UNNUMBERED_SHARD = _POOLED_SHARD | {"pooled": pl.Boolean}
-_SHARD = _UNNUMBERED_SHARD | {"module": pl.Int32}
+_SHARD = _UNNUMBERED_SHARD | {"module": pl.Int32, "num_features": pl.Int32}
 SCHEMA = pl.Schema(
     {
         "kind": pl.String(),
@@ -64,9 +64,9 @@ _KNOWN_SCHEMAS = [
         for shard in (_UNNUMBERED_SHARD, _POOLED_SHARD, _LATER_SHARD, _FIRST_SHARD)
     ),
 ]
-"""Columns of collections today, of those that knew no modules, of those that did not watch other
-work either, of those without sequences, of those without replicas, and of those in which, besides,
-all accesses are Zipf-distributed."""
+"""Columns of collections today, of those that knew neither modules nor features, of those that did
+not watch other work either, of those without sequences, of those without replicas, and of those in
+which, besides, all accesses are Zipf-distributed."""
 
 
 def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:

@@ -20,7 +20,13 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.layouts import REPLICA_GROUP
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES, PlanCost
-from dlrm_sharded.plans.tables import MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_ROWS, NUM_REUSE_BINS
+from dlrm_sharded.plans.tables import (
+    MAX_COLUMNS,
+    MAX_FEATURES,
+    MAX_POOLING_FACTOR,
+    MAX_ROWS,
+    NUM_REUSE_BINS,
+)
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_RANKS
 
@@ -62,6 +68,7 @@ class MeasuredShard:
         pooled: see `Table.pooled`; all were once.
         module: number of the shard's module within its plan, see `Workload.owner`; it was not noted
             once, so bags were taken for one module, and sequences for another.
+        num_features: see `Table.num_features`; it was not noted once, and one was assumed.
     """
 
     rank: int
@@ -74,6 +81,7 @@ class MeasuredShard:
     replicated: bool = False
     pooled: bool = True
     module: int = 0
+    num_features: int = 1
 
     def group_size(self, world_size: int) -> int:
         """Return the `group_size` of the shard's layout."""
@@ -139,6 +147,7 @@ class Sample:
                 replicated=shard.replicated,
                 pooled=tables[shard.table].pooled,
                 module=int(module),
+                num_features=tables[shard.table].num_features,
             )
             for shard, num_ids, histogram, size, module in zip(
                 plan.shards,
@@ -304,6 +313,7 @@ def _shard_problems(shard: MeasuredShard, world_size: int) -> Iterator[str]:
     yield from _outside("num_rows of a shard", shard.num_rows, 1, MAX_ROWS)
     yield from _outside("num_cols of a shard", shard.num_cols, 1, MAX_COLUMNS)
     yield from _outside("pooling_factor of a shard", shard.pooling_factor, 0, MAX_POOLING_FACTOR)
+    yield from _outside("num_features of a shard", shard.num_features, 1, MAX_FEATURES)
     if len(shard.reuse_histogram) != NUM_REUSE_BINS:
         yield f"reuse_histogram of {len(shard.reuse_histogram)} bins, expected {NUM_REUSE_BINS}"
     for share in shard.reuse_histogram:
@@ -377,8 +387,10 @@ def workload_of_sample(sample: Sample) -> Workload:
     is_sequence = np.array([not shard.pooled for shard in sample.shards], dtype=bool)
     # bags and sequences are never of one module, also where none is noted
     owner = 2 * np.array([shard.module for shard in sample.shards]) + is_sequence
-    if not owner.any():
-        return workload
+    num_features = np.array([shard.num_features for shard in sample.shards], dtype=np.float64)
     return dataclasses.replace(
-        workload, is_sequence=is_sequence if is_sequence.any() else None, owner=owner
+        workload,
+        is_sequence=is_sequence if is_sequence.any() else None,
+        owner=owner if owner.any() else None,
+        num_features=num_features if (num_features > 1).any() else None,
     )

@@ -58,7 +58,8 @@ def test_reads_what_was_written(costs: Path) -> None:
 
 
 EARLIER = ("module", "noise", "pooled", "replicated", "accesses")
-"""Columns, and fields of a shard, that collections lacked once, the latest first."""
+"""Columns, and fields of a shard, that collections lacked once, the latest first; those without
+modules had no numbers of features either."""
 
 
 @pytest.mark.parametrize("missing", [EARLIER[:length] for length in range(1, 6)], ids=len)
@@ -69,7 +70,7 @@ def test_reads_earlier_collections(costs: Path, missing: tuple[str, ...]) -> Non
                 pl.struct(
                     pl.element().struct.field(field.name)
                     for field in SCHEMA["shards"].inner.fields
-                    if field.name not in missing
+                    if field.name not in {*missing, "num_features"}
                 )
             )
         )
@@ -100,11 +101,11 @@ def test_a_sample_of_sequences_is_priced_as_its_plan() -> None:
     assert launches == [2, 2]
 
 
-def test_modules_of_a_sample_are_those_of_its_plan(tmp_path: Path) -> None:
+def test_modules_and_features_of_a_sample_are_those_of_its_plan(tmp_path: Path) -> None:
     """Column shards of sequences count beside whole tables of their module; earlier samples do not
     know of modules."""
     tables = (
-        Table("a", 100, 8, 3.0, ONCE, module="first"),
+        Table("a", 100, 8, 3.0, ONCE, module="first", num_features=3),
         Table("b", 100, 8, 3.0, ONCE, module="second"),
         Table("s", 90, 16, 5.0, ONCE, pooled=False, module="third"),
         Table("t", 90, 16, 5.0, ONCE, pooled=False, module="third"),
@@ -123,6 +124,8 @@ def test_modules_of_a_sample_are_those_of_its_plan(tmp_path: Path) -> None:
     found, planned = workload_of_sample(sample), workload_of_plan(plan, task)
     assert found.num_lookups().tolist() == planned.num_lookups().tolist() == [4, 1]
     assert found.exchange(for_ids=False).num_launches == 4
+    assert found.num_vectors.tolist() == planned.num_vectors.tolist()
+    assert found.num_bags[0] == 3 * found.num_bags[1]
     unnumbered = [dataclasses.replace(shard, module=0) for shard in sample.shards]
     earlier = workload_of_sample(dataclasses.replace(sample, shards=tuple(unnumbered)))
     assert earlier.num_lookups().tolist() == [2, 1]
@@ -235,6 +238,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no_rows": (with_shard(num_rows=0), "num_rows of a shard is 0"),
     "negative_columns": (with_shard(num_cols=-4), "num_cols of a shard is -4"),
     "nan_ids": (with_shard(pooling_factor=math.nan), "pooling_factor of a shard is nan"),
+    "no_feature": (
+        with_shard(num_features=0),
+        "num_features of a shard is 0, expected 1 to 10,000",
+    ),
     "unknown_module": (with_shard(module=3), "module of a shard is 3, expected 0 to 0"),
     "short_histogram": (
         with_shard(reuse_histogram=(1.0,)),
