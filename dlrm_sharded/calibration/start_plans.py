@@ -151,7 +151,16 @@ def _drawn(
                     pooled=table.pooled or name == "replicas",
                 )
             )
-    return drawn
+    return _with_equal_sequences(drawn)
+
+
+def _with_equal_sequences(drawn: Sequence[DrawnTable]) -> list[DrawnTable]:
+    """Give all sequences the width of the first, as they are of one module in a measured plan."""
+    width = next((table.num_cols for table in drawn if not table.pooled), None)
+    return [
+        table if table.pooled or width is None else dataclasses.replace(table, num_cols=width)
+        for table in drawn
+    ]
 
 
 def _of_rank(

@@ -36,6 +36,7 @@ from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.fitting.test_adapt import on_other_hardware
@@ -204,6 +205,21 @@ def test_made_up_plans_have_the_accesses_of_the_tables() -> None:
     for found, ids in zip(workload.reuse_histogram, workload.num_ids, strict=True):
         expected = seldom if ids < 20_000 else often
         assert np.abs(found - expected).max() < 0.15
+
+
+def test_made_up_sequences_have_one_width_in_a_plan() -> None:
+    """Tables of two modules of sequences have two, and narrow ranks cut each to its own."""
+    bags = tables_of((500, 16, 4.0), (900, 64, 2.0))
+    sequences = [
+        Table(f"s{width}", 20_000, width, 12.0, module=f"of {width}", pooled=False)
+        for width in (8, 32, 64)
+    ]
+    drawn = start_plans([*bags, *sequences], 256, LIMITS, computing=RANKS, exchanging=RANKS)
+    with_sequences = [plan for plan in drawn if not all(table.pooled for table in plan.tables)]
+    assert {"task", "few", "many", "narrow", "row blocks"} <= {plan.name for plan in with_sequences}
+    for plan in with_sequences:
+        workload, _ = plan.shapes("cpu", RANKS)  # it can be trained, or this raises
+        assert workload.is_sequence is not None
 
 
 MEASURED = Measured(SAMPLES, num_measurements=12, seconds=10.0, change=1.05)
