@@ -19,7 +19,7 @@ from dlrm_sharded.plans.plan_cost import DIRECTIONS
 DENSE_PRICES = {"cpu": DensePrices(0.2, 0.5), "cuda": DensePrices(0.0, 0.004)}
 """Prices of dense gradients for models that were fitted to no replicas, by the type of device."""
 
-SEQUENCE_PRICES = {"cpu": SequencePrices(0.08, 3.6), "cuda": SequencePrices()}
+SEQUENCE_PRICES = {"cpu": SequencePrices(0.2, 3.6), "cuda": SequencePrices()}
 """Prices of sequences for models that were fitted to none, by the type of device.
 
 They were measured on an Intel Xeon with AVX-512, see docs/notes/cost_model.md.

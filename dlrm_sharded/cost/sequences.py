@@ -34,7 +34,7 @@ class SequencePrices:
 
     line_ms: float = 0.0
     far_row_ms: float = 0.0
-    half_rows: float = 8.0
+    half_rows: float = 48.0
 
     def scaled(self, factor: float) -> SequencePrices:
         """Return the prices multiplied by a factor."""

@@ -94,7 +94,9 @@ def test_sequences_on_gpus_are_as_bags_of_one_id() -> None:
 
 def test_a_fit_finds_the_prices() -> None:
     plans = [workload(*sequences(*ids)) for ids in ((1.0,), (2.0, 3.0), (9.0,), (30.0, 2.0))]
-    true = [COMPUTE.parts_ms(of)[1].sum(axis=1) for of in plans]
+    prices = dataclasses.replace(PRICES, half_rows=SequencePrices().half_rows)  # is not fitted
+    compute = dataclasses.replace(PRIOR.compute, sequences=prices)
+    true = [compute.parts_ms(of)[1].sum(axis=1) for of in plans]
     found = fit_sequences(PRIOR.compute, plans, true).sequences
     assert found.line_ms == pytest.approx(PRICES.line_ms, rel=1e-3)
     assert found.far_row_ms == pytest.approx(PRICES.far_row_ms, rel=1e-3)
