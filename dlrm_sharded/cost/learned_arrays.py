@@ -26,7 +26,7 @@ They were measured on an Intel Xeon with AVX-512, see docs/notes/cost_model.md.
 """
 
 SEQUENCE_BYTES = {"cpu": np.array([[0.9, 1.1], [1.0, 1.4]]), "cuda": np.ones((2, 2))}
-"""What bytes of sequences count for in models that were fitted to none, by the type of device.
+"""Bytes of bags that a byte of sequences counts for in models that were fitted to none, by device.
 
 See `CommunicationModel`; those of CPUs were measured on an Intel Xeon with AVX-512.
 """

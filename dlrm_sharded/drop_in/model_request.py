@@ -1,4 +1,4 @@
-"""What a plan is asked for: the tables of a model as a task, and how its modules train them."""
+"""A request for a plan: it has a model's tables as a task, and knows how its modules train them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ models = st.builds(model_of, st.sampled_from(MODELS), st.integers(0, 3))
 
 
 def at_least(larger: Floats | float, smaller: Floats | float) -> bool:
-    """Whether no element of `larger` is smaller, up to rounding."""
+    """Return whether no element of `larger` is smaller, up to rounding."""
     scale = np.maximum(np.abs(larger), np.abs(smaller))
     return bool((np.asarray(larger) >= smaller - TOLERANCE * scale).all())
 
