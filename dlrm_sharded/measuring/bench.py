@@ -24,7 +24,12 @@ from dlrm_sharded.measuring.measure import (
 )
 from dlrm_sharded.model.fused_optimizers import fuse
 from dlrm_sharded.model.replicas import ShardedTables, replica_optimizer, replicas_of
-from dlrm_sharded.model.torchrec_adapter import bag_configs, sequence_configs, sharding_env
+from dlrm_sharded.model.torchrec_adapter import (
+    bag_configs,
+    in_aligned_order,
+    sequence_configs,
+    sharding_env,
+)
 from dlrm_sharded.plans.tables import Table
 
 ARENA_SLACK = 1.25
@@ -95,6 +100,7 @@ class Bench:
             batches, group: see `measure`.
         """
         places = {table.name: place for place, table in enumerate(tables)}
+        in_order = list(places.values())
         with _TablesInArena(self._arena):
             sharded = [
                 (self._sharded(of_module, plan, group), [places[t.name] for t in of_module])
@@ -104,7 +110,7 @@ class Bench:
             MeasuredModule(
                 embeddings,
                 [
-                    (batch if len(sharded) == 1 else batch.permute(own)).to(self._device)
+                    (batch if own == in_order else batch.permute(own)).to(self._device)
                     for batch in batches
                 ],
                 replica_optimizer(embeddings, self._optimizer, LEARNING_RATE),
@@ -131,12 +137,15 @@ class Bench:
 
 
 def modules_of(tables: Sequence[Table]) -> list[list[Table]]:
-    """Divide tables among TorchRec's modules; one of sequences has tables of one width only."""
+    """Divide tables among TorchRec's modules, each in the order in which the trainer has them.
+
+    A module of sequences has tables of one width only.
+    """
     modules: dict[Any, list[Table]] = {}
     for table in tables:
         width = 0 if table.pooled else table.embedding_dim
         modules.setdefault((table.module, table.pooled, width), []).append(table)
-    return list(modules.values())
+    return [in_aligned_order(of_module) for of_module in modules.values()]
 
 
 class _TablesInArena(TorchFunctionMode):

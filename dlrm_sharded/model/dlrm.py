@@ -30,7 +30,7 @@ from dlrm_sharded.model.compiled import check_compile_mode, compile_layers
 from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.model.dense_layers import DenseLayers, OverLayers
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
-from dlrm_sharded.model.torchrec_adapter import bag_configs
+from dlrm_sharded.model.torchrec_adapter import bag_configs, in_aligned_order
 from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 
 
 class SparseArch(nn.Module):
-    """Looks all tables up in one collection."""
+    """Looks all tables up in one collection, which has them in an order of its own."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__()
         self.embedding_bag_collection = EmbeddingBagCollection(
-            tables=bag_configs(tables), device=torch.device("meta")
+            tables=bag_configs(in_aligned_order(tables)), device=torch.device("meta")
         )
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:

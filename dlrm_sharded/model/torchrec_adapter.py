@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Emb
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.layouts import Layout, Replicas, layout_of
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import Topology
 
@@ -30,6 +32,9 @@ DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 
 CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 """Kernel of tables in host memory; the device caches some of their rows."""
+
+CACHE_LINE_BYTES = 128
+"""Of GPUs; those of CPUs are as long or half as long."""
 
 
 def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
@@ -41,6 +46,21 @@ def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
     env = ShardingEnv(dist.get_world_size(group), dist.get_rank(group))
     env.process_group = group or dist.group.WORLD
     return env
+
+
+def in_aligned_order(tables: Sequence[Table]) -> list[Table]:
+    """Return the tables in an order in which fewest rows straddle cache lines when looked up.
+
+    FBGEMM puts the weights of a rank's tables behind each other in the order of the collection, and
+    their pooled vectors too. Rows of 64 columns that come after a table of 4 columns and an odd
+    number of rows straddle one line more each. So tables go by the largest power of two that
+    divides their rows' bytes, up to a line of a GPU; those that do not differ keep their order.
+    """
+    return sorted(tables, key=lambda table: -math.gcd(_row_bytes(table), CACHE_LINE_BYTES))
+
+
+def _row_bytes(table: Table) -> int:
+    return table.embedding_dim * TABLE_BYTES[table.precision]
 
 
 def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:

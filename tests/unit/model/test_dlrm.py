@@ -219,7 +219,8 @@ def test_tables_wait_for_the_sharding():
     """No rank holds what it will not train."""
     model = dlrm(MIXED, NUM_DENSE, **LAYERS, device=CPU)
     weights = embedding_parameters(model)
-    assert [tuple(w.shape) for w in weights] == [(20, 4), (21, 8), (22, 16), (23, 4)]
+    by_row_bytes = [(22, 16), (21, 8), (20, 4), (23, 4)]  # so that wide rows are aligned
+    assert [tuple(w.shape) for w in weights] == by_row_bytes
     assert {w.device.type for w in weights} == {"meta"}
     others = {id(p) for p in model.parameters()} - {id(w) for w in weights}
     assert {p.device.type for p in model.parameters() if id(p) in others} == {"cpu"}

@@ -10,7 +10,7 @@ from torchrec.distributed.types import ParameterSharding
 from torchrec.distributed.utils import add_params_from_parameter_sharding
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from dlrm_sharded.model.torchrec_adapter import from_torchrec, to_torchrec
+from dlrm_sharded.model.torchrec_adapter import from_torchrec, in_aligned_order, to_torchrec
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
@@ -42,6 +42,17 @@ def test_there_and_back():
     assert module_plan["t0"].cache_params is None
     assert module_plan["t2"].cache_params.load_factor == 0.5
     assert set(from_torchrec(module_plan, TABLES, 2)) == set(PLAN.shards)
+
+
+def test_tables_of_long_powers_of_two_come_first():
+    """No order is better than another beyond a GPU's cache line, nor between equal powers."""
+    dims = [4, 96, 12, 32, 64, 8, 128, 36]
+    tables = [Table(str(dim), 7, dim, 1.0) for dim in dims]
+    tables.append(Table("64 in fp16", 7, 64, 1.0, precision="fp16"))
+    tables.append(Table("8 in fp16", 7, 8, 1.0, precision="fp16"))
+    assert [table.name for table in in_aligned_order(tables)] == [
+        *("96", "32", "64", "128", "64 in fp16", "8", "4", "12", "36", "8 in fp16"),
+    ]
 
 
 @pytest.mark.parametrize("fetches_ahead", [False, True])
