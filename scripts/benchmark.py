@@ -19,6 +19,7 @@ python scripts/benchmark.py stalls      iterations of a loop beside the writer o
 python scripts/benchmark.py odd         whether any sharder beats neuroshard on odd tasks
 python scripts/benchmark.py sequences   stages of bags and sequences, predicted and measured
 python scripts/benchmark.py modules     steps of bags, sequences or both, beside TorchRec
+python scripts/benchmark.py table_order lookups in the order of the model, and in drawn ones
 python scripts/benchmark.py exact       plans and bounds beside the cheapest plans of small tasks
 python scripts/benchmark.py groups      groups of ranks, each with all tables, beside one plan
 python scripts/benchmark.py dlrm_v4     tables of DLRMv3 and DLRMv4 on 8 to 256 GPUs
@@ -42,7 +43,7 @@ from studies.parts import add_part_arguments, part_of, run_part
 WHOLE = "all"
 PARTS = (
     *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
-    *("made_up", "odd", "exact", "groups", "sequences", "modules"),
+    *("made_up", "odd", "exact", "groups", "sequences", "modules", "table_order"),
     *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host", "dlrm_v4"),
 )
 

@@ -51,8 +51,11 @@ STEPS = (
         "host",
         limit_s=180,
         least_s=60,
-        commands=("host --ranks 1 --batch-sizes 64",),
-        small=("host --ranks 1 --batch-sizes 8 --steps 2 --rounds 1 --compile-mode none",),
+        commands=("host --ranks 1 --batch-sizes 64", "table_order --tasks 4"),
+        small=(
+            "host --ranks 1 --batch-sizes 8 --steps 2 --rounds 1 --compile-mode none",
+            "table_order --tasks 2 --tables 3 --orders 2 --rounds 1 --iterations 3",
+        ),
         case_s=60,
     ),
 )

@@ -23,7 +23,7 @@ from benchmarks import measured
 from benchmarks.figures import costs_of, prices_table, task_of
 from benchmarks.made_up_hardware import HOME
 from benchmarks.measured import OPTIMIZER, open_bench, predicted_compute_ms, task_rows
-from benchmarks.planners import neuroshard, on_device, planner_of
+from benchmarks.planners import neuroshard, on_device, planners_of
 from benchmarks.scaled_hardware import (
     Factors,
     ScaledBench,
@@ -74,6 +74,7 @@ OPTIONS = {
     "plans": option(
         (), "plans of others as NAME=FOLDER, where each task's is NUMBER.json", nargs="*"
     ),
+    "sharders": option((), "further yamls of conf/sharder, with the packaged prices", nargs="*"),
     "threads": option(1, "threads of a rank"),
     **{name: measured.OPTIONS[name] for name in ("seed", "rounds", "iterations")},
 }
@@ -99,8 +100,12 @@ def _rows(options: argparse.Namespace) -> list[Row]:
         models |= {f"{n} runs": corrected(prior, runs[:n]) for n in options.runs}
         for name, path in map(_name_and_path, options.calibrated):
             models[name] = calibrated(path, context, factors)
-        planners = {name: _planner(model) for name, model in models.items()}
-        planners[REFERENCE] = planner_of(REFERENCE, device=device.type, hardware=context.hardware)
+        packaged = functools.partial(
+            planners_of, device=device.type, hardware=context.hardware
+        )
+        planners = packaged(options.sharders)
+        planners |= {name: _planner(model) for name, model in models.items()}
+        planners |= packaged([REFERENCE])
         rows: list[Row] = []
         for number, found in enumerate(measured_tasks(options.seed, num=options.tasks)):
             task = on_device(found.task, device.type)
