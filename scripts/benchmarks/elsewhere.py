@@ -100,9 +100,7 @@ def _rows(options: argparse.Namespace) -> list[Row]:
         models |= {f"{n} runs": corrected(prior, runs[:n]) for n in options.runs}
         for name, path in map(_name_and_path, options.calibrated):
             models[name] = calibrated(path, context, factors)
-        packaged = functools.partial(
-            planners_of, device=device.type, hardware=context.hardware
-        )
+        packaged = functools.partial(planners_of, device=device.type, hardware=context.hardware)
         planners = packaged(options.sharders)
         planners |= {name: _planner(model) for name, model in models.items()}
         planners |= packaged([REFERENCE])
