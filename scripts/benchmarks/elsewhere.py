@@ -32,6 +32,7 @@ from benchmarks.scaled_hardware import (
     stage_factors,
 )
 from dlrm_sharded.calibration.start_measurement import measure_first_start
+from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_cost_model
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.fitting.picture import START_S, corrected
@@ -129,7 +130,12 @@ def _predict_reference(
     if "plan" in row:
         plan = _plan_of(row, task)
         row["predicted_by"] = {
-            name: predicted_compute_ms(model.predict(plan, task)) for name, model in models.items()
+            name: predicted_compute_ms(
+                with_expected_excess(
+                    model.predict(plan, task), model.standing.rank_error if model.standing else None
+                )
+            )
+            for name, model in models.items()
         }
 
 

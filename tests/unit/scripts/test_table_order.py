@@ -13,13 +13,13 @@ def test_means_of_rounds_are_compared_in_each_task():
     }
     rows = [
         {"number": number, "order": order, "draw": draw}
-        | {"fwd_compute_ms": ms, "bwd_compute_ms": 3 * ms}
+        | {"fwd_compute": ms, "bwd_compute": 3 * ms}
         for (number, order), by_draw in times_ms.items()
         for draw, rounds in by_draw.items()
         for ms in rounds
     ]
     lines = table_order.report(rows, None).splitlines()[2:]
-    names = ["fwd compute ms", "bwd compute ms", "computation"]
+    names = ["fwd compute", "bwd compute", "computation"]
     assert [line.split("|")[1].strip() for line in lines] == names
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
