@@ -26,14 +26,21 @@ from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices, with_slices
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
-from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
+from dlrm_sharded.search.uniform_starts import (
+    uniform_states,
+    with_least_memory,
+    with_narrow_blocks,
+)
 
 TARGETS = (1.0, 1.1, 1.3, 2.0)
 """Largest processing times of a piece, relative to the mean of the ranks in a plan that costs the
 lower bound."""
 
-MANY_UNITS = 4
-"""Units per rank from which on no first plan is made of row blocks alone."""
+FEW_PER_RANK = 4
+"""Units per rank up to which single units decide what a rank costs."""
+
+SMALL_TASK = 200
+"""Units of a task up to which twice as many per rank are few, as there is time for all starts."""
 
 HOPELESS = 1.2
 """An extra start is left out if it costs so many times as much as the best plan so far."""
@@ -119,7 +126,13 @@ def _balanced(
 
 def has_few_units(problem: Problem) -> bool:
     """Return whether single units decide what a rank costs, so that all of them matter."""
-    return problem.num_units <= MANY_UNITS * problem.world_size
+    return are_few(problem.num_units, problem.world_size)
+
+
+def are_few(num_units: int, world_size: int) -> bool:
+    """Return whether units are few for so many ranks; see `FEW_PER_RANK` and `SMALL_TASK`."""
+    few = FEW_PER_RANK * world_size
+    return num_units <= few or num_units <= min(2 * few, SMALL_TASK)
 
 
 def find_quickly(
@@ -233,6 +246,7 @@ def _extra_states(state: State, tried: set[tuple[UnitCut, ...]]) -> Iterator[Sta
     for share in COLUMN_SHARES:
         columns = cut_units(problem, share * mean_ms, rows=False, replicas=False)
         others.append(with_replicas(problem, columns))
+    others.append(with_least_memory(problem, even))
     for cuts in (even, *others, *with_narrow_blocks(problem, even)):
         if cuts not in tried and (first := first_plan(problem, cuts)) is not None:
             yield first

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.cuts import UnitCut, cut_options
@@ -21,6 +22,10 @@ from dlrm_sharded.search.state import State
 
 LARGEST_FIRST = (0.0, 0.1, 0.4, 1.0)
 """Shares of the pieces, the largest in memory, that are placed before the others; each is tried."""
+
+PACKINGS = ("roomiest", "tightest", "even")
+"""Ways to pack units by memory alone: whole ones on the rank with most room for them or with least,
+parts of the others on the freest ranks, as much as each holds, or spread evenly."""
 
 MAX_PACKINGS = 12
 """Largest number of attempts to pack units by memory alone."""
@@ -121,9 +126,9 @@ def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
     cuts = list(cuts)
     for attempt in range(MAX_PACKINGS):
         before = list(cuts)
-        for tightest in (False, True):
+        for way in PACKINGS:
             state = State(problem)
-            left = _place_largest_first(state, cuts, tightest=tightest)
+            left = _place_largest_first(state, cuts, way)
             if left == []:
                 return _finished(state)
         if left is None:
@@ -138,13 +143,11 @@ def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
     return None
 
 
-def _place_largest_first(
-    state: State, cuts: Sequence[UnitCut], *, tightest: bool
-) -> list[int] | None:
+def _place_largest_first(state: State, cuts: Sequence[UnitCut], way: str) -> list[int] | None:
     """Place units that cannot be cut first, then the largest, whole or cut where a rank is full.
 
     Args:
-        tightest: choose the rank with least room for the unit, not the one with most.
+        way: one of `PACKINGS`.
 
     Returns:
         The units that found no room; None if row blocks found none.
@@ -160,21 +163,34 @@ def _place_largest_first(
     for unit in units:
         width = int(problem.num_steps[unit])
         free = placer.free_bytes.astype(np.float64)
-        rank = placer.best_rank(unit, width, free if tightest else -free)
+        rank = placer.best_rank(unit, width, free if way == "tightest" else -free)
         if rank is not None:
             placer.place(unit, rank, width)
-        elif not _place_in_parts(state, placer, unit, width):
+        elif not _place_in_parts(state, placer, unit, width, evenly=way == "even"):
             left.append(unit)
     return left
 
 
-def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -> bool:
-    """Fill the freest ranks with as many columns as each has room for; or change nothing."""
+def _place_in_parts(
+    state: State, placer: GreedyPlacer, unit: int, width: int, *, evenly: bool = False
+) -> bool:
+    """Fill the freest ranks with as many columns as each has room for; or change nothing.
+
+    Args:
+        evenly: give the rank that is freest at the time one more step of columns, instead.
+    """
     problem = state.problem
     first = int(problem.first_shape[unit])
     # Of widths 1, 2, ..., ascending.
     sizes = problem.size_bytes[first : first + problem.max_width(unit)]
     widths, allowed = state.widths[unit], state.allowed_ranks(unit)
+    if evenly:
+        allowed = allowed.copy()
+        allowed[list(widths)] = False
+        even = _even_parts(np.where(allowed, placer.free_bytes, -1), sizes, width)
+        for rank in np.flatnonzero(even).tolist():
+            placer.place(unit, rank, int(even[rank]))
+        return bool(even.any())
     parts = []
     for rank in np.argsort(-placer.free_bytes, kind="stable").tolist():
         if rank in widths or not allowed[rank]:
@@ -189,6 +205,27 @@ def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -
     for rank, part in parts:
         placer.place(unit, rank, part)
     return True
+
+
+def _even_parts(
+    free_bytes: NDArray[np.int64], sizes: NDArray[np.int64], width: int
+) -> NDArray[np.int64]:
+    """Return [W], steps of columns of each rank, `width` in all; zeros if there is no room.
+
+    Args:
+        free_bytes: [W], negative where no columns may lie.
+        sizes: bytes of 1, 2, ... steps on a rank, ascending.
+    """
+    parts = np.zeros(len(free_bytes), dtype=np.int64)
+    sizes = np.concatenate([[0], sizes])
+    for _ in range(width):
+        after = free_bytes - sizes[np.minimum(parts + 1, len(sizes) - 1)]
+        after = np.where(parts < len(sizes) - 1, after, -1)
+        rank = int(after.argmax())
+        if after[rank] < 0:
+            return np.zeros_like(parts)
+        parts[rank] += 1
+    return parts
 
 
 def _place_row_blocks(problem: Problem, placer: GreedyPlacer, cuts: Sequence[UnitCut]) -> bool:

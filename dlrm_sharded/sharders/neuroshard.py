@@ -40,7 +40,7 @@ from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.equal_columns import split_sequences
 from dlrm_sharded.search.feasibility import why_infeasible
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
-from dlrm_sharded.search.find_plan import MANY_UNITS, find_state, improve_under, improve_within
+from dlrm_sharded.search.find_plan import are_few, find_state, improve_under, improve_within
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
@@ -197,8 +197,7 @@ class NeuroShardSharder:
             split_error=self.split_error,
             # an earlier plan may have any widths
             max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
-            all_replicas=earlier is not None
-            or len(task.tables) <= MANY_UNITS * task.topology.world_size,
+            all_replicas=earlier is not None or are_few(len(task.tables), task.topology.world_size),
         )
         load_factors: dict[str, float] = {}
         if earlier is not None:

@@ -91,6 +91,20 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
     assert found_ms <= SAME * others_ms
 
 
+@pytest.mark.parametrize(
+    ("seed", "sharder"),
+    [(5106, "autoshard"), (5107, "hugectr"), (5137, "hugectr")],
+    ids=["columns_spread_evenly", "rows_of_59_tables_on_13_ranks", "nearly_full_of_rows"],
+)
+def test_ranks_full_of_blocks_and_of_narrow_columns(seed: int, sharder: str) -> None:
+    """Greedy placements leave gaps that the rest does not fill."""
+    priced = priced_task(odd_task(seed))
+    found_ms, others_ms = (cost_ms(name, priced) for name in ("neuroshard", sharder))
+    assert found_ms is not None
+    assert others_ms is not None
+    assert found_ms <= SAME * others_ms
+
+
 def test_columns_of_two_tables_beside_replicas_of_eight() -> None:
     """Row blocks of the two save the exchange of vectors, and still cost more than halves."""
     priced = priced_task(with_profiles(TASK_SETS["paper"](0)[99].task))
