@@ -26,11 +26,7 @@ from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices, with_slices
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
-from dlrm_sharded.search.uniform_starts import (
-    uniform_states,
-    with_least_memory,
-    with_narrow_blocks,
-)
+from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
 
 TARGETS = (1.0, 1.1, 1.3, 2.0)
 """Largest processing times of a piece, relative to the mean of the ranks in a plan that costs the
@@ -246,7 +242,6 @@ def _extra_states(state: State, tried: set[tuple[UnitCut, ...]]) -> Iterator[Sta
     for share in COLUMN_SHARES:
         columns = cut_units(problem, share * mean_ms, rows=False, replicas=False)
         others.append(with_replicas(problem, columns))
-    others.append(with_least_memory(problem, even))
     for cuts in (even, *others, *with_narrow_blocks(problem, even)):
         if cuts not in tried and (first := first_plan(problem, cuts)) is not None:
             yield first

@@ -45,23 +45,6 @@ def uniform_states(state: State, *, all_kinds: bool) -> Iterator[State]:
             yield _with_blocks(state, best, ms)
 
 
-def with_least_memory(problem: Problem, cuts: Sequence[UnitCut]) -> tuple[UnitCut, ...]:
-    """Return cuts with units in row blocks on all ranks, or replicated if they have too few rows.
-
-    Blocks of rows fill all ranks alike, so this finds room where others, which cost less, do not.
-    """
-    if not problem.blocks:
-        return tuple(cuts)
-    ms = np.stack([kind_ms(problem, kind) for kind in range(len(problem.blocks))])
-    found = list(cuts)
-    are_global = [kind for kind, blocks in enumerate(problem.blocks) if blocks.is_global]
-    for kind in sorted(are_global, key=lambda kind: not problem.blocks[kind].is_replica):
-        # row blocks come last, and so take the place of replicas
-        for unit in np.flatnonzero(np.isfinite(ms[kind])).tolist():
-            found[unit] = UnitCut(kind=kind)
-    return tuple(found)
-
-
 def with_narrow_blocks(problem: Problem, cuts: Sequence[UnitCut]) -> Iterator[tuple[UnitCut, ...]]:
     """Yield cuts with units up to some number of columns in row blocks, or each in its best kind.
 
