@@ -75,7 +75,8 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
     del reference
     lines = []
     for name, stages in [*((s, (s,)) for s in COMPUTE_STAGES), ("computation", COMPUTE_STAGES)]:
-        ratios, spreads = [], {DRAWN: [], MODEL: []}
+        ratios: list[float] = []
+        spreads: dict[str, list[float]] = {DRAWN: [], MODEL: []}
         for number in dict.fromkeys(row["number"] for row in rows):
             means = {
                 kind: _by_draw(
@@ -89,11 +90,10 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
                 spread.append(means[kind].std(ddof=1) / means[kind].mean())
         cells = [float(np.mean(spread)) for spread in spreads.values()]
         lines.append([name.replace("_", " "), interval_text(ratios, ".3f"), min(ratios), *cells])
-    titles = [
+    titles = (
         *("", "the model's order over drawn ones [95 %]", Column("least", ".3f")),
-        Column("spread of drawn orders", ".1%"),
-        Column("spread in the model's", ".1%"),
-    ]
+        *(Column("spread of drawn orders", ".1%"), Column("spread in the model's", ".1%")),
+    )
     return TextTable(titles, lines).markdown()
 
 
