@@ -34,7 +34,7 @@ CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 """Kernel of tables in host memory; the device caches some of their rows."""
 
 CACHE_LINE_BYTES = 128
-"""Of GPUs; those of CPUs are as long or half as long."""
+"""Bytes that a GPU reads at a time. Lines of CPUs are as long or half as long."""
 
 
 def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:

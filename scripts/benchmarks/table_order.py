@@ -21,6 +21,7 @@ from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.measuring import bench as bench_module
 from dlrm_sharded.measuring.rank_bench import draw_ids
+from dlrm_sharded.model.torchrec_adapter import in_aligned_order
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
 from studies.parts import option
@@ -58,13 +59,9 @@ def _rows(options: argparse.Namespace, number: int) -> list[Row]:
         rows: list[Row] = []
         for _ in range(options.rounds):
             for draw, kind in itertools.product(rng.permutation(options.orders), (DRAWN, MODEL)):
-                as_drawn = mock.patch.object(bench_module, "in_aligned_order", list)
-                given = [shards[i] for i in orders[draw]]
-                if kind == DRAWN:
-                    with as_drawn:
-                        cost = bench.measure(given, ids)
-                else:
-                    cost = bench.measure(given, ids)
+                in_order = list if kind == DRAWN else in_aligned_order
+                with mock.patch.object(bench_module, "in_aligned_order", in_order):
+                    cost = bench.measure([shards[i] for i in orders[draw]], ids)
                 times_ms = {stage: cost.stage_ms(stage) for stage in COMPUTE_STAGES}
                 rows.append({"number": number, "order": kind, "draw": int(draw)} | times_ms)
     return rows

@@ -1,4 +1,4 @@
-"""What the report says of the orders of a rank's tables."""
+"""The report compares the orders of a rank's tables by the means of their rounds."""
 
 from benchmarks import table_order
 from benchmarks.table_order import DRAWN, MODEL
