@@ -51,12 +51,17 @@ STEPS = (
         "host",
         limit_s=180,
         least_s=60,
-        commands=("host --ranks 1 --batch-sizes 64", "table_order --tasks 4"),
-        small=(
-            "host --ranks 1 --batch-sizes 8 --steps 2 --rounds 1 --compile-mode none",
-            "table_order --tasks 2 --tables 3 --orders 2 --rounds 1 --iterations 3",
-        ),
+        commands=("host --ranks 1 --batch-sizes 64",),
+        small=("host --ranks 1 --batch-sizes 8 --steps 2 --rounds 1 --compile-mode none",),
         case_s=60,
+    ),
+    Study(
+        "table_order",
+        limit_s=120,
+        least_s=45,
+        commands=("table_order --tasks 6",),
+        small=("table_order --tasks 2 --tables 3 --orders 2 --rounds 1 --iterations 3",),
+        case_s=15,
     ),
 )
 """The steps in order."""

@@ -18,7 +18,7 @@ from tests.e2e.runs import ROOT, environment
 from tests.processes import children_of, is_running, wait_until
 
 SCRIPT = ROOT / "scripts" / "first_gpu.py"
-STEPS = "environment,kernels,train,mlperf,collect,fit,ranks,measured"
+STEPS = "environment,kernels,train,mlperf,collect,fit,ranks,measured,table_order"
 KILLED = "environment,kernels,train,mlperf"
 KILLED_AFTER = {"kernels": 2, "train": 1, "mlperf": 3}
 """Steps in which it is killed, and the number of cases that it finishes before."""

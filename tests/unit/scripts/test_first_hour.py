@@ -232,6 +232,9 @@ def test_limits_of_the_steps():
     assert all(step.least_s <= step.limit_s < 570 for step in first_gpu.STEPS)
     for step in first_gpu.STEPS:
         assert step.commands or (ROOT / "scripts" / "first_hour" / f"{step.name}.py").exists()
+        for commands in (step.commands, step.small):
+            parts = {command.split()[0] for command in commands}
+            assert len(parts) <= 1, "one part reports the rows of all commands"
 
 
 def test_a_step_that_timed_out_says_after_how_many_cases(tmp_path, capsys):
