@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, form_of, make_plain
+from dlrm_sharded.files.provenance import readable_versions
 from dlrm_sharded.plans.precision import TABLE_BYTES
 
 COLUMN_MULTIPLE = 4
@@ -19,7 +22,12 @@ MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_FEATURES = 2**40, 2**14, 1e9, 10_
 
 MAX_SHARD_COLUMNS = {"cpu": MAX_COLUMNS, "cuda": 2**11}
 """Largest width of a shard by compute device: FBGEMM's kernels check `max_D <= 2048` at the first
-lookup (`max_embedding_dim` of its code generator)."""
+lookup (`max_embedding_dim` of its code generator). `max_shard_columns` knows older ones."""
+
+OLD_MAX_SHARD_COLUMNS = 2**10
+OLD_FBGEMM = (1, 7)
+"""CUDA builds of FBGEMM before this version look up wider shards wrongly: of batches with at most 8
+ids a sample, they leave out the vectors of up to half of the samples (its pull request 5569)."""
 
 LAYOUTS = frozenset({"columns", "rows", "host_rows", "replicas"})
 """Ways in which a table can lie if it is not whole: in column shards, in row blocks on all ranks or
@@ -30,6 +38,22 @@ NUM_REUSE_BINS = 17
 
 HISTOGRAM_SLACK = 0.01
 """Difference from 1 that the sum of a histogram may have, as its shares are rounded."""
+
+
+def max_shard_columns(device: str) -> int:
+    """Return the largest width of a shard that lookups support on a compute device.
+
+    On GPUs it depends on the FBGEMM that is installed for them, if there is one.
+    """
+    most = MAX_SHARD_COLUMNS[device]
+    return OLD_MAX_SHARD_COLUMNS if device == "cuda" and _is_fbgemm_old() else most
+
+
+@functools.cache
+def _is_fbgemm_old() -> bool:
+    version = readable_versions(["fbgemm-gpu"]).get("fbgemm-gpu", "")
+    number = re.match(r"(\d+)\.(\d+)", version)  # that of an environment for CPUs is 0+cpu
+    return number is not None and tuple(map(int, number.groups())) < OLD_FBGEMM
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import Number, make_plain, read_form
 from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, STATE_BYTES, memory_of, why_not_fused
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table, max_shard_columns
 from dlrm_sharded.plans.task_keys import (
     BANDWIDTHS,
     MAX_BATCH_SIZE,
@@ -117,7 +117,7 @@ class Topology:
     @property
     def max_shard_columns(self) -> int:
         """Largest width of a shard that the ranks' lookups support."""
-        return MAX_SHARD_COLUMNS[self.compute_device]
+        return max_shard_columns(self.compute_device)
 
     @property
     def rank_memory_bytes(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, max_shard_columns
 from dlrm_sharded.plans.task import GIB, read_task
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
@@ -37,8 +38,8 @@ from tests.e2e.runs import command, events_of, result_of
 from tests.gpu.devices import ON_GPUS, gpus, needs_gpus, results_on, run_on
 from tests.preloaded.ranks import environment, finish_all, gathered
 
-WIDEST = 2048
-"""Columns that one shard can have in FBGEMM's kernels on CUDA."""
+TOO_WIDE = MAX_SHARD_COLUMNS["cuda"] + 4
+"""Smallest width that FBGEMM's kernels on CUDA refuse."""
 
 EMBEDDING_OPTIMIZERS = {
     "cpu": ("sgd", "rowwise_adagrad"),
@@ -244,6 +245,6 @@ def look_up(rank: Rank, widths: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("device", ["cpu", ON_GPUS])
 def test_widest_shard_of_the_kernels(device):
-    narrow, wide = run_on(device, look_up, [WIDEST, WIDEST + 4], num_ranks=1)
+    narrow, wide = run_on(device, look_up, [max_shard_columns("cuda"), TOO_WIDE], num_ranks=1)
     assert narrow == ""
     assert (wide != "") == (device == "cuda")
