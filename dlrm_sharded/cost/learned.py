@@ -25,7 +25,7 @@ from dlrm_sharded.cost.dedup import DedupPrices, deduplicated, gpu_dedup_prices
 from dlrm_sharded.cost.exchange_curves import TRIAL_VOLUMES, EvenVolumes, ExchangeCurves
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import EXTENT, extent_of
-from dlrm_sharded.cost.gpu_prior import gpu_prior
+from dlrm_sharded.cost.gpu_prior import GpuPrior, gpu_prior
 from dlrm_sharded.cost.kernel_changes import UNNAMED_FBGEMM, changes_between
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features
 from dlrm_sharded.cost.prior import standing_of_artifact
@@ -231,6 +231,8 @@ def learned_cost_model(
         check_trial_plans(model.predict_trial)
         model = dataclasses.replace(model, standing=standing_of_artifact(loaded))
         model = _with_kernels_of(model, loaded, context)
+    if model.device == "cuda" and not model.measured_links:
+        model = _with_exchanges_of(model, gpu_prior(model.name, None))
     if loaded.match is not None and not loaded.match.is_same:
         model = _at_speed_of(model, loaded.match)
     if model.device != context.device:
@@ -286,6 +288,17 @@ def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) 
         standing=prior.standing,
         exchange_curves=prior.exchanges,
         codecs=gpu_codecs(prior.spec.memory_gb_per_s),
+    )
+
+
+def _with_exchanges_of(model: LearnedCostModel, prior: GpuPrior) -> LearnedCostModel:
+    """Give what was calibrated on one GPU the exchanges that its prior has for several."""
+    exchanges = prior.exchanges.at(TRIAL_VOLUMES)
+    return dataclasses.replace(
+        model,
+        communication=dataclasses.replace(exchanges, sequences=model.communication.sequences),
+        measured_links=LINKS,
+        exchange_curves=prior.exchanges,
     )
 
 
