@@ -119,7 +119,7 @@ def test_plans_for_a_gpu_from_public_figures(installation):
     task["topology"]["compute_device"] = "cuda"
     write_json(installation.folder / "gpus.json", task)
     overrides = ["task=gpus.json", "sharder=size_lookup", "hardware=h200_sxm", "out=of_gpus.json"]
-    assert "prior, within about 30 %" in installation.run("dlrm-plan", *overrides)
+    assert "prior, within about 50 %" in installation.run("dlrm-plan", *overrides)
 
 
 def test_trains_alone(installation):
