@@ -121,6 +121,10 @@ def _exchanged_ms(timeline: Timeline, first: int) -> Iterator[tuple[str, Times]]
             yield op.part, taken.mean(axis=0)
 
 
+_Place = tuple[int, int]
+"""A step, and the place of an operation in it."""
+
+
 class _Ledger:
     """Adds up parts and waits of successive steps."""
 
@@ -146,21 +150,38 @@ class _Ledger:
         self.parts_ms[op.part] += end - begin
         return end
 
-    def _add_exposed(self, at: tuple[int, int], free_since: Times, until: Times) -> Times:
-        """Add the part of another stream's work for which ranks compute nothing; return its end."""
+    def _add_exposed(self, at: _Place, free_since: Times, until: Times) -> Times:
+        """Add the part of another stream's work for which ranks compute nothing; return its end.
+
+        Before it, what it has to wait for is added: ids wait for a batch to be read, and an
+        exchange for the one before it in its stream.
+        """
         op = self._timeline.operations[at[1]]
+        before = [*self._sources(at[0], op), *self._last_of_stream(at)]
+        for other_at in sorted(before):
+            if (self._timeline.end_ms[other_at] > free_since).any():
+                free_since = self._add_exposed(other_at, free_since, until)
         arrival, begin, end = (np.clip(ms, free_since, until) for ms in self._times(at))
-        # before its arrival, the work has to queue behind other work of its stream
         self.parts_ms[op.part] += (arrival - free_since) + (end - begin)
         if op.is_collective:
             self._add_waiting(op.name, begin - arrival, self._timeline.arrival_ms[at])
         return end
 
+    def _last_of_stream(self, at: _Place) -> Iterator[_Place]:
+        """Yield the place of what a stream did before; nothing at its beginning."""
+        step, place = at
+        operations = self._timeline.operations
+        streams = [op.stream for op in operations]
+        for before in range(step * len(streams) + place - 1, -1, -1):
+            if streams[before % len(streams)] == operations[place].stream:
+                yield divmod(before, len(streams))
+                return
+
     def _add_waiting(self, name: str, waited: Times, arrival: Times) -> None:
         self.parts_ms[WAITING] += waited
         self.waits.setdefault(name, []).append((int(arrival.argmax()), waited))
 
-    def _sources(self, step: int, op: Operation) -> list[tuple[int, int]]:
+    def _sources(self, step: int, op: Operation) -> list[_Place]:
         """Return (step, place) of what a computation needs from other streams, in their order."""
         needed = [(step, self._places[name]) for name in op.after]
         if step > 0:
@@ -168,7 +189,7 @@ class _Ledger:
         operations = self._timeline.operations
         return sorted(at for at in needed if operations[at[1]].stream != COMPUTE)
 
-    def _times(self, at: tuple[int, int]) -> tuple[Times, Times, Times]:
+    def _times(self, at: _Place) -> tuple[Times, Times, Times]:
         timeline = self._timeline
         return timeline.arrival_ms[at], timeline.begin_ms[at], timeline.end_ms[at]
 

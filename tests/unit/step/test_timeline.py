@@ -100,16 +100,19 @@ def test_ids_are_there_before_vectors_are_looked_up_ahead():
         assert (lookup.after, lookup.after_previous) == (after, after_previous), name
 
 
-def test_reading_ahead_costs_time_only_if_it_takes_longer_than_the_step():
-    ahead = Overlap(exchanges=False, next_ids=False, reads_ahead=True)
-    serial = _timeline(SERIAL).step_ms
-    assert _timeline(ahead).step_ms == pytest.approx(serial - DENSE.data_ms)
+@pytest.mark.parametrize(("exchanges", "next_ids"), [(False, False), (True, False), (True, True)])
+def test_reading_ahead_costs_time_only_if_it_takes_longer_than_the_step(exchanges, next_ids):
+    ahead = Overlap(exchanges=exchanges, next_ids=next_ids, reads_ahead=True)
+    read_before = _timeline(dataclasses.replace(ahead, reads_ahead=False)).step_ms
+    assert _timeline(ahead).step_ms <= read_before - DENSE.data_ms * (not next_ids)
     slow = dataclasses.replace(DENSE, data_ms=500.0)
     reading = _timeline(ahead, slow, num_steps=20)
-    assert reading.step_ms == pytest.approx(500.0)
+    assert reading.step_ms == pytest.approx(500.0, rel=0.002)  # the pipeline fills at first
     found = breakdown(reading)
-    assert found.step_ms == pytest.approx(500.0)
-    assert found.mean_ms("data") > 500.0 - serial
+    assert found.step_ms == pytest.approx(500.0, rel=0.002)
+    # nor are ids exchanged for so long, which need what is read
+    assert found.mean_ms("data") > 490.0 - read_before
+    assert found.mean_ms(INPUT_DIST) <= 2.0
 
 
 @pytest.mark.parametrize("overlap", [SERIAL, PIPELINED], ids=["serial", "pipelined"])
@@ -155,7 +158,8 @@ def test_an_exchange_behind_another_one_counts_as_exchange_and_not_as_waiting():
         operation("use", "fwd_compute", 1.0, after=("second",)),
     ]
     found = breakdown(run_steps(operations, num_steps=1))
-    assert found.mean_ms("bwd_comm") == pytest.approx(6.0)
+    assert found.mean_ms("fwd_comm") == pytest.approx(4.0)
+    assert found.mean_ms("bwd_comm") == pytest.approx(2.0)
     assert found.mean_ms(WAITING) == 0
 
 
