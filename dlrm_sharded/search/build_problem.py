@@ -102,7 +102,8 @@ def build_problem(
     if constraints.replicate != "auto":
         replicable &= must_replicate
     elif not all_replicas:
-        pays = which_pay(replica_gain_ms, replicable, pricing.first_replica_ms)
+        plain_gain_ms = pricing.replica_gain_ms(shapes, has_margin=False)[units.first_table]
+        pays = which_pay(plain_gain_ms, replicable, pricing.first_replica_ms)
         # What takes one rank longer than all tables take in the mean decides what a plan costs,
         # where narrow pieces do not help.
         narrow_ms, whole_ms = (

@@ -100,7 +100,7 @@ class Pricing:
             fixed_load=fixed_load,
         )
 
-    def replica_gain_ms(self, shapes: Shapes) -> Floats:
+    def replica_gain_ms(self, shapes: Shapes, *, has_margin: bool = True) -> Floats:
         """Return [T], how much less a replica of a table costs than the table on a single rank.
 
         These are means over ranks, without what the first replica costs. A replica is priced with
@@ -112,7 +112,8 @@ class Pricing:
         prices = self.prices
         exchange_ms = prices.even_byte_ms * whole.volume / prices.num_ranks + prices.shard_ms
         whole_ms = self._work_ms(whole).sum(axis=1) / prices.num_ranks + exchange_ms
-        replica_ms = self._work_ms(shapes.replicas.block) * (1.0 + self.errors.replicas)
+        error = self.errors.replicas if has_margin else 0.0
+        replica_ms = self._work_ms(shapes.replicas.block) * (1.0 + error)
         replica_ms = replica_ms.sum(axis=1)
         replica_ms += prices.gradients.byte_ms * shapes.replicas.reduce_volume
         return whole_ms - replica_ms

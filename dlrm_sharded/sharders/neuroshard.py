@@ -56,6 +56,9 @@ from dlrm_sharded.step.objective import StepObjective
 AUTO = "auto"
 COST, STEP = OBJECTIVES = ("cost", "step")
 GOOD_GAP = 0.003
+ALL_WIDTHS = MAX_COLUMNS // COLUMN_MULTIPLE
+WIDE = MAX_WIDTHS * COLUMN_MULTIPLE
+"""Columns above which shards cannot have all widths, unless nothing else fits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,7 +199,7 @@ class NeuroShardSharder:
             critical_path_share=self.critical_path_share,
             split_error=self.split_error,
             # an earlier plan may have any widths
-            max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
+            max_widths=MAX_WIDTHS if earlier is None else ALL_WIDTHS,
             all_replicas=earlier is not None or are_few(len(task.tables), task.topology.world_size),
         )
         load_factors: dict[str, float] = {}
@@ -210,6 +213,11 @@ class NeuroShardSharder:
         else:
             problem = build()
             best, equal = self._find_split(problem, build, clock)
+            if best is None and any(table.embedding_dim > WIDE for table in task.tables):
+                # Narrower columns than their widths allow may find room.
+                build = functools.partial(build, max_widths=ALL_WIDTHS)
+                problem = build()
+                best, equal = self._find_split(problem, build, clock)
             build = functools.partial(build, equal=equal)
         if earlier is None and best is not None:
             state = best

@@ -105,6 +105,19 @@ def test_ranks_full_of_blocks_and_of_narrow_columns(seed: int, sharder: str) -> 
     assert found_ms <= SAME * others_ms
 
 
+@pytest.mark.parametrize(
+    ("seed", "sharder"),
+    [(5266, "autoshard_portfolio"), (5475, "autoshard")],
+    ids=["replicas_that_pay_by_less_than_their_error", "columns_of_all_widths"],
+)
+def test_plans_that_only_others_found(seed: int, sharder: str) -> None:
+    priced = priced_task(odd_task(seed))
+    found_ms, others_ms = (cost_ms(name, priced) for name in ("neuroshard", sharder))
+    assert found_ms is not None
+    assert others_ms is not None
+    assert found_ms <= SAME * others_ms
+
+
 def test_columns_of_two_tables_beside_replicas_of_eight() -> None:
     """Row blocks of the two save the exchange of vectors, and still cost more than halves."""
     priced = priced_task(with_profiles(TASK_SETS["paper"](0)[99].task))
