@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from tests import preloaded
+from tests import hidden_gpus, preloaded
 from tests.preloaded import ROOT as ROOT
 
 SMALL_RUN = [
@@ -20,8 +20,7 @@ SMALL_RUN = [
     *("data.max_rows=500", "data.num_train_batches=24", "data.num_val_batches=4"),
     *("measure.iterations=4", "measure.warmup=1"),
 ]
-GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+hidden_gpus.hide()
 os.environ.pop("DLRM_SHARDED_DEVICE", None)  # the Makefile's choice
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the folder of the process that began it
     _cache = tempfile.TemporaryDirectory(prefix="dlrm_sharded-cache-")

@@ -65,7 +65,7 @@ def check(result: dict[str, Any], layout: str, world_size: int) -> None:
     if world_size == 1:  # the only row block is the whole table
         types = ["table_wise" if name == "row_wise" else name for name in types]
     assert result["types"] == types
-    assert result["least_change"] > 1e-2, "a table did not train"
+    assert result["least_change"] > 5e-3, "a table did not train"
     assert result["output_error"] < 1e-5
     assert result["error"] < 1e-5
 

@@ -5,14 +5,13 @@ tests with "cpu" show without a GPU that they run.
 """
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dlrm_sharded.ranks.gpus import visible_gpus
-from tests.conftest import GPUS
+from tests.hidden_gpus import environment_with_gpus
 from tests.preloaded.ranks import run_ranks
 
 NUM_CPU_RANKS = 3
@@ -21,10 +20,7 @@ NUM_CPU_RANKS = 3
 @functools.cache
 def gpus() -> list[str]:
     """GPUs that the tests were given, which hide them from this process."""
-    given = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
-    if GPUS is not None:
-        given["CUDA_VISIBLE_DEVICES"] = GPUS
-    return visible_gpus(given)
+    return visible_gpus(environment_with_gpus())
 
 
 def needs_gpus(number: int) -> list[pytest.MarkDecorator]:

@@ -154,6 +154,6 @@ def test_measures_what_a_row_of_lookups_takes(device):
         if device == "cuda":
             assert 0.5 < measured_ms / reference_ms < 2
     if device == "cuda":
-        assert found["exposed"] == []
+        assert not found["exposed"]
         assert set(found["launch_ms"]) == set(STAGES)
         assert min(found["launch_ms"].values()) > 0

@@ -86,6 +86,7 @@ def test_report_is_at_size_zero():
     rows = [
         {
             "ranks": 2,
+            "device": "cpu",
             "loop": loop,
             "batch_size": size,
             "steps": 7,
