@@ -32,7 +32,7 @@ MEASURED = (
 STEPS = (
     Study("environment", limit_s=120, least_s=20),
     Study("kernels", limit_s=120, least_s=30),
-    Study("train", limit_s=240, least_s=60),
+    Study("train", limit_s=330, least_s=60),
     Study("collect", limit_s=480, least_s=120),
     Study("mlperf", limit_s=240, least_s=90),
     Study("ranks", limit_s=180, least_s=60),

@@ -104,6 +104,7 @@ def rows_on_rank(
     rows: list[Row] = [
         {
             "ranks": rank.world_size,
+            "device": rank.device.type,
             "loop": name,
             "batch_size": size,
             "steps": steps,
@@ -221,9 +222,13 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
     counted = [row for row in rows if "operators" in row]
     text = (
         f"{len(timed[0]['main_ms'])} interleaved rounds of {timed[0]['steps']} steps; CPU time of "
-        "rank 0. A proxy for a GPU's host: without launches, streams and page-locked copies, and "
-        "with gloo in place of NCCL."
+        "rank 0."
     )
+    if timed[0]["device"] == "cpu":
+        text += (
+            " A proxy for a GPU's host: without launches, streams and page-locked copies, and with "
+            "gloo in place of NCCL."
+        )
     return "\n\n".join([text, _time_table(timed), *map(_operator_table, _by_ranks(counted))])
 
 
