@@ -23,9 +23,12 @@ from dlrm_sharded.search.state import State
 LARGEST_FIRST = (0.0, 0.1, 0.4, 1.0)
 """Shares of the pieces, the largest in memory, that are placed before the others; each is tried."""
 
-PACKINGS = ("roomiest", "tightest", "even")
+PACKINGS = ("roomiest", "tightest", "even", "coarsest")
 """Ways to pack units by memory alone: whole ones on the rank with most room for them or with least,
-parts of the others on the freest ranks, as much as each holds, or spread evenly."""
+parts of the others on the freest ranks, as much as each holds, or spread evenly. The last one
+spreads all units evenly, those with the largest steps of columns first: small ones fill gaps."""
+
+EVEN = ("even", "coarsest")
 
 MAX_PACKINGS = 12
 """Largest number of attempts to pack units by memory alone."""
@@ -157,16 +160,20 @@ def _place_largest_first(state: State, cuts: Sequence[UnitCut], way: str) -> lis
         return None
     units = [unit for unit, cut in enumerate(cuts) if cut.kind is None]
     size = problem.size_bytes[problem.whole_shape]
+    if way == "coarsest":
+        size = problem.size_bytes[problem.first_shape[:-1]]
     # Units that cannot be cut need a whole gap, so they come while there are some.
     units.sort(key=lambda unit: (int(problem.num_steps[unit]) > 1, -int(size[unit])))
     left = []
     for unit in units:
         width = int(problem.num_steps[unit])
         free = placer.free_bytes.astype(np.float64)
-        rank = placer.best_rank(unit, width, free if way == "tightest" else -free)
+        rank = None
+        if width == 1 or way != "coarsest":
+            rank = placer.best_rank(unit, width, free if way == "tightest" else -free)
         if rank is not None:
             placer.place(unit, rank, width)
-        elif not _place_in_parts(state, placer, unit, width, evenly=way == "even"):
+        elif not _place_in_parts(state, placer, unit, width, evenly=way in EVEN):
             left.append(unit)
     return left
 

@@ -93,8 +93,13 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "sharder"),
-    [(5106, "autoshard"), (5107, "hugectr"), (5137, "hugectr")],
-    ids=["columns_spread_evenly", "blocks_of_59_tables_on_13_ranks", "nearly_full_ranks"],
+    [(5106, "autoshard"), (5107, "hugectr"), (5137, "hugectr"), (6420, "autoshard_portfolio")],
+    ids=[
+        "columns_spread_evenly",
+        "blocks_of_59_tables_on_13_ranks",
+        "nearly_full_ranks",
+        "coarse_columns_before_fine_ones",
+    ],
 )
 def test_ranks_full_of_blocks_and_of_narrow_columns(seed: int, sharder: str) -> None:
     """Greedy placements leave gaps that the rest does not fill."""
