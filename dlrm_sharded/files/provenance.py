@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dlrm_sharded.files.versions import readable_versions
 
 if TYPE_CHECKING:
     import torch
@@ -35,17 +36,6 @@ def cpu_name() -> str:
 def versions() -> dict[str, str]:
     """Return the installed versions of Python and of the packages that measurements depend on."""
     return {"python": platform.python_version(), **readable_versions(PACKAGES)}
-
-
-def readable_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of packages that are installed and whose metadata state one."""
-    found: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except (PackageNotFoundError, OSError, ValueError, KeyError):
-            continue  # metadata without a version are None or a KeyError, by the version of Python
-    return {package: text for package, text in found.items() if text}
 
 
 def fbgemm_version(found: Mapping[str, str]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, form_of, make_plain
-from dlrm_sharded.files.provenance import readable_versions
+from dlrm_sharded.files.versions import readable_versions
 from dlrm_sharded.plans.precision import TABLE_BYTES
 
 COLUMN_MULTIPLE = 4

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dlrm_sharded.files.provenance import readable_versions
+from dlrm_sharded.files.versions import readable_versions
 from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, visible_gpus
 
 Build = Literal["cpu", "cuda"]

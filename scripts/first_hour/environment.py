@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from dlrm_sharded.files.provenance import readable_versions
+from dlrm_sharded.files.versions import readable_versions
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.gpus import nvidia_smi
 from dlrm_sharded.ranks.host_memory import available_host_bytes
