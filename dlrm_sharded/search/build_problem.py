@@ -150,7 +150,9 @@ def worth_replicating(priced: PricedTask) -> set[str]:
     problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=None)
     if problem.replicas is None:
         return set()
-    units = np.flatnonzero(problem.replicas.possible).tolist()
+    # A search weighs the others, too.
+    is_worth = problem.replicas.possible & (problem.replica_gain_ms > 0)
+    units = np.flatnonzero(is_worth).tolist()
     return {problem.task.tables[problem.tables[unit][0]].name for unit in units}
 
 

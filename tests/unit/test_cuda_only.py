@@ -48,6 +48,7 @@ RUN_BY = {
     "dlrm_sharded/job/predicted_step.py": [f"{UNIT}/job/test_predicted_step.py"],
     "dlrm_sharded/measuring/stage_clock.py": [f"{UNIT}/measuring/test_stage_clock.py"],
     "dlrm_sharded/model/dense_graph.py": [f"{UNIT}/model/test_dense_graph.py"],
+    "dlrm_sharded/plans/tables.py": [f"{UNIT}/plans/test_tables.py"],
     "dlrm_sharded/ranks/devices.py": [f"{UNIT}/ranks/test_devices.py"],
     "dlrm_sharded/ranks/distributed.py": [RANKS, f"{UNIT}/ranks/test_distributed.py"],
     "dlrm_sharded/ranks/launch_clock.py": [f"{UNIT}/ranks/test_launch_clock.py"],

@@ -56,7 +56,7 @@ def test_prices_are_those_that_a_run_finds() -> None:
     assert planner.report is not None
     assert planner.report.details.standing is not None
     assert planner.report.error is not None
-    assert "within about" in str(planner.report)
+    assert "(prior, within " in str(planner.report)  # its error depends on the machine
     assert planner.report.task.topology.optimizer_bytes_per_row == 4
 
 
