@@ -69,10 +69,12 @@ class GreedyPlacer:
         group = least_loaded_group(blocks, allowed, group_load)
         if group is None:
             return False
-        members = self._problem.groups[group].members
+        rank_group = self._problem.groups[group]
+        members = rank_group.members
         self._state.set_group(unit, group)
         self.load[members] += blocks.load[unit]
         self._demand[members] += blocks.demand[unit]
+        self._demand[rank_group.ranks[-1]] -= blocks.missing[unit]
         self.free_bytes[members] -= blocks.size_bytes[unit]
         return True
 

@@ -65,7 +65,12 @@ def local_problem(state: State, predictions: Predictions, split_error: float) ->
         saved_ms = np.maximum(saved_ms, -of_all_ms)
         kind_load, kind_margin, kind_demand = _loads(problem.weights, of_kind_ms, split_error)
         made = dataclasses.replace(
-            kind, load=kind_load, margin=kind_margin, demand=kind_demand, shared_ms=of_all_ms
+            kind,
+            load=kind_load,
+            margin=kind_margin,
+            demand=kind_demand,
+            missing=np.zeros_like(kind_demand),  # it is predicted for all ranks together
+            shared_ms=of_all_ms,
         )
         fixed_load = first_ms * problem.weights.exchange * (not kind.is_global)
         blocks.append(dataclasses.replace(made, fixed_ms=first_ms, fixed_load=fixed_load))

@@ -65,14 +65,14 @@ class Pricing:
         if of_sequences:  # an all-to-all takes the place of the reduction
             reduce = ReducePrices(prices.fixed_ms, 0.0, 0.0)
         reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
-        piece = cut.block.take(table)
+        piece, last = cut.block.take(table), cut.last.take(table)
         load, margin = self.load(piece, error[table])
         surcharge = margin.copy()  # `load` and `surcharge` are both added to below
         # a view, as there may be many tables and ranks
         size_bytes = np.broadcast_to(piece.size_bytes[:, None], (len(table), cut.group_size))
         if not cut.is_replica:
             size_bytes = size_bytes.copy()
-            size_bytes[:, -1] = cut.last.size_bytes[table]
+            size_bytes[:, -1] = last.size_bytes
         num_shards = 1.0 if of_sequences or not cut.is_global else 0.0
         any_ms = prices.any_byte_ms * piece.volume + prices.shard_ms * num_shards
         shared_ms = any_ms * cut.group_size
@@ -91,6 +91,12 @@ class Pricing:
             possible=cut.possible[table] & is_allowed,
             demand=Demand.pack(
                 piece.vectors, piece.volume, np.full(len(table), num_shards), surcharge
+            ),
+            missing=Demand.pack(
+                piece.vectors - last.vectors,
+                piece.volume - last.volume,
+                np.zeros(len(table)),
+                np.zeros_like(surcharge),
             ),
             load=load,
             margin=margin,

@@ -102,6 +102,7 @@ class Blocks:
         is_replica: whether the blocks are replicas.
         possible: [U], whether the unit has enough rows, and constraints allow some group.
         demand: [U, D], what one block adds to its rank.
+        missing: [U, D], how much less the last block adds, which may have fewer rows.
         load: [U, L], its loads, as for column shapes.
         margin: [U, L], the part of these loads that is margin.
         size_bytes: [U, group_size], memory of each block; the last one may be the smallest.
@@ -116,6 +117,7 @@ class Blocks:
     is_replica: bool
     possible: Mask
     demand: Floats
+    missing: Floats
     load: Floats
     margin: Floats
     size_bytes: Indices

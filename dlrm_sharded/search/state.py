@@ -253,8 +253,8 @@ class State:
                 continue
             rank_group = self.problem.groups[changed]
             members, blocks = rank_group.members, self.problem.blocks[rank_group.kind]
-            # Every rank of the group gets the same demand, even for a smaller last block.
             self.demand[members] += sign * blocks.demand[unit]
+            self.demand[rank_group.ranks[-1]] -= sign * blocks.missing[unit]
             self.free_bytes[members] -= sign * blocks.size_bytes[unit]
             self.shared_ms += sign * float(blocks.shared_ms[unit])
             self.num_in_group[changed, owner] += sign

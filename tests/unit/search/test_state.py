@@ -210,12 +210,12 @@ def test_row_blocks_cost_what_is_predicted(kind: str, total: str) -> None:
             assert off(of_rows, alone, "plain", seed, total) == pytest.approx(0.0, abs=1e-7)
 
 
-@pytest.mark.parametrize(("hosts", "most"), [((1, 4), 0.01), ((1, 8), 0.01), ((2, 4), 0.05)])
+@pytest.mark.parametrize(("hosts", "most"), [((1, 4), 1e-9), ((1, 8), 1e-9), ((2, 4), 0.05)])
 @pytest.mark.parametrize("total", TOTALS)
 def test_uneven_volumes_cost_about_what_is_predicted(
     hosts: tuple[int, int], most: float, total: str
 ) -> None:
-    """What is left out: which of a rank's links is busier, and the last block's missing rows."""
+    """What is left out: which of a rank's links is busier."""
     rng = np.random.default_rng(9)
     found = []
     for _ in range(60):
