@@ -22,7 +22,7 @@ from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.replication import replicas_fit, replicate, with_replicas
-from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices, with_slices
+from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices, in_spread_slices, with_slices
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
@@ -41,6 +41,9 @@ SMALL_TASK = 200
 HOPELESS = 1.2
 """An extra start is left out if it costs so many times as much as the best plan so far."""
 
+HOPELESS_SLICES = 1.5
+"""The same for plans in slices, whose other pieces are still in their places."""
+
 COLUMN_SHARES = (1.0, 0.5, 0.25)
 """Shares of a rank's time that column pieces of few units may take beside replicas."""
 
@@ -52,6 +55,9 @@ NUM_KEPT = 4
 
 FEW_UNITS_PATIENCE = 2
 """Factor of the patience for few units, where rebuilt plans differ most."""
+
+MORE_WALKS = 4
+"""Number of times that plans of few units are improved once more: each walk ends somewhere else."""
 
 DEVIATION = 0.002
 """Rebuilds go on from a plan that costs so much more than the best, relative to it: a threshold as
@@ -86,10 +92,10 @@ def find_state(
     if not states:
         return None
     near_ms = NEAR_BEST * states[0].objective_ms
-    for state in [state for state in states if state.objective_ms < near_ms][:2]:
-        _improve(state, good_ms, rng, stopping, splits=True)
-    states.sort(key=_objective_ms)
-    best = states[0]
+    near = [state for state in states if state.objective_ms < near_ms][:2]
+    others = states[len(near) :]
+    states = [*_walk(near, good_ms, rng, stopping), *others]
+    best = min(states, key=_objective_ms)
     # Without the margin a search gets further; with it, splits go that do not pay.
     if best.objective_ms > good_ms and not stopping.clock.is_over:
         plain = problem.without_margin()
@@ -97,9 +103,16 @@ def find_state(
             _improve(other, good_ms, rng, stopping, splits=True)
             other = other.copy_for(problem)
             _improve(other, good_ms, rng, stopping, splits=True)
-            best = min(best, other, key=_objective_ms)
+            states.append(other)
+            best = min(states, key=_objective_ms)
     if extras:
-        best = _best_in_slices([best, *states[1:]], good_ms, rng, stopping)
+        sliced = _best_in_slices(best, states, good_ms, rng, stopping)
+        near = near if sliced is best else [sliced]
+        best = sliced
+    for _ in range(MORE_WALKS if extras and has_few_units(problem) else 0):
+        if best.objective_ms <= good_ms or stopping.clock.is_over:
+            break
+        best = min(best, *_walk(near, good_ms, rng, stopping), key=_objective_ms)
     return _balanced(best, good_ms, rng, stopping)
 
 
@@ -109,6 +122,16 @@ def improve_under(problem: Problem, start: State, seed: int, stopping: StoppingR
     state = start.copy_for(problem if most_steps is None else with_slices(problem, most_steps))
     _improve(state, 0.0, rng, stopping, splits=True)
     return _balanced(state, 0.0, rng, stopping)
+
+
+def _walk(
+    starts: list[State], good_ms: float, rng: np.random.Generator, stopping: StoppingRule
+) -> list[State]:
+    """Return copies of states, each improved."""
+    states = [state.copy_for(state.problem) for state in starts]
+    for state in states:
+        _improve(state, good_ms, rng, stopping, splits=True)
+    return states
 
 
 def _balanced(
@@ -146,18 +169,26 @@ def improve_within(state: State, budget: MoveBudget, seed: int, clock: Clock) ->
 
 
 def _best_in_slices(
-    states: list[State], good_ms: float, rng: np.random.Generator, stopping: StoppingRule
+    best: State,
+    states: list[State],
+    good_ms: float,
+    rng: np.random.Generator,
+    stopping: StoppingRule,
 ) -> State:
-    """Return the first state, or a better one with the pieces of some state in slices."""
-    best = first = states[0]
+    """Return the best state, or a better one with the pieces of some state in slices."""
+    first, few_units = best, has_few_units(best.problem)
+    ways = (in_slices, in_spread_slices) if few_units else (in_slices,)
     for columns in SLICE_COLUMNS if first.problem.has_crowding else ():
         if best.objective_ms <= good_ms or stopping.clock.is_over:
             break
-        sliced = [other for state in states if (other := in_slices(state, columns)) is not None]
-        other = min(sliced, key=_objective_ms, default=best)
-        if has_few_units(other.problem) and other.objective_ms < HOPELESS * best.objective_ms:
-            Descent(other, rng, stopping.clock).run()
-        best = min(best, other, key=_objective_ms)
+        for way in ways:
+            sliced = [other for state in states if (other := way(state, columns)) is not None]
+            if not sliced:
+                continue
+            other = min(sliced, key=_objective_ms)
+            if few_units and other.objective_ms < HOPELESS_SLICES * best.objective_ms:
+                Descent(other, rng, stopping.clock).run()
+            best = min(best, other, key=_objective_ms)
     if best.objective_ms < first.objective_ms * (1 - MIN_IMPROVEMENT):
         _improve(best, good_ms, rng, stopping, splits=True)
         return best
@@ -215,7 +246,7 @@ def _first_plans(
                 is_replicated = is_replicated and found[0] is other
     if not found or not extras:
         return found
-    for state in _extra_states(found[0], tried):
+    for state in _extra_states(tuple(found), tried):
         if is_over():
             break
         if state.objective_ms < HOPELESS * found[0].objective_ms:
@@ -223,16 +254,18 @@ def _first_plans(
     return found
 
 
-def _extra_states(state: State, tried: set[tuple[UnitCut, ...]]) -> Iterator[State]:
+def _extra_states(states: tuple[State, ...], tried: set[tuple[UnitCut, ...]]) -> Iterator[State]:
     """Yield states with units in the same kinds of blocks, and of few units others, too.
 
     Args:
-        state: where units are that have no such blocks.
+        states: where units are that have no such blocks. On nearly full ranks these decide which
+            blocks there is room for.
         tried: cuts that were tried before.
     """
-    problem = state.problem
+    state, problem = states[0], states[0].problem
     few_units = has_few_units(problem)
-    yield from uniform_states(state.copy_for(problem), all_kinds=few_units)
+    for base in states:
+        yield from uniform_states(base.copy_for(problem), all_kinds=few_units)
     if not few_units:
         return
     even = tuple(cut_units(problem, 0.0, rows=False, replicas=False))

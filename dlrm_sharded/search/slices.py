@@ -14,6 +14,8 @@ import numpy as np
 
 from dlrm_sharded.cost.shapes import Indices
 from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.search.cuts import UnitCut, cuts_of
+from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import State
 
@@ -34,6 +36,43 @@ def in_slices(state: State, columns: int) -> State | None:
         return None
     other = state.copy_for(with_slices(problem, _most_steps(problem, columns)))
     return other if (other.free_bytes >= 0).all() else None
+
+
+def in_spread_slices(state: State, columns: int) -> State | None:
+    """Return a state with all wider units in slices of so many columns, spread over the ranks.
+
+    Units in blocks stay in them. None if no unit is wider, or nothing was found that fits.
+    """
+    problem, cuts = state.problem, cuts_of(state)
+    most_steps = _most_steps(problem, columns)
+    spread = tuple(
+        UnitCut(_spread(steps, most, problem.world_size))
+        if cut.kind is None and steps > most and not is_equal
+        else cut
+        for cut, steps, most, is_equal in zip(
+            cuts,
+            problem.num_steps.tolist(),
+            most_steps.tolist(),
+            problem.is_equal.tolist(),
+            strict=True,
+        )
+    )
+    return None if spread == cuts else first_plan(with_slices(problem, most_steps), spread)
+
+
+def _spread(steps: int, most: int, num_ranks: int) -> tuple[int, ...]:
+    """Return the widths of pieces of whole slices, as many as there are slices or ranks.
+
+    Args:
+        steps: those of the unit.
+        most: steps of a slice; the last one has the rest.
+    """
+    num_slices, rest = divmod(steps, most)
+    num_pieces = min(num_slices + (rest > 0), num_ranks)
+    few, num_more = divmod(num_slices, num_pieces)
+    widths = [most * (few + (piece < num_more)) for piece in range(num_pieces)]
+    widths[-1] += rest
+    return tuple(widths)
 
 
 def with_slices(problem: Problem, most_steps: Indices) -> Problem:

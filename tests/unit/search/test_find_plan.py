@@ -92,7 +92,7 @@ def test_over_at_the_first_look_that_says_so(looks: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(CountingClock, "is_over", property(counted_look))
     monkeypatch.setattr(State, "refresh", counted_refresh)
     found(searched_problem(4, full=0.7), clock=clock)
-    assert looks < clock.asked <= looks + 10
+    assert looks < clock.asked <= looks + 12
     assert max(refreshes_at_look[:-1]) <= MAX_REFRESHES
 
 
