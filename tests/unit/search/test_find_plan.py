@@ -124,6 +124,24 @@ def test_nothing_that_fits() -> None:
     assert find_state(problem, 1.0, 0, StoppingRule(10, 0.0, CountingClock())) is None
 
 
+@pytest.mark.parametrize(("ranks", "num_walks"), [(4, 1 + find_plan.MORE_WALKS), (1, 1)])
+def test_few_units_are_improved_again(
+    ranks: int, num_walks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_starts = []
+    walk = find_plan._walk
+
+    def counted(starts: list[State], *args: object) -> list[State]:
+        num_starts.append(len(starts))
+        return walk(starts, *args)
+
+    monkeypatch.setattr(find_plan, "_walk", counted)
+    task = roomy_task(np.random.default_rng(1), (1, ranks), 12)
+    found(problem_of(task, model_of("shipped")), patience=1)
+    assert len(num_starts) == num_walks
+    assert min(num_starts) > 0
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_other_seeds_are_other_searches_of_the_same_quality(seed: int) -> None:
     problem = searched_problem(6, full=0.7)

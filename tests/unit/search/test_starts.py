@@ -10,7 +10,7 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
-from dlrm_sharded.search.slices import in_slices
+from dlrm_sharded.search.slices import in_slices, in_spread_slices
 from dlrm_sharded.search.state import COLUMNS
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
@@ -110,3 +110,41 @@ def test_slices_of_one_rank_are_equal() -> None:
     sliced = in_slices(state, 16)
     assert sliced is not None
     assert sorted(shard.num_cols for shard in state_shards(sliced)) == [4] * 10
+
+
+@pytest.mark.parametrize(
+    ("dim", "ranks", "widths"),
+    [
+        (256, 3, [32] * 8),
+        (80, 4, [16, 32, 32]),
+        (80, 2, [24, 24, 32]),  # those of one rank are equal
+        (32, 2, None),
+    ],
+)
+def test_slices_are_spread_over_the_ranks(dim: int, ranks: int, widths: list[int] | None) -> None:
+    task = with_profiles(task_of(tables_of((500, dim, 9.0)), ranks, device="cuda"))
+    state = state_of_whole_units(problem_of(task, model_of("warps")))
+    spread = in_spread_slices(state, 32)
+    if widths is None:
+        assert spread is None, "nothing is wider"
+        return
+    assert spread is not None
+    shards = state_shards(spread)
+    validate(ShardingPlan(ranks, shards), task)
+    assert sorted(shard.num_cols for shard in shards) == widths
+    num_on_rank = [sum(shard.rank == rank for shard in shards) for rank in range(ranks)]
+    assert max(num_on_rank) == -(-len(widths) // ranks)
+
+
+def test_slices_are_spread_beside_blocks() -> None:
+    task = with_profiles(task_of(tables_of((500, 64, 9.0), (500, 64, 9.0)), 2, device="cuda"))
+    state = state_of_whole_units(problem_of(task, model_of("warps")))
+    state.set_width(0, next(iter(state.widths[0])), 0)
+    state.set_group(0, state.problem.blocks[0].groups[0])
+    spread = in_spread_slices(state, 32)
+    assert spread is not None
+    assert spread.group.tolist() == [state.group[0], COLUMNS]
+    assert spread.widths == [
+        {},
+        {0: spread.problem.num_steps[1] // 2, 1: spread.problem.num_steps[1] // 2},
+    ]
