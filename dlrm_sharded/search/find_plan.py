@@ -6,8 +6,9 @@ is a short search for the least predicted cost, with which other plans are compa
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -177,7 +178,9 @@ def _best_in_slices(
 ) -> State:
     """Return the best state, or a better one with the pieces of some state in slices."""
     first, few_units = best, has_few_units(best.problem)
-    ways = (in_slices, in_spread_slices) if few_units else (in_slices,)
+    ways: list[Callable[[State, int], State | None]] = [in_slices]
+    if few_units:
+        ways += [in_spread_slices, functools.partial(in_spread_slices, blocks=True)]
     for columns in SLICE_COLUMNS if first.problem.has_crowding else ():
         if best.objective_ms <= good_ms or stopping.clock.is_over:
             break

@@ -38,16 +38,19 @@ def in_slices(state: State, columns: int) -> State | None:
     return other if (other.free_bytes >= 0).all() else None
 
 
-def in_spread_slices(state: State, columns: int) -> State | None:
+def in_spread_slices(state: State, columns: int, *, blocks: bool = False) -> State | None:
     """Return a state with all wider units in slices of so many columns, spread over the ranks.
 
-    Units in blocks stay in them. None if no unit is wider, or nothing was found that fits.
+    None if no unit is wider, or nothing was found that fits.
+
+    Args:
+        blocks: also those units that are in blocks, whose shards are as wide as they are.
     """
     problem, cuts = state.problem, cuts_of(state)
     most_steps = _most_steps(problem, columns)
     spread = tuple(
         UnitCut(_spread(steps, most, problem.world_size))
-        if cut.kind is None and steps > most and not is_equal
+        if (blocks or cut.kind is None) and steps > most and not is_equal
         else cut
         for cut, steps, most, is_equal in zip(
             cuts,

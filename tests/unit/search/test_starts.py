@@ -141,10 +141,13 @@ def test_slices_are_spread_beside_blocks() -> None:
     state = state_of_whole_units(problem_of(task, model_of("warps")))
     state.set_width(0, next(iter(state.widths[0])), 0)
     state.set_group(0, state.problem.blocks[0].groups[0])
+    halves = {rank: int(state.problem.num_steps[1]) // 2 for rank in range(2)}
+
     spread = in_spread_slices(state, 32)
     assert spread is not None
     assert spread.group.tolist() == [state.group[0], COLUMNS]
-    assert spread.widths == [
-        {},
-        {0: spread.problem.num_steps[1] // 2, 1: spread.problem.num_steps[1] // 2},
-    ]
+    assert spread.widths == [{}, halves]
+
+    spread = in_spread_slices(state, 32, blocks=True)
+    assert spread is not None
+    assert spread.widths == [halves, halves], "also what was in blocks"

@@ -95,7 +95,12 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
     ("seed", "sharder"),
     [
         *((5106, "autoshard"), (5107, "hugectr"), (5137, "hugectr"), (6420, "autoshard_portfolio")),
-        *((5266, "autoshard_portfolio"), (5475, "autoshard"), (5349, "torchrec_calibrated")),
+        *(
+            (5266, "autoshard_portfolio"),
+            (5475, "autoshard"),
+            (5349, "torchrec_calibrated"),
+            (7156, "embark"),
+        ),
     ],
     ids=[
         "columns_spread_evenly",
@@ -105,6 +110,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "replicas_that_pay_by_less_than_their_error",
         "columns_of_all_widths",
         "last_blocks_with_fewer_rows",
+        "no_wide_replicas",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
