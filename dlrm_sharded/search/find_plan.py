@@ -7,6 +7,7 @@ is a short search for the least predicted cost, with which other plans are compa
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -218,8 +219,6 @@ def _first_plans(
     """
     found: list[State] = []
     few_units = has_few_units(problem)
-    tried: set[tuple[UnitCut, ...]] = set()
-    is_replicated: bool | None = None  # not known before the first plan
 
     def is_over() -> bool:
         return bool(found) and (found[0].objective_ms <= good_ms or stopping.clock.is_over)
@@ -231,30 +230,38 @@ def _first_plans(
         found.sort(key=_objective_ms)
         del found[NUM_KEPT if few_units else 1 :]
 
-    for cuts in _first_cuts(problem, bounds_ms):
-        if is_over():
-            break
-        if cuts in tried:  # different targets often lead to the same cuts
-            continue
-        tried.add(cuts)
-        for state in _first_states(problem, cuts):
-            if is_replicated:
-                replicate(state)
-            descend(state)
-            if is_replicated is None:
-                # The first plan decides: descents take most of the time, and moves come later.
-                other = state.copy_for(problem)
-                is_replicated = replicate(other)
-                descend(other)
-                is_replicated = is_replicated and found[0] is other
-    if not found or not extras:
+    def cheapest_first(states: Iterator[State]) -> Iterator[State]:
+        if not few_units:  # their first plans take long, too
+            return states
+        made = itertools.takewhile(lambda _: not is_over(), states)
+        return iter(sorted(made, key=_objective_ms))
+
+    tried: set[tuple[UnitCut, ...]] = set()
+    starts = _first_states(problem, bounds_ms, tried)
+    if (first := next(starts, None)) is None:
         return found
-    for state in _extra_states(tuple(found), tried):
-        if is_over():
-            break
+    descend(first)
+    # The first plan decides whether others have replicas at once: moves come later.
+    other = first.copy_for(problem)
+    is_replicated = replicate(other)
+    descend(other)
+    if is_replicated and found[0] is other:
+        starts = map(_replicated, starts)
+    starts = cheapest_first(starts)
+    while not is_over() and (state := next(starts, None)) is not None:
+        descend(state)
+    if not extras:
+        return found
+    starts = cheapest_first(_extra_states(tuple(found), tried))
+    while not is_over() and (state := next(starts, None)) is not None:
         if state.objective_ms < HOPELESS * found[0].objective_ms:
             descend(state)
     return found
+
+
+def _replicated(state: State) -> State:
+    replicate(state)
+    return state
 
 
 def _extra_states(states: tuple[State, ...], tried: set[tuple[UnitCut, ...]]) -> Iterator[State]:
@@ -283,13 +290,22 @@ def _extra_states(states: tuple[State, ...], tried: set[tuple[UnitCut, ...]]) ->
             yield first
 
 
-def _first_states(problem: Problem, cuts: tuple[UnitCut, ...]) -> Iterator[State]:
-    """Yield the first plan for these cuts, and one with similar widths on a rank if that counts."""
-    state = first_plan(problem, cuts)
-    if state is not None:
-        yield state
-    if problem.has_crowding and (state := width_sorted_plan(problem, cuts)) is not None:
-        yield state
+def _first_states(
+    problem: Problem, bounds_ms: tuple[float, ...], tried: set[tuple[UnitCut, ...]]
+) -> Iterator[State]:
+    """Yield first plans, and where that counts others with similar widths on a rank.
+
+    Args:
+        tried: cuts that were tried; those of these plans are added.
+    """
+    for cuts in _first_cuts(problem, bounds_ms):
+        if cuts in tried:  # different targets often lead to the same cuts
+            continue
+        tried.add(cuts)
+        if (state := first_plan(problem, cuts)) is not None:
+            yield state
+        if problem.has_crowding and (state := width_sorted_plan(problem, cuts)) is not None:
+            yield state
 
 
 def _first_cuts(problem: Problem, bounds_ms: tuple[float, ...]) -> Iterator[tuple[UnitCut, ...]]:
