@@ -122,18 +122,21 @@ def _place_pieces(problem: Problem, cuts: Sequence[UnitCut], scores: Scores) -> 
 def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
     """Place units by memory alone; cut into row blocks those that find no room, and start again.
 
-    With every attempt, more of the largest units become row blocks too.
+    With every attempt, more of the largest units become row blocks too. Of the ways that find room
+    for all, the cheapest one is returned.
     """
     size = problem.size_bytes[problem.whole_shape]
     largest = np.argsort(-size, kind="stable").tolist()
     cuts = list(cuts)
     for attempt in range(MAX_PACKINGS):
-        before = list(cuts)
+        before, found = list(cuts), list[State]()
         for way in PACKINGS:
             state = State(problem)
             left = _place_largest_first(state, cuts, way)
             if left == []:
-                return _finished(state)
+                found.append(_finished(state))
+        if found:
+            return min(found, key=lambda state: state.objective_ms)
         if left is None:
             return None
         num_largest = 2**attempt // 4  # 0, 0, 1, 2, 4, ...

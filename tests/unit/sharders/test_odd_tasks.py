@@ -111,6 +111,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "columns_of_all_widths",
         "last_blocks_with_fewer_rows",
         "no_wide_replicas",
+        "the_cheapest_packing",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
