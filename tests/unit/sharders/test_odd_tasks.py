@@ -94,13 +94,15 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
 @pytest.mark.parametrize(
     ("seed", "sharder"),
     [
-        *((5106, "autoshard"), (5107, "hugectr"), (5137, "hugectr"), (6420, "autoshard_portfolio")),
-        *(
-            (5266, "autoshard_portfolio"),
-            (5475, "autoshard"),
-            (5349, "torchrec_calibrated"),
-            (7156, "embark"),
-        ),
+        (5106, "autoshard"),
+        (5107, "hugectr"),
+        (5137, "hugectr"),
+        (6420, "autoshard_portfolio"),
+        (5266, "autoshard_portfolio"),
+        (5475, "autoshard"),
+        (5349, "torchrec_calibrated"),
+        (7156, "embark"),
+        (8112, "dreamshard"),
     ],
     ids=[
         "columns_spread_evenly",
