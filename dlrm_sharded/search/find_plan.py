@@ -44,7 +44,7 @@ HOPELESS = 1.2
 """An extra start is left out if it costs so many times as much as the best plan so far."""
 
 HOPELESS_SLICES = 1.5
-"""The same for plans in slices, whose other pieces are still in their places."""
+"""The same factor for plans in slices."""
 
 COLUMN_SHARES = (1.0, 0.5, 0.25)
 """Shares of a rank's time that column pieces of few units may take beside replicas."""

@@ -17,7 +17,7 @@ from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.search.state import State
+from dlrm_sharded.search.state import COLUMNS, State
 
 SLICE_COLUMNS = (32, 64, 128, 256, 512, 1024)
 """Widths of slices that are tried; the smallest ones fill the threads of a part of a warp."""
@@ -44,19 +44,19 @@ def in_spread_slices(state: State, columns: int, *, blocks: bool = False) -> Sta
     None if no unit is wider, or nothing was found that fits.
 
     Args:
-        blocks: also those units that are in blocks, whose shards are as wide as they are.
+        blocks: also those units in blocks that may be elsewhere; all stay in blocks without it.
     """
     problem, cuts = state.problem, cuts_of(state)
     most_steps = _most_steps(problem, columns)
+    # [U]; units of one width in their module have no slices of another one
+    may_change = ~problem.is_equal & ~problem.must_replicate & (blocks | (state.group == COLUMNS))
     spread = tuple(
-        UnitCut(_spread(steps, most, problem.world_size))
-        if (blocks or cut.kind is None) and steps > most and not is_equal
-        else cut
-        for cut, steps, most, is_equal in zip(
+        UnitCut(_spread(steps, most, problem.world_size)) if may and steps > most else cut
+        for cut, may, steps, most in zip(
             cuts,
+            may_change.tolist(),
             problem.num_steps.tolist(),
             most_steps.tolist(),
-            problem.is_equal.tolist(),
             strict=True,
         )
     )

@@ -151,3 +151,8 @@ def test_slices_are_spread_beside_blocks() -> None:
     spread = in_spread_slices(state, 32, blocks=True)
     assert spread is not None
     assert spread.widths == [halves, halves], "also what was in blocks"
+
+    replicated = dataclasses.replace(state.problem, must_replicate=np.array([True, False]))
+    spread = in_spread_slices(state.copy_for(replicated), 32, blocks=True)
+    assert spread is not None
+    assert spread.widths == [{}, halves], "constraints keep the first one in blocks"

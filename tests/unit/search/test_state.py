@@ -215,7 +215,7 @@ def test_row_blocks_cost_what_is_predicted(kind: str, total: str) -> None:
 def test_uneven_volumes_cost_about_what_is_predicted(
     hosts: tuple[int, int], most: float, total: str
 ) -> None:
-    """What is left out: which of a rank's links is busier."""
+    """On several hosts the search leaves out which of a rank's links is busier."""
     rng = np.random.default_rng(9)
     found = []
     for _ in range(60):
