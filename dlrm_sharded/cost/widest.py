@@ -37,6 +37,10 @@ _TERMS_OF_GROUP = np.vstack(
     [np.zeros(2), np.column_stack([np.minimum(_WARPS, 1.0), np.maximum(_WARPS - 1.0, 0.0)])]
 )
 
+_DIGIT_BITS = 32
+_DIGITS = 2.0 ** (_DIGIT_BITS * np.arange(len(GROUP_COLUMNS)))
+# of a number to this base, whose digits are how many shards need groups of each size
+
 
 def width_vectors(workload: Workload) -> Floats:
     """Return [S, A], thousands of ids of each shard, and a 1 at its thread group."""
@@ -64,13 +68,15 @@ def crowding_terms(vectors: Floats, crowd: Floats) -> Floats:
     """
     ids, crowd_ids = vectors[..., :1], crowd[..., :1]
     group, crowd_group = _widest_group(vectors), _widest_group(crowd)
-    together = (ids + crowd_ids) * _TERMS_OF_GROUP[np.maximum(group, crowd_group)]
-    return together - (ids * _TERMS_OF_GROUP[group] + crowd_ids * _TERMS_OF_GROUP[crowd_group])
+    widest = np.maximum(group, crowd_group)
+    together = (ids + crowd_ids) * _TERMS_OF_GROUP.take(widest, axis=0)
+    apart = ids * _TERMS_OF_GROUP.take(group, axis=0)
+    return together - (apart + crowd_ids * _TERMS_OF_GROUP.take(crowd_group, axis=0))
 
 
 def _widest_group(crowd: Floats) -> NDArray[np.int64]:
     """Return [...], the number of the largest thread group in use, from 1; 0 without any."""
-    # Differences of exact counts are exact, so these are whole numbers.
-    has_group = crowd[..., 1:] > 0.5
-    widest = len(GROUP_COLUMNS) - has_group[..., ::-1].argmax(axis=-1)
-    return np.where(has_group.any(axis=-1), widest, 0)
+    # Differences of exact counts are exact, so these are whole numbers. As digits of one number,
+    # the first that is not zero gives its exponent.
+    _, exponent = np.frexp(crowd[..., 1:] @ _DIGITS)
+    return (exponent + (_DIGIT_BITS - 1)) // _DIGIT_BITS

@@ -120,7 +120,8 @@ class Neighborhood(StateMoves):
             fits &= is_whole[:, None]
         if self.budget is not None and self.budget.max_bytes is not None:
             fits &= (problem.size_bytes[moved] <= self.budget.max_bytes[parts.unit])[:, None]
-        held_widths = self._merge_with_held(parts, others, change_here, objective, gains, fits)
+        held = state.steps[parts.unit[:, None], others]  # [M, B]
+        self._merge_with_held(parts, held, others, change_here, objective, gains, fits)
         if objective.has_hosts:
             gains += self._host_gains(objective, rank, others, problem.host_load[moved][:, None])
         fits &= self._allowed(parts.unit, others)
@@ -131,7 +132,7 @@ class Neighborhood(StateMoves):
             m, b = divmod(flat, len(others))  # row and column of a flat index
             unit, width = int(parts.unit[m]), int(parts.width[m])
             stays = int(parts.shape[m]) - int(problem.first_shape[unit]) + 1 - width
-            there_width = width + held_widths.get((m, b), 0)
+            there_width = width + int(held[m, b])
             edits = [SetWidth(unit, rank, stays), SetWidth(unit, int(others[b]), there_width)]
             moves.append(Move(float(gains[m, b]), edits))
         return moves
@@ -213,31 +214,26 @@ class Neighborhood(StateMoves):
     def _merge_with_held(
         self,
         parts: _Parts,
+        held: Indices,
         others: Indices,
         change_here: Floats,
         objective: SmoothObjective,
         gains: Floats,
         fits: Mask,
-    ) -> dict[tuple[int, int], int]:
+    ) -> None:
         """Correct gains and fits [M, B] where the other rank holds a piece of the unit already.
 
         The part and that piece become one, which costs less than two.
 
-        Returns:
-            Widths of those pieces, by place in gains.
+        Args:
+            held: [M, B], steps of those pieces; 0 where there is none.
         """
         state, problem = self.state, self.problem
-        column = {int(other): b for b, other in enumerate(others)}
-        held = [
-            (m, column[other], other, problem.shape(unit, width), width)
-            for m, unit in enumerate(parts.unit.tolist())
-            if len(state.widths[unit]) > 1  # else its only piece is the one that moves
-            for other, width in state.widths[unit].items()
-            if other in column
-        ]
-        if not held:
-            return {}
-        m, b, other, before, width = np.array(held, dtype=np.int64).T
+        m, b = np.nonzero(held)
+        if not len(m):
+            return
+        other = others[b]
+        before = problem.first_shape[parts.unit[m]] + held[m, b] - 1
         after = before + parts.width[m]  # the shapes of a unit are consecutive
         load = state.load[other] + problem.load[after] - problem.load[before]
         if problem.has_crowding:
@@ -249,7 +245,6 @@ class Neighborhood(StateMoves):
         gains[m, b] = change_here[m] + change
         added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
         fits[m, b] = (added_bytes <= state.free_bytes[other]) & problem.possible[after]
-        return dict(zip(zip(m.tolist(), b.tolist(), strict=True), width.tolist(), strict=True))
 
     def _swap_fits(self, rank: int, slots: Indices, others: Indices) -> Mask:
         """Return [M, B], whether pieces of the rank and of others may change places."""
@@ -262,12 +257,7 @@ class Neighborhood(StateMoves):
         added = bytes_here[:, None] - bytes_there[None]
         fits: Mask = (added <= state.free_bytes[other_rank]) & (-added <= state.free_bytes[rank])
         # Pieces of one unit would have to merge, which transfers do.
-        for m, u in enumerate(unit.tolist()):
-            if len(state.widths[u]) > 1:
-                fits[m] &= ~np.isin(other_rank, list(state.widths[u]))
-        for b, u in enumerate(other_unit.tolist()):
-            if rank in state.widths[u]:
-                fits[:, b] = False
+        fits &= (state.steps[unit[:, None], other_rank] == 0) & (state.steps[other_unit, rank] == 0)
         if problem.restricts_ranks:
             fits &= self._allowed(unit, other_rank)
             fits &= self._allowed(other_unit, np.array([rank])).T

@@ -151,11 +151,25 @@ class LoadWeights:
     Args:
         step: takes the place of both: no load then has computation and exchanges; None for the
             cost and the critical path.
+
+    Attributes:
+        compute: [2, L], weights of forward and backward computation in each load.
     """
 
     critical_path_share: float
     prices: ExchangePrices
     step: StepObjective | None = None
+    compute: Floats = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        share = self.critical_path_share if self.step is None else 1.0
+        weights = np.zeros((2, NUM_LOADS))
+        if self.step is not None and self.step.joins_computation:
+            weights[:, Load.COMPUTE.start] = 1.0
+        else:
+            weights[:, Load.COST] = 1.0 - share
+            weights[:, Load.COMPUTE] = share * np.eye(2)
+        object.__setattr__(self, "compute", weights)
 
     @property
     def exchange(self) -> Floats:
@@ -167,18 +181,6 @@ class LoadWeights:
     def hidden_ms(self) -> float:
         """By how much the objective may be below the cost."""
         return 0.0 if self.step is None else self.step.all_hidden_ms
-
-    @property
-    def compute(self) -> Floats:
-        """[2, L], weights of forward and backward computation in each load."""
-        share = self.critical_path_share if self.step is None else 1.0
-        weights = np.zeros((2, NUM_LOADS))
-        if self.step is not None and self.step.joins_computation:
-            weights[:, Load.COMPUTE.start] = 1.0
-            return weights
-        weights[:, Load.COST] = 1.0 - share
-        weights[:, Load.COMPUTE] = share * np.eye(2)
-        return weights
 
     def loads(self, compute_ms: Floats, volume: Floats) -> Floats:
         """Return the loads [n, L] of ranks or pieces.

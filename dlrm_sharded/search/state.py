@@ -47,6 +47,7 @@ class State:
 
     Attributes:
         widths: steps of each unit by rank.
+        steps: [U, W], the same as an array.
         group: [U], index into `Problem.groups`, or `COLUMNS`.
         piece_unit, piece_shape, piece_rank: [P], the column piece in each slot.
         slots_on_rank: slots of each rank's column pieces.
@@ -66,6 +67,7 @@ class State:
         world_size, num_units = problem.world_size, problem.num_units
         self.problem = problem
         self.widths: list[dict[int, int]] = [{} for _ in range(num_units)]
+        self.steps = np.zeros((num_units, world_size), dtype=np.int64)
         self.group = np.full(num_units, COLUMNS)
         # Arrays of pieces have room for two pieces a unit, and double when that is too little.
         self.piece_unit = np.zeros(2 * num_units, dtype=np.int64)
@@ -200,6 +202,7 @@ class State:
     def _set_width(self, unit: int, rank: int, width: int) -> None:
         problem = self.problem
         slot, before = self._slot[unit].get(rank), self.widths[unit].get(rank, 0)
+        self.steps[unit, rank] = width
         if slot is not None:  # the piece there is taken away, and comes back in its new width
             old = problem.shape(unit, before)
             self.demand[rank] -= problem.demand[old]
