@@ -24,7 +24,13 @@ from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.replication import replicas_fit, replicate, with_replicas
-from dlrm_sharded.search.slices import SLICE_COLUMNS, in_slices, in_spread_slices, with_slices
+from dlrm_sharded.search.slices import (
+    SLICE_COLUMNS,
+    in_cheapest_slices,
+    in_slices,
+    in_spread_slices,
+    with_slices,
+)
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
@@ -37,8 +43,9 @@ lower bound."""
 FEW_PER_RANK = 4
 """Units per rank up to which single units decide what a rank costs."""
 
-SMALL_TASK = 200
-"""Units of a task up to which twice as many per rank are few, as there is time for all starts."""
+FEW, SMALL_TASK = 64, 200
+"""Units of a task that are few on any number of ranks, and up to which twice as many per rank are,
+as there is time for all starts."""
 
 HOPELESS = 1.2
 """An extra start is left out if it costs so many times as much as the best plan so far."""
@@ -90,7 +97,11 @@ def find_state(
     good_ms = (bound_ms - problem.weights.hidden_ms) * (1 + stopping.good_gap)
     bounds_ms = (bound_ms,) if split_bound_ms in (None, bound_ms) else (bound_ms, split_bound_ms)
     extras = stopping.patience > 0
+    whole, problem = problem, in_cheapest_slices(problem)
     states = _first_plans(problem, bounds_ms, good_ms, rng, stopping, extras=extras)
+    if not states and problem is not whole:  # slices need a little more memory
+        problem = whole
+        states = _first_plans(problem, bounds_ms, good_ms, rng, stopping, extras=extras)
     if not states:
         return None
     near_ms = NEAR_BEST * states[0].objective_ms
@@ -151,9 +162,9 @@ def has_few_units(problem: Problem) -> bool:
 
 
 def are_few(num_units: int, world_size: int) -> bool:
-    """Return whether units are few for so many ranks; see `FEW_PER_RANK` and `SMALL_TASK`."""
+    """Return whether units are few for so many ranks; see `FEW_PER_RANK` and `FEW`."""
     few = FEW_PER_RANK * world_size
-    return num_units <= few or num_units <= min(2 * few, SMALL_TASK)
+    return num_units <= few or num_units <= max(FEW, min(2 * few, SMALL_TASK))
 
 
 def find_quickly(
@@ -181,7 +192,8 @@ def _best_in_slices(
     first, few_units = best, has_few_units(best.problem)
     ways: list[Callable[[State, int], State | None]] = [in_slices]
     if few_units:
-        ways += [in_spread_slices, functools.partial(in_spread_slices, blocks=True)]
+        ways.append(in_spread_slices)
+        ways += [functools.partial(in_spread_slices, blocks=kept) for kept in ("narrow", "none")]
     for columns in SLICE_COLUMNS if first.problem.has_crowding else ():
         if best.objective_ms <= good_ms or stopping.clock.is_over:
             break

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from dlrm_sharded.cost.shapes import Indices
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.problem import Blocks, Mask, by_group
 from dlrm_sharded.search.state import State
+
+NUM_SPREAD = 32
+"""Number of parts in which the steps of a unit are spread over ranks."""
 
 
 class GreedyPlacer:
@@ -33,12 +37,7 @@ class GreedyPlacer:
 
     def norm_increase(self, shape: int) -> Floats:
         """Return [W], by how much a piece on each rank raises the sum of 8th powers of loads."""
-        before = self.load / self._scale
-        after = before + self._added_load(shape, slice(None)) / self._scale
-        for _ in range(3):  # x -> x^2 -> x^4 -> x^8
-            before, after = before * before, after * after
-        # Loads weigh as much as they do in the objective: by their size on a mean rank.
-        return (after - before) @ self._scale
+        return self._norm_increase(0.0, self._added_load(shape, slice(None)))
 
     def best_rank(self, unit: int, width: int, score: Floats) -> int | None:
         """Return the rank of least score [W] that may hold the piece; None if there is none."""
@@ -60,6 +59,37 @@ class GreedyPlacer:
         self._demand[rank] += self._problem.demand[shape]
         self.free_bytes[rank] -= self._problem.size_bytes[shape]
 
+    def spread(self, unit: int) -> bool:
+        """Place a unit that is nowhere, a few steps at a time, each where they add least.
+
+        Returns:
+            Whether there was room for all of it; if not, nothing is placed.
+        """
+        problem = self._problem
+        first, most = int(problem.first_shape[unit]), problem.max_width(unit)
+        allowed = self._state.allowed_ranks(unit)
+        held = np.zeros(problem.world_size, dtype=np.int64)  # steps of each rank
+        added = np.zeros_like(self.load)  # by them
+        left = int(problem.num_steps[unit])
+        at_once = -(-left // NUM_SPREAD)
+        while left:
+            more = held + min(at_once, left)
+            shape = first + np.minimum(more, most) - 1
+            fits = allowed & (more <= most) & (problem.size_bytes[shape] <= self.free_bytes)
+            if not fits.any():
+                if at_once == 1:
+                    return False
+                at_once = 1  # the last gaps are small
+                continue
+            then_added = self._added_load(shape, slice(None))
+            score = np.where(fits, self._norm_increase(added, then_added), np.inf)
+            rank = int(score.argmin())
+            left -= int(more[rank] - held[rank])
+            held[rank], added[rank] = more[rank], then_added[rank]
+        for rank in np.flatnonzero(held).tolist():
+            self.place(unit, rank, int(held[rank]))
+        return True
+
     def place_blocks(self, unit: int, blocks: Blocks) -> bool:
         """Put a unit in row blocks on the group of least load that has room for them, if any."""
         room = by_group(self.free_bytes, blocks.group_size) >= blocks.size_bytes[unit]
@@ -78,8 +108,17 @@ class GreedyPlacer:
         self.free_bytes[members] -= blocks.size_bytes[unit]
         return True
 
-    def _added_load(self, shape: int, ranks: int | slice) -> Floats:
-        """Return [L] or [W, L], by how much a piece raises the loads of ranks."""
+    def _norm_increase(self, added: Floats | float, then_added: Floats) -> Floats:
+        """Return [W], by how much the sum rises if other loads [W, L] are added to the ranks."""
+        before = (self.load + added) / self._scale
+        after = (self.load + then_added) / self._scale
+        for _ in range(3):  # x -> x^2 -> x^4 -> x^8
+            before, after = before * before, after * after
+        # Loads weigh as much as they do in the objective: by their size on a mean rank.
+        return (after - before) @ self._scale
+
+    def _added_load(self, shape: int | Indices, ranks: int | slice) -> Floats:
+        """Return [L] or [W, L], by how much pieces, or the same piece, raise the loads of ranks."""
         problem = self._problem
         return problem.load[shape] + problem.crowding_load(
             problem.demand[shape], self._demand[ranks]

@@ -7,6 +7,7 @@ costliest rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -28,6 +29,13 @@ KEEP_CUTS = 0.4
 
 MAX_RANDOM_RANKS = 3
 """Largest number of ranks that are rebuilt besides the fullest and the emptiest."""
+
+JOIN = 0.3
+"""Share of the rebuilds that place units whole of which all pieces were taken away."""
+
+SPREAD = 0.2
+"""Share of the rebuilds that place one of the largest units last, in parts of any width: where
+memory is tight, room for an even cut is the room that other units need whole."""
 
 NOISE = 0.2
 """Relative noise of the processing times by which pieces are ordered."""
@@ -72,8 +80,38 @@ class Rebuilder:
                 unit = int(state.piece_unit[slot])
                 pieces.append((unit, state.widths[unit][rank]))
                 state.set_width(unit, rank, 0)
+        if self._splits and rng.random() < JOIN:
+            pieces = self._joined(pieces)
+        last = self._take_large(pieces) if self._splits and rng.random() < SPREAD else None
         state.refresh()
-        return self._insert(pieces)
+        return self._insert([piece for piece in pieces if piece[0] != last], last)
+
+    def _joined(self, pieces: list[Piece]) -> list[Piece]:
+        """Return the pieces with units whole again of which there are several, and no other."""
+        number = Counter(unit for unit, _ in pieces)
+        joined = [
+            unit
+            for unit, count in number.items()
+            if count > 1 and self._can_spread(unit) and not self._state.widths[unit]
+        ]
+        kept = [piece for piece in pieces if piece[0] not in joined]
+        return kept + [(unit, int(self._state.problem.num_steps[unit])) for unit in joined]
+
+    def _take_large(self, pieces: list[Piece]) -> int | None:
+        """Take one of the largest units from everywhere, of those with pieces to place."""
+        state, size = self._state, self._state.problem.size_bytes[self._state.problem.whole_shape]
+        units = sorted({unit for unit, _ in pieces if self._can_spread(unit)})
+        if not units:
+            return None
+        unit = self._one_of_the_first(sorted(units, key=lambda unit: -int(size[unit])))
+        for rank in list(state.widths[unit]):
+            state.set_width(unit, rank, 0)
+        return unit
+
+    def _can_spread(self, unit: int) -> bool:
+        """Return whether a unit may be in pieces of any widths."""
+        problem = self._state.problem
+        return bool(problem.num_steps[unit] > 1 and not problem.is_equal[unit])
 
     def _change_cut(self, rank: int) -> list[Piece]:
         """Take one of the rank's costliest units from everywhere and cut it in another way.
@@ -131,8 +169,12 @@ class Rebuilder:
             self._known_options[unit] = sorted(options, key=lambda o: o.total_ms)[:NUM_OPTIONS]
         return self._known_options[unit]
 
-    def _insert(self, pieces: list[Piece]) -> bool:
-        """Place pieces, roughly the costliest first, each where it raises the norm least."""
+    def _insert(self, pieces: list[Piece], last: int | None) -> bool:
+        """Place pieces, roughly the costliest first, each where it raises the norm least.
+
+        Args:
+            last: a unit whose columns come after all pieces, wherever these leave room.
+        """
         state, problem = self._state, self._state.problem
         # Row blocks were put on a group before it was known what else it holds.
         if (state.free_bytes < 0).any():
@@ -145,8 +187,15 @@ class Rebuilder:
         for i in np.argsort(-processing_ms, kind="stable").tolist():
             unit, width = pieces[i]
             rank = placer.best_rank(unit, width, placer.norm_increase(int(shapes[i])))
-            if rank is None:
+            if rank is not None:
+                placer.place(unit, rank, width)
+                continue
+            is_whole = width == int(problem.num_steps[unit])
+            if not (self._splits and is_whole and self._can_spread(unit)):
                 return False
-            placer.place(unit, rank, width)
+            if not placer.spread(unit):
+                return False
+        if last is not None and not placer.spread(last):
+            return False
         state.refresh()
         return True

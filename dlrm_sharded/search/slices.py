@@ -1,7 +1,8 @@
 """Several narrow shards of a table on one rank in place of a wide one.
 
 On GPUs the widest shard of a rank slows down all lookups there, see `cost/widest.py`. A wide table
-in slices costs more by itself, and may cost less together with busy narrow tables.
+in slices costs more by itself, and may cost less together with busy narrow tables. On CPUs a slice
+may fit a cache that the table does not fit, so that slices cost less by themselves.
 
 Letters: N shapes of all units.
 """
@@ -9,6 +10,7 @@ Letters: N shapes of all units.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +23,9 @@ from dlrm_sharded.search.state import COLUMNS, State
 
 SLICE_COLUMNS = (32, 64, 128, 256, 512, 1024)
 """Widths of slices that are tried; the smallest ones fill the threads of a part of a warp."""
+
+MIN_CPU_COLUMNS = 128
+"""Least width of slices on CPUs, where narrower ones are slower than they are priced."""
 
 
 def in_slices(state: State, columns: int) -> State | None:
@@ -38,23 +43,49 @@ def in_slices(state: State, columns: int) -> State | None:
     return other if (other.free_bytes >= 0).all() else None
 
 
-def in_spread_slices(state: State, columns: int, *, blocks: bool = False) -> State | None:
+def in_cheapest_slices(problem: Problem) -> Problem:
+    """Return the problem with units in slices that cost less by themselves; the same if none do.
+
+    Prices with crowding cannot tell that, as they depend on what else is on a rank.
+    """
+    if problem.has_crowding:
+        return problem
+    whole, best = problem.whole_shape, problem.num_steps
+    least_ms = problem.processing_ms(problem.load[whole])
+    for columns in (columns for columns in SLICE_COLUMNS if columns >= MIN_CPU_COLUMNS):
+        most_steps = _most_steps(problem, columns)
+        if (most_steps >= problem.num_steps).all():
+            break
+        total_ms = problem.processing_ms(with_slices(problem, most_steps).load[whole])
+        best = np.where(total_ms < least_ms, most_steps, best)
+        least_ms = np.minimum(total_ms, least_ms)
+    return with_slices(problem, best) if (best < problem.num_steps).any() else problem
+
+
+def in_spread_slices(
+    state: State, columns: int, *, blocks: Literal["kept", "narrow", "none"] = "kept"
+) -> State | None:
     """Return a state with all wider units in slices of so many columns, spread over the ranks.
 
     None if no unit is wider, or nothing was found that fits.
 
     Args:
-        blocks: also those units in blocks that may be elsewhere; all stay in blocks without it.
+        blocks: which of the units in blocks that may be elsewhere stay in them: all, those that are
+            not wider, or none.
     """
     problem, cuts = state.problem, cuts_of(state)
     most_steps = _most_steps(problem, columns)
-    # [U]; units of one width in their module have no slices of another one
-    may_change = ~problem.is_equal & ~problem.must_replicate & (blocks | (state.group == COLUMNS))
+    in_columns, is_wide = state.group == COLUMNS, problem.num_steps > most_steps
+    changes = is_wide if blocks == "narrow" else is_wide & in_columns
+    if blocks == "none":
+        changes = is_wide | ~in_columns
+    # units of one width in their module have no slices of another one
+    changes = changes & ~problem.is_equal & ~problem.must_replicate
     spread = tuple(
-        UnitCut(_spread(steps, most, problem.world_size)) if may and steps > most else cut
-        for cut, may, steps, most in zip(
+        UnitCut(_spread(steps, most, problem.world_size)) if changed else cut
+        for cut, changed, steps, most in zip(
             cuts,
-            may_change.tolist(),
+            changes.tolist(),
             problem.num_steps.tolist(),
             most_steps.tolist(),
             strict=True,

@@ -38,7 +38,7 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, without_memory_limit
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.equal_columns import split_sequences
-from dlrm_sharded.search.feasibility import why_infeasible
+from dlrm_sharded.search.feasibility import are_steps_large, why_infeasible
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
 from dlrm_sharded.search.find_plan import are_few, find_state, improve_under, improve_within
 from dlrm_sharded.search.move_budget import MoveBudget
@@ -213,11 +213,14 @@ class NeuroShardSharder:
         else:
             problem = build()
             best, equal = self._find_split(problem, build, clock)
-            if best is None and any(table.embedding_dim > WIDE for table in task.tables):
-                # Narrower columns than their widths allow may find room.
-                build = functools.partial(build, max_widths=ALL_WIDTHS)
-                problem = build()
-                best, equal = self._find_split(problem, build, clock)
+            is_wide = any(table.embedding_dim > WIDE for table in task.tables)
+            if is_wide and (best is None or (are_steps_large(problem) and not clock.is_over)):
+                # Narrower columns than their widths allow may find room, or fill it better.
+                narrow = functools.partial(build, max_widths=ALL_WIDTHS)
+                other, its_equal = self._find_split(narrow(), narrow, clock)
+                if best is None or (other and other.objective_ms < best.objective_ms):
+                    best, equal, build = other, its_equal, narrow
+                    problem = build()
             build = functools.partial(build, equal=equal)
         if earlier is None and best is not None:
             state = best

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from dlrm_sharded.search.greedy_placer import GreedyPlacer
 from dlrm_sharded.search.large_neighborhood import Rebuilder
-from tests.unit.search.made_up import searched_problem
+from dlrm_sharded.search.state import State
+from tests.unit.made_up import tables_of, task_of
+from tests.unit.search.made_up import model_of, problem_of, searched_problem
 from tests.unit.search.states import is_whole, state_of_whole_units
 
 
@@ -19,3 +22,55 @@ def test_rebuilds_may_cut_what_is_whole(splits: bool) -> None:
             assert is_whole(state)
             num_cut += any(len(widths) != 1 for widths in state.widths)
     assert num_cut >= 5 if splits else num_cut == 0
+
+
+def test_rebuilds_make_whole_what_was_cut() -> None:
+    """Two tables in halves fit whole, one on each rank."""
+    problem = problem_of(task_of(tables_of((500, 32, 9.0), (500, 32, 9.0)), 2), model_of("plain"))
+    num_joined = 0
+    for seed in range(20):
+        state = State(problem)
+        for unit, steps in enumerate(problem.num_steps.tolist()):
+            for rank in range(2):
+                state.set_width(unit, rank, steps // 2)
+        state.refresh()
+        if Rebuilder(state, np.random.default_rng(seed)).rebuild():
+            assert is_whole(state)
+            num_joined += all(len(widths) == 1 for widths in state.widths)
+    assert num_joined >= 3
+
+
+def test_rebuilds_cut_unevenly_what_others_leave_no_room_for() -> None:
+    """On full ranks, one table is whole only if the larger one is in a quarter and the rest."""
+    task = task_of(tables_of((500, 64, 9.0), (500, 32, 9.0)), 2)
+    task = task_of(task.tables, 2, sum(map(task.topology.table_bytes, task.tables)) // 2)
+    problem = problem_of(task, model_of("plain"))
+    num_whole = 0
+    for seed in range(60):
+        state = State(problem)
+        for unit, steps in enumerate(problem.num_steps.tolist()):
+            for rank in range(2):
+                state.set_width(unit, rank, steps // 2)
+        state.refresh()
+        if Rebuilder(state, np.random.default_rng(seed)).rebuild():
+            num_whole += len(state.widths[1]) == 1
+            assert (state.free_bytes == 0).all()
+    assert num_whole > 0
+
+
+def test_columns_are_spread_over_the_gaps() -> None:
+    """Where little room is left, and where that costs least if there is more."""
+    task = task_of(tables_of((500, 64, 9.0), (500, 32, 9.0)), 2)
+    table_bytes = [task.topology.table_bytes(table) for table in task.tables]
+    for memory, widths in (
+        (sum(table_bytes) // 2, {0: 4, 1: 12}),
+        (sum(table_bytes), {1: 16}),
+        (sum(table_bytes) // 2 - 4, None),
+    ):
+        tight = task_of(task.tables, 2, memory)
+        state = State(problem_of(tight, model_of("plain")))
+        placer = GreedyPlacer(state, scale=np.ones(state.load.shape[1]))
+        placer.place(1, 0, int(state.problem.num_steps[1]))
+        assert placer.spread(0) == (widths is not None)
+        assert state.widths[0] == (widths or {})
+        assert (placer.free_bytes == state.free_bytes).all()

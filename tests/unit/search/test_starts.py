@@ -10,7 +10,7 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
-from dlrm_sharded.search.slices import in_slices, in_spread_slices
+from dlrm_sharded.search.slices import in_cheapest_slices, in_slices, in_spread_slices
 from dlrm_sharded.search.state import COLUMNS
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
@@ -137,22 +137,55 @@ def test_slices_are_spread_over_the_ranks(dim: int, ranks: int, widths: list[int
 
 
 def test_slices_are_spread_beside_blocks() -> None:
-    task = with_profiles(task_of(tables_of((500, 64, 9.0), (500, 64, 9.0)), 2, device="cuda"))
+    tables = tables_of((500, 64, 9.0), (500, 64, 9.0), (500, 16, 9.0))
+    task = with_profiles(task_of(tables, 2, device="cuda"))
     state = state_of_whole_units(problem_of(task, model_of("warps")))
-    state.set_width(0, next(iter(state.widths[0])), 0)
-    state.set_group(0, state.problem.blocks[0].groups[0])
+    block = state.problem.blocks[0].groups[0]
+    for unit in (0, 2):
+        state.set_width(unit, next(iter(state.widths[unit])), 0)
+        state.set_group(unit, block)
     halves = {rank: int(state.problem.num_steps[1]) // 2 for rank in range(2)}
 
     spread = in_spread_slices(state, 32)
     assert spread is not None
-    assert spread.group.tolist() == [state.group[0], COLUMNS]
-    assert spread.widths == [{}, halves]
+    assert spread.group.tolist() == [block, COLUMNS, block]
+    assert spread.widths == [{}, halves, {}]
 
-    spread = in_spread_slices(state, 32, blocks=True)
+    spread = in_spread_slices(state, 32, blocks="narrow")
     assert spread is not None
-    assert spread.widths == [halves, halves], "also what was in blocks"
+    assert spread.widths == [halves, halves, {}], "also what is wide in blocks"
 
-    replicated = dataclasses.replace(state.problem, must_replicate=np.array([True, False]))
-    spread = in_spread_slices(state.copy_for(replicated), 32, blocks=True)
+    spread = in_spread_slices(state, 32, blocks="none")
     assert spread is not None
-    assert spread.widths == [{}, halves], "constraints keep the first one in blocks"
+    assert spread.widths[:2] == [halves, halves]
+    assert list(spread.widths[2].values()) == [int(state.problem.num_steps[2])], "whole again"
+
+    replicated = dataclasses.replace(state.problem, must_replicate=np.array([True, False, True]))
+    spread = in_spread_slices(state.copy_for(replicated), 32, blocks="none")
+    assert spread is not None
+    assert spread.widths == [{}, halves, {}], "constraints keep the others in blocks"
+
+
+def test_slices_that_cost_less_by_themselves_on_cpus() -> None:
+    """Shards of up to 256 columns have a hundredth of their price, and wider ones all of it."""
+    narrow = problem_of(task_of(tables_of((500, 128, 9.0), (500, 64, 9.0)), 2), model_of("plain"))
+    assert in_cheapest_slices(narrow) is narrow
+    task = with_profiles(task_of(tables_of((500, 1024, 9.0), (500, 256, 9.0)), 2))
+    problem = problem_of(task, model_of("plain"))
+
+    steps = np.arange(problem.first_shape[-1]) - np.repeat(
+        problem.first_shape[:-1], problem.num_steps
+    )
+    num_columns = (steps + 1) * np.repeat(problem.columns_per_step, problem.num_steps)
+    factor = np.where(num_columns <= 256, 0.01, 1.0)[:, None]
+    cheap = dataclasses.replace(problem, load=problem.load * factor)
+    sliced = in_cheapest_slices(cheap)
+    whole = problem.whole_shape
+    assert sliced.most_steps is not None
+    assert sliced.most_steps[0] * problem.columns_per_step[0] in (128, 256)
+    assert sliced.load[whole[0]].sum() < cheap.load[whole[0]].sum()
+
+    state = state_of_whole_units(sliced)
+    shards = state_shards(state)
+    assert {shard.num_cols for shard in shards if shard.table == task.tables[0].name} <= {128, 256}
+    validate(ShardingPlan(2, shards), task)

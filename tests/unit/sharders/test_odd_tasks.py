@@ -103,6 +103,11 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         (5349, "torchrec_calibrated"),
         (7156, "embark"),
         (8112, "dreamshard"),
+        (7118, "autoshard_portfolio"),
+        (8200, "autoshard_portfolio"),
+        (8587, "embark"),
+        (7194, "torchrec_blind"),
+        (5309, "torchrec_calibrated"),
     ],
     ids=[
         "columns_spread_evenly",
@@ -114,6 +119,11 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "last_blocks_with_fewer_rows",
         "no_wide_replicas",
         "the_cheapest_packing",
+        "uneven_parts_beside_whole_tables",
+        "narrow_steps_in_small_gaps",
+        "starts_of_41_tables_on_4_ranks",
+        "slices_in_place_of_all_blocks",
+        "slices_on_a_cpu",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
