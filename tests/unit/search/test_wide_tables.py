@@ -80,11 +80,8 @@ def test_one_rank_cuts_a_table_into_equal_shards(name: str, width: int, num_shar
     plan = neuroshard(name, **COST_ALONE).shard(task)
     validate(plan, task)
     widths = [s.num_cols for s in plan.shards if s.table == "wide0"]
-    if name == "plain":
-        assert widths == [width // num_shards] * num_shards
-    else:  # narrower ones may cost less, as the widest shard slows down all others
-        assert len(set(widths)) == 1
-        assert len(widths) >= num_shards
+    assert len(set(widths)) == 1
+    assert len(widths) >= num_shards, "more of them may cost less"
     cost_ms = predicted(plan.shards, task, model).cost_ms
     assert lower_bound_ms(model.price(task)) <= cost_ms * (1 + 1e-9)
 
@@ -127,8 +124,13 @@ def test_widths_include_the_limit(width: int) -> None:
 
 def test_a_cpu_has_no_limit() -> None:
     task = wide_task(16_384, 2052, world_size=1, device="cpu")
+    whole = ShardingPlan(1, tuple(Shard.whole(table, 0) for table in task.tables))
+    validate(whole, task)
     plan = neuroshard("shipped", **COST_ALONE).shard(task)
-    assert sorted(shard.num_cols for shard in plan.shards) == [16, 128, 2052, 16_384]
+    validate(plan, task)
+    model = model_of("shipped")
+    cost_ms = predicted(plan.shards, task, model).cost_ms
+    assert cost_ms <= predicted(whole.shards, task, model).cost_ms, "slices may cost less"
 
 
 def test_why_infeasible() -> None:
