@@ -1,6 +1,7 @@
 """`ShardedPlanner` by the name of a sharder: a shell of the planner that runs use."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def test_prices_are_those_that_a_run_finds() -> None:
     assert planner.report is not None
     assert planner.report.details.standing is not None
     assert planner.report.error is not None
-    assert "(prior, within " in str(planner.report)  # its error depends on the machine
+    # Both depend on the machine: the prices of the package are of one that others are like.
+    assert re.search(r"\((prior|calibrated), within ", str(planner.report))
     assert planner.report.task.topology.optimizer_bytes_per_row == 4
 
 
