@@ -28,8 +28,8 @@ from dlrm_sharded.search.slices import (
     SLICE_COLUMNS,
     in_cheapest_slices,
     in_slices,
+    in_slices_as,
     in_spread_slices,
-    with_slices,
 )
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
@@ -131,8 +131,8 @@ def find_state(
 
 def improve_under(problem: Problem, start: State, seed: int, stopping: StoppingRule) -> State:
     """Return the best state found near one of the same units and groups under other weights."""
-    rng, most_steps = np.random.default_rng(seed), start.problem.most_steps
-    state = start.copy_for(problem if most_steps is None else with_slices(problem, most_steps))
+    rng = np.random.default_rng(seed)
+    state = start.copy_for(in_slices_as(problem, start.problem))
     _improve(state, 0.0, rng, stopping, splits=True)
     return _balanced(state, 0.0, rng, stopping)
 

@@ -229,7 +229,7 @@ class Problem:
         replica_gain_ms: [U], how much less a replica costs than the whole unit, averaged over
             ranks and apart from the price of the first replica.
         must_replicate: [U], units that must be replicas.
-        most_steps: [U], largest width of a shard; wider pieces are several equal ones. None if
+        most_steps: [N], largest width of a shard; wider pieces are several equal ones. None if
             every piece is one shard.
     """
 
@@ -321,7 +321,9 @@ class Problem:
         if self.is_equal[unit]:
             is_one = self.num_columns(unit, width) <= self.task.topology.max_shard_columns
             return width if is_one and width == self.num_steps[unit] else 1
-        most = width if self.most_steps is None else int(self.most_steps[unit])
+        most = width
+        if self.most_steps is not None:
+            most = int(self.most_steps[self.shape(unit, width)])
         return next(n for n in range(min(width, most), 0, -1) if width % n == 0)
 
     @property

@@ -50,16 +50,26 @@ def in_cheapest_slices(problem: Problem) -> Problem:
     """
     if problem.has_crowding:
         return problem
-    whole, best = problem.whole_shape, problem.num_steps
-    least_ms = problem.processing_ms(problem.load[whole])
+    whole = np.repeat(problem.num_steps, problem.num_steps)  # [N], of the shape's unit
+    best, least_ms = whole, problem.processing_ms(problem.load)
     for columns in (columns for columns in SLICE_COLUMNS if columns >= MIN_CPU_COLUMNS):
         most_steps = _most_steps(problem, columns)
-        if (most_steps >= problem.num_steps).all():
+        if (most_steps >= whole).all():
             break
-        total_ms = problem.processing_ms(with_slices(problem, most_steps).load[whole])
+        total_ms = problem.processing_ms(with_slices(problem, most_steps).load)
         best = np.where(total_ms < least_ms, most_steps, best)
         least_ms = np.minimum(total_ms, least_ms)
-    return with_slices(problem, best) if (best < problem.num_steps).any() else problem
+    return problem if best is whole else with_slices(problem, best)
+
+
+def in_slices_as(problem: Problem, other: Problem) -> Problem:
+    """Return the problem with units in slices as they are in another one of the same tables."""
+    if other.most_steps is None:
+        return problem
+    if not other.has_crowding:
+        return in_cheapest_slices(problem)
+    of_unit = other.most_steps[other.whole_shape]
+    return with_slices(problem, np.repeat(of_unit, problem.num_steps))
 
 
 def in_spread_slices(
@@ -75,7 +85,8 @@ def in_spread_slices(
     """
     problem, cuts = state.problem, cuts_of(state)
     most_steps = _most_steps(problem, columns)
-    in_columns, is_wide = state.group == COLUMNS, problem.num_steps > most_steps
+    of_unit = most_steps[problem.whole_shape]
+    in_columns, is_wide = state.group == COLUMNS, problem.num_steps > of_unit
     changes = is_wide if blocks == "narrow" else is_wide & in_columns
     if blocks == "none":
         changes = is_wide | ~in_columns
@@ -87,7 +98,7 @@ def in_spread_slices(
             cuts,
             changes.tolist(),
             problem.num_steps.tolist(),
-            most_steps.tolist(),
+            of_unit.tolist(),
             strict=True,
         )
     )
@@ -110,13 +121,15 @@ def _spread(steps: int, most: int, num_ranks: int) -> tuple[int, ...]:
 
 
 def with_slices(problem: Problem, most_steps: Indices) -> Problem:
-    """Return the problem in which wider pieces than [U] steps are several equal shards."""
-    most_steps = np.where(problem.is_equal, problem.num_steps, most_steps)
-    first = np.repeat(problem.first_shape[:-1], problem.num_steps)  # [N], of the shape's unit
+    """Return the problem in which wider pieces than [N] steps are several equal shards."""
+    num_steps = problem.num_steps
+    is_equal = np.repeat(problem.is_equal, num_steps)  # [N], of the shape's unit
+    most_steps = np.where(is_equal, np.repeat(num_steps, num_steps), most_steps)
+    first = np.repeat(problem.first_shape[:-1], num_steps)
     width = np.arange(len(first)) - first + 1
-    most, steps = np.repeat(most_steps, problem.num_steps), np.ones_like(width)
-    for slice_steps in range(2, int(most.max()) + 1):  # the last that divides is the widest
-        steps[(width % slice_steps == 0) & (slice_steps <= most)] = slice_steps
+    steps = np.ones_like(width)
+    for slice_steps in range(2, int(most_steps.max()) + 1):  # the last that divides is the widest
+        steps[(width % slice_steps == 0) & (slice_steps <= most_steps)] = slice_steps
     num_slices, shape = width // steps, first + steps - 1
 
     def total(values: Floats) -> Floats:
@@ -137,9 +150,9 @@ def with_slices(problem: Problem, most_steps: Indices) -> Problem:
 
 
 def _most_steps(problem: Problem, columns: int) -> Indices:
-    """Return [U], the largest width of a slice; that of the whole unit if it has no equal ones."""
+    """Return [N], the largest width of a slice; that of the whole unit if it has no equal ones."""
     per_step = problem.columns_per_step
     dims = np.array([problem.task.tables[tables[0]].embedding_dim for tables in problem.tables])
     can_slice = (per_step > 0) & (dims % np.maximum(per_step, 1) == 0)
     most = np.maximum(columns // np.maximum(per_step, 1), 1)
-    return np.where(can_slice, most, problem.num_steps)
+    return np.repeat(np.where(can_slice, most, problem.num_steps), problem.num_steps)

@@ -10,7 +10,7 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
-from dlrm_sharded.search.slices import in_cheapest_slices, in_slices, in_spread_slices
+from dlrm_sharded.search.slices import in_cheapest_slices, in_slices, in_slices_as, in_spread_slices
 from dlrm_sharded.search.state import COLUMNS
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
@@ -167,7 +167,7 @@ def test_slices_are_spread_beside_blocks() -> None:
 
 
 def test_slices_that_cost_less_by_themselves_on_cpus() -> None:
-    """Shards of up to 256 columns have a hundredth of their price, and wider ones all of it."""
+    """Shards of up to 128 columns have a hundredth of their price, and wider ones all of it."""
     narrow = problem_of(task_of(tables_of((500, 128, 9.0), (500, 64, 9.0)), 2), model_of("plain"))
     assert in_cheapest_slices(narrow) is narrow
     task = with_profiles(task_of(tables_of((500, 1024, 9.0), (500, 256, 9.0)), 2))
@@ -177,15 +177,29 @@ def test_slices_that_cost_less_by_themselves_on_cpus() -> None:
         problem.first_shape[:-1], problem.num_steps
     )
     num_columns = (steps + 1) * np.repeat(problem.columns_per_step, problem.num_steps)
-    factor = np.where(num_columns <= 256, 0.01, 1.0)[:, None]
+    factor = np.where(num_columns <= 128, 0.01, 1.0)[:, None]
     cheap = dataclasses.replace(problem, load=problem.load * factor)
     sliced = in_cheapest_slices(cheap)
     whole = problem.whole_shape
-    assert sliced.most_steps is not None
-    assert sliced.most_steps[0] * problem.columns_per_step[0] in (128, 256)
     assert sliced.load[whole[0]].sum() < cheap.load[whole[0]].sum()
+    step = int(problem.columns_per_step[0])
+    for columns, slice_columns in ((1024, 128), (256, 128), (128, 128), (64, 64)):
+        assert sliced.slice_steps(0, columns // step) == slice_columns // step
 
     state = state_of_whole_units(sliced)
     shards = state_shards(state)
-    assert {shard.num_cols for shard in shards if shard.table == task.tables[0].name} <= {128, 256}
+    assert {shard.num_cols for shard in shards} == {128}
     validate(ShardingPlan(2, shards), task)
+    again = in_slices_as(cheap, sliced)
+    assert (again.load == sliced.load).all()
+
+
+def test_a_state_keeps_its_slices_under_other_weights() -> None:
+    """On GPUs, whose slices are of one width for a table."""
+    task = with_profiles(task_of(tables_of((500, 256, 9.0)), 2, device="cuda"))
+    problem = problem_of(task, model_of("warps"))
+    sliced = in_slices(state_of_whole_units(problem), 64)
+    assert sliced is not None
+    again = in_slices_as(problem, sliced.problem)
+    assert (again.load == sliced.problem.load).all()
+    assert in_slices_as(problem, problem) is problem

@@ -108,6 +108,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         (8587, "embark"),
         (7194, "torchrec_blind"),
         (5309, "torchrec_calibrated"),
+        (9258, "torchrec_blind"),
     ],
     ids=[
         "columns_spread_evenly",
@@ -124,6 +125,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "starts_of_41_tables_on_4_ranks",
         "slices_in_place_of_all_blocks",
         "slices_on_a_cpu",
+        "slices_of_parts_on_a_cpu",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
