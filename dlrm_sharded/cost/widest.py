@@ -37,9 +37,9 @@ _TERMS_OF_GROUP = np.vstack(
     [np.zeros(2), np.column_stack([np.minimum(_WARPS, 1.0), np.maximum(_WARPS - 1.0, 0.0)])]
 )
 
+# [G], of a number whose digits are how many shards need groups of each size
 _DIGIT_BITS = 32
 _DIGITS = 2.0 ** (_DIGIT_BITS * np.arange(len(GROUP_COLUMNS)))
-# of a number to this base, whose digits are how many shards need groups of each size
 
 
 def width_vectors(workload: Workload) -> Floats:

@@ -1,4 +1,4 @@
-"""Whether there is room for a plan: proofs that none fits the ranks, and why none was found."""
+"""Room for plans: proofs that none fits the ranks, and the gaps that steps of columns leave."""
 
 from __future__ import annotations
 

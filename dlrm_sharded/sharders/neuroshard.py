@@ -217,10 +217,10 @@ class NeuroShardSharder:
             if is_wide and (best is None or (are_steps_large(problem) and not clock.is_over)):
                 # Narrower columns than their widths allow may find room, or fill it better.
                 narrow = functools.partial(build, max_widths=ALL_WIDTHS)
-                other, its_equal = self._find_split(narrow(), narrow, clock)
+                narrow_problem = narrow()
+                other, its_equal = self._find_split(narrow_problem, narrow, clock)
                 if best is None or (other and other.objective_ms < best.objective_ms):
-                    best, equal, build = other, its_equal, narrow
-                    problem = build()
+                    best, equal, build, problem = other, its_equal, narrow, narrow_problem
             build = functools.partial(build, equal=equal)
         if earlier is None and best is not None:
             state = best

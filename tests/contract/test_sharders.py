@@ -41,15 +41,18 @@ BY_PRICES = {
 }
 """Sharders whose plans depend on the run's cost model."""
 
-SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}
 NO_CLOCK = {"neuroshard": ("sharder.time_budget_s=null",)}
 """Plans of a search that the clock ends depend on the speed of the machine."""
+
+SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}
 
 
 @functools.cache
 def config(name: str, overrides: tuple[str, ...]) -> DictConfig:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        return compose("plan", [f"sharder={name}", "task=unused", *overrides])
+        return compose(
+            "plan", [f"sharder={name}", "task=unused", *NO_CLOCK.get(name, ()), *overrides]
+        )
 
 
 def build(name: str, overrides: tuple[str, ...]) -> Sharder:
@@ -57,13 +60,9 @@ def build(name: str, overrides: tuple[str, ...]) -> Sharder:
 
 
 def overrides_of(name: str, task: ShardingTask, folder: Path) -> tuple[str, ...]:
-    """What a sharder needs to be told: `plan_file` its plan, of no tables where there is none.
-
-    Returns:
-        Overrides under which the plan depends on the task alone.
-    """
+    """Return the file of a plan for `plan_file`, of no tables where there is none for the task."""
     if name != "plan_file":
-        return NO_CLOCK.get(name, ())
+        return ()
     try:
         plan = GreedySharder("size").shard(task)
     except ShardingError:
@@ -94,7 +93,7 @@ def test_layouts_that_a_model_trains(name: str, layouts: tuple[str, ...]) -> Non
         layouts={f"t{i}": frozenset(layouts) for i in range(8)},
     )
 
-    assert check_sharder(lambda: build(name, NO_CLOCK.get(name, ())), task) is not None
+    assert check_sharder(lambda: build(name, ()), task) is not None
 
 
 @pytest.mark.parametrize("width", [2052, 4096, 16_384])
@@ -105,14 +104,14 @@ def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:
     task = task_of(tables, 8, batch_size=512, device="cuda")
     on_cpu = with_topology(task, compute_device="cpu")
 
-    plan = check_sharder(lambda: build(name, NO_CLOCK.get(name, ())), task)
+    plan = check_sharder(lambda: build(name, ()), task)
 
     assert (plan is not None) == (name in SPLIT_FREELY)
     if name not in SPLIT_FREELY:
         with pytest.raises(InfeasibleTaskError, match="2,048 columns"):
             build(name, ()).shard(task)
     if name != "neuroshard_paper":
-        assert check_sharder(lambda: build(name, NO_CLOCK.get(name, ())), on_cpu) is not None
+        assert check_sharder(lambda: build(name, ()), on_cpu) is not None
 
 
 def random_task(seed: int) -> ShardingTask:

@@ -5,6 +5,7 @@ import pytest
 
 from dlrm_sharded.search.greedy_placer import GreedyPlacer
 from dlrm_sharded.search.large_neighborhood import Rebuilder
+from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import State
 from tests.unit.made_up import tables_of, task_of
 from tests.unit.search.made_up import model_of, problem_of, searched_problem
@@ -24,16 +25,22 @@ def test_rebuilds_may_cut_what_is_whole(splits: bool) -> None:
     assert num_cut >= 5 if splits else num_cut == 0
 
 
+def state_of_halves(problem: Problem) -> State:
+    """Return the state with half of every unit on each of two ranks."""
+    state = State(problem)
+    for unit, steps in enumerate(problem.num_steps.tolist()):
+        for rank in range(2):
+            state.set_width(unit, rank, steps // 2)
+    state.refresh()
+    return state
+
+
 def test_rebuilds_make_whole_what_was_cut() -> None:
     """Two tables in halves fit whole, one on each rank."""
     problem = problem_of(task_of(tables_of((500, 32, 9.0), (500, 32, 9.0)), 2), model_of("plain"))
     num_joined = 0
     for seed in range(20):
-        state = State(problem)
-        for unit, steps in enumerate(problem.num_steps.tolist()):
-            for rank in range(2):
-                state.set_width(unit, rank, steps // 2)
-        state.refresh()
+        state = state_of_halves(problem)
         if Rebuilder(state, np.random.default_rng(seed)).rebuild():
             assert is_whole(state)
             num_joined += all(len(widths) == 1 for widths in state.widths)
@@ -47,11 +54,7 @@ def test_rebuilds_cut_unevenly_what_others_leave_no_room_for() -> None:
     problem = problem_of(task, model_of("plain"))
     num_whole = 0
     for seed in range(60):
-        state = State(problem)
-        for unit, steps in enumerate(problem.num_steps.tolist()):
-            for rank in range(2):
-                state.set_width(unit, rank, steps // 2)
-        state.refresh()
+        state = state_of_halves(problem)
         if Rebuilder(state, np.random.default_rng(seed)).rebuild():
             num_whole += len(state.widths[1]) == 1
             assert (state.free_bytes == 0).all()
