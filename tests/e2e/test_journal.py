@@ -19,13 +19,17 @@ FACTOR = 30.0
 
 @pytest.fixture
 def absurd(tmp_path: Path) -> Path:
-    """A cost model whose lookups take 30 times as long as the packaged one's."""
+    """A cost model whose lookups take 30 times as long as the packaged one's, of other hardware.
+
+    So it is a prior on every machine: one run moves calibrated prices little.
+    """
     (path,) = SHIPPED.glob(f"{KIND}-cpu*.safetensors")
     found = read_artifact(path, kind=cost_model_kind(KIND), features=learned_features)
     compute, communication = from_arrays(found.arrays, "cpu")
     arrays = to_arrays(compute.scaled(forward=FACTOR, backward=FACTOR), communication)
     assert np.isfinite(arrays["forward.bias_1"]).all()
-    return write_artifact(tmp_path / "artifacts", "learned-absurd", arrays, found.meta)
+    meta = found.meta | {"hardware": "cpu: another", "fingerprint": None}
+    return write_artifact(tmp_path / "artifacts", "learned-absurd", arrays, meta)
 
 
 def test_each_run_corrects_the_next(tmp_path, absurd):
