@@ -14,12 +14,10 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
 from dlrm_sharded.cost.base import PricedTask, is_additive
-from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.cost.linear import BYTES, NO_PRICES
@@ -33,21 +31,19 @@ from dlrm_sharded.plans.precision import (
     why_not_exchanged,
 )
 from dlrm_sharded.plans.sequences import split_widths
-from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
-from dlrm_sharded.plans.task import GIB, ShardingTask, without_memory_limit
+from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.equal_columns import split_sequences
-from dlrm_sharded.search.feasibility import are_steps_large, why_infeasible
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
-from dlrm_sharded.search.find_plan import are_few, find_state, improve_under, improve_within
+from dlrm_sharded.search.find_plan import are_few, improve_under, improve_within
+from dlrm_sharded.search.from_scratch import ALL_WIDTHS, SearchFromScratch
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.split_errors import UNKNOWN_ERROR
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
-from dlrm_sharded.search.stopping import Clock, StoppingRule
+from dlrm_sharded.search.stopping import Clock
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.precision_choice import plan_of_best_precision
 from dlrm_sharded.sharders.table_precision import in_half, plan_that_fits, with_precisions_of
@@ -55,10 +51,6 @@ from dlrm_sharded.step.objective import StepObjective
 
 AUTO = "auto"
 COST, STEP = OBJECTIVES = ("cost", "step")
-GOOD_GAP = 0.003
-ALL_WIDTHS = MAX_COLUMNS // COLUMN_MULTIPLE
-WIDE = MAX_WIDTHS * COLUMN_MULTIPLE
-"""Columns above which shards cannot have all widths, unless nothing else fits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,6 +149,10 @@ class NeuroShardSharder:
         _stated_precision(self.exchange_precision, self.context.run.device)
 
     @property
+    def _from_scratch(self) -> SearchFromScratch:
+        return SearchFromScratch(self.seed, self.patience, self.constraints.can_split)
+
+    @property
     def chooses_exchange_precision(self) -> bool:
         return self.exchange_precision is not None
 
@@ -211,29 +207,21 @@ class NeuroShardSharder:
                 )
             state = self._near(cached_problem(build(), load_factors), earlier, clock)
         else:
-            problem = build()
-            best, equal = self._find_split(problem, build, clock)
-            is_wide = any(table.embedding_dim > WIDE for table in task.tables)
-            if is_wide and (best is None or (are_steps_large(problem) and not clock.is_over)):
-                # Narrower columns than their widths allow may find room, or fill it better.
-                narrow = functools.partial(build, max_widths=ALL_WIDTHS)
-                narrow_problem = narrow()
-                other, its_equal = self._find_split(narrow_problem, narrow, clock)
-                if best is None or (other and other.objective_ms < best.objective_ms):
-                    best, equal, build, problem = other, its_equal, narrow, narrow_problem
-            build = functools.partial(build, equal=equal)
-        if earlier is None and best is not None:
-            state = best
-        elif earlier is None:
-            cached = find_cached_state(
-                problem,
-                lambda tried: self._find(tried, _clock(time_budget_s)),
-                is_asked=self.cache_tables == AUTO,
-                # Tables in fp16 cannot be, and where they may be in fp16, that costs less.
-                can_cache=all(table.precision == "fp32" for table in task.tables)
-                and self.table_precision == "fp32",
-            )
-            state, load_factors = cached.state, cached.load_factors
+            search = self._from_scratch
+            scratch = search.find_in_steps(build, clock)
+            build = functools.partial(scratch.build)
+            if scratch.state is not None:
+                state = scratch.state
+            else:
+                cached = find_cached_state(
+                    scratch.problem,
+                    lambda tried: search.find(tried, _clock(time_budget_s)),
+                    is_asked=self.cache_tables == AUTO,
+                    # Tables in fp16 cannot be, and where they may be in fp16, that costs less.
+                    can_cache=all(table.precision == "fp32" for table in task.tables)
+                    and self.table_precision == "fp32",
+                )
+                state, load_factors = cached.state, cached.load_factors
         by_table = None if earlier is None else earlier.shards_by_table()
         plans = [ShardingPlan(task.topology.world_size, state_shards(state, by_table))]
         value = functools.partial(self._value_ms, priced=priced)
@@ -259,9 +247,9 @@ class NeuroShardSharder:
         """
         if earlier is not None:
             return [self._near(problem, earlier, clock)]
-        stopping = StoppingRule(self.patience, GOOD_GAP, clock)
-        near = improve_under(problem, start, self.seed, stopping)
-        found = self._find(problem, clock)
+        search = self._from_scratch
+        near = improve_under(problem, start, self.seed, search.stopping(clock))
+        found = search.find(problem, clock)
         return [near] if found is None else [near, found]
 
     def _by_prediction(self, task: ShardingTask) -> ShardingPlan:
@@ -297,7 +285,7 @@ class NeuroShardSharder:
             Predictions(model, task, stated or context.exchange_precision, clock),
             split_error=UNKNOWN_ERROR if self.split_error is None else self.split_error,
             seed=self.seed,
-            stopping=StoppingRule(self.patience, GOOD_GAP, clock),
+            stopping=self._from_scratch.stopping(clock),
         )
         plan = with_precisions_of(ShardingPlan(task.topology.world_size, shards), task)
         return plan if stated is None else dataclasses.replace(plan, exchange_precision=stated)
@@ -305,46 +293,6 @@ class NeuroShardSharder:
     def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> tuple[float, ...]:
         """Return the predicted cost and critical path of a plan, weighed as in the objective."""
         return (priced.predict(plan).weighed_ms(self.critical_path_share),)
-
-    def _find_split(
-        self, problem: Problem, build: Callable[..., Problem], clock: Clock
-    ) -> tuple[State | None, Mapping[str, int]]:
-        """Return the best state found, and the width of columns in each module of sequences.
-
-        Args:
-            build: returns the problem with columns of sequences at widths `equal`.
-        """
-        start = self._find(problem, clock)
-        if all(table.pooled for table in problem.task.tables) or not self.constraints.can_split:
-            return start, {}
-        return split_sequences(
-            problem,
-            start,
-            lambda widths: build(equal=widths),
-            lambda tried: self._find(tried, clock),
-            seed=self.seed,
-            stopping=StoppingRule(self.patience, GOOD_GAP, clock),
-            good_ms=self._bound_ms(problem) * (1 + GOOD_GAP) if start else 0.0,
-        )
-
-    def _bound_ms(self, problem: Problem) -> float:
-        """Return the lower bound of the plans that the search makes."""
-        # Plans that the search does not make are no reason for it to go on.
-        replicas, priced = problem.replicas is not None, problem.priced
-        bound_ms = lower_bound_ms(priced, replicas=replicas)
-        if bound_ms == math.inf:  # tables fit because of caches, which the bound ignores
-            unlimited = priced.with_task(without_memory_limit(priced.task))
-            bound_ms = lower_bound_ms(unlimited, replicas=replicas)
-        return bound_ms
-
-    def _find(self, problem: Problem, clock: Clock) -> State | None:
-        """Return the best state found; None if none fits, or none was found."""
-        if why_infeasible(problem):
-            return None
-        stopping, bound_ms = StoppingRule(self.patience, GOOD_GAP, clock), self._bound_ms(problem)
-        has_replicas = problem.replicas is not None
-        split_bound_ms = lower_bound_ms(problem.priced, replicas=False) if has_replicas else None
-        return find_state(problem, bound_ms, self.seed, stopping, split_bound_ms=split_bound_ms)
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()

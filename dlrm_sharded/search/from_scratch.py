@@ -1,0 +1,131 @@
+"""Searches without an earlier plan, in the choices that are a problem each.
+
+These are the steps in which columns of wide tables are counted, and the widths of columns of
+sequences.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
+from dlrm_sharded.plans.task import without_memory_limit
+from dlrm_sharded.search.build_problem import MAX_WIDTHS
+from dlrm_sharded.search.equal_columns import Widths, split_sequences
+from dlrm_sharded.search.feasibility import are_steps_large, why_infeasible
+from dlrm_sharded.search.find_plan import find_state
+from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.state import State
+from dlrm_sharded.search.stopping import Clock, StoppingRule
+
+GOOD_GAP = 0.003
+"""A plan that costs so much more than the lower bound, relative to it, is good enough."""
+
+ALL_WIDTHS = MAX_COLUMNS // COLUMN_MULTIPLE
+WIDE = MAX_WIDTHS * COLUMN_MULTIPLE
+"""Columns above which shards cannot have all widths, unless nothing else fits."""
+
+Build = Callable[..., Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A state, and how its problem is built.
+
+    Args:
+        state: the best state found; None if none was found that fits.
+        problem: without columns of sequences.
+        build: returns the problem of the state, or a like one, given further keys.
+    """
+
+    state: State | None
+    problem: Problem
+    build: Build
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFromScratch:
+    """Finds states of problems.
+
+    Args:
+        seed, patience: see `NeuroShardSharder`.
+        can_split: whether constraints let tables be split.
+    """
+
+    seed: int
+    patience: int
+    can_split: bool
+
+    def stopping(self, clock: Clock) -> StoppingRule:
+        """Return when to stop a search under a clock."""
+        return StoppingRule(self.patience, GOOD_GAP, clock)
+
+    def find(self, problem: Problem, clock: Clock) -> State | None:
+        """Return the best state found; None if none fits, or none was found."""
+        if why_infeasible(problem):
+            return None
+        has_replicas = problem.replicas is not None
+        return find_state(
+            problem,
+            _bound_ms(problem),
+            self.seed,
+            self.stopping(clock),
+            split_bound_ms=(
+                lower_bound_ms(problem.priced, replicas=False) if has_replicas else None
+            ),
+        )
+
+    def find_in_steps(self, build: Build, clock: Clock) -> Found:
+        """Return the best state found in wide steps of columns, or in narrow ones.
+
+        Narrow steps may find room, or fill it better, and take longer.
+
+        Args:
+            build: returns the problem in wide steps, unless it is given `max_widths`.
+        """
+        problem = build()
+        is_wide = any(table.embedding_dim > WIDE for table in problem.task.tables)
+        best = self._find_split(problem, build, clock)
+        if is_wide and (best.state is None or (are_steps_large(problem) and not clock.is_over)):
+            narrow = functools.partial(build, max_widths=ALL_WIDTHS)
+            other = self._find_split(narrow(), narrow, clock)
+            if best.state is None or (
+                other.state and other.state.objective_ms < best.state.objective_ms
+            ):
+                return other
+        return best
+
+    def _find_split(self, problem: Problem, build: Build, clock: Clock) -> Found:
+        """Return the best state found, with columns of sequences at their best widths.
+
+        Args:
+            build: returns the problem with columns of sequences at widths `equal`.
+        """
+        state = self.find(problem, clock)
+        equal: Widths = {}
+        if self.can_split and not all(table.pooled for table in problem.task.tables):
+            state, equal = split_sequences(
+                problem,
+                state,
+                lambda widths: build(equal=widths),
+                lambda tried: self.find(tried, clock),
+                seed=self.seed,
+                stopping=self.stopping(clock),
+                good_ms=_bound_ms(problem) * (1 + GOOD_GAP) if state else 0.0,
+            )
+        return Found(state, problem, functools.partial(build, equal=equal))
+
+
+def _bound_ms(problem: Problem) -> float:
+    """Return the lower bound of the plans that the search makes."""
+    # Plans that the search does not make are no reason for it to go on.
+    replicas, priced = problem.replicas is not None, problem.priced
+    bound_ms = lower_bound_ms(priced, replicas=replicas)
+    if bound_ms == math.inf:  # tables fit because of caches, which the bound ignores
+        unlimited = priced.with_task(without_memory_limit(priced.task))
+        bound_ms = lower_bound_ms(unlimited, replicas=replicas)
+    return bound_ms
