@@ -13,7 +13,7 @@ import numpy as np
 from dlrm_sharded.search.block_moves import BlockNeighborhood
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.moves import MANY_RANKS, Move, Neighborhood
-from dlrm_sharded.search.smooth_objective import SmoothObjective
+from dlrm_sharded.search.smooth_objective import SMOOTH, SmoothObjective
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.stopping import Clock
 
@@ -32,6 +32,7 @@ class Descent:
 
     Args:
         splits, budget: see `StateMoves`.
+        num_squarings: see `SmoothObjective`.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Descent:
         *,
         splits: bool = True,
         budget: MoveBudget | None = None,
+        num_squarings: int = SMOOTH,
     ) -> None:
         self._state = state
         self._clock = clock
+        self._num_squarings = num_squarings
         self._neighborhood = Neighborhood(state, rng, splits, budget)
         self._blocks = BlockNeighborhood(state, rng, splits, budget)
 
@@ -57,12 +60,12 @@ class Descent:
         stuck: set[int] = set()
         has_moved = False
         while not self._clock.is_over:
-            objective = SmoothObjective(self._state)
+            objective = self._objective()
             rank = _fullest_rank(objective, stuck) if len(stuck) < max_stuck else None
             if rank is None:
                 # Row blocks load many ranks alike, so no single rank would give them up.
                 has_changed = self._make_one(self._blocks.row_joins(objective), objective)
-                if max_stuck == MANY_RANKS:  # short descents follow a change of cuts
+                if max_stuck > 1:  # the shortest descents follow a change of cuts
                     has_changed |= self._make_all(self._blocks.other_cuts)
                 if not has_moved and not has_changed:
                     return
@@ -74,23 +77,28 @@ class Descent:
                 stuck.add(rank)
 
     def _improve(self, rank: int, objective: SmoothObjective) -> bool:
-        near = self._neighborhood
-        # Row blocks come last: they cost all ranks of a group a reduce-scatter.
-        moves = [*near.transfers(rank, objective), *near.swaps(rank, objective)]
-        return self._make_one(moves, objective) or self._make_one(
-            self._blocks.row_cuts(rank, objective), objective
+        """Make a transfer from a rank; if none improves the state, a swap, at last row blocks."""
+        # Swaps take as long to price, and transfers often do. Row blocks cost all ranks of a group
+        # a reduce-scatter.
+        near, blocks = self._neighborhood, self._blocks
+        return any(
+            self._make_one(moves_of(rank, objective), objective)
+            for moves_of in (near.transfers, near.swaps, blocks.row_cuts)
         )
 
     def _make_all(self, moves_of: Callable[[SmoothObjective], list[Move]]) -> bool:
         """Make all moves that still improve the exact smooth objective after those before."""
-        moves = moves_of(SmoothObjective(self._state))
+        moves = moves_of(self._objective())
         has_changed = False
         for move in sorted(moves, key=lambda move: move.change_ms):
             if self._clock.is_over or move.change_ms >= 0:
                 break
             if self._state.group[move.edits[0].unit] == COLUMNS:  # not moved yet, in another kind
-                has_changed |= self._make_one([move], SmoothObjective(self._state))
+                has_changed |= self._make_one([move], self._objective())
         return has_changed
+
+    def _objective(self) -> SmoothObjective:
+        return SmoothObjective(self._state, self._num_squarings)
 
     def _make_one(self, moves: list[Move], objective: SmoothObjective) -> bool:
         """Make the first of the best moves that also improves the exact smooth objective."""
@@ -103,7 +111,7 @@ class Descent:
             for edit in move.edits:
                 state.apply(edit)
             state.refresh()
-            after_ms = SmoothObjective(state).value_ms
+            after_ms = self._objective().value_ms
             is_better = after_ms < objective.value_ms * (1 - MIN_MOVE_GAIN)
             # Moves made since this one was found may have taken its room.
             is_better = is_better and bool((state.free_bytes >= 0).all())

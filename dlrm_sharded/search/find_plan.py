@@ -31,6 +31,7 @@ from dlrm_sharded.search.slices import (
     in_slices_as,
     in_spread_slices,
 )
+from dlrm_sharded.search.smooth_objective import SHARP
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
@@ -47,8 +48,11 @@ FEW, SMALL_TASK = 64, 200
 """Units of a task that are few on any number of ranks, and up to which twice as many per rank are,
 as there is time for all starts."""
 
+SAME_START = 1e-9
+"""First plans whose costs differ by less, relative to them, are taken for the same."""
+
 HOPELESS = 1.2
-"""An extra start is left out if it costs so many times as much as the best plan so far."""
+"""A start is left out if it costs so many times as much as the best plan so far."""
 
 HOPELESS_SLICES = 1.5
 """The same factor for plans in slices."""
@@ -74,6 +78,10 @@ in record-to-record travel (Dueck 1993)."""
 
 MIN_IMPROVEMENT = 1e-6
 """Smallest relative improvement of the objective for which a rebuilt plan is kept."""
+
+START_STUCK = 8
+"""Number of ranks without a move at which the descent from a first plan ends. What keeps these from
+a move usually holds the others up, too, and the best states are improved in full later."""
 
 MAX_STUCK = 1
 """Number of ranks without a move at which the descent after a rebuild ends."""
@@ -104,6 +112,10 @@ def find_state(
         states = _first_plans(problem, bounds_ms, good_ms, rng, stopping, extras=extras)
     if not states:
         return None
+    few_units = has_few_units(problem)
+    # Slices of few units come first, as the walks take what time is left.
+    if extras and few_units and (sliced := _in_slices(states, good_ms, rng, stopping)):
+        states.insert(0, sliced)
     near_ms = NEAR_BEST * states[0].objective_ms
     near = [state for state in states if state.objective_ms < near_ms][:2]
     others = states[len(near) :]
@@ -113,16 +125,17 @@ def find_state(
     if best.objective_ms > good_ms and not stopping.clock.is_over:
         plain = problem.without_margin()
         for other in _first_plans(plain, bounds_ms, good_ms, rng, stopping, extras=False)[:1]:
+            if other.objective_ms > HOPELESS * best.objective_ms:
+                continue
             _improve(other, good_ms, rng, stopping, splits=True)
             other = other.copy_for(problem)
             _improve(other, good_ms, rng, stopping, splits=True)
             states.append(other)
             best = min(states, key=_objective_ms)
-    if extras:
-        sliced = _best_in_slices(best, states, good_ms, rng, stopping)
-        near = near if sliced is best else [sliced]
+    if extras and not few_units and (sliced := _in_slices(states, good_ms, rng, stopping)):
+        _improve(sliced, good_ms, rng, stopping, splits=True)
         best = sliced
-    for _ in range(MORE_WALKS if extras and has_few_units(problem) else 0):
+    for _ in range(MORE_WALKS if extras and few_units else 0):
         if best.objective_ms <= good_ms or stopping.clock.is_over:
             break
         best = min(best, *_walk(near, good_ms, rng, stopping), key=_objective_ms)
@@ -181,15 +194,12 @@ def improve_within(state: State, budget: MoveBudget, seed: int, clock: Clock) ->
     Descent(state, np.random.default_rng(seed), clock, budget=budget).run()
 
 
-def _best_in_slices(
-    best: State,
-    states: list[State],
-    good_ms: float,
-    rng: np.random.Generator,
-    stopping: StoppingRule,
-) -> State:
-    """Return the best state, or a better one with the pieces of some state in slices."""
-    first, few_units = best, has_few_units(best.problem)
+def _in_slices(
+    states: list[State], good_ms: float, rng: np.random.Generator, stopping: StoppingRule
+) -> State | None:
+    """Return the best state found with some state's pieces in slices; None if none is better."""
+    best = first = min(states, key=_objective_ms)
+    few_units = has_few_units(best.problem)
     ways: list[Callable[[State, int], State | None]] = [in_slices]
     if few_units:
         ways.append(in_spread_slices)
@@ -203,12 +213,10 @@ def _best_in_slices(
                 continue
             other = min(sliced, key=_objective_ms)
             if few_units and other.objective_ms < HOPELESS_SLICES * best.objective_ms:
-                Descent(other, rng, stopping.clock).run()
+                Descent(other, rng, stopping.clock).run(max_stuck=START_STUCK)
             best = min(best, other, key=_objective_ms)
-    if best.objective_ms < first.objective_ms * (1 - MIN_IMPROVEMENT):
-        _improve(best, good_ms, rng, stopping, splits=True)
-        return best
-    return first
+    is_better = best.objective_ms < first.objective_ms * (1 - MIN_IMPROVEMENT)
+    return best if is_better else None
 
 
 def _objective_ms(state: State) -> float:
@@ -230,13 +238,18 @@ def _first_plans(
         extras: whether to start from uniform plans, too, as far as they are not hopeless.
     """
     found: list[State] = []
+    begun: list[tuple[float, float]] = []  # the objectives and all loads of first plans
     few_units = has_few_units(problem)
 
     def is_over() -> bool:
         return bool(found) and (found[0].objective_ms <= good_ms or stopping.clock.is_over)
 
     def descend(state: State) -> None:
-        Descent(state, rng, stopping.clock).run()
+        costs = state.objective_ms, float(state.load.sum())
+        if any(np.allclose(costs, others, rtol=SAME_START, atol=0.0) for others in begun):
+            return  # others led to the same start
+        begun.append(costs)
+        Descent(state, rng, stopping.clock).run(max_stuck=START_STUCK)
         if not any(math.isclose(state.objective_ms, other.objective_ms) for other in found):
             found.append(state)
         found.sort(key=_objective_ms)
@@ -345,12 +358,17 @@ def _improve(
     splits: bool,
 ) -> None:
     """Descend, then rebuild parts and descend again, and end with the best plan on the way."""
+    if stopping.clock.is_over:
+        return
     descent = Descent(state, rng, stopping.clock, splits=splits)
-    descent.run()
     rebuilder = Rebuilder(state, rng, splits=splits)
     # The log reaches back to the best state so far, so undoing all of it restores that state.
     state.log.clear()
     best_ms, failures = state.objective_ms, 0
+    descent.run()
+    if state.objective_ms < best_ms:
+        best_ms = state.objective_ms
+        state.log.clear()
     patience = stopping.patience * (FEW_UNITS_PATIENCE if has_few_units(state.problem) else 1)
     while failures < patience and best_ms > good_ms and not stopping.clock.is_over:
         before = len(state.log)
@@ -366,3 +384,7 @@ def _improve(
         state.undo(before)
         failures += 1
     state.undo()
+    # What pays for the fullest rank alone may not seem to, as the others are nearly as full.
+    Descent(state, rng, stopping.clock, splits=splits, num_squarings=SHARP).run()
+    if state.objective_ms > best_ms:
+        state.undo()

@@ -239,11 +239,14 @@ def _even_parts(
 
 
 def _place_row_blocks(problem: Problem, placer: GreedyPlacer, cuts: Sequence[UnitCut]) -> bool:
-    """Place all row blocks, on larger groups than those of the cut if none of these has room."""
-    for unit, cut in enumerate(cuts):
-        if cut.kind is None:
-            continue
-        first_choice = problem.blocks[cut.kind]
+    """Place all row blocks, on larger groups than those of the cut if none of these has room.
+
+    Those of the largest groups come first, as they need room on all of their ranks.
+    """
+    in_blocks = [
+        (unit, problem.blocks[cut.kind]) for unit, cut in enumerate(cuts) if cut.kind is not None
+    ]
+    for unit, first_choice in sorted(in_blocks, key=lambda choice: -choice[1].group_size):
         kinds = [first_choice, *_larger_kinds(problem, first_choice, unit)]
         if not any(placer.place_blocks(unit, blocks) for blocks in kinds):
             return False

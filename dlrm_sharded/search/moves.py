@@ -20,7 +20,7 @@ from dlrm_sharded.cost.shapes import Indices
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Mask, Problem
-from dlrm_sharded.search.smooth_objective import SmoothObjective, power
+from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import Edit, SetWidth, State
 
 MAX_PARTS = 8
@@ -292,8 +292,8 @@ class Neighborhood(StateMoves):
         per_host = self.problem.hosts.ranks_per_host
         here, there = rank // per_host, others // per_host
         scale, powers = objective.host_scale, objective.host_powers
-        lost = power((state.host_load[here] - moved) / scale)
-        gained = power((state.host_load[there] + moved) / scale)
+        lost = objective.power((state.host_load[here] - moved) / scale)
+        gained = objective.power((state.host_load[there] + moved) / scale)
         # Within one host nothing moves, though both terms would say so.
         change = lost - powers[here] + gained - powers[there]
         return np.where(here == there, 0.0, change * objective.host_slope)

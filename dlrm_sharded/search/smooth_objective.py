@@ -11,11 +11,12 @@ from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.problem import Load
 from dlrm_sharded.search.state import State
 
-NUM_SQUARINGS = 7
-"""The norm's exponent is 2 to this power, 128: high enough that only the fullest ranks count."""
+SMOOTH, SHARP = 7, 10
+"""The norm's exponent is 2 to one of these powers: 128, so high that only the fullest ranks count,
+or 1024, with which what all ranks have in common hardly counts for more than it costs."""
 
-MAX_RATIO = 200.0
-"""Loads beyond this multiple of the largest are treated alike, as their powers would overflow."""
+MAX_POWER = 1e290
+"""Higher powers are treated alike, as they would overflow."""
 
 MIN_LOAD_MS = 1e-12
 """Smaller loads are what rounding leaves of loads that were taken away."""
@@ -25,7 +26,10 @@ MIN_POWER_SUM = 1e-300
 
 
 class SmoothObjective:
-    """The 128-norms of a state's loads, and their slopes.
+    """Norms of a state's loads, and their slopes.
+
+    Args:
+        num_squarings: `SMOOTH` or `SHARP`.
 
     Attributes:
         value_ms: their sum plus the shared time; a little above `State.objective_ms`.
@@ -37,8 +41,9 @@ class SmoothObjective:
         linear_ms: the value if it grew so from the start, for differences to first order.
     """
 
-    def __init__(self, state: State) -> None:
-        exponent = 2.0**NUM_SQUARINGS
+    def __init__(self, state: State, num_squarings: int = SMOOTH) -> None:
+        self._num_squarings = num_squarings
+        exponent = 2.0**self._num_squarings
         self.scale = np.maximum(state.load.max(axis=0), MIN_LOAD_MS)
         # Scaled, the largest load has the power 1, and only loads near it count for the norm.
         self.powers = self.powers_of(state.load)
@@ -50,7 +55,7 @@ class SmoothObjective:
         self.has_hosts = state.num_hosts > 1 and bool(state.host_load.max() > MIN_LOAD_MS)
         if self.has_hosts:
             self.host_scale = float(state.host_load.max())
-            self.host_powers = power(state.host_load / self.host_scale)
+            self.host_powers = self.power(state.host_load / self.host_scale)
             norm = self.host_scale * self.host_powers.sum() ** (1.0 / exponent)
             self.host_slope = float(norm / self.host_powers.sum() / exponent)
             self.value_ms += float(norm)
@@ -70,11 +75,11 @@ class SmoothObjective:
 
     def powers_of(self, load: Floats) -> Floats:
         """Return the powers of loads [..., L]."""
-        return power(load / self.scale)
+        return self.power(load / self.scale)
 
     def norm_ms(self, power_sums: Floats) -> Floats:
         """Return the sum [...] of the norms of sums of powers [..., L], as far as they count."""
-        return (self._weights * power_sums ** (2.0**-NUM_SQUARINGS)).sum(axis=-1)
+        return (self._weights * power_sums ** (2.0**-self._num_squarings)).sum(axis=-1)
 
     def rank_shares(self) -> Floats:
         """Return [W], what each rank adds to the value, to first order."""
@@ -85,10 +90,9 @@ class SmoothObjective:
             shares = shares + np.repeat(self.host_powers * self.host_slope, per_host) / per_host
         return shares
 
-
-def power(values: Floats) -> Floats:
-    """Return values to the norm's exponent."""
-    powers = np.minimum(values, MAX_RATIO)
-    for _ in range(NUM_SQUARINGS):  # several times faster than `**` with a float
-        powers = powers * powers
-    return powers
+    def power(self, values: Floats) -> Floats:
+        """Return values to the norm's exponent."""
+        powers = np.minimum(values, MAX_POWER ** (2.0**-self._num_squarings))
+        for _ in range(self._num_squarings):  # several times faster than `**` with a float
+            powers = powers * powers
+        return powers

@@ -54,9 +54,9 @@ class Compared:
 
 
 def plan_of_a_short_search(task: ShardingTask) -> ShardingPlan:
-    """Minimize what is compared, the predicted cost, for some 2,000 moves."""
+    """Minimize what is compared, the predicted cost, for some 8,000 moves."""
     problem = problem_of(task, MODEL, Constraints(replicate="never"))
-    stopping = StoppingRule(patience=0, good_gap=0.03, clock=CountingClock(2000))
+    stopping = StoppingRule(patience=0, good_gap=0.03, clock=CountingClock(8000))
     bound_ms = lower_bound_ms(problem.priced, replicas=False)
     state = find_state(problem, bound_ms, seed=0, stopping=stopping)
     return ShardingPlan(task.topology.world_size, state_shards(state))
