@@ -23,7 +23,7 @@ What a plan costs is decided in `cost`. The search needs the prices of an additi
 - **margin**: the part of a load that allows for the cost model's error on pieces of tables.
 - **shared time**: time that every rank pays, wherever the pieces are.
 - **objective**: the maxima of the loads over ranks and the shared time, added up.
-- **smooth objective**: the objective with 128-norms instead of maxima.
+- **smooth objective**: the objective with norms instead of maxima.
 - **cut**: the division of a unit into pieces or row blocks, before they are placed.
 - **edit**: the smallest change of a state: a width on a rank, or the layout of a unit.
 - **move**: a few edits that keep every unit complete.

@@ -8,15 +8,19 @@ import pytest
 from dlrm_sharded import Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.search import find_plan
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
+from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
 from dlrm_sharded.search.slices import in_cheapest_slices, in_slices, in_slices_as, in_spread_slices
+from dlrm_sharded.search.smooth_objective import SHARP, SMOOTH, SmoothObjective
 from dlrm_sharded.search.state import COLUMNS
 from dlrm_sharded.search.state_shards import state_shards
+from dlrm_sharded.search.stopping import StoppingRule
 from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
 from tests.unit.made_up import tables_of, task_of, with_memory
 from tests.unit.search.made_up import model_of, predicted, problem_of
-from tests.unit.search.states import state_of_whole_units
+from tests.unit.search.states import CountingClock, state_of_whole_units
 
 TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
 
@@ -77,6 +81,46 @@ def test_cuts_of_a_state() -> None:
     state.set_width(2, next(iter(state.widths[2])), 0)
     state.set_group(2, problem.blocks[1].groups[1])
     assert cuts_of(state) == (UnitCut((8,)), UnitCut((8,)), UnitCut(kind=1))
+
+
+def test_row_blocks_over_all_ranks_come_before_those_of_a_host() -> None:
+    """They need room on all ranks, and those of a host find it over all ranks, too."""
+    task = task_of(tables_of((1000, 8, 1.0), (4000, 8, 1.0)), 4, 45_000, local_world_size=2)
+    problem = problem_of(task, model_of("shipped"))
+    of_a_host, over_all = (
+        next(
+            kind
+            for kind, blocks in enumerate(problem.blocks)
+            if blocks.group_size == size and not blocks.is_replica
+        )
+        for size in (2, 4)
+    )
+    state = first_plan(problem, [UnitCut(kind=of_a_host), UnitCut(kind=over_all)])
+    assert state is not None
+    assert [problem.groups[group].kind for group in state.group.tolist()] == [over_all, over_all]
+
+
+def test_no_start_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    class NotedDescent(find_plan.Descent):
+        def run(self, max_stuck: int = 0) -> None:
+            begun.append((self._state.objective_ms, self._state.load.sum()))
+
+    monkeypatch.setattr(find_plan, "Descent", NotedDescent)
+    problem = problem_of(TASK, model_of("shipped"))
+    stopping, rng = StoppingRule(1, 0.0, CountingClock()), np.random.default_rng(0)
+    find_plan._first_plans(problem, (0.0,), 0.0, rng, stopping, extras=True)
+    assert len(begun) > 3
+    assert len(np.unique(np.round(begun, 9), axis=0)) == len(begun)
+
+
+def test_a_sharp_norm_counts_what_equal_ranks_share_once() -> None:
+    task = task_of(tables_of(*[(500, 16, 9.0)] * 32), 32)
+    state = state_of_whole_units(problem_of(task, model_of("plain")))
+    over = [SmoothObjective(state, n).value_ms / state.objective_ms - 1 for n in (SMOOTH, SHARP)]
+    assert 0.01 < over[0] < 0.03
+    assert 0.0 < over[1] < 0.004
 
 
 @pytest.mark.parametrize("columns", [32, 64, 128])

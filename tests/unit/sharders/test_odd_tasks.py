@@ -109,6 +109,8 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         (7194, "torchrec_blind"),
         (5309, "torchrec_calibrated"),
         (9258, "torchrec_blind"),
+        (11109, "embark"),
+        (11566, "hugectr"),
     ],
     ids=[
         "columns_spread_evenly",
@@ -126,6 +128,8 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "slices_in_place_of_all_blocks",
         "slices_on_a_cpu",
         "slices_of_parts_on_a_cpu",
+        "room_for_row_blocks_over_all_ranks",
+        "a_replica_on_31_nearly_equal_ranks",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
