@@ -109,8 +109,6 @@ def test_no_start_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(find_plan, "Descent", NotedDescent)
     problem = problem_of(TASK, model_of("shipped"))
-    # so that the first plan with replicas is the one without
-    problem = dataclasses.replace(problem, replica_gain_ms=-np.ones(3))
     stopping, rng = StoppingRule(1, 0.0, CountingClock()), np.random.default_rng(0)
     find_plan._first_plans(problem, (0.0,), 0.0, rng, stopping, extras=True)
     assert len(begun) > 3
