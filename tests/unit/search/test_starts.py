@@ -115,6 +115,21 @@ def test_no_start_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(np.unique(np.round(begun, 9), axis=0)) == len(begun)
 
 
+def test_slices_of_few_units_come_before_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walks take what time is left, and slices may save more."""
+    made = []
+    for name in ("_in_slices", "_walk"):
+        step = getattr(find_plan, name)
+        monkeypatch.setattr(
+            find_plan, name, lambda *given, n=name, do=step: made.append(n) or do(*given)
+        )
+    tables = (Table("wide", 500, 384, 1.0), Table("busy", 500, 32, 50.0))
+    task = with_profiles(task_of(tables, 2, 10**9, 512, device="cuda"))
+    stopping = StoppingRule(1, 0.0, CountingClock())
+    find_plan.find_state(problem_of(task, model_of("warps")), 0.0, 0, stopping)
+    assert made[:2] == ["_in_slices", "_walk"]
+
+
 def test_a_sharp_norm_counts_what_equal_ranks_share_once() -> None:
     task = task_of(tables_of(*[(500, 16, 9.0)] * 32), 32)
     state = state_of_whole_units(problem_of(task, model_of("plain")))
