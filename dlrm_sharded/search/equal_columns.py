@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dlrm_sharded.plans.sequences import equal_widths
-from dlrm_sharded.search.find_plan import MIN_IMPROVEMENT, has_few_units, improve_under
+from dlrm_sharded.search.find_plan import improve_under
 from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.starts import MIN_IMPROVEMENT, has_few_units
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.stopping import StoppingRule
 

@@ -27,6 +27,9 @@ SLICE_COLUMNS = (32, 64, 128, 256, 512, 1024)
 MIN_CPU_COLUMNS = 128
 """Least width of slices on CPUs, where narrower ones are slower than they are priced."""
 
+MOST_OF_RANK = 0.5
+"""Share of the smallest rank's memory that a piece of a unit on all ranks may take."""
+
 
 def in_slices(state: State, columns: int) -> State | None:
     """Return a state with the same columns on every rank in slices of so many columns or fewer.
@@ -92,17 +95,17 @@ def in_spread_slices(
         changes = is_wide | ~in_columns
     # units of one width in their module have no slices of another one
     changes = changes & ~problem.is_equal & ~problem.must_replicate
-    spread = tuple(
-        UnitCut(_spread(steps, most, problem.world_size)) if changed else cut
-        for cut, changed, steps, most in zip(
-            cuts,
-            changes.tolist(),
-            problem.num_steps.tolist(),
-            of_unit.tolist(),
-            strict=True,
-        )
-    )
-    return None if spread == cuts else first_plan(with_slices(problem, most_steps), spread)
+    most_bytes = MOST_OF_RANK * int(problem.capacity_bytes.min())
+    spread = list(cuts)
+    for unit in np.flatnonzero(changes).tolist():
+        widths = _spread(int(problem.num_steps[unit]), int(of_unit[unit]), problem.world_size)
+        is_large = problem.size_bytes[problem.shape(unit, widths[0])] > most_bytes
+        # What would take most of the smallest rank keeps the widths for which there is room.
+        if len(widths) < problem.world_size or not is_large or not in_columns[unit]:
+            spread[unit] = UnitCut(widths)
+    if spread == list(cuts):
+        return None
+    return first_plan(with_slices(problem, most_steps), spread)
 
 
 def _spread(steps: int, most: int, num_ranks: int) -> tuple[int, ...]:

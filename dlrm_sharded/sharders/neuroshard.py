@@ -35,12 +35,13 @@ from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
-from dlrm_sharded.search.find_plan import are_few, improve_under, improve_within
+from dlrm_sharded.search.find_plan import improve_under, improve_within
 from dlrm_sharded.search.from_scratch import ALL_WIDTHS, SearchFromScratch
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.split_errors import UNKNOWN_ERROR
+from dlrm_sharded.search.starts import are_few
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock

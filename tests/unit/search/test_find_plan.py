@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.search import find_plan
+from dlrm_sharded.search import find_plan, starts
 from dlrm_sharded.search.cuts import cut_units
 from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.find_plan import find_state
@@ -131,12 +131,12 @@ def test_few_units_are_improved_again(
     num_starts = []
     walk = find_plan._walk
 
-    def counted(starts: list[State], *args: object) -> list[State]:
-        num_starts.append(len(starts))
-        return walk(starts, *args)
+    def counted(begun: list[State], *args: object) -> list[State]:
+        num_starts.append(len(begun))
+        return walk(begun, *args)
 
     monkeypatch.setattr(find_plan, "_walk", counted)
-    monkeypatch.setattr(find_plan, "FEW", 0)  # on any number of ranks
+    monkeypatch.setattr(starts, "FEW", 0)  # on any number of ranks
     task = roomy_task(np.random.default_rng(1), (1, ranks), 12)
     found(problem_of(task, model_of("shipped")), patience=1)
     assert len(num_starts) == num_walks

@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded import Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.search import find_plan
+from dlrm_sharded.search import find_plan, starts
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
@@ -103,14 +103,14 @@ def test_row_blocks_over_all_ranks_come_before_those_of_a_host() -> None:
 def test_no_start_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
-    class NotedDescent(find_plan.Descent):
+    class NotedDescent(starts.Descent):
         def run(self, max_stuck: int = 0) -> None:
             begun.append((self._state.objective_ms, self._state.load.sum()))
 
-    monkeypatch.setattr(find_plan, "Descent", NotedDescent)
+    monkeypatch.setattr(starts, "Descent", NotedDescent)
     problem = problem_of(TASK, model_of("shipped"))
     stopping, rng = StoppingRule(1, 0.0, CountingClock()), np.random.default_rng(0)
-    find_plan._first_plans(problem, (0.0,), 0.0, rng, stopping, extras=True)
+    starts.best_starts(problem, (0.0,), 0.0, rng, stopping, extras=True)
     assert len(begun) > 3
     assert len(np.unique(np.round(begun, 9), axis=0)) == len(begun)
 
@@ -118,7 +118,7 @@ def test_no_start_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slices_of_few_units_come_before_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Walks take what time is left, and slices may save more."""
     made = []
-    for name in ("_in_slices", "_walk"):
+    for name in ("starts_in_slices", "_walk"):
         step = getattr(find_plan, name)
         monkeypatch.setattr(
             find_plan, name, lambda *given, n=name, do=step: made.append(n) or do(*given)
@@ -127,7 +127,7 @@ def test_slices_of_few_units_come_before_walks(monkeypatch: pytest.MonkeyPatch) 
     task = with_profiles(task_of(tables, 2, 10**9, 512, device="cuda"))
     stopping = StoppingRule(1, 0.0, CountingClock())
     find_plan.find_state(problem_of(task, model_of("warps")), 0.0, 0, stopping)
-    assert made[:2] == ["_in_slices", "_walk"]
+    assert made[:2] == ["starts_in_slices", "_walk"]
 
 
 def test_a_sharp_norm_counts_what_equal_ranks_share_once() -> None:
@@ -193,6 +193,19 @@ def test_slices_are_spread_over_the_ranks(dim: int, ranks: int, widths: list[int
     assert sorted(shard.num_cols for shard in shards) == widths
     num_on_rank = [sum(shard.rank == rank for shard in shards) for rank in range(ranks)]
     assert max(num_on_rank) == -(-len(widths) // ranks)
+
+
+def test_slices_of_a_large_table_stay_where_there_is_room() -> None:
+    """In equal parts, it would take more than half of the smaller ranks."""
+    task = with_profiles(task_of(tables_of((5000, 384, 9.0), (50, 384, 9.0)), 3, device="cuda"))
+    size = task.topology.table_bytes(task.tables[0])
+    topology = dataclasses.replace(task.topology, memory_bytes_by_rank=(2 * size, size // 2, size))
+    task = dataclasses.replace(task, topology=topology)
+    state = state_of_whole_units(problem_of(task, model_of("warps")))
+    spread = in_spread_slices(state, 32)
+    assert spread is not None
+    assert spread.widths[0] == state.widths[0]
+    assert len(spread.widths[1]) == 3
 
 
 def test_slices_are_spread_beside_blocks() -> None:

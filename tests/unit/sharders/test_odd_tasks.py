@@ -111,6 +111,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         (9258, "torchrec_blind"),
         (11109, "embark"),
         (11566, "hugectr"),
+        (12023, "torchrec_calibrated"),
     ],
     ids=[
         "columns_spread_evenly",
@@ -130,6 +131,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "slices_of_parts_on_a_cpu",
         "room_for_row_blocks_over_all_ranks",
         "a_replica_on_31_nearly_equal_ranks",
+        "slices_beside_a_table_that_fills_small_ranks",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
