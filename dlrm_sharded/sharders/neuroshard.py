@@ -36,7 +36,7 @@ from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
 from dlrm_sharded.search.find_plan import improve_under, improve_within
-from dlrm_sharded.search.from_scratch import ALL_WIDTHS, SearchFromScratch
+from dlrm_sharded.search.from_scratch import ALL_WIDTHS, Build, SearchFromScratch
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
@@ -189,7 +189,7 @@ class NeuroShardSharder:
             time_budget_s = None if time_budget_s is None else time_budget_s / 2
         clock, task = _clock(time_budget_s), priced.task
         earlier = self.constraints.earlier_plan(task)
-        build = functools.partial(
+        build: Build = functools.partial(
             build_problem,
             priced,
             self.constraints,
@@ -210,7 +210,7 @@ class NeuroShardSharder:
         else:
             search = self._from_scratch
             scratch = search.find_in_steps(build, clock)
-            build = functools.partial(scratch.build)
+            build = scratch.build
             if scratch.state is not None:
                 state = scratch.state
             else:
