@@ -46,6 +46,10 @@ in record-to-record travel (Dueck 1993)."""
 MAX_STUCK = 1
 """Number of ranks without a move at which the descent after a rebuild ends."""
 
+MAX_CHAINED = 4
+"""Number of the fullest ranks from which chains are tried where a search ends; before that, only
+from the fullest one, as those of a rank take as long as a dozen single moves."""
+
 
 def find_state(
     problem: Problem,
@@ -162,7 +166,7 @@ def _improve(
     # The log reaches back to the best state so far, so undoing all of it restores that state.
     state.log.clear()
     best_ms, failures = state.objective_ms, 0
-    descent.run()
+    descent.run(max_chained=1)
     if state.objective_ms < best_ms:
         best_ms = state.objective_ms
         state.log.clear()
@@ -182,6 +186,7 @@ def _improve(
         failures += 1
     state.undo()
     # What pays for the fullest rank alone may not seem to, as the others are nearly as full.
-    Descent(state, rng, stopping.clock, splits=splits, num_squarings=SHARP).run()
+    last = Descent(state, rng, stopping.clock, splits=splits, num_squarings=SHARP)
+    last.run(max_chained=MAX_CHAINED)
     if state.objective_ms > best_ms:
         state.undo()

@@ -46,7 +46,15 @@ def first_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
         state = _place_costliest_first(problem, cuts, largest_first)
         if state is not None:
             return state
-    return _pack(problem, _without_replicas(problem, cuts))
+    cuts = _without_replicas(problem, cuts)
+    if (state := _pack(problem, cuts)) is not None:
+        return state
+    # Blocks on more ranks are dearer and leave more room on each of them.
+    smaller = [
+        cut if not cut.is_in_rows(problem) else _row_cut(problem, unit, smallest=True) or cut
+        for unit, cut in enumerate(cuts)
+    ]
+    return _pack(problem, smaller, smallest=True)
 
 
 def _without_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> list[UnitCut]:
@@ -119,11 +127,14 @@ def _place_pieces(problem: Problem, cuts: Sequence[UnitCut], scores: Scores) -> 
     return _finished(state)
 
 
-def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
+def _pack(problem: Problem, cuts: Sequence[UnitCut], *, smallest: bool = False) -> State | None:
     """Place units by memory alone; cut into row blocks those that find no room, and start again.
 
     With every attempt, more of the largest units become row blocks too. Of the ways that find room
     for all, the cheapest one is returned.
+
+    Args:
+        smallest: see `_row_cut`.
     """
     size = problem.size_bytes[problem.whole_shape]
     largest = np.argsort(-size, kind="stable").tolist()
@@ -141,12 +152,20 @@ def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
             return None
         num_largest = 2**attempt // 4  # 0, 0, 1, 2, 4, ...
         for unit in left + largest[:num_largest]:
-            in_rows = [o for o in cut_options(problem, unit) if o.cut.is_in_rows(problem)]
-            if in_rows:
-                cuts[unit] = min(in_rows, key=lambda option: option.total_ms).cut
+            cuts[unit] = _row_cut(problem, unit, smallest=smallest) or cuts[unit]
         if cuts == before and num_largest >= len(largest):
             return None
     return None
+
+
+def _row_cut(problem: Problem, unit: int, *, smallest: bool) -> UnitCut | None:
+    """Return the unit's cheapest cut into row blocks, or that into the smallest; None if none."""
+    options = [option for option in cut_options(problem, unit) if option.cut.is_in_rows(problem)]
+    if not options:
+        return None
+    if smallest:
+        return max(options, key=lambda option: option.cut.group_size(problem)).cut
+    return min(options, key=lambda option: option.total_ms).cut
 
 
 def _place_largest_first(state: State, cuts: Sequence[UnitCut], way: str) -> list[int] | None:

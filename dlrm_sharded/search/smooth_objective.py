@@ -42,8 +42,8 @@ class SmoothObjective:
     """
 
     def __init__(self, state: State, num_squarings: int = SMOOTH) -> None:
-        self._num_squarings = num_squarings
-        exponent = 2.0**self._num_squarings
+        self.num_squarings = num_squarings
+        exponent = 2.0**self.num_squarings
         self.scale = np.maximum(state.load.max(axis=0), MIN_LOAD_MS)
         # Scaled, the largest load has the power 1, and only loads near it count for the norm.
         self.powers = self.powers_of(state.load)
@@ -79,7 +79,7 @@ class SmoothObjective:
 
     def norm_ms(self, power_sums: Floats) -> Floats:
         """Return the sum [...] of the norms of sums of powers [..., L], as far as they count."""
-        return (self._weights * power_sums ** (2.0**-self._num_squarings)).sum(axis=-1)
+        return (self._weights * power_sums ** (2.0**-self.num_squarings)).sum(axis=-1)
 
     def rank_shares(self) -> Floats:
         """Return [W], what each rank adds to the value, to first order."""
@@ -92,7 +92,7 @@ class SmoothObjective:
 
     def power(self, values: Floats) -> Floats:
         """Return values to the norm's exponent."""
-        powers = np.minimum(values, MAX_POWER ** (2.0**-self._num_squarings))
-        for _ in range(self._num_squarings):  # several times faster than `**` with a float
+        powers = np.minimum(values, MAX_POWER ** (2.0**-self.num_squarings))
+        for _ in range(self.num_squarings):  # several times faster than `**` with a float
             powers = powers * powers
         return powers

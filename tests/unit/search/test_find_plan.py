@@ -12,6 +12,7 @@ from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.stopping import StoppingRule
+from tests.unit.made_up import tables_of, task_of
 from tests.unit.search.made_up import (
     model_of,
     problem_of,
@@ -167,6 +168,16 @@ def test_descents_end_lower_and_whole(seed: int, splits: bool) -> None:
     assert_same_books(state, state.copy_for(problem))
     state.undo()
     assert_same_books(state, start)
+
+
+def test_columns_move_between_pieces_though_nothing_is_cut() -> None:
+    task = task_of(tables_of((500, 32, 9.0)), 2)
+    state = State(problem_of(task, model_of("plain")))
+    for rank, width in enumerate((2, 6)):
+        state.set_width(0, rank, width)
+    state.refresh()
+    Descent(state, np.random.default_rng(0), CountingClock(), splits=False).run()
+    assert state.widths == [{0: 4, 1: 4}]
 
 
 def test_descents_pay() -> None:

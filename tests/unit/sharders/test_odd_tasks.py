@@ -112,6 +112,8 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         (11109, "embark"),
         (11566, "hugectr"),
         (12023, "torchrec_calibrated"),
+        (15074, "autoshard_portfolio"),
+        (16069, "dreamshard_portfolio"),
     ],
     ids=[
         "columns_spread_evenly",
@@ -132,6 +134,8 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "room_for_row_blocks_over_all_ranks",
         "a_replica_on_31_nearly_equal_ranks",
         "slices_beside_a_table_that_fills_small_ranks",
+        "a_table_for_a_few_columns_of_another",
+        "smaller_row_blocks_for_room",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
