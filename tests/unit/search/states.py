@@ -29,6 +29,15 @@ def state_of_whole_units(problem: Problem) -> State:
     return state
 
 
+def kind_of_rows(problem: Problem, num_ranks: int) -> int:
+    """Return the kind of row blocks, no replicas, on groups of so many ranks."""
+    return next(
+        kind
+        for kind, blocks in enumerate(problem.blocks)
+        if blocks.group_size == num_ranks and not blocks.is_replica
+    )
+
+
 def is_whole(state: State) -> bool:
     """Return whether everything is somewhere, where it may be, within memory."""
     problem = state.problem

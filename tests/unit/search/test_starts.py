@@ -20,7 +20,7 @@ from dlrm_sharded.search.stopping import StoppingRule
 from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
 from tests.unit.made_up import tables_of, task_of, with_memory
 from tests.unit.search.made_up import model_of, predicted, problem_of
-from tests.unit.search.states import CountingClock, state_of_whole_units
+from tests.unit.search.states import CountingClock, kind_of_rows, state_of_whole_units
 
 TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
 
@@ -87,14 +87,7 @@ def test_row_blocks_over_all_ranks_come_before_those_of_a_host() -> None:
     """They need room on all ranks, and those of a host find it over all ranks, too."""
     task = task_of(tables_of((1000, 8, 1.0), (4000, 8, 1.0)), 4, 45_000, local_world_size=2)
     problem = problem_of(task, model_of("shipped"))
-    of_a_host, over_all = (
-        next(
-            kind
-            for kind, blocks in enumerate(problem.blocks)
-            if blocks.group_size == size and not blocks.is_replica
-        )
-        for size in (2, 4)
-    )
+    of_a_host, over_all = kind_of_rows(problem, 2), kind_of_rows(problem, 4)
     state = first_plan(problem, [UnitCut(kind=of_a_host), UnitCut(kind=over_all)])
     assert state is not None
     assert [problem.groups[group].kind for group in state.group.tolist()] == [over_all, over_all]
