@@ -159,7 +159,10 @@ def _extra_states(states: tuple[State, ...], tried: set[tuple[UnitCut, ...]]) ->
     for share in COLUMN_SHARES:
         columns = cut_units(problem, share * mean_ms, rows=False, replicas=False)
         others.append(with_replicas(problem, columns))
-    for cuts in (even, *others, *with_narrow_blocks(problem, even)):
+    narrow = tuple(with_narrow_blocks(problem, even))
+    # Where row blocks of most tables leave no room for columns, the smallest have replicas.
+    others += [with_replicas(problem, cuts) for cuts in narrow[:1]]
+    for cuts in (even, *others, *narrow):
         if cuts not in tried and (first := first_plan(problem, cuts)) is not None:
             yield first
 

@@ -114,6 +114,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         (12023, "torchrec_calibrated"),
         (15074, "autoshard_portfolio"),
         (16069, "dreamshard_portfolio"),
+        (18077, "hugectr"),
     ],
     ids=[
         "columns_spread_evenly",
@@ -136,6 +137,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "slices_beside_a_table_that_fills_small_ranks",
         "a_table_for_a_few_columns_of_another",
         "smaller_row_blocks_for_room",
+        "replicas_of_what_has_too_few_rows_for_blocks",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
