@@ -134,7 +134,7 @@ def _pack(problem: Problem, cuts: Sequence[UnitCut], *, smallest: bool = False) 
     for all, the cheapest one is returned.
 
     Args:
-        smallest: see `_row_cut`.
+        smallest: whether the largest units alone become row blocks, on as many ranks as possible.
     """
     size = problem.size_bytes[problem.whole_shape]
     largest = np.argsort(-size, kind="stable").tolist()
@@ -151,7 +151,7 @@ def _pack(problem: Problem, cuts: Sequence[UnitCut], *, smallest: bool = False) 
         if left is None:
             return None
         num_largest = 2**attempt // 4  # 0, 0, 1, 2, 4, ...
-        for unit in left + largest[:num_largest]:
+        for unit in largest[:num_largest] if smallest else left + largest[:num_largest]:
             cuts[unit] = _row_cut(problem, unit, smallest=smallest) or cuts[unit]
         if cuts == before and num_largest >= len(largest):
             return None

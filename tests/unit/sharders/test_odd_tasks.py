@@ -115,6 +115,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         (15074, "autoshard_portfolio"),
         (16069, "dreamshard_portfolio"),
         (18077, "hugectr"),
+        (18215, "autoshard"),
     ],
     ids=[
         "columns_spread_evenly",
@@ -138,6 +139,7 @@ def test_a_table_that_fills_a_rank_is_replicated_among_many() -> None:
         "a_table_for_a_few_columns_of_another",
         "smaller_row_blocks_for_room",
         "replicas_of_what_has_too_few_rows_for_blocks",
+        "row_blocks_of_the_largest_table_alone",
     ],
 )
 def test_plans_that_only_others_found_once(seed: int, sharder: str) -> None:
