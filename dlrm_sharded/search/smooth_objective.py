@@ -91,8 +91,13 @@ class SmoothObjective:
         return shares
 
     def power(self, values: Floats) -> Floats:
-        """Return values to the norm's exponent."""
-        powers = np.minimum(values, MAX_POWER ** (2.0**-self.num_squarings))
+        """Return values to the norm's exponent; 0 of what is below 0.
+
+        A rank without one of its pieces is estimated to have less than nothing where that piece
+        costs more elsewhere than beside the others.
+        """
+        most = MAX_POWER ** (2.0**-self.num_squarings)
+        powers = np.minimum(np.maximum(values, 0.0), most)
         for _ in range(self.num_squarings):  # several times faster than `**` with a float
             powers = powers * powers
         return powers

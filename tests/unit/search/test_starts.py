@@ -131,6 +131,14 @@ def test_a_sharp_norm_counts_what_equal_ranks_share_once() -> None:
     assert 0.0 < over[1] < 0.004
 
 
+def test_less_than_no_load_counts_as_none() -> None:
+    """Powers are even: without that, it would count as much as the fullest rank, or overflow."""
+    state = state_of_whole_units(problem_of(TASK, model_of("plain")))
+    objective = SmoothObjective(state, SHARP)
+    assert (objective.powers_of(-3.0 * state.load) == 0.0).all()
+    assert np.isfinite(objective.powers_of(3.0 * state.load)).all()
+
+
 @pytest.mark.parametrize("columns", [32, 64, 128])
 def test_slices_cost_what_the_model_predicts(columns: int) -> None:
     """On one rank nothing is exchanged, so the objective is exact."""
