@@ -27,6 +27,7 @@ What a plan costs is decided in `cost`. The search needs the prices of an additi
 - **cut**: the division of a unit into pieces or row blocks, before they are placed.
 - **edit**: the smallest change of a state: a width on a rank, or the layout of a unit.
 - **move**: a few edits that keep every unit complete.
+- **chain**: a move of two transfers, of which the second starts where the first one ends.
 - **neighborhood**: the states that one move leads to.
 - **descent**: moves that improve the smooth objective, until there are none.
 - **rebuild**: pieces of a few ranks are taken away and placed anew (large neighborhood search).

@@ -235,7 +235,7 @@ class Neighborhood(StateMoves):
         fits: Mask,
         has_room: Mask,
     ) -> None:
-        """Correct the last three [M, B] where the other rank holds a piece of the unit already.
+        """Correct gains, fits and room [M, B] where the other rank holds a piece of the unit.
 
         The part and that piece become one, which costs less than two.
 
