@@ -15,6 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from dlrm_sharded.commands.removed import why_option_removed, why_removed
 from dlrm_sharded.commands.yamls import options_of
 from dlrm_sharded.files.errors import RankError, UserError
 from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER
@@ -35,6 +36,10 @@ MAX_VALUE, MAX_MESSAGE = 300, 4000
 _LONG = rf"{{{MAX_VALUE},}}"
 LONG_VALUE = re.compile(rf"'[^'\n]{_LONG}'|\[[^\[\]\n]{_LONG}\]|\S{_LONG}")
 """A long text in quotes, list, or word."""
+
+
+UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
+"""Beginning of Hydra's message for a key that a config does not have."""
 
 
 def readable_message(error: BaseException) -> str | None:
@@ -68,6 +73,9 @@ def _message(error: BaseException) -> str | None:
         return f"{error.full_key} is not set"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(Path(error.missing_cfg_file), error.options)
+    found = UNKNOWN_KEY.match(str(error))
+    if isinstance(error, HydraException) and found and (reason := why_removed(found[1])):
+        return reason
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
         return f"{error}{details}{_known_keys(cause)}"
@@ -107,6 +115,8 @@ def _with_short_values(message: str) -> str:
 
 def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
     """Return the message for an option, such as sharder/dimm, that a group does not have."""
+    if reason := why_option_removed(named):
+        return reason
     if not options:
         options = options_of(str(named.parent))
     group = "config" if named.parent == Path() else named.parent

@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.commands.hydra_app import command_line, instantiate, run_hydra
+from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
 from dlrm_sharded.commands.yamls import option_node, options_of
@@ -120,11 +121,13 @@ def make_planner(
     """
     names = options_of("sharder")
     if name not in names:
-        raise ConfigError(f"there is no sharder {name!r}; known: {', '.join(names)}")
+        known = f"there is no sharder {name!r}; known: {', '.join(names)}"
+        raise ConfigError(why_removed(f"{KEY}={name}") or known)
     node = option_node("sharder", name)
     if unknown := sorted(options.keys() - {str(key) for key in node}):
         known = ", ".join(sorted(str(key) for key in node if not str(key).startswith("_")))
-        raise ConfigError(f"sharder {name} has no option {unknown[0]!r}; known: {known}")
+        message = f"sharder {name} has no option {unknown[0]!r}; known: {known}"
+        raise ConfigError(why_removed(f"{KEY}.{unknown[0]}") or message)
     root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
     context = SharderContext(run or RunContext(), cost_model)
     sharder: Sharder = _with_context(KEY, instantiate(root[KEY]), context)

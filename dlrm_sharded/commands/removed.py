@@ -1,0 +1,25 @@
+"""Keys and options that an earlier release had, and what to use instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+REMOVED: dict[str, str] = {}
+"""What to use instead, by `group=option` or by the dotted name of a key, with all keys below it."""
+
+
+def why_removed(name: str) -> str | None:
+    """Return the message for a key or option of an earlier release; None for any other name.
+
+    Args:
+        name: a dotted key, such as `sharder.objective`, or an option, such as `sharder=hugectr`.
+    """
+    for removed, instead in REMOVED.items():
+        if f"{name}.".startswith(f"{removed}."):
+            return f"{name} is not there since 0.3: {instead}"
+    return None
+
+
+def why_option_removed(file: Path) -> str | None:
+    """Return the message for an option's file, such as sharder/hugectr, as `why_removed` does."""
+    return why_removed(f"{file.parent}={file.stem}")
