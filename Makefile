@@ -8,7 +8,7 @@ DEVICE ?= $(or $(DLRM_SHARDED_DEVICE),$(if $(GPUS),cuda,cpu))
 # Ranks end with an error, rather than compute on the CPU, where torch cannot use the GPUs.
 export DLRM_SHARDED_DEVICE := $(DEVICE)
 REQUIREMENTS ?= requirements/$(DEVICE).txt
-# Every set of versions has an environment of its own: .venv-cpu, .venv-cuda-2.13.
+# Every set of versions has an environment of its own: .venv-cpu, .venv-cuda-2.11.
 VENV := .venv-$(basename $(notdir $(REQUIREMENTS)))
 BIN := $(VENV)/bin
 

@@ -1,7 +1,7 @@
 """The versions of torch, FBGEMM and TorchRec that belong together, and how to install them.
 
 Every FBGEMM is built for one minor version of torch, and the requirements of neither FBGEMM nor
-TorchRec say for which. `requirements/` and the extras in `pyproject.toml` name the same versions.
+TorchRec say for which. `requirements/` and the extras in `pyproject.toml` name the defaults.
 """
 
 from __future__ import annotations
@@ -130,17 +130,15 @@ def install_command(build: Build, *, torch: str = "") -> str:
         torch: version of the torch that is kept, if one of `SETS` has it.
     """
     versions = _set_of("torch", torch) or DEFAULTS[build]
-    command = f'pip install "dlrm_sharded[{extra_of(build, versions)}]"'
-    if build == "cuda":
-        return command
-    return f"{command} && pip install --no-deps torchrec=={versions.torchrec}"
-
-
-def extra_of(build: Build, versions: VersionSet) -> str:
-    """Return the extra that installs a set. Older versions of pip find none with a dot in it."""
+    torchrec = f"torchrec=={versions.torchrec}"
     if versions == DEFAULTS[build]:
-        return build
-    return f"{build}-torch{minor(versions.torch).replace('.', '')}"
+        command, pins = f'pip install "dlrm_sharded[{build}]"', ""
+    else:
+        command = f'pip install "dlrm_sharded[beside-torch]" {FBGEMM[build]}=={versions.fbgemm}'
+        pins = f" {torchrec}"
+    if build == "cuda":
+        return command + pins
+    return f"{command} && pip install --no-deps {torchrec}"
 
 
 def install_command_here() -> str:

@@ -145,7 +145,7 @@ def test_make_demands_the_device_that_it_was_given(device, make):
     assert make(probe, "probe", f"DEVICE={device}", listed=listed) == f"demands {device}\n"
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu-2.14", "cuda", "cuda-2.11"])
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda-2.11"])
 def test_every_set_of_versions_has_an_environment(name, make):
     chosen = f"REQUIREMENTS=requirements/{name}.txt"
     commands = make(*DRY_RUN, "test", chosen, listed="")

@@ -14,14 +14,15 @@ from dlrm_sharded.ranks.version_sets import (
     FBGEMM,
     PACKAGES,
     SETS,
-    extra_of,
+    Build,
+    VersionSet,
+    install_command,
     minor,
     version_problem,
 )
 from tests.preloaded import ROOT
 
 REQUIREMENTS = ROOT / "requirements"
-EVERY_SET = [(build, versions) for build in FBGEMM for versions in SETS]
 
 PROBLEMS: dict[str, tuple[tuple[str | None, ...], str]] = {
     "unknown_torch": (
@@ -97,27 +98,66 @@ def test_nothing_is_said_of_other_versions(versions):
     assert version_problem(packages(*versions)) is None
 
 
-@pytest.mark.parametrize(("build", "versions"), EVERY_SET, ids=str)
-def test_requirements_and_extras_are_the_sets(build, versions):
-    is_default = versions == DEFAULTS[build]
-    name = build if is_default else f"{build}-{minor(versions.torch)}"
-    pinned = {
+def pins_of(build: Build, versions: VersionSet) -> set[str]:
+    return {
         f"torch=={versions.torch}",
         f"{FBGEMM[build]}=={versions.fbgemm}",
         f"torchrec=={versions.torchrec}",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "versions"),
+    [
+        ("cpu", "cpu", DEFAULTS["cpu"]),
+        ("cuda", "cuda", DEFAULTS["cuda"]),
+        ("cuda-2.11", "cuda", SETS[-1]),
+    ],
+)
+def test_requirements_are_the_sets(name, build, versions):
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
-    assert {line for line in lines if "==" in line and not line.startswith("#")} == pinned
+    pins = {line for line in lines if "==" in line and not line.startswith("#")}
+    assert pins == pins_of(build, versions)
     assert ("./requirements/fbgemm-gpu-shim" in lines) == (build == "cpu")
-    extras = project()["optional-dependencies"]
-    kept = {f"torch=={minor(versions.torch)}.*"} | {p for p in pinned if p.startswith("fbgemm")}
+    assert len([*REQUIREMENTS.glob("*.txt")]) == 3
+
+
+@pytest.mark.parametrize("build", FBGEMM)
+def test_extras_are_the_defaults(build):
+    versions = DEFAULTS[build]
+    kept = {p for p in pins_of(build, versions) if p.startswith("fbgemm")}
+    kept |= {f"torch=={minor(versions.torch)}.*", "dlrm_sharded[beside-torch]"}
     if build == "cuda":
         kept.add(f"torchrec=={versions.torchrec}")
-    assert {*extras[extra_of(build, versions)]} == kept | {"dlrm_sharded[beside-torch]"}
+    extras = project()["optional-dependencies"]
+    assert {*extras[build]} == kept
+    assert {name for name in extras if name.startswith(("cpu", "cuda"))} == {*FBGEMM}
 
 
-def test_every_requirements_file_is_of_a_set():
-    assert len([*REQUIREMENTS.glob("*.txt")]) == len(EVERY_SET)
+@pytest.mark.parametrize(
+    ("build", "torch", "command"),
+    [
+        ("cuda", "", 'pip install "dlrm_sharded[cuda]"'),
+        (
+            "cuda",
+            "2.11.0+cu130",
+            'pip install "dlrm_sharded[beside-torch]" fbgemm-gpu==1.6.0 torchrec==1.6.1',
+        ),
+        (
+            "cpu",
+            "2.13.0+cpu",
+            'pip install "dlrm_sharded[cpu]" && pip install --no-deps torchrec==1.8.0',
+        ),
+        (
+            "cpu",
+            "2.14.1",
+            'pip install "dlrm_sharded[beside-torch]" fbgemm-gpu-cpu==1.9.0 && '
+            "pip install --no-deps torchrec==1.9.2",
+        ),
+    ],
+)
+def test_the_installed_torch_is_kept(build, torch, command):
+    assert install_command(build, torch=torch) == command
 
 
 def test_base_requirements_do_not_bring_torch():
