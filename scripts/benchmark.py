@@ -22,7 +22,6 @@ python scripts/benchmark.py modules     steps of bags, sequences or both, beside
 python scripts/benchmark.py table_order lookups in the order of the model, and in drawn ones
 python scripts/benchmark.py exact       plans and bounds beside the cheapest plans of small tasks
 python scripts/benchmark.py groups      groups of ranks, each with all tables, beside one plan
-python scripts/benchmark.py dlrm_v4     tables of DLRMv3 and DLRMv4 on 8 to 256 GPUs
 python scripts/benchmark.py host        what a step takes of the host, beside TorchRec
 
 With --jsonl FILE a part keeps each case as it ends, and the same command goes on after a kill.
@@ -44,7 +43,7 @@ WHOLE = "all"
 PARTS = (
     *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
     *("made_up", "odd", "exact", "groups", "sequences", "modules", "table_order"),
-    *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host", "dlrm_v4"),
+    *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host"),
 )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "data=dlrm_v3_streaming": "plan tables of sequences in a TorchRec model, with plan_model",
+    "data=yambda_5b": "plan tables of sequences in a TorchRec model, with plan_model",
+}
 """What to use instead, by `group=option` or by the dotted name of a key, with all keys below it."""
 
 

@@ -69,9 +69,6 @@ def test_promised_options_are_there():
     assert set(promised) <= set(OPTIONS)
 
 
-OF_SEQUENCES = {"dlrm_v3_streaming", "yambda_5b"}
-
-
 @pytest.mark.parametrize("name", names("data"))
 def test_data_builds(name, tmp_path):
     """Without reading logs or holding tables: neither would fit a machine that only plans."""
@@ -87,9 +84,9 @@ def test_data_builds(name, tmp_path):
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert dataset.batch_size == BATCH_SIZE
-    assert dataset.num_dense == (1 if name in OF_SEQUENCES else 13)
+    assert dataset.num_dense == 13
     assert peak_bytes < 64 * 2**20
-    if "blocks_dir" not in cfg.data and name != "yambda_5b":  # whose files are not there
+    if "blocks_dir" not in cfg.data:  # whose files are not there
         assert dataset.num_batches("train") >= 1
         assert dataset.num_batches("val") >= 0
 
