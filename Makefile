@@ -24,7 +24,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run install sweep calibrate simulate advise bringup test check lint unit tensorboard benchmark soak wheels docs help clean
+.PHONY: run install sweep calibrate simulate advise test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.ranks.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -40,9 +40,6 @@ calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must 
 
 simulate: $(VENV)/installed  ## a cluster on this machine; ARGS="data=... out=FOLDER", docs/guide/simulation.md
 	$(BIN)/dlrm-simulate $(or $(ARGS),data=synthetic topology.world_size=8 out=runs/simulation)
-
-bringup: $(VENV)/installed  ## everything that a new machine needs, and a report; ARGS="--small"
-	$(BIN)/python scripts/bringup.py $(ARGS)
 
 advise: $(VENV)/installed  ## what to rent, which sharder; ARGS="data=mlperf_dcnv2 hardware=[h100,a100] ranks=[8,16]"
 	$(BIN)/dlrm-advise $(ARGS)
@@ -65,14 +62,11 @@ unit: $(VENV)/installed  ## run the unit and contract tests
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## all sharders on the same tasks, writes docs/benchmark.md; ARGS="data" for one part
-	$(BIN)/python scripts/benchmark.py $(ARGS)
+benchmark: $(VENV)/installed  ## compare sharders and print tables; ARGS="plans" or "sweep"
+	$(BIN)/python scripts/benchmark.py $(or $(ARGS),plans)
 
 soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"
 	$(BIN)/python -m tests.soak $(ARGS)
-
-wheels: ## a folder of wheels for machines without network; ARGS="FOLDER --part-gb 4", docs/guide/launch.md
-	$(PYTHON) scripts/wheels.py fill $(or $(ARGS),wheels) --requirements $(REQUIREMENTS)
 
 docs: $(VENV)/installed  ## the documentation's site, in site/
 	$(BIN)/zensical build --strict --clean

@@ -1,50 +1,51 @@
-"""Measure the figures of docs/benchmark.md and docs/notes/measurements.md on this machine.
+"""Compare sharders, and measure what training costs beside plain TorchRec. Tables are printed.
 
-python scripts/benchmark.py             docs/benchmark.md: all sharders, goes on where it ended
-python scripts/benchmark.py all --small a rehearsal of it in two minutes
-python scripts/benchmark.py data        Criteo: rows/s converted and served
-python scripts/benchmark.py loop        the trainer's loop against a bare one
-python scripts/benchmark.py plain       training against a plain TorchRec script
-python scripts/benchmark.py plans       sharders side by side under one cost model
-python scripts/benchmark.py measured    measured costs of the sharders' plans
-python scripts/benchmark.py policies    the papers' policies alone against the heuristics
-python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
-python scripts/benchmark.py made_up     first starts, journals and policies on made-up hardware
-python scripts/benchmark.py priors      priors of GPUs against public measurements
-python scripts/benchmark.py steps       predicted whole steps against measured ones
-python scripts/benchmark.py cluster     a large model on simulated ranks
-python scripts/benchmark.py predictions the search on a cost model that only predicts
-python scripts/benchmark.py sweeps      what sweeps tell apart, in rounds and apart
-python scripts/benchmark.py stalls      iterations of a loop beside the writer of a checkpoint
-python scripts/benchmark.py odd         whether any sharder beats neuroshard on odd tasks
-python scripts/benchmark.py sequences   stages of bags and sequences, predicted and measured
-python scripts/benchmark.py modules     steps of bags, sequences or both, beside TorchRec
-python scripts/benchmark.py table_order lookups in the order of the model, and in drawn ones
-python scripts/benchmark.py exact       plans and bounds beside the cheapest plans of small tasks
-python scripts/benchmark.py groups      groups of ranks, each with all tables, beside one plan
-python scripts/benchmark.py host        what a step takes of the host, beside TorchRec
+python scripts/benchmark.py plans                   dlrm-compare on sets of tasks
+python scripts/benchmark.py plans --sets paper neuroshard_table_1 sharders=[search,torchrec]
+python scripts/benchmark.py sweep                   train with every sharder and compare the runs
 
-With --jsonl FILE a part keeps each case as it ends, and the same command goes on after a kill.
-
-Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
+Arguments with "=" are handed on to dlrm-compare or to dlrm-train.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from benchmarks import whole
-from dlrm_sharded.files.errors import ConfigError
-from studies.parts import add_part_arguments, part_of, run_part
+from dlrm_sharded.datasets.task_sets import TASK_SETS
 
-WHOLE = "all"
-PARTS = (
-    *("data", "loop", "plain", "plans", "measured", "policies", "elsewhere"),
-    *("made_up", "odd", "exact", "groups", "sequences", "modules", "table_order"),
-    *("priors", "steps", "cluster", "predictions", "sweeps", "stalls", "host"),
-)
+PRESETS = Path(__file__).resolve().parents[1] / "conf" / "preset"
+SETS = ("paper", "feasibility", "scale_whole", "models")
+SWEEP = ("dlrm_sharded.train", "-m", "sharder=glob(*,exclude=plan_file)")
+
+
+def compare_commands(sets: Sequence[str], out: Path, overrides: Sequence[str]) -> list[list[str]]:
+    """Return a command for each preset or task set; its results are in a folder below `out`."""
+    presets = {path.stem for path in PRESETS.glob("*.yaml")}
+    unknown = [name for name in sets if name not in presets and name not in TASK_SETS]
+    if unknown:
+        raise SystemExit(
+            f"error: no preset or task set is named {', '.join(unknown)}; "
+            f"known: {', '.join(sorted(presets | TASK_SETS.keys()))}"
+        )
+    return [
+        [
+            "dlrm_sharded.commands.compare",
+            f"preset={name}" if name in presets else f"task_set={name}",
+            f"out={out / name}",
+            *overrides,
+        ]
+        for name in sets
+    ]
+
+
+def run_modules(commands: Sequence[Sequence[str]]) -> int:
+    """Run Python modules one after another, and return the first exit code that is not 0."""
+    codes = [subprocess.run([sys.executable, "-m", *words]).returncode for words in commands]
+    return next(filter(None, codes), 0)
 
 
 def main() -> int:
@@ -52,21 +53,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts = parser.add_subparsers(dest="part", required=True)
-    whole.add_arguments(parts.add_parser(WHOLE, help=whole.__doc__))
-    for name in PARTS:
-        part = part_of(name)
-        add_part_arguments(parts.add_parser(name, help=part.__doc__), part)
-    options = parser.parse_args(sys.argv[1:] or [WHOLE])
-    load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
-    print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
-    try:
-        if options.part == WHOLE:
-            return whole.run(options)
-        run_part(part_of(options.part), options)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    plans = parts.add_parser("plans", help="dlrm-compare on presets and task sets")
+    plans.add_argument("--sets", nargs="+", default=SETS, help="default: %(default)s")
+    plans.add_argument("--out", type=Path, default=Path("comparison"), help="default: %(default)s")
+    sweep = parts.add_parser("sweep", help="train with every sharder")
+    sweep.add_argument("--ranks", type=int, default=2, help="of each run; default: %(default)s")
+    options, words = parser.parse_known_args()
+    if wrong := [word for word in words if "=" not in word]:
+        parser.error(f"unknown arguments: {' '.join(wrong)}")
+    if options.part == "plans":
+        return run_modules(compare_commands(options.sets, options.out, words))
+    return run_modules([[*SWEEP, f"hydra.launcher.j=1x{options.ranks}", *words]])
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ Bytes that come from memory take a time that falls with the nominal memory bandw
 multiprocessors do takes a number of their cycles: samples, ids, sorting, warps, and rows from the
 L2 cache. `LookupFigures` are the same for all GPUs. They were fitted to public measurements on two
 kinds of H100 and a V100; docs/notes/hardware_priors.md says how well they predict each of these
-sources without it (`python scripts/benchmark.py priors --only lookups`). Two figures are not
-fitted:
+sources without it, and `tests/unit/cost/public_lookups.py` has them. Two figures are not fitted:
 
 - `SORT_CYCLES`: Onesweep sorts 29.4 G keys of 4 B per second in 4 passes on an A100
   (arXiv:2206.01784); FBGEMM sorts pairs of 12 B, and 3 times the bytes take 3 times as long.

@@ -58,9 +58,9 @@ def train_alone(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.
 
 
 def script(name: str, folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
-    """Run one of scripts/ in a folder."""
-    path = str(ROOT / "scripts" / f"{name}.py")
-    return preloaded.run(path, *overrides, cwd=folder, exit_code=exit_code)
+    """Run the command of this name in a folder."""
+    module = f"dlrm_sharded.commands.{name}"
+    return preloaded.run("-m", module, *overrides, cwd=folder, exit_code=exit_code)
 
 
 def result_of(folder: Path) -> dict[str, Any]:

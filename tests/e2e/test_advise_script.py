@@ -1,4 +1,4 @@
-"""scripts/advise.py: a table and a choice, or one message and an exit code."""
+"""dlrm-advise: a table and a choice, or one message and an exit code."""
 
 import csv
 import functools

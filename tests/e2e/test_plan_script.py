@@ -1,4 +1,4 @@
-"""scripts/plan.py: a plan, or one message and an exit code."""
+"""dlrm-plan: a plan, or one message and an exit code."""
 
 import functools
 import json

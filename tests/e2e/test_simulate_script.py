@@ -1,4 +1,4 @@
-"""scripts/simulate.py: a cluster on this machine, or one message and an exit code."""
+"""dlrm-simulate: a cluster on this machine, or one message and an exit code."""
 
 import csv
 import dataclasses

@@ -45,7 +45,6 @@ from tests.distributed.small_model import (
 )
 from tests.distributed.test_checkpoint import check_equal, go_on, load_into, newest, save_trained
 from tests.distributed.test_tracing import check_parts, trace_steps
-from tests.e2e.runs import ROOT
 from tests.gpu.devices import NUM_CPU_RANKS, ON_GPUS, gpus, run_on
 from tests.preloaded.ranks import environment, finish_all, gathered
 from tests.unit.checkpoint.cases import run_state
@@ -247,7 +246,7 @@ def test_simulates_a_cluster(device, tmp_path):
         *("measure.iterations=3", "measure.time_budget_s=0.1", f"out={tmp_path}"),
     ]
     given = gpus()[:1] if device == "cuda" else []
-    finish_all([str(ROOT / "scripts" / "simulate.py"), *arguments], [environment(given)])
+    finish_all(["-m", "dlrm_sharded.commands.simulate", *arguments], [environment(given)])
     found = json.loads((tmp_path / "simulation.json").read_text())
     assert [run["sharder"] for run in found["sharders"]] == ["dim", "random"]
     for run in found["sharders"]:

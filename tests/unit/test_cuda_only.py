@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bring_up.steps import STEPS as BRING_UP
-from first_gpu import STEPS as FIRST_GPU
 from tests import preloaded
 from tests.conftest import ROOT
 from tests.cuda_only import Piece, all_pieces, find_pieces
@@ -66,29 +64,12 @@ RUN_BY = {
 }
 """Tests that run all CUDA-only code of a file."""
 
-TRIALS = {
-    "scripts/benchmarks/host.py": "host",
-    "scripts/bring_up/sweep.py": "sweep",
-    "scripts/bring_up/tests.py": "tests",
-    "scripts/first_hour/dcnv2.py": "mlperf",
-    "scripts/first_hour/environment.py": "environment",
-    "scripts/first_hour/loop.py": "loop",
-    "scripts/first_hour/mlperf.py": "mlperf",
-    "scripts/first_hour/ranks.py": "ranks",
-    "scripts/first_hour/train.py": "train",
-    "scripts/studies/on_ranks.py": "loop",
-}
-"""Steps of `first_gpu.py` or `bringup.py` that run the CUDA-only code of a file: trials all."""
-
 
 def test_files_with_cuda_only_code_have_a_test_or_a_trial():
     files = {piece.path for piece in all_pieces(ROOT)}
-    named = {*RUN_BY, *TRIALS}
+    named = {*RUN_BY}
     assert sorted(files - named) == [], "name a test in RUN_BY that runs the code on a stand-in"
     assert sorted(named - files) == [], "no CUDA-only code is left"
-    assert not RUN_BY.keys() & TRIALS.keys()
-    assert {*TRIALS.values()} <= {step.name for step in (*FIRST_GPU, *BRING_UP)}
-    assert all(path.startswith("scripts/") for path in TRIALS)
 
 
 def test_the_named_tests_run_all_cuda_only_code(tmp_path):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.made_up_hardware import MadeUpBench, true_prices
 from dlrm_sharded import ConfigError, RunContext
 from dlrm_sharded.calibration.first_start import Chooser, Measured, disturbance, measure_plans
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
@@ -38,6 +37,7 @@ from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
+from tests.unit.calibration.made_up_bench import MadeUpBench, true_prices
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.fitting.test_adapt import on_other_hardware
 from tests.unit.hardware.made_up import CPU

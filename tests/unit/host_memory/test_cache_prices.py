@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.public_lookups import HELD_OUT, PublicLookup
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.host_memory.cache_prices import CachePrices
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import GIB, Topology
+from tests.unit.cost.public_lookups import HELD_OUT, PublicLookup
 
 H100 = next(lookup for lookup in HELD_OUT if lookup.source == "recsys-examples, cached")
 """10 tables of 26.8 M rows, 104,857 ids each, 43,372 of them different, 128 columns."""

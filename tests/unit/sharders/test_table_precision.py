@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.planners import planner_of
-from dlrm_sharded import NeuroShardSharder, Planner, RunContext, SharderContext, Table, validate
+from dlrm_sharded import (
+    NeuroShardSharder,
+    Planner,
+    RunContext,
+    SharderContext,
+    Table,
+    make_sharder,
+    validate,
+)
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -177,16 +184,16 @@ def test_a_small_table_in_fp16_is_replicated_in_fp32() -> None:
     )
     topology = Topology(16, 2**33, 8, compute_device="cuda", optimizer_bytes_per_row=4)
     task = with_profiles(ShardingTask(tables, topology, 1024))
-    planner = planner_of("neuroshard", device="cuda", hardware=Hardware("NVIDIA H100 80GB HBM3"))
-    # deduplicated ids of so few rows are hardly exchanged
-    plan, report = dataclasses.replace(planner, dedup=()).plan(task)
+    run = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"))
+    model = learned_cost_model(run)
+    plan, report = Planner(make_sharder("neuroshard", model, run=run), model).plan(task)
     assert plan.replicated_tables == ("category",)
     assert plan.half_tables() == ["item"]
     assert report.gap is not None
     assert report.gap >= -1e-7
-    half = Shapes.from_task(task, planner.cost_model.compute).replicas
+    half = Shapes.from_task(task, model.compute).replicas
     whole = task.with_values(precision=dict.fromkeys(("item", "category"), "fp32"))
-    full = Shapes.from_task(whole, planner.cost_model.compute).replicas
+    full = Shapes.from_task(whole, model.compute).replicas
     np.testing.assert_allclose(half.block.vectors, full.block.vectors)
     sizes = [shard.bytes_on(topology) for shard in plan.shards if shard.replicated]
     assert set(sizes) == {half.block.size_bytes[1]} == {full.block.size_bytes[1]}

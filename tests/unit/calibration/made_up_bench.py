@@ -1,7 +1,7 @@
 """Hardware that is made up: packaged prices times factors, and a bench that measures on it.
 
 A measurement has the predicted time, with noise, and takes as long on a clock of its own as it
-would, so that a first start and a collection learn there what they would learn in their time.
+would, so that a first start learns there what it would learn in its time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.first_start import FIT_SHARE, Chooser, measure_plans
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
-from dlrm_sharded.calibration.random_plans import DrawnTable, draw_communication, draw_computation
-from dlrm_sharded.calibration.schedule import KINDS
+from dlrm_sharded.calibration.random_plans import DrawnTable
 from dlrm_sharded.calibration.start_measurement import IDS_PER_STEP, TABLE_GIB
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
 from dlrm_sharded.cost.communication import EXCHANGES
@@ -40,9 +39,6 @@ NOISE = 0.05
 ITERATIONS, ITERATIONS_S, SAMPLE_S, ID_S = 22, 0.3, 0.15, 2e-7
 """A measurement takes this many iterations or seconds, and so long besides, also for each id."""
 
-HOME = "home"
-"""The kind of hardware that the prices are of."""
-
 TERMS = {
     "columns": ("id_columns", "id_lines"),
     "rows from memory": ("id_lines_of_rows_beyond", "unique"),
@@ -54,23 +50,15 @@ FACTOR = re.compile(
     rf"(forward|backward|launches|exchanges|{'|'.join(TERMS)}) x (\d+(?:\.\d+)?)", re.ASCII
 )
 
-MADE_UP = (
-    *(HOME, "forward x 3", "launches x 6", "backward x 5.5"),
-    "forward x 2, backward x 5.5, launches x 4, exchanges x 3",
-    *("launches x 10", "exchanges x 6", "columns x 3, backward x 2"),
-    *("rows from memory x 6", "shards and bags x 10"),
-)
-"""Kinds of hardware, each by its factors; launches have theirs in place of the direction's."""
-
 
 def factors_of(kind: str) -> dict[str, float]:
     """Return the factors of a kind of hardware by part.
 
     Raises:
-        ConfigError: the text is neither "home" nor factors, as those of `MADE_UP` are.
+        ConfigError: the text has something else than factors.
     """
     factors: dict[str, float] = {}
-    for text in [] if kind == HOME else kind.split(", "):
+    for text in kind.split(", "):
         if (found := FACTOR.fullmatch(text)) is None:
             raise ConfigError(f"{text!r} is no factor of prices; one is 'rows from memory x 6'")
         factors[found[1]] = float(found[2])
@@ -130,20 +118,6 @@ class MadeUpBench:
             clock=self.clock,
         )
         return list(measured.samples)
-
-    def collected(self, seconds: float) -> list[Sample]:
-        """Return what a collection draws and measures in so many seconds."""
-        limits = CPU_SIZES.rank_limits(OPTIMIZER)
-        samples: list[Sample] = []
-        ends_s = self._now_s + seconds
-        while self._now_s < ends_s:
-            kind = KINDS[len(samples) % len(KINDS)]
-            size = NUM_RANKS if kind == "communication" else NUM_COMPUTING
-            draw = draw_communication if kind == "communication" else draw_computation
-            batch_size = int(self._rng.choice(CPU_SIZES.batch_sizes))
-            drawn = draw(self._rng, world_size=size, batch_size=batch_size, limits=limits)
-            samples.append(self.measure(drawn, batch_size, size, kind, len(samples)))
-        return samples
 
     def clock(self) -> float:
         """Return the time, in s."""
