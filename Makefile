@@ -24,7 +24,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run install sweep calibrate simulate advise test check lint unit tensorboard benchmark soak docs help clean
+.PHONY: run install sweep calibrate test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.ranks.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -37,12 +37,6 @@ sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="se
 MINUTES ?= 2
 calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10 task=FILE
 	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(if $(task),task=$(task)) $(ARGS)
-
-simulate: $(VENV)/installed  ## a cluster on this machine; ARGS="data=... out=FOLDER", docs/guide/simulation.md
-	$(BIN)/dlrm-simulate $(or $(ARGS),data=synthetic topology.world_size=8 out=runs/simulation)
-
-advise: $(VENV)/installed  ## what to rent, which sharder; ARGS="data=mlperf_dcnv2 hardware=[h100,a100] ranks=[8,16]"
-	$(BIN)/dlrm-advise $(ARGS)
 
 WORKERS ?= 2
 test: $(VENV)/installed  ## run all tests, on two workers; ARGS="tests/launch -x" WORKERS=0

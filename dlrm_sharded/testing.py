@@ -29,7 +29,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.datasets.base import SPLITS, Dataset, PerTableDataset, Split, check_batch
+from dlrm_sharded.datasets.base import SPLITS, Dataset, check_batch
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -137,7 +137,6 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
     - There is a batch for training.
     - Batches have the promised shapes and types, and ids that exist in the tables.
     - Batches are the same whenever and by whichever process they are requested.
-    - A table's ids by themselves (`PerTableDataset`) are those of the batch.
     - The shares of all ranks make up the global batch for every world size.
     - The global random states stay as they are.
 
@@ -162,8 +161,6 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
             assert _samples([whole]) == _samples([again]), (
                 f"{split} batch {index} is not repeatable"
             )
-            if isinstance(dataset, PerTableDataset):
-                _check_table_ids(dataset, split, index, whole)
             for world_size in world_sizes:
                 if dataset.batch_size % world_size:
                     continue
@@ -177,14 +174,6 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
                     f"the shares of {world_size} ranks are not {split} batch {index}"
                 )
     assert _random_states() == states_before, "the dataset used a global random state"
-
-
-def _check_table_ids(dataset: PerTableDataset, split: Split, index: int, whole: Batch) -> None:
-    """Assert that the ids of every table by itself are those of the batch."""
-    for table, ids in whole.sparse_features.to_dict().items():
-        values, lengths = dataset.table_ids(table, split, index)
-        assert np.array_equal(values, ids.values().numpy()), f"table_ids differs for {table!r}"
-        assert np.array_equal(lengths, ids.lengths().numpy()), f"table_ids differs for {table!r}"
 
 
 def _check_tables(dataset: Dataset, other: Dataset) -> None:

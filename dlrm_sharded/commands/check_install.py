@@ -48,8 +48,8 @@ def installation() -> str:
     if missing or not {*FBGEMM.values()} & {*installed}:
         reason = f" ({unknown})" if (unknown := unknown_torch(installed)) else ""
         return (
-            f"plans task files and compares runs; {packages}; to train, measure and advise as "
-            f"well, run: {install_command_here()}{reason}"
+            f"plans task files and compares runs; {packages}; to train and measure "
+            f"as well, run: {install_command_here()}{reason}"
         )
     import torch
 

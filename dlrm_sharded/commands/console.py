@@ -11,12 +11,10 @@ from dlrm_sharded.files.errors import EXIT_USER_ERROR
 from dlrm_sharded.ranks.version_sets import missing_text
 
 CONFIGS = {
-    "commands.advise": "advise",
     "commands.collect_costs": "collect",
     "commands.compare": "compare",
     "commands.fit_cost_model": "fit",
     "commands.plan": "plan",
-    "commands.simulate": "simulate",
     "commands.train_policy": "train_policy",
 }
 """Configs of commands whose modules take seconds to load."""
@@ -47,7 +45,6 @@ def _help(config: str) -> None:
     run_hydra(show(lambda cfg: None))
 
 
-advise = functools.partial(_run, "commands.advise")
 calibrate = functools.partial(_run, "commands.calibrate")
 check_install = functools.partial(_run, "commands.check_install")
 collect_costs = functools.partial(_run, "commands.collect_costs")
@@ -59,7 +56,6 @@ make_criteo_tsv = functools.partial(_run, "commands.make_criteo_tsv")
 make_tasks = functools.partial(_run, "commands.make_tasks")
 plan = functools.partial(_run, "commands.plan")
 report = functools.partial(_run, "commands.report")
-simulate = functools.partial(_run, "commands.simulate")
 torchrun = functools.partial(_run, "ranks.torchrun")
 train = functools.partial(_run, "train")
 train_policy = functools.partial(_run, "commands.train_policy")

@@ -77,19 +77,15 @@ def refuse_unused(reasons: Mapping[str, str]) -> None:
                 raise ConfigError(f"{override.input_line} has no effect: {reason}")
 
 
-def refuse_lists(*but: str) -> None:
-    """Refuse lists of options of a group, of which Hydra would merge the options.
-
-    Args:
-        but: groups of which the command takes several options.
-    """
+def refuse_lists() -> None:
+    """Refuse lists of options of a group, of which Hydra would merge the options."""
     groups = {folder.name for folder in CONF_DIR.iterdir() if folder.is_dir()}
-    groups -= {"experiment", *but}  # experiments are made to be merged
+    groups -= {"experiment"}  # experiments are made to be merged
     for override in command_line():
         if override.key_or_group in groups and isinstance(override.value(), list):
             raise ConfigError(
                 f"{override.input_line} is a list, and one {override.key_or_group} is used; "
-                "dlrm-train -m tries several, dlrm-simulate and dlrm-advise several sharders"
+                "dlrm-train -m tries several, dlrm-compare several sharders"
             )
 
 

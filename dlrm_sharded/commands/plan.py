@@ -116,7 +116,7 @@ def _task(cfg: DictConfig) -> AskedTask:
         check_file_to_write("task_out", task_out)
         if os.path.realpath(task_out) == os.path.realpath(cfg.out):
             raise ConfigError(f"the plan and its task would both be {cfg.out!r}; set task_out")
-    asked = asked_task(cfg, "plan from")
+    asked = asked_task(cfg)
     if asked.note is not None:
         log.info("%s", asked.note)
     return asked

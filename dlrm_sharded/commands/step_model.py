@@ -51,11 +51,11 @@ def cluster_of(cfg: DictConfig, context: RunContext, priced: PricedTask) -> Clus
             "sharder.objective is step, which needs the dense part of the model; name it with "
             "model=, one of conf/model"
         )
-    num_dense = OmegaConf.select(cfg, "data.num_dense") or cfg.get("num_dense") or NUM_DENSE
+    num_dense = OmegaConf.select(cfg, "data.num_dense") or NUM_DENSE
     dense = build_dense(cfg, int(num_dense), instantiate(cfg.optimizer))
     with torch.random.fork_rng():  # the model draws its weights
         work = dense.work(task.tables, task.batch_size // task.topology.world_size)
-    pipeline = cfg.get("overlap") or OmegaConf.select(cfg, "trainer.pipeline") or "auto"
+    pipeline = OmegaConf.select(cfg, "trainer.pipeline") or "auto"
     return of_cluster(
         task,
         dense.priced(spec, work),

@@ -1,6 +1,6 @@
 """The task of a config: of a file or of data, with the optimizer of the runs that it stands for.
 
-All commands that plan ask here. The task of a file needs no torch.
+The task of a file needs no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.hydra_app import command_line, instantiate, refuse_lists, refuse_unused
-from dlrm_sharded.commands.yamls import option_node
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task, with_optimizer
@@ -28,13 +27,9 @@ BYTES_PER_GB = 1e9
 OPTIMIZER_FILES = {"sgd": "sgd", "rowwise_adagrad": "adagrad", "adam": "adam"}
 """Files of conf/optimizer by the optimizer of the tables."""
 
-HARDWARE_HERE = (HERE, "cpu")
-"""Hardware whose ranks compute on this machine."""
-
 KEYS_OF_DATA = ("topology", "batch_size", "curve_batches", "task_out")
 """Keys that say of data what a task.json says itself."""
 
-KEYS_OF_MEASUREMENT = ("measure", "measured_ranks", "minutes", "neighbors", "table_gib")
 KEYS_OF_TRAINING = ("embedding_learning_rate", "dense_learning_rate", "clip_norm", "schedule")
 """Keys of an optimizer that change no memory and no time."""
 
@@ -44,63 +39,48 @@ class AskedTask:
     """The task that a config asks about.
 
     Args:
-        optimizer: config of the optimizer, to be instantiated by whoever has torch.
         dataset: None for the task of a file.
-        overrides: what a run needs to have the optimizer, besides the command line's own.
         note: a sentence on where the optimizer comes from; None if file and config have the same.
     """
 
     task: ShardingTask
-    optimizer: DictConfig
     dataset: Dataset | None = None
-    overrides: tuple[str, ...] = ()
     note: str | None = None
 
 
-def asked_task(cfg: DictConfig, purpose: str) -> AskedTask:
+def asked_task(cfg: DictConfig) -> AskedTask:
     """Return the task of `cfg.task` or of `cfg.data`.
 
     Raises:
         ConfigError: a value cannot be used, or an override has no effect.
         DataError: the data cannot be read.
     """
-    check_question(cfg, purpose)
+    if (cfg.task is None) == (cfg.get("data") is None):
+        raise ConfigError(
+            "name either task=task.json or data=, one of conf/data, and not both, to plan from"
+        )
+    check_effects(cfg)
     if cfg.task is None:
         return _task_of_data(cfg)
-    asked = task_of_file(cfg)
+    asked = _task_of_file(cfg)
     num_ranks = asked.task.topology.world_size
     check_batch_size(asked.task.batch_size, num_ranks, key=f"batch_size in {cfg.task}")
     return asked
 
 
-def check_question(cfg: DictConfig, purpose: str) -> None:
-    """Refuse a config that names both a file and data or none, and overrides without an effect."""
-    if (cfg.task is None) == (cfg.get("data") is None):
-        raise ConfigError(
-            f"name either task=task.json or data=, one of conf/data, and not both, to {purpose}"
-        )
-    check_effects(cfg)
-
-
 def check_effects(cfg: DictConfig) -> None:
     """Refuse overrides of the command line that cannot have an effect; the message says why."""
-    is_advice = "prices" in cfg
-    refuse_lists(*(["sharder"] if is_advice else []))
+    refuse_lists()
     reasons = dict(_unused_on_hardware(cfg))
     if OmegaConf.select(cfg, "topology.memory_gib") is not None:
         reasons["topology.memory_fraction"] = "topology.memory_gib says how much; set one of them"
     if "hardware" in cfg and cfg.get("cost_model") is None:
         reasons["journal"] = "cost_model is none, and measured runs correct the prices of a model"
         reasons["calibrate"] = "cost_model is none, and measurements adapt the prices of a model"
-    if is_advice:
-        reasons["topology.world_size"] = "ranks= has the numbers of ranks to compare"
-        reasons["topology.compute_device"] = "hardware= says what the ranks compute on"
-        if cfg.get("data") is not None:
-            reasons["num_dense"] = "the data has its own; it is for task="
-    elif cfg.get("task") is not None:
+    if cfg.get("task") is not None:
         says = f"the task is that of {cfg.task}; change it there, or name data= in its place"
         reasons |= dict.fromkeys(KEYS_OF_DATA, says)
-    if "task" in cfg and not is_advice:
+    if "task" in cfg:
         reasons["trainer"] = "nothing is trained here; dlrm-train has a trainer"
         keys = KEYS_OF_TRAINING if cfg.get("model") else (*KEYS_OF_TRAINING, "dense")
         says = "no plan and no time depends on it; dlrm-train has it"
@@ -125,19 +105,9 @@ def _unused_on_hardware(cfg: DictConfig) -> Iterator[tuple[str, str]]:
     """Yield the keys that have no effect for the hardware of a question, and why."""
     if "hardware" not in cfg:  # a run is on this machine
         return
-    named = cfg.hardware if OmegaConf.is_list(cfg.hardware) else [cfg.hardware]
-    if not any(name in HARDWARE_HERE for name in named):
+    if cfg.hardware != HERE:
         yield "journal", "runs on this machine correct the prices of hardware=here alone"
         yield "calibrate", "measurements on this machine adapt the prices of hardware=here alone"
-        if "prices" in cfg:
-            yield (
-                "cost_model",
-                "GPUs have the prices of their data sheets; hardware=cpu has a model",
-            )
-        says = f"lookups on {cfg.hardware} are priced and not measured; hardware=here measures them"
-        yield from dict.fromkeys(KEYS_OF_MEASUREMENT, says).items()
-    elif cfg.get("measured_ranks", "auto") != "auto":
-        yield "minutes", "measured_ranks says how many are measured; auto heeds the minutes"
 
 
 def check_batch_size(batch_size: Any, num_ranks: int, *, key: str = "batch_size") -> None:
@@ -179,63 +149,49 @@ def _task_of_data(cfg: DictConfig) -> AskedTask:
 
     check_count("batch_size", cfg.batch_size, least=1, most=MAX_BATCH_SIZE)
     embedding = instantiate(cfg.optimizer).embedding
-    topology = stated_topology(cfg.topology, memory_of(embedding))
+    topology = _stated_topology(cfg.topology, memory_of(embedding))
     check_batch_size(cfg.batch_size, topology.world_size)
     dataset = build_dataset(cfg)
     task = ShardingTask(dataset.tables, topology, cfg.batch_size, embedding)
     num_batches = num_curve_batches(cfg.curve_batches, task)
-    return AskedTask(with_measured_curves(task, dataset, num_batches), cfg.optimizer, dataset)
+    return AskedTask(with_measured_curves(task, dataset, num_batches), dataset)
 
 
-def task_of_file(cfg: DictConfig, *, compute_device: str | None = None) -> AskedTask:
+def _task_of_file(cfg: DictConfig) -> AskedTask:
     """Read `cfg.task`, whose optimizer counts unless the command line names one.
-
-    Args:
-        compute_device: what the ranks compute on; None for what the file says.
 
     Raises:
         ConfigError: the file does not describe a task, or its ranks cannot have the optimizer.
     """
     task = read_task(cfg.task)
-    if compute_device is not None:
-        topology = dataclasses.replace(task.topology, compute_device=compute_device)
-        task = dataclasses.replace(task, topology=topology)
     known, wanted = task.known_optimizer, cfg.optimizer.embedding
     if wanted not in STATE_BYTES:
         raise ConfigError(f"optimizer.embedding is {wanted!r}; known: {', '.join(STATE_BYTES)}")
-    stated = {
-        override.key_or_group: override.value()
-        for override in command_line()
-        if override.key_or_group.split(".")[0] == "optimizer"
-    }
-    if {"optimizer", "optimizer.embedding"} & set(stated):
+    stated = {override.key_or_group for override in command_line()}
+    if {"optimizer", "optimizer.embedding"} & stated:
         counted, note = with_optimizer(task, wanted), None
         if known != wanted:
             note = (
                 f"the optimizer of the tables is {wanted}, as the command line says: it takes "
                 f"{_memory_text(counted)}, and {cfg.task} counts {_memory_text(task)}"
             )
-        return AskedTask(counted, cfg.optimizer, note=note)
+        return AskedTask(counted, note=note)
     if known is None:
         note = (
             f"{cfg.task} counts {_memory_text(task)}, as no optimizer of a run does; runs have "
             f"optimizer.embedding={wanted} and need other memory; name theirs with optimizer="
         )
-        return AskedTask(task, cfg.optimizer, note=note)
+        return AskedTask(task, note=note)
     if reason := why_not_fused(known, task.topology.compute_device):
         raise ConfigError(f"{cfg.task} counts {_memory_text(task)}, the memory of {reason}")
     if known == wanted:
-        return AskedTask(task, cfg.optimizer)
-    name = OPTIMIZER_FILES[known]
-    node = option_node("optimizer", name)
-    for key, value in stated.items():
-        OmegaConf.update(node, key.removeprefix("optimizer."), value)
+        return AskedTask(task)
     verb = "names" if task.optimizer else f"counts {_memory_text(task)}, the memory of"
     note = (
-        f"{cfg.task} {verb} {known}, so that runs have optimizer={name}; name another with "
-        "optimizer="
+        f"{cfg.task} {verb} {known}, so that runs have optimizer={OPTIMIZER_FILES[known]}; name "
+        "another with optimizer="
     )
-    return AskedTask(task, node, overrides=(f"optimizer={name}",), note=note)
+    return AskedTask(task, note=note)
 
 
 def _memory_text(task: ShardingTask) -> str:
@@ -243,7 +199,7 @@ def _memory_text(task: ShardingTask) -> str:
     return f"{topology.bytes_per_element} B a weight and {topology.optimizer_bytes_per_row} B a row"
 
 
-def stated_topology(node: DictConfig, memory: tuple[int, int]) -> Topology:
+def _stated_topology(node: DictConfig, memory: tuple[int, int]) -> Topology:
     """Return the ranks that a config states.
 
     Args:

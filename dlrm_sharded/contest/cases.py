@@ -30,13 +30,6 @@ def plan_path(out: Path, task: str, sharder: str) -> Path:
     return out / PLANS / _file_name(task) / f"{_file_name(sharder)}.json"
 
 
-def solve_in_time(case: Case, *, limit_s: float) -> Entry:
-    """Return the entry of a case in a process of its own; one that takes longer has no plan."""
-    solved = functools.partial(solve, case, limit_s=limit_s)
-    [result] = in_processes([solved], limit_s=limit_s, num_workers=1)
-    return no_plan(case, result, limit_s=limit_s) if isinstance(result, Refusal) else result[0]
-
-
 def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: int) -> list[Entry]:
     """Return the entries of all cases, in their order, and say which of them the folder had.
 
@@ -83,7 +76,6 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
             limit_s=limit_s,
             num_workers=num_workers,
             done=done,
-            each_kind_once=True,
         )
     except OSError as error:
         raise ConfigError(f"cannot write in out = {out}: {error.strerror}") from error

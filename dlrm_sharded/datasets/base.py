@@ -7,7 +7,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 
@@ -50,19 +49,6 @@ class CachingDataset(Protocol):
 
     def cached_bytes(self, *, num_train_batches: int, num_val_batches: int, world_size: int) -> int:
         """Return the memory of the batches that one rank keeps when it has read so many."""
-
-
-@runtime_checkable
-class PerTableDataset(Protocol):
-    """A dataset that reads the ids of one table without those of the other tables."""
-
-    def table_ids(
-        self, table: str, split: Split, index: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return a table's ids in a global batch, [N], and each sample's number of ids, [B].
-
-        They are the ids that `batch` returns for a single rank.
-        """
 
 
 class BatchStream(Iterator[Batch]):

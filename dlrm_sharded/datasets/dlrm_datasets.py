@@ -13,9 +13,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -128,17 +126,6 @@ class DlrmDatasets:
             offset_per_key=[0, *torch.tensor(length_per_key).cumsum(0).tolist()],
         )
         return self._labels.batch(split, first, sparse)
-
-    def table_ids(
-        self, table: str, split: Split, index: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return a table's ids in a global batch, [N], and each sample's number of ids, [B]."""
-        names = [known.name for known in self._unprofiled]
-        table_id = self._table_ids[names.index(table)]
-        first = self._place_in_file(split, index * self.batch_size)
-        lengths = self._lengths[table_id, first : first + self.batch_size]
-        ids = self._ids(table_id, first, self.batch_size)
-        return ids.int().numpy(), lengths.int().numpy()
 
     def _place_in_file(self, split: Split, first: int) -> int:
         """Return the place in the file of a sample of a split."""

@@ -127,10 +127,10 @@ class SyntheticDataset:
                 table.name,
                 table.num_embeddings,
                 table.embedding_dim,
-                ids=torch.from_numpy(self.table_ids(table.name, "train", 0)[0]),
+                ids=torch.from_numpy(self._ids_of_first_batch(feature)),
                 num_samples=self.batch_size,
             )
-            for table in self._unprofiled
+            for table, feature in zip(self._unprofiled, self._features, strict=True)
         )
 
     def num_batches(self, split: Split) -> int:
@@ -143,16 +143,12 @@ class SyntheticDataset:
         share = (split, first, num_samples)
         return self._cache.get(share) or self._generate(share)[0]
 
-    def table_ids(
-        self, table: str, split: Split, index: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return a table's ids in a global batch, [N], and each sample's number of ids, [B]."""
-        names = [known.name for known in self._unprofiled]
-        feature, first = self._features[names.index(table)], index * self.batch_size
-        lengths = feature.lengths(split, first, self.batch_size)
+    def _ids_of_first_batch(self, feature: _Feature) -> NDArray[np.int32]:
+        """Return [N], the ids of a feature in the first global training batch."""
+        lengths = feature.lengths("train", 0, self.batch_size)
         ids = np.empty(lengths.sum(dtype=np.int64), dtype=np.int32)
-        feature.write_ids(ids, split, first, lengths)
-        return ids, lengths
+        feature.write_ids(ids, "train", 0, lengths)
+        return ids
 
     def cached_bytes(self, *, num_train_batches: int, num_val_batches: int, world_size: int) -> int:
         """Return the memory of the batches that one rank keeps when it has read so many.

@@ -9,7 +9,6 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -63,40 +62,17 @@ class Ids:
         return Ids(self.values[before:own], lengths)
 
 
-class ShardIds(Protocol):
-    """The ids that reach shards, in some batches."""
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """Tables by name."""
-
-    @property
-    def num_batches(self) -> int:
-        """Number of batches."""
-
-    def shard_ids(self, shard: Shard, batch: int) -> Ids:
-        """Return the ids of one batch that reach the shard."""
-
-    def is_row_block(self, shard: Shard) -> bool:
-        """Return whether the shard lacks rows of its table."""
-
-
 @dataclass(frozen=True, slots=True)
 class TableIds:
     """Tables by name, and batches of ids for each of them.
 
     Args:
-        batches: a batch may draw the ids of a table when they are asked for.
         num_ranks: ranks of the plans that are measured, whose replicas see their own samples.
     """
 
     tables: Mapping[str, Table]
     batches: tuple[Mapping[str, Ids], ...]
     num_ranks: int
-
-    @property
-    def num_batches(self) -> int:
-        return len(self.batches)
 
     def shard_ids(self, shard: Shard, batch: int) -> Ids:
         """Return the ids of one batch that reach the shard."""
@@ -155,7 +131,7 @@ class RankBench:
         self._bench = Bench(config, device, optimizer=optimizer, table_bytes=table_bytes)
         self._topology = Topology(1, memory_bytes=GIB, compute_device=device.type)
 
-    def measure(self, shards: Sequence[Shard], ids: ShardIds) -> StageCost:
+    def measure(self, shards: Sequence[Shard], ids: TableIds) -> StageCost:
         """Measure the computation of shards that share a rank; exchanges count as 0 ms."""
         [stages] = self.measure_all(shards, ids).cost.per_rank
         return stages.with_stages(dict.fromkeys(EXCHANGE_STAGES, 0.0))
@@ -163,7 +139,7 @@ class RankBench:
     def measure_rounds(
         self,
         ranks: Sequence[Sequence[Shard]],
-        ids: ShardIds,
+        ids: TableIds,
         *,
         rounds: int = 1,
         rng: np.random.Generator | None = None,
@@ -180,7 +156,7 @@ class RankBench:
                 measured[i].append(self.measure(ranks[i], ids) if ranks[i] else NO_COST)
         return measured
 
-    def measure_all(self, shards: Sequence[Shard], ids: ShardIds) -> MeasuredCost:
+    def measure_all(self, shards: Sequence[Shard], ids: TableIds) -> MeasuredCost:
         """Measure shards that share a rank, with their launch times and spread.
 
         Each shard becomes a table with the ids that reach it. A block of rows keeps the row-wise
@@ -205,12 +181,12 @@ class RankBench:
         )
         batches = [
             _jagged([ids.shard_ids(shard, batch) for shard in shards])
-            for batch in range(ids.num_batches)
+            for batch in range(len(ids.batches))
         ]
         return self._bench.measure(pieces, plan, batches)
 
 
-def median_stages(costs: Sequence[StageCost]) -> dict[str, float]:
+def _median_stages(costs: Sequence[StageCost]) -> dict[str, float]:
     """Return the median time of every stage of computation."""
     return {
         stage: statistics.median(cost.stage_ms(stage) for cost in costs) for stage in COMPUTE_STAGES
@@ -219,13 +195,13 @@ def median_stages(costs: Sequence[StageCost]) -> dict[str, float]:
 
 def with_measured(predicted: PlanCost, rounds: Sequence[Sequence[StageCost]]) -> PlanCost:
     """Return a predicted cost with measured computation, the median of each rank's rounds."""
-    by_rank = [median_stages(costs) for costs in rounds]
+    by_rank = [_median_stages(costs) for costs in rounds]
     return predicted.with_stages(
         {stage: [medians[stage] for medians in by_rank] for stage in COMPUTE_STAGES}
     )
 
 
-def _layout_alone(shard: Shard, ids: ShardIds) -> Layout:
+def _layout_alone(shard: Shard, ids: TableIds) -> Layout:
     """Return the layout of a shard in a job of one rank, which has the kernel of its own layout."""
     if shard.replicated:
         return Replicas(1)

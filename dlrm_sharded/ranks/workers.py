@@ -88,17 +88,15 @@ def in_processes(
     limit_s: float,
     num_workers: int,
     done: Callable[[int, T | Refusal], None] = lambda index, result: None,
-    each_kind_once: bool = False,
 ) -> list[T | Refusal]:
     """Return what functions return, each in a fork of this process, or why it does not.
 
-    Warnings of all processes are logged here, each one once.
+    Warnings of all processes are logged here, and those that differ only in their figures once.
 
     Args:
         limit_s: time of one function.
         num_workers: number of processes at once.
         done: called with the index of each function that has ended, and its result.
-        each_kind_once: whether warnings that differ in their figures alone count as one.
     """
     results: dict[int, T | Refusal] = {}
     warned: set[str] = set()
@@ -113,9 +111,9 @@ def in_processes(
             for worker in [w for w in running if w.receiver in ready or not w.left_s]:
                 results[worker.index], warnings = worker.result()
                 for kind, message in warnings:
-                    if (key := kind if each_kind_once else message) not in warned:
+                    if kind not in warned:
                         log.warning("%s", message)
-                        warned.add(key)
+                        warned.add(kind)
                 running.remove(worker)
                 worker.end()
                 done(worker.index, results[worker.index])

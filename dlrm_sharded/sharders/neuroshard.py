@@ -127,8 +127,7 @@ class NeuroShardSharder:
         if self.objective == STEP and self.context.step_model is None:
             raise ConfigError(
                 "sharder.objective is step, and nothing is known of the steps here; leave it out, "
-                "plan with dlrm-train, dlrm-simulate, dlrm-advise or dlrm-plan, or give a "
-                "SharderContext its step_model"
+                "plan with dlrm-train or dlrm-plan, or give a SharderContext its step_model"
             )
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
         check_count("sharder.seed", self.seed, least=0)

@@ -38,8 +38,6 @@ def test_a_plan_on_standard_output_is_json(folder, source):
         (("plan", "task=task.json", "out=pipe"), "cannot write pipe: nobody reads this pipe"),
         (("plan", *DATA, "out=task.json"), "would both be 'task.json'; set task_out"),
         (("plan", *DATA, "task_out=x/y.json"), "task_out is 'x/y.json', but there is no folder"),
-        (("advise", "task=task.json", "hardware=cpu", "out=-"), "out is '-', standard output"),
-        (("simulate", "task=task.json", "out=pipe"), "pipe is not a folder"),
         (("compare", "tasks=task.json", "out=pipe"), "pipe is not a folder"),
         (("compare", "tasks=task.json", "out=-"), "out is '-', standard output"),
         (("collect_costs", "out=-"), "out is '-', but more than one file is written"),

@@ -5,7 +5,6 @@ NCCL, and copies to page-locked memory; results are compared within `CLOSE`, as 
 those of three ranks, have no fixed order.
 """
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -46,7 +45,7 @@ from tests.distributed.small_model import (
 from tests.distributed.test_checkpoint import check_equal, go_on, load_into, newest, save_trained
 from tests.distributed.test_tracing import check_parts, trace_steps
 from tests.gpu.devices import NUM_CPU_RANKS, ON_GPUS, gpus, run_on
-from tests.preloaded.ranks import environment, finish_all, gathered
+from tests.preloaded.ranks import gathered
 from tests.unit.checkpoint.cases import run_state
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", ON_GPUS])
@@ -235,20 +234,3 @@ def test_a_preempted_training_goes_on(device, tmp_path):
         assert 1 <= step < 16
         assert resumed == close(whole)
     assert ends == ends[:1] * len(ends)
-
-
-@DEVICES
-def test_simulates_a_cluster(device, tmp_path):
-    """Lookups of every rank on this device, one after the other."""
-    arguments = [
-        *("data=synthetic", "data.num_train_batches=2", "data.max_rows=500"),
-        *("topology.world_size=4", "batch_size=256", "sharder=[dim,random]"),
-        *("measure.iterations=3", "measure.time_budget_s=0.1", f"out={tmp_path}"),
-    ]
-    given = gpus()[:1] if device == "cuda" else []
-    finish_all(["-m", "dlrm_sharded.commands.simulate", *arguments], [environment(given)])
-    found = json.loads((tmp_path / "simulation.json").read_text())
-    assert [run["sharder"] for run in found["sharders"]] == ["dim", "random"]
-    for run in found["sharders"]:
-        assert run["step_ms"] > 0
-        assert sum(run["ranks"].values()) == 4

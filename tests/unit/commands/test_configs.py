@@ -310,7 +310,7 @@ def test_a_plan_is_of_a_task_or_of_data():
     assert "data" not in cfg
     assert composed_config("plan", "task=task.json").task == "task.json"
     of_data = composed_config("plan", "data=rm1", "topology=h100_80gb", "topology.world_size=16")
-    assert asked_task(of_data, "plan").task.topology.intra_host_bytes_per_s == 450e9
+    assert asked_task(of_data).task.topology.intra_host_bytes_per_s == 450e9
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_plan_is_of_a_task_or_of_data():
 def test_what_a_plan_of_data_needs(override, message):
     cfg = composed_config("plan", "data=rm1", "topology.memory_gib=1", override)
     with pytest.raises(ConfigError, match=message):
-        asked_task(cfg, "plan")
+        asked_task(cfg)
 
 
 @pytest.mark.parametrize(

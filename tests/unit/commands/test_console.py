@@ -70,8 +70,6 @@ def test_compares_without_torch(tmp_path):
         ["plan", "sharder=autoshard", "out=plan.json"],
         ["plan", "sharder=torchrec", "out=plan.json"],
         ["plan", "hardware=here", "out=plan.json"],
-        ["advise", "hardware=h100"],
-        ["simulate"],
         ["train"],
         ["torchrun"],
     ],

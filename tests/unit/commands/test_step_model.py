@@ -63,15 +63,9 @@ def test_a_gpu_has_the_prior_of_its_dense_part() -> None:
     assert cluster.dense.all_reduce_ms > 0
 
 
-@pytest.mark.parametrize(
-    ("config", "override"),
-    [("simulate", "overlap=semi_sync"), ("train", "trainer.pipeline=semi_sync")],
-)
-def test_the_pipeline_is_that_of_the_steps(config: str, override: str) -> None:
-    data = ["data=synthetic", "data.max_rows=100"] if config == "train" else []
-    cfg = composed_config(
-        config, *data, override, "+sharder=neuroshard" if not data else "sharder=neuroshard"
-    )
+def test_the_pipeline_is_that_of_the_steps() -> None:
+    data = ["data=synthetic", "data.max_rows=100"]
+    cfg = composed_config("train", *data, "trainer.pipeline=semi_sync", "sharder=neuroshard")
     cfg.sharder.objective = "step"
     sharder = build_planner(cfg, H100).sharder
     assert isinstance(sharder, NeuroShardSharder)

@@ -3,15 +3,13 @@
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
-from dlrm_sharded.commands import advise_config, check_install, collect_costs, sharders
-from dlrm_sharded.commands import simulated_cluster as simulated
+from dlrm_sharded.commands import check_install, collect_costs, sharders
 from dlrm_sharded.cost.learned import shipped_cost_model, shipped_prior
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
-from tests.cuda_stand_ins import GPU, NAME, TOTAL_BYTES
+from tests.cuda_stand_ins import NAME
 from tests.unit.made_up import mlperf_task
 
 
@@ -30,12 +28,6 @@ def test_a_collection_has_a_rank_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert collect_costs.default_num_ranks() == 3
 
 
-def test_advice_for_the_gpus_here_needs_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advise_config, "device_type", lambda: "cuda")
-    with pytest.raises(ConfigError, match="hardware is here, which has GPUs; name their kind"):
-        advise_config._hardware(OmegaConf.create({"hardware": ["here"]}))
-
-
 def test_a_task_for_gpus_on_a_machine_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharders, "device_type", lambda: "cpu")
     with pytest.raises(ConfigError, match="the task is for GPUs, and this machine has none"):
@@ -46,8 +38,3 @@ def test_a_task_for_gpus_on_a_machine_without_any(monkeypatch: pytest.MonkeyPatc
 def test_a_gpu_that_nobody_calibrated_has_its_prior(model_of: Any) -> None:
     model = model_of(RunContext("cuda", Hardware(NAME)))
     assert (model.device, model.standing.kind) == ("cuda", "prior")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_simulated_rank_has_the_memory_of_the_gpu() -> None:
-    assert simulated._total_bytes(GPU) == TOTAL_BYTES
