@@ -24,7 +24,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run install sweep calibrate test check lint unit tensorboard benchmark soak docs help clean
+.PHONY: run install sweep calibrate test test-all check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.ranks.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -39,8 +39,12 @@ calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must 
 	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(if $(task),task=$(task)) $(ARGS)
 
 WORKERS ?= 2
-test: $(VENV)/installed  ## run all tests, on two workers; ARGS="tests/launch -x" WORKERS=0
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/installed  ## run the tests that take minutes in all, on two workers; ARGS="tests/launch -x" WORKERS=0
+	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(ARGS)
+
+test-all: $(VENV)/installed  ## run all tests; ARGS="-m slow" for those that `make test` leaves out
+	$(PYTEST) --hypothesis-profile=all $(ARGS)
 
 check: lint unit docs  ## run what every commit must pass
 
@@ -51,7 +55,7 @@ lint: $(VENV)/installed  ## check style, types and the direction of imports
 	$(BIN)/lint-imports --no-cache
 
 unit: $(VENV)/installed  ## run the unit and contract tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/unit tests/contract
+	$(PYTEST) -m "not slow" tests/unit tests/contract $(ARGS)
 
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
@@ -66,7 +70,7 @@ docs: $(VENV)/installed  ## the documentation's site, in site/
 	$(BIN)/zensical build --strict --clean
 
 help:  ## this list
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 $(VENV)/installed: $(REQUIREMENTS) requirements/fbgemm-gpu-shim/pyproject.toml pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -5,8 +5,10 @@ import gc
 import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -36,8 +38,12 @@ os.environ["DLRM_SHARDED_JOURNAL"] = "none"
 os.environ["DLRM_SHARDED_CALIBRATE"] = "never"
 
 # Examples take as long as the machine takes: slow is not wrong.
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
+for _name, _number in {"quick": 20, "all": 100, "soak": 500}.items():
+    settings.register_profile(_name, max_examples=_number, deadline=None)
+settings.load_profile("quick")
+
+NOT_RUN = pytest.StashKey[Counter[str]]()
+"""Number of deselected tests by folder; xdist's workers send theirs to the process above them."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,18 +52,42 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[preloaded.SHARED] = str(preloaded.start_server())
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest files, so that no worker is left with one of them at the end.
-
-    Long trials, of `make soak`, run if they are asked for.
-    """
-    if "soak" not in config.getoption("markexpr"):
-        long = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that no worker is left with one of them at the end."""
     folders = ("slurm", "launch", "e2e", "contract", "browser", "gpu", "distributed")
     place = {name: number for number, name in enumerate(folders)}
     items.sort(key=lambda item: place.get(item.path.parent.name, len(folders)))
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    found = Counter(item.path.relative_to(ROOT / "tests").parts[0] for item in items)
+    items[0].config.stash.setdefault(NOT_RUN, Counter()).update(found)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what a worker deselected; all of them deselect the same."""
+    if "not_run" in getattr(node, "workeroutput", {}):
+        node.config.stash[NOT_RUN] = Counter(node.workeroutput["not_run"])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # what is written last is at the very end
+def pytest_sessionfinish(session: pytest.Session) -> Any:
+    """End with a line on what was not run: deselected tests, and those that lack something here."""
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["not_run"] = dict(config.stash.get(NOT_RUN, Counter()))
+    result = yield
+    deselected = config.stash.get(NOT_RUN, Counter())
+    if reporter := config.pluginmanager.get_plugin("terminalreporter"):
+        skipped = reporter.stats.get("skipped", [])
+        reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+        parts = [f"{number} skipped ({reason})" for reason, number in reasons.most_common()]
+        if deselected:
+            folders = ", ".join(f"{name} {number}" for name, number in sorted(deselected.items()))
+            parts.insert(0, f"{deselected.total()} deselected ({folders}); make test-all runs all")
+        reporter.write_line(f"not run: {'; '.join(parts) or 'nothing'}")
+    return result
 
 
 def pytest_collection_finish() -> None:

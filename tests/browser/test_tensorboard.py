@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 from tests.browser.page import CHROMIUM, WIDTH, wait_for
 
 pytestmark = [
-    pytest.mark.browser,
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH"),
 ]
 

@@ -37,7 +37,10 @@ def on_two_hosts(
     return gathered(rank, (found.host, found.checkpoints_in))
 
 
-pytestmark = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts())),
+]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ from tests.hosts import on_host, why_no_hosts
 from tests.object_store import s3, web_hdfs
 from tests.preloaded.ranks import HANGS_S, free_port
 
-pytestmark = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts())),
+]
 
 
 def train_on_hosts(*folders: Path, run_dir: Path, overrides: list[str]) -> list[tuple[int, str]]:

@@ -1,7 +1,6 @@
 """Hydra's own tests of launchers, with jobs of one rank and of two."""
 
 import sys
-from typing import Any
 
 import pytest
 from hydra.core.plugins import Plugins
@@ -29,40 +28,34 @@ def preloaded_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON_EXEC", preloaded.python())
 
 
-def shapes(always: str, *more: str, first: object = "torchx") -> list[Any]:
-    """Parameters for jobs of one rank and of two; one of them is a long trial."""
-    return [
-        pytest.param(
-            first,
-            [*more, f"hydra.launcher.j={shape}", "hydra.launcher.max_parallel=2"],
-            id=shape,
-            marks=[] if shape == always else pytest.mark.soak,
-        )
-        for shape in ("1x1", "1x2")
-    ]
-
-
 def test_is_discovered():
     assert TorchXLauncher.__name__ in {
         found.__name__ for found in Plugins.instance().discover(Launcher)
     }
 
 
-@pytest.mark.parametrize(("launcher_name", "overrides"), shapes("1x2"))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher_name", "overrides"),
+    [("torchx", ["hydra.launcher.j=1x2", "hydra.launcher.max_parallel=2"])],
+)
 class TestLauncher(LauncherTestSuite):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher_name", "overrides"),
-    shapes("1x1", "hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2"),
+    [("torchx", ["hydra.launcher.j=1x1", "hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2"])],
 )
 class TestBatchedSweeper(BatchedSweeperTestSuite):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task_launcher_cfg", "extra_flags"), shapes("1x1", "-m", "hydra/launcher=torchx", first={})
+    ("task_launcher_cfg", "extra_flags"),
+    [({}, ["-m", "hydra/launcher=torchx", "hydra.launcher.j=1x1"])],
 )
 class TestIntegration(IntegrationTestSuite):
     pass

@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster, slurm_cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slow
 
 HETEROGENEOUS_JOB = """\
 #!/bin/bash

@@ -12,7 +12,7 @@ from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of
 from tests.processes import wait_until
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slow
 
 PORT = 29_433
 

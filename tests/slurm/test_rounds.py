@@ -12,7 +12,7 @@ from tests.launch.conftest import jobs_of, states_of
 from tests.processes import wait_until
 from tests.slurm.test_torchx import sweep
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slow
 
 RUNS = ["random_0", "size_1", "dim_2"]
 ROUNDS = ["hydra.launcher.rounds=2", "round_steps=4", "sharder=random,size,dim"]

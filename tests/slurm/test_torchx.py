@@ -16,7 +16,7 @@ from tests.preloaded import ROOT
 from tests.processes import wait_until
 from tests.slurm.cluster import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = pytest.mark.slow
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 COMPONENT = f"{ROOT / 'launch' / 'component.py'}:train"

@@ -7,7 +7,6 @@ python -m tests.soak resharding       other plans and numbers of ranks read the 
 python -m tests.soak cost             time of saving and loading, and the stall of the loop
 python -m tests.soak large_model      6 GB of tables on ranks that may use 4 GB each
 python -m tests.soak bad_inputs       wrong inputs of every kind end with one message
-python -m tests.soak trials           tests that take too long for every change
 
 The exit code is 1 if a promise was broken. The results are in docs/notes/reliability.md.
 """
@@ -26,7 +25,6 @@ from tests.soak import (
     interruptions,
     large_model,
     resharding,
-    trials,
 )
 
 PARTS = {
@@ -37,7 +35,6 @@ PARTS = {
     "cost": cost,
     "bad_inputs": bad_inputs,
     "large_model": large_model,
-    "trials": trials,
 }
 
 

@@ -7,7 +7,6 @@ Letters: T tables, S shards.
 """
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,7 +19,6 @@ from tests.unit.search.made_up import MODELS, model_of
 Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-9
-EXAMPLES = settings(max_examples=60, deadline=None)
 
 models = st.builds(model_of, st.sampled_from(MODELS), st.integers(0, 3))
 

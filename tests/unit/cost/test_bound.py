@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import Shard, ShardingTask, Table
@@ -96,7 +96,6 @@ def test_no_random_plan_is_cheaper(name: str, hosts: tuple[int, int]) -> None:
 
 
 @given(of=planned(), name=st.sampled_from(MODELS), seed=st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
 def test_no_plan_is_cheaper(of: Planned, name: str, seed: int) -> None:
     assert_below(model_of(name, seed), of[1], [of[0].shards])
 
@@ -132,7 +131,6 @@ def test_a_rank_may_wait_for_nothing() -> None:
 
 
 @given(of=planned(), name=st.sampled_from(MODELS), data=st.data())
-@settings(max_examples=50, deadline=None)
 def test_order_of_tables_is_nothing(of: Planned, name: str, data: st.DataObject) -> None:
     task = of[1]
     tables = tuple(data.draw(st.permutations(task.tables)))
@@ -144,7 +142,6 @@ def test_order_of_tables_is_nothing(of: Planned, name: str, data: st.DataObject)
 
 
 @given(of=planned(), name=st.sampled_from(MODELS), exponents=st.lists(st.floats(0.0, 1.2)))
-@settings(max_examples=40, deadline=None)
 def test_memory_never_costs(of: Planned, name: str, exponents: list[float]) -> None:
     """More of it, of all ranks or of one, leaves the bound or lowers it."""
     task, model = of[1], model_of(name)

@@ -32,7 +32,6 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import Table
 from tests.unit.cost.bound_lemmas import (
-    EXAMPLES,
     TOLERANCE,
     Floats,
     at_least,
@@ -100,13 +99,11 @@ def exchanges_by_rank_ms(cost: PlanCost) -> Floats:
 
 
 @given(cost=costs())
-@EXAMPLES
 def test_l1_cost_is_at_least_the_mean_over_ranks(cost: PlanCost) -> None:
     assert at_least(cost.cost_ms, by_rank_ms(cost).mean())
 
 
 @given(of=planned(), model=models)
-@EXAMPLES
 def test_l2_a_piece_computes_fastest_alone(of: Planned, model: LearnedCostModel) -> None:
     workload = workload_of_plan(*of)
     vectors = model.compute.vectors(workload)
@@ -118,7 +115,6 @@ def test_l2_a_piece_computes_fastest_alone(of: Planned, model: LearnedCostModel)
 
 
 @given(of=hosts_and_volumes(), model=communication_models())
-@EXAMPLES
 def test_l3_even_volumes_are_cheapest_in_the_mean(
     of: tuple[Hosts, Floats], model: CommunicationModel
 ) -> None:
@@ -134,7 +130,6 @@ def test_l3_even_volumes_are_cheapest_in_the_mean(
 
 
 @given(price=st.lists(st.floats(0, 1e3), min_size=6, max_size=6))
-@EXAMPLES
 def test_l4_the_least_price_per_column_bounds_every_split(price: list[float]) -> None:
     """`price[w - 1]` is that of a piece of w steps; all ways to split a table of 6 steps."""
     least = 6 * min(p / width for width, p in enumerate(price, start=1))
@@ -145,7 +140,6 @@ def test_l4_the_least_price_per_column_bounds_every_split(price: list[float]) ->
 
 
 @given(of=planned(), model=models)
-@EXAMPLES
 def test_l4_tables_cost_at_least_their_cheapest_pieces(
     of: Planned, model: LearnedCostModel
 ) -> None:
@@ -156,7 +150,6 @@ def test_l4_tables_cost_at_least_their_cheapest_pieces(
 
 
 @given(of=planned(), model=models)
-@EXAMPLES
 def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel) -> None:
     workload, hosts = workload_of_plan(*of), model.price(of[1]).hosts
     exchange = workload.exchange(for_ids=False)
@@ -172,7 +165,6 @@ def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel
 
 
 @given(of=planned(), model=models, factor=st.floats(1.0, 4.0))
-@EXAMPLES
 def test_l5_a_limit_that_a_plan_keeps_never_raises_the_mean_above_it(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
@@ -185,7 +177,6 @@ def test_l5_a_limit_that_a_plan_keeps_never_raises_the_mean_above_it(
 
 
 @given(of=planned(), model=models)
-@EXAMPLES
 def test_l6_few_ranks_cannot_do_all_the_work(of: Planned, model: LearnedCostModel) -> None:
     workload = workload_of_plan(*of)
     cost = predicted(of[0].shards, of[1], model)
@@ -195,7 +186,6 @@ def test_l6_few_ranks_cannot_do_all_the_work(of: Planned, model: LearnedCostMode
 
 
 @given(of=hosts_and_volumes(), model=communication_models())
-@EXAMPLES
 def test_l7_every_rank_pays_the_least_exchange_prices(
     of: tuple[Hosts, Floats], model: CommunicationModel
 ) -> None:
@@ -225,7 +215,6 @@ def test_l7_holds_term_by_term(ranks_per_host: int) -> None:
 
 
 @given(of=planned(), model=models)
-@EXAMPLES
 def test_l8_every_plan_pays_the_fixed_costs_of_its_kind(
     of: Planned, model: LearnedCostModel
 ) -> None:
@@ -236,7 +225,6 @@ def test_l8_every_plan_pays_the_fixed_costs_of_its_kind(
 
 
 @given(of=planned(layouts=("whole", "rows", "replicas")), model=models)
-@EXAMPLES
 def test_l10_every_rank_pays_for_all_replicas(of: Planned, model: LearnedCostModel) -> None:
     plan, task = of
     workload = workload_of_plan(plan, task)
@@ -252,7 +240,6 @@ def test_l10_every_rank_pays_for_all_replicas(of: Planned, model: LearnedCostMod
 
 
 @given(of=planned(), model=models, factor=st.floats(1.0, 2.0))
-@EXAMPLES
 def test_l11_no_plan_is_outside_the_range_of_what_its_ranks_pay(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
@@ -275,7 +262,6 @@ def test_l11_no_plan_is_outside_the_range_of_what_its_ranks_pay(
     model=models,
     factor=st.floats(1.0, 1.2),
 )
-@EXAMPLES
 def test_l12_the_largest_row_blocks_of_a_host_tell_plans_apart(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
@@ -307,13 +293,11 @@ def test_l12_is_sharp_where_two_hosts_do_the_same() -> None:
 
 
 @given(cost=costs())
-@EXAMPLES
 def test_l9_the_critical_path_is_at_least_the_cost(cost: PlanCost) -> None:
     assert at_least(cost.critical_path_ms, cost.cost_ms)
 
 
 @given(table=tables("t"), model=models)
-@EXAMPLES
 def test_all_widths_are_in_the_catalog(table: Table, model: LearnedCostModel) -> None:
     """L4 takes a minimum over the widths that plans may have: all multiples of 4 columns."""
     task = dataclasses.replace(worked_task(), tables=(table,))

@@ -18,7 +18,7 @@ from dlrm_sharded.datasets.odd_tasks import odd_task
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from tests.unit.cost.bound_lemmas import EXAMPLES, TOLERANCE, at_least, kind_of, models
+from tests.unit.cost.bound_lemmas import TOLERANCE, at_least, kind_of, models
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.cost.worked_bound import LAUNCH_MS, worked_model, worked_task
 from tests.unit.made_up import USED_ONCE, column_shards, task_of
@@ -26,7 +26,6 @@ from tests.unit.search.made_up import predicted
 
 
 @given(price=st.lists(st.floats(0, 1e3), min_size=7, max_size=7))
-@EXAMPLES
 def test_l13_whole_pieces_cost_at_least_the_cheapest_of_them(price: list[float]) -> None:
     """`price[w - 1]` is that of a piece of w steps; all ways to split a table of 7 steps."""
     least = in_whole_pieces(np.array(price), np.array([0, 7]))
@@ -73,7 +72,6 @@ def test_l15_a_table_has_one_layout() -> None:
     width=st.sampled_from([4, 8]),
     counts=st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4),
 )
-@EXAMPLES
 def test_l16_row_blocks_of_sequences_reduce_nothing(
     of: Planned, model: LearnedCostModel, width: int, counts: list[float]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dlrm_sharded import RunContext, Shard
@@ -31,11 +31,8 @@ from tests.unit.cost.plans import (
 )
 from tests.unit.made_up import USED_ONCE, in_turns, task_of
 
-many = settings(max_examples=100, deadline=None)
-
 
 @given(of=planned())
-@many
 def test_times_are_times(model: LearnedCostModel, of: Planned) -> None:
     """Finite and never negative, and nothing where there is nothing to compute."""
     cost = model.predict(*of)
@@ -49,7 +46,6 @@ def test_times_are_times(model: LearnedCostModel, of: Planned) -> None:
 
 
 @given(of=planned(), data=st.data())
-@many
 def test_a_further_shard_never_costs_less(
     model: LearnedCostModel, of: Planned, data: st.DataObject
 ) -> None:
@@ -67,7 +63,6 @@ def test_a_further_shard_never_costs_less(
 
 
 @given(of=planned(), data=st.data())
-@many
 def test_more_columns_never_cost_less(
     model: LearnedCostModel, of: Planned, data: st.DataObject
 ) -> None:
@@ -91,7 +86,6 @@ def test_more_columns_never_cost_less(
 
 
 @given(of=planned(), data=st.data(), factor=st.floats(1.0, 100.0))
-@many
 def test_more_ids_never_cost_less(
     model: LearnedCostModel, of: Planned, data: st.DataObject, factor: float
 ) -> None:
@@ -133,7 +127,6 @@ def test_more_ids_never_cost_less_where_a_step_uses_every_row(model: LearnedCost
 
 
 @given(of=planned(), data=st.data())
-@many
 def test_ranks_have_no_numbers(model: LearnedCostModel, of: Planned, data: st.DataObject) -> None:
     """Other names for the ranks: the same costs under other names, and nothing else."""
     workload, hosts = workload_of_plan(*of), model.price(of[1]).hosts
@@ -148,7 +141,6 @@ def test_ranks_have_no_numbers(model: LearnedCostModel, of: Planned, data: st.Da
 
 
 @given(of=planned(max_hosts=1, layouts=("whole", "columns")))
-@many
 def test_one_rank_has_nobody_to_talk_to(model: LearnedCostModel, of: Planned) -> None:
     workload = workload_of_plan(*of)
     on_one = dataclasses.replace(
@@ -273,7 +265,6 @@ def test_scaled_times_are_times_the_factors(model: LearnedCostModel) -> None:
 
 
 @given(planned())
-@settings(max_examples=30)
 def test_parts_sum_to_times(model: LearnedCostModel, of: Planned) -> None:
     plan, task = of
     workload = workload_of_plan(plan, task)

@@ -29,7 +29,6 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.cost.test_bound_lemmas import (
-    EXAMPLES,
     at_least,
     communication_models,
     hosts_and_volumes,
@@ -74,7 +73,6 @@ def test_bytes_count_by_direction_and_layout(kind: str) -> None:
     model=communication_models(),
     shares=st.tuples(*[st.integers(0, 2**32)] * 2),
 )
-@EXAMPLES
 def test_l18_no_price_counts_fewer_bytes_of_sequences(
     of: tuple[Hosts, Floats], model: CommunicationModel, shares: tuple[int, int]
 ) -> None:

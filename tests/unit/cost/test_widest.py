@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import DataError, PlanCost, RunContext, learned_cost_model
@@ -60,7 +60,6 @@ def test_all_ids_count_as_much_as_those_of_the_widest_shard() -> None:
 
 
 @given(of=planned(), seed=st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
 def test_time_of_a_rank_is_that_of_its_shards_beside_each_other(of: Planned, seed: int) -> None:
     compute = model_of("warps", seed).compute
     shards = workload_of_plan(*of)

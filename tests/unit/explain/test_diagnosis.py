@@ -66,7 +66,7 @@ def gain_ms(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_plan(name: str, data: st.DataObject) -> None:
     """What is said of ranks, shards and splits is what the model predicts."""
@@ -82,7 +82,7 @@ def test_any_plan(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(of=limited())
 def test_alternatives_of_any_plan_cost_less(name: str, of: Planned) -> None:
     found = diagnose(of[0], model_of(name).price(of[1]), alternatives=True)

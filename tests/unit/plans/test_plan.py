@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import ConfigError, InvalidPlanError, Table, validate
@@ -199,7 +199,6 @@ def test_rows_over_one_host() -> None:
 
 
 @given(st.integers(1, 10_000), st.integers(1, 64))
-@settings(max_examples=300)
 def test_row_blocks_tile(rows: int, blocks: int) -> None:
     found = row_blocks(rows, blocks)
     assert found[0][0] == 0

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
@@ -73,7 +73,6 @@ def tasks_with_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
 
 
 @given(tasks_with_plans())
-@settings(max_examples=500, deadline=None)
 def test_accepts_only_exact_tilings_that_fit(drawn: tuple[ShardingTask, ShardingPlan]) -> None:
     task, plan = drawn
     try:
@@ -96,7 +95,6 @@ def test_accepts_only_exact_tilings_that_fit(drawn: tuple[ShardingTask, Sharding
 
 
 @given(tasks(), st.data())
-@settings(max_examples=150, deadline=None)
 def test_refuses_no_proper_column_split(task: ShardingTask, data: st.DataObject) -> None:
     """Columns cut anywhere at multiples of 4, each part on a rank of its own, fit ample memory."""
     ample, shards = with_memory(task, 10**9), []

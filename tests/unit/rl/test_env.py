@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -132,7 +132,6 @@ def episodes(draw: st.DrawFn) -> tuple[TaskTensors, int]:
     return sized(sizes, capacity), draw(st.integers(0, 2**32))
 
 
-@settings(max_examples=150, deadline=None)
 @given(episodes())
 def test_a_rank_overflows_in_marked_episodes_alone(case: tuple[TaskTensors, int]) -> None:
     inputs, seed = case

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from dlrm_sharded import Constraints, ShardingPlan, Table, Topology, validate
@@ -72,7 +72,6 @@ def assert_kept(plan: ShardingPlan, task: ShardingTask, keys: Keys) -> None:
 
 
 @given(case=constrained(), model=st.sampled_from(MODELS), seed=st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
 def test_kept_or_refused(case: tuple[ShardingTask, Keys], model: str, seed: int) -> None:
     task, keys = case
     before = repr(task), repr(keys)

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, Table
@@ -88,7 +88,6 @@ def again(state: State) -> State:
 
 
 @given(problem=problems(), some=changes, more=changes)
-@settings(max_examples=120, deadline=None)
 def test_books_do_not_depend_on_the_way(
     problem: Problem, some: list[tuple[int, ...]], more: list[tuple[int, ...]]
 ) -> None:
@@ -113,7 +112,6 @@ def test_books_do_not_depend_on_the_way(
 
 
 @given(problem=problems(), some=changes)
-@settings(max_examples=40, deadline=None)
 def test_other_prices_of_the_same_pieces(problem: Problem, some: list[tuple[int, ...]]) -> None:
     state = State(problem)
     for step in some:

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import ConfigError, InfeasibleTaskError, Sharder, ShardingTask, Table, validate
@@ -32,7 +32,6 @@ def packs_size_first(task: ShardingTask) -> bool:
 
 
 @given(packed_tasks(st.floats(0.2, 2.5), most_tables=12), st.integers(0, 5))
-@settings(max_examples=400, deadline=None)
 def test_valid_plan_or_clear_error(task: ShardingTask, seed: int) -> None:
     for sharder in sharders(seed):
         try:

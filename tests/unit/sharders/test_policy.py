@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import PlanCost, ShardingTask, StageCost, validate
@@ -132,7 +132,6 @@ def test_plans_all_that_is_feasible(policy: Policy, mixed_tasks: list[BenchmarkT
 
 @each_policy
 @given(task=packed_tasks(st.floats(0.8, 2.0), rows=st.integers(1, 20) | st.integers(1000, 5000)))
-@settings(max_examples=100, deadline=None)
 def test_valid_plan_or_clear_error(policy: Policy, task: ShardingTask) -> None:
     try:
         plan = sharder(policy).shard(task)
@@ -152,7 +151,6 @@ def test_valid_plan_or_clear_error(policy: Policy, task: ShardingTask) -> None:
     shapes=st.lists(st.tuples(st.integers(2000, 9000), st.integers(1, 32)), min_size=1, max_size=8),
     world_size=st.integers(1, 6),
 )
-@settings(max_examples=50, deadline=None)
 def test_equal_ranks_can_be_filled(
     policy: Policy, shapes: list[tuple[int, int]], world_size: int
 ) -> None:

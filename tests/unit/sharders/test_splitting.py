@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import ShardingPlan, ShardingTask, validate
@@ -53,7 +53,6 @@ def ample(task: ShardingTask) -> ShardingTask:
 
 
 @given(any_splittings(), st.data())
-@settings(max_examples=150, deadline=None)
 def test_any_placement_is_a_plan(splitting: Splitting, data: st.DataObject) -> None:
     """That TorchRec trains; and one that fits, where the pieces do."""
     task = splitting.task
@@ -84,7 +83,6 @@ def test_any_placement_is_a_plan(splitting: Splitting, data: st.DataObject) -> N
 
 
 @given(any_splittings())
-@settings(max_examples=100, deadline=None)
 def test_pieces_are_tables(splitting: Splitting) -> None:
     pieces = iter(splitting.pieces)
     for table, parts in zip(splitting.task.tables, splitting.num_pieces, strict=True):
@@ -112,7 +110,6 @@ def test_pieces_have_the_optimizer_state_of_their_tables() -> None:
 
 
 @given(tasks)
-@settings(max_examples=100, deadline=None)
 def test_splittings_become_finer(task: ShardingTask) -> None:
     """Tables that fit a rank are whole at first; rows are split for want of any other way."""
     topology = task.topology
@@ -181,7 +178,6 @@ def test_whole_tables_are_as_they_were() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 2048), st.integers(0, 3), st.data())
-@settings(max_examples=60, deadline=None)
 def test_no_shard_is_too_wide_for_a_gpu(
     world_size: int, steps: int, finer: int, data: st.DataObject
 ) -> None:
