@@ -36,14 +36,16 @@ from dlrm_sharded.contest.report import Setting, write_report
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
-from dlrm_sharded.files.json_files import folder_to_write, read_json_object, write_json
+from dlrm_sharded.files.json_files import folder_to_write, write_json
 from dlrm_sharded.files.line_file import locked
 from dlrm_sharded.plans.task import ShardingTask, read_task
 from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.sharders.planning import Planner
 
 CONFIG = "compare"
-MANIFEST = "tasks.json"
+SET_MANIFEST = "tasks.json"
+"""File of version 0.2 beside the tasks of a set."""
+
 FORMATS = ("csv", "parquet")
 
 log = logging.getLogger("dlrm_sharded.compare")
@@ -137,11 +139,8 @@ def _tasks(cfg: DictConfig) -> Named:
         return {f"task_{i:03d}": (one.task, one.kind) for i, one in enumerate(found)}
     if cfg.num is not None:
         raise ConfigError(f"num={cfg.num} has no effect: it is of a task_set, not of tasks=")
-    paths = task_files(str(cfg.tasks))
-    kinds = {folder: kinds_of(folder) for folder in dict.fromkeys(path.parent for path in paths)}
     return {
-        name: (read_task(path), kinds[path.parent].get(path.name, ""))
-        for name, path in task_names(paths).items()
+        name: (read_task(path), "") for name, path in task_names(task_files(str(cfg.tasks))).items()
     }
 
 
@@ -149,11 +148,11 @@ def task_files(pattern: str) -> list[Path]:
     """Return the files of a folder or of a pattern, in order; ConfigError if there are none."""
     wanted = os.path.join(glob.escape(pattern), "task*.json") if Path(pattern).is_dir() else pattern  # noqa: PTH118
     found = [Path(path) for path in sorted(glob.glob(wanted, recursive=True))]  # noqa: PTH207
-    paths = [path for path in found if path.name != MANIFEST]
+    paths = [path for path in found if path.name != SET_MANIFEST]
     if not paths:
         raise ConfigError(
-            f"tasks is {pattern!r}, and no task is there: it must be a folder with task*.json, "
-            "such as dlrm-make-tasks writes, or a pattern of files"
+            f"tasks is {pattern!r}, and no task is there: it must be a folder with task*.json "
+            "or a pattern of files"
         )
     return paths
 
@@ -174,13 +173,6 @@ def task_names(paths: Sequence[Path]) -> dict[str, Path]:
         twice = [str(path) for path, stem in zip(paths, stems, strict=True) if stem == name]
         raise ConfigError(f"{' and '.join(twice)} are both named {name!r}; rename one of them")
     return dict(zip(stems, paths, strict=True))
-
-
-def kinds_of(folder: Path) -> dict[str, str]:
-    """Return the kinds of the tasks of a folder by their files, as dlrm-make-tasks wrote them."""
-    path = folder / MANIFEST
-    kinds = read_json_object(path, noun="tasks").get("kinds") if path.exists() else {}
-    return {str(name): str(kind) for name, kind in kinds.items()} if isinstance(kinds, dict) else {}
 
 
 def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Named) -> list[Case]:

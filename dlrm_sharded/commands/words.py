@@ -20,7 +20,6 @@ def read_words(
     keys: Keys,
     *,
     names: str | None = None,
-    choices: tuple[str, ...] = (),
     arguments: Sequence[str] | None = None,
 ) -> SimpleNamespace:
     """Return the values of all keys, and the words that are no `key=value` as `names`.
@@ -28,7 +27,6 @@ def read_words(
     Args:
         usage: what --help prints.
         names: what the other words name; None if there are none.
-        choices: the words that are known; all are if this is empty.
         arguments: None for those of the command line.
 
     Raises:
@@ -55,8 +53,8 @@ def read_words(
         if text != "null":
             found[key] = _value(key, text, keys[key][0])
     for word in words:
-        if names is None or (choices and word not in choices):
-            known = ", ".join(choices or keys) or "none"
+        if names is None:
+            known = ", ".join(keys) or "none"
             raise ConfigError(f"{word!r} has no effect here; known: {known}")
     if names is not None and not words:
         raise ConfigError(f"name {names}; --help shows how")

@@ -128,7 +128,7 @@ def _measured(
     if fullest > MEMORY_SHARE * available_host_bytes():
         raise ConfigError(
             f"a rank has {fullest:,} B of tables, more than half of this machine's memory; measure "
-            "smaller tasks, such as those of `dlrm-make-tasks measured`"
+            "smaller tasks, such as those of task_set=measured"
         )
     torch.set_num_threads(1)
     config = MeasureConfig(

@@ -52,24 +52,6 @@ def draw(
     return draw_tables(pool, num_tables=num_tables, dims=dims, seed=int(rng.integers(2**32)))
 
 
-def with_max_dim(found: BenchmarkTask, max_dim: int, *, seed: int) -> BenchmarkTask:
-    """Return a task whose wider tables get widths that are drawn from those of the papers.
-
-    Tables with one of `PAPER_DIMS`, each as likely, become tables with each of those up to
-    `max_dim` as likely, as if these had been drawn.
-    """
-    dims = [dim for dim in PAPER_DIMS if dim <= max_dim]
-    rng = np.random.default_rng(seed)
-    drawn = rng.choice(dims, size=len(found.task.tables)).tolist()
-    tables = tuple(
-        table
-        if table.embedding_dim <= max_dim
-        else dataclasses.replace(table, embedding_dim=drawn[place])
-        for place, table in enumerate(found.task.tables)
-    )
-    return BenchmarkTask(found.kind, dataclasses.replace(found.task, tables=tables))
-
-
 def num_bytes(tables: Sequence[Table]) -> int:
     """Return the bytes of the weights, as `Topology` counts them by default."""
     return sum(4 * table.num_embeddings * table.embedding_dim for table in tables)

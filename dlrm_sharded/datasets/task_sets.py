@@ -44,7 +44,7 @@ from dlrm_sharded.datasets.presets import (
     rm3,
     t510,
 )
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB, ShardingTask
 
 SCALE_SIZES = ((400, 32), (1000, 128), (10_000, 1024))
 """Numbers of tables and of ranks of `scale_tasks`."""
@@ -62,11 +62,6 @@ MEASURED_MAX_IDS = 100.0
 MEASURED_RANK_BYTES = 3 * GIB
 MEASURED_MEMORY_USE = (0.6, 0.9)
 MEASURED_MAX_TABLE_SHARE = 0.75
-
-TRAINED_MAX_IDS = 100.0
-TRAINED_MEMORY_USE = (0.2, 0.6)
-TRAINED_MAX_TABLE_SHARE = 0.3
-TRAINED_BATCH_SIZES = (1024, 2048, 4096)
 
 PUBLISHED_MODELS: dict[str, Callable[[], Tables]] = {
     "embedding_demo": embedding_demo,
@@ -134,9 +129,7 @@ def production_tasks(seed: int = 0, *, num: int = 1) -> list[BenchmarkTask]:
     return tasks
 
 
-def measured_tasks(
-    seed: int = 0, *, num: int = 40, world_size: int = MEASURED_WORLD_SIZE
-) -> list[BenchmarkTask]:
+def measured_tasks(seed: int = 0, *, num: int = 40) -> list[BenchmarkTask]:
     """Return tasks with 10 to 40 tables on a few ranks, small enough to measure on a laptop.
 
     The tables of the papers are cut to at most 100 ids per sample and 3 GiB per rank. They take 60
@@ -148,34 +141,16 @@ def measured_tasks(
         rng = np.random.default_rng([seed, number])
         tables = draw(pool, int(rng.integers(10, 41)), rng)
         memory_use = rng.uniform(*MEASURED_MEMORY_USE)
-        max_bytes = int(memory_use * world_size * MEASURED_RANK_BYTES)
+        max_bytes = int(memory_use * MEASURED_WORLD_SIZE * MEASURED_RANK_BYTES)
         task = _fitted_task(
             _cut(tables, max_ids=MEASURED_MAX_IDS, max_bytes=max_bytes),
-            world_size,
+            MEASURED_WORLD_SIZE,
             MEASURED_BATCH_SIZE,
             memory_use,
             MEASURED_MAX_TABLE_SHARE,
         )
         tasks.append(BenchmarkTask("measured", task))
     return tasks
-
-
-def trained_task(number: int, topology: Topology, *, seed: int = 0) -> ShardingTask:
-    """Return a task with 6 to 40 tables that a few CPU ranks train in a fraction of a second.
-
-    The tables are cut to at most 100 ids per sample, and take 20 to 60 % of the memory at most.
-    """
-    rng = np.random.default_rng([seed, number])
-    tables = draw(dlrm_datasets_pool(), int(rng.integers(6, 41)), rng)
-    max_ids = rng.uniform(TRAINED_MAX_IDS / 5, TRAINED_MAX_IDS)
-    max_bytes = rng.uniform(*TRAINED_MEMORY_USE) * topology.world_size * topology.memory_bytes
-    tables = _cut(tables, max_ids=max_ids, max_bytes=max_bytes)
-    largest_bytes = TRAINED_MAX_TABLE_SHARE * topology.memory_bytes
-    tables = tuple(
-        with_rows(table, min(table.num_embeddings, largest_bytes / (4 * table.embedding_dim)))
-        for table in tables
-    )
-    return ShardingTask(tables, topology, int(rng.choice(TRAINED_BATCH_SIZES)))
 
 
 def models_tasks(
@@ -214,12 +189,6 @@ TASK_SETS: dict[str, Callable[..., list[BenchmarkTask]]] = {
     "neuroshard_table_3": production_tasks,
 }
 """Functions by name of the set; all take a seed and, by keyword, the number of tasks `num`."""
-
-
-def scaling_task(num_tables: int, world_size: int, *, seed: int = 0) -> ShardingTask:
-    """Return a task of any size like those of the set `scale_whole`."""
-    rng = np.random.default_rng([seed, num_tables])
-    return _scaling_task(num_tables, world_size, rng, SCALE_MAX_TABLE_SHARE)
 
 
 def _scaling_task(

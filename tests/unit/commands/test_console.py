@@ -52,11 +52,6 @@ def test_plans_without_torch(sharder, tmp_path):
     assert (tmp_path / "plan.json").exists()
 
 
-def test_makes_tasks_without_torch(tmp_path):
-    done = run(tmp_path, "make_tasks", "models", "num=1", "out=tasks")
-    assert done.returncode == 0, done.stderr
-
-
 def test_compares_without_torch(tmp_path):
     words = [write_task(tmp_path).replace("task=", "tasks="), "sharders=[neuroshard,dim]"]
     done = run(tmp_path, "compare", *words, "out=out")

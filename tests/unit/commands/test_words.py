@@ -38,11 +38,6 @@ def test_what_is_refused(monkeypatch, words, message):
     assert str(raised.value).startswith(message)
 
 
-def test_other_words_than_the_choices(monkeypatch):
-    with pytest.raises(ConfigError, match=r"^'runs' has no effect here; known: a, b"):
-        read(monkeypatch, "runs", choices=("a", "b"))
-
-
 def test_help(monkeypatch, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         read(monkeypatch, "--help")

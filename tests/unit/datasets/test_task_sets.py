@@ -1,11 +1,9 @@
 """Task sets are what they say, whatever the seed, and a longer one begins with a shorter one."""
 
-import json
 from collections import Counter
 
 import pytest
 
-from dlrm_sharded.commands import make_tasks
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS, feasibility_tasks
 from dlrm_sharded.datasets.paper_tables import (
@@ -22,7 +20,7 @@ from dlrm_sharded.datasets.task_sets import (
     production_tasks,
     scale_tasks,
 )
-from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
+from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.heuristics import GreedySharder
 
@@ -158,57 +156,3 @@ def test_tasks_of_the_other_papers():
     topology = found.task.topology
     assert (len(found.task.tables), topology.world_size, topology.ranks_per_host) == (1000, 128, 8)
     assert memory_use(found.task) == pytest.approx(0.7, rel=1e-3)
-
-
-def test_the_script_makes_tasks_for_gpus(tmp_path, run_command):
-    out = tmp_path / "tasks"
-    gpu, narrow = ("hardware=h100", "num=3"), "max_dim=32"
-    assert run_command(make_tasks.main, "paper", f"out={out}", *gpu, narrow).returncode == 0
-    for number, drawn in enumerate(paper_tasks(num=3)):
-        task = read_task(out / f"task_{number:03d}.json")
-        topology = task.topology
-        assert topology.compute_device == "cuda"
-        assert topology.memory_bytes == int(0.7 * 80 * GIB)
-        assert (topology.intra_host_bytes_per_s, topology.inter_host_bytes_per_s) == (450e9, 50e9)
-        for table, before in zip(task.tables, drawn.task.tables, strict=True):
-            assert table.embedding_dim <= 32
-            if before.embedding_dim <= 32:
-                assert table == before
-        assert any(table.embedding_dim < 32 for table in task.tables)
-    made_from = json.loads((out / "tasks.json").read_text())
-    assert (made_from["hardware"], made_from["max_dim"]) == ("h100", 32)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("hardware=h1000",), "hardware is 'h1000'; known are"),
-        (("hardware=h100", "memory_gib=81"), "has 80 GiB"),
-        (("hardware=h100", "memory_gib=0"), "memory_gib is 0"),
-        (("memory_gib=4",), "name one: hardware="),
-        (("max_dim=2",), "max_dim is 2"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_the_script_refuses(words, message, tmp_path, run_command):
-    done = run_command(make_tasks.main, "paper", f"out={tmp_path / 'x'}", "num=1", *words)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-def test_script_writes_the_tasks(tmp_path, run_command):
-    out = tmp_path / "tasks"
-    words = ("feasibility", f"out={out}", "num=12", "seed=3")
-    assert run_command(make_tasks.main, *words).returncode == 0
-    expected = FEASIBILITY[:12]
-    names = [f"task_{number:03d}.json" for number in range(12)]
-    assert [read_task(out / name) for name in names] == [benchmark.task for benchmark in expected]
-    manifest = json.loads((out / "tasks.json").read_text())
-    assert manifest["kinds"] == {n: t.kind for n, t in zip(names, expected, strict=True)}
-    for refused, message in (
-        (words, "has tasks already"),
-        (("paper", f"out={tmp_path / 'x'}", "num=0"), "num is 0"),
-    ):
-        done = run_command(make_tasks.main, *refused)
-        assert done.returncode == 2
-        assert message in done.stderr
