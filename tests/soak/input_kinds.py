@@ -26,7 +26,6 @@ MAX_SHOWN = MAX_MESSAGE + 200
 """Longest message that counts as clear, with its notes on what was left out."""
 
 RIGHT, CLEAR, TRACEBACK, HANG = "right answer", "clear error", "traceback", "hang"
-OUTCOMES = (RIGHT, CLEAR, TRACEBACK, HANG)
 GOOD = (RIGHT, CLEAR)
 
 
@@ -39,17 +38,15 @@ class Kind:
         read: reads one with an empty folder at hand; raises an error, or AssertionError if what
             was read is wrong.
         limit_s: time after which reading counts as a hang.
-        weight: how many inputs are tried, relative to other kinds.
     """
 
     inputs: Callable[[], st.SearchStrategy[Any]]
     read: Callable[[Any, Path], None]
     limit_s: float = 60.0
-    weight: int = 8
 
 
 KINDS: dict[str, Kind] = {
-    "overrides": Kind(readers.overrides, readers.read_overrides, weight=2),
+    "overrides": Kind(readers.overrides, readers.read_overrides),
     "task": Kind(readers.tasks, readers.read_task_file),
     "plan": Kind(readers.plans, readers.read_plan_file),
     "criteo": Kind(readers.criteo_files, readers.read_criteo),
@@ -63,7 +60,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of reading an input: one of `OUTCOMES`, and the message or the traceback."""
+    """The outcome of reading an input: one of the four, and the message or the traceback."""
 
     name: str
     text: str = ""

@@ -1,13 +1,12 @@
 """The parts of the soak tests that need no run: comparisons, tables and random plans."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dlrm_sharded.runs.event_file import EventFile
-from tests.soak import cost, interruptions, outcomes, random_plans
+from tests.soak import interruptions, outcomes, random_plans
 
 
 def events(folder: Path, losses: dict[int, float], *, again: int | None = None) -> Path:
@@ -69,7 +68,3 @@ def test_random_plans_are_valid_and_repeatable(world_size):
     found = {layout for plan in some for layout in random_plans.layouts(plan)}
     assert {"columns", "several columns on a rank", "whole tables"} <= found
     assert ("rows" in found) == (world_size > 1)
-
-
-def test_name_of_a_disk(tmp_path):
-    assert re.fullmatch(r"disk \S+ with \S+", cost.disk_of(tmp_path))
