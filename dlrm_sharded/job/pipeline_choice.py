@@ -105,7 +105,7 @@ def _candidates(default: str, plan: ShardingPlan) -> Iterator[str]:
         if pipeline.num_batches > PIPELINES[default].num_batches:
             continue
         try:
-            check_pipeline(name, plan)
+            check_pipeline(name, plan, "cuda")
         except ConfigError:
             continue
         yield name

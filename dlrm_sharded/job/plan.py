@@ -52,7 +52,7 @@ def plan(prepared: Prepared) -> Planned:
     settings = prepared.settings
     sharding_plan, report = patiently_on_rank_zero(lambda: _plan(prepared))
     pipeline = pipeline_name(settings.trainer.pipeline, prepared.rank.device.type)
-    check_pipeline(pipeline, sharding_plan)
+    check_pipeline(pipeline, sharding_plan, prepared.rank.device.type)
     memory = check_memory(
         sharding_plan,
         prepared.task,

@@ -24,7 +24,6 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name
-from dlrm_sharded.training.host_streams import on_host, without_streams
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
 
 CLASSES = {
@@ -53,13 +52,17 @@ def set_schedule_step(scheduler: LRScheduler, step: int) -> None:
         scheduler.step()
 
 
-def check_pipeline(name: str, plan: ShardingPlan) -> None:
+def check_pipeline(name: str, plan: ShardingPlan, device_type: str) -> None:
     """Refuse a pipeline that is not installed, or that would not train a plan's tables rightly.
 
     Raises:
         ConfigError: says which pipeline trains the plan, or which TorchRec has the pipeline.
     """
     _class_of(name)
+    if name in NEED_STREAMS and device_type == "cpu":
+        raise ConfigError(
+            f"trainer.pipeline={name} needs the streams of a GPU; take base or sparse_dist on a CPU"
+        )
     if PIPELINES[name].next_lookup and any(shard.replicated for shard in plan.shards):
         raise ConfigError(
             f"trainer.pipeline={name} looks the next vectors up beside the optimizer, which "
@@ -96,8 +99,6 @@ def make_pipeline(
             "model.dense_graph overwrites their gradients; take sparse_dist"
         )
     make = _class_of(name)
-    if name in NEED_STREAMS and device.type == "cpu":
-        make = on_host(make)
     if PIPELINES[name].next_lookup:
         make = _with_current_rates(make)
     options = {"start_batch": num_synchronous} if name == "semi_sync" else {}
@@ -143,10 +144,9 @@ def settle(name: str, pipeline: Steps, device: torch.device, step: int) -> None:
     ahead: Any = pipeline
     set_fused_steps(ahead._model, step)  # the lookup has counted the next step
     ahead._optimizer.zero_grad()  # tables get the learning rate of the next step
-    with without_streams():
-        ahead.start_sparse_data_dist(batches[0], ahead.contexts[0])
-        ahead.wait_sparse_data_dist(ahead.contexts[0])
-        ahead.start_embedding_lookup(batches[0], ahead.contexts[0])
+    ahead.start_sparse_data_dist(batches[0], ahead.contexts[0])
+    ahead.wait_sparse_data_dist(ahead.contexts[0])
+    ahead.start_embedding_lookup(batches[0], ahead.contexts[0])
 
 
 def _wait_for_updates(pipeline: Steps, device: torch.device) -> None:

@@ -23,6 +23,7 @@ from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training.pipeline import check_pipeline, evaluate, make_pipeline
+from tests.cuda import streams_on
 from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered
 
@@ -90,7 +91,7 @@ def pipelines_for(kind: str) -> list[str]:
 
 def _accepts(pipeline: str, plan: ShardingPlan) -> bool:
     try:
-        check_pipeline(pipeline, plan)
+        check_pipeline(pipeline, plan, "cuda")
     except ConfigError:
         return False
     return True
@@ -212,11 +213,12 @@ def train_and_evaluate(
         options: of `make_sharded`.
     """
     sharded, optimizer = make_sharded(rank, kind, "sgd", **options)
-    steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
-    batches = iter(shares)
-    losses = [steps.progress(batches)[0]]
-    evaluate(sharded, steps, shares, rank.device)
-    losses += [steps.progress(batches)[0] for _ in shares[1:]]
+    with streams_on(rank.device):
+        steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
+        batches = iter(shares)
+        losses = [steps.progress(batches)[0]]
+        evaluate(sharded, steps, shares, rank.device)
+        losses += [steps.progress(batches)[0] for _ in shares[1:]]
     return [float(loss) for loss in losses]
 
 

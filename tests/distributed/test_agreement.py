@@ -19,6 +19,8 @@ from dlrm_sharded.ranks.distributed import Rank, with_memory_of_all_ranks
 from dlrm_sharded.ranks.job_store import wait_for_all_ranks
 from tests.preloaded.ranks import gathered, run_ranks
 
+pytestmark = pytest.mark.slow
+
 WORLD_SIZE = 2
 RunOnZero = Callable[[Callable[[], Any]], Any]
 

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from dlrm_sharded.calibration.collect import CollectConfig
 from dlrm_sharded.calibration.schedule import schedule
 from dlrm_sharded.cost.codecs import CodecTimes
@@ -21,6 +23,7 @@ from tests import preloaded
 from tests.e2e.runs import LAUNCHERS, environment
 from tests.unit.made_up import tables_of, task_of
 
+pytestmark = pytest.mark.slow
 NUM_SAMPLES = 10
 TINY = [
     f"collect.num_samples={NUM_SAMPLES}",

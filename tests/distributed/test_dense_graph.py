@@ -18,6 +18,8 @@ from tests.distributed.small_model import (
 )
 from tests.preloaded.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("rows_and_columns", "replicas_and_others")
 
 

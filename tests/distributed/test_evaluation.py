@@ -3,12 +3,14 @@
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluator
 from tests.preloaded.ranks import gathered, run_ranks
 
+pytestmark = pytest.mark.slow
 LOGITS = torch.tensor([-2.0, 0.5, -1.0, 0.25, 1.5, -0.5, 2.0, 1.0])
 LABELS = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0])
 """The first half, which is the share of rank 0 of 2, has one class only."""

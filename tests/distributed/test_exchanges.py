@@ -17,6 +17,8 @@ from tests.distributed.small_model import all_shards, make_sharded, trained_logi
 from tests.distributed.test_sharded_equals_unsharded import initial_tables, train_unsharded
 from tests.preloaded.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 NUM_SAMPLES = 8
 """Samples of a rank: rows of int8 have 32 numbers, and shards are 4 columns wide or more."""
 

@@ -14,6 +14,8 @@ from dlrm_sharded.ranks.distributed import Rank
 from tests.first_starts import count_measurements
 from tests.preloaded.ranks import gathered, run_ranks
 
+pytestmark = pytest.mark.slow
+
 TABLES = (Table("a", 5000, 16, 3.0), Table("b", 400, 8, 5.5), Table("c", 70_000, 64, 2.0))
 
 

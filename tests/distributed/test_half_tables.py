@@ -27,6 +27,8 @@ from tests.distributed.test_sharded_equals_unsharded import initial_tables
 from tests.preloaded.ranks import run_ranks
 from tests.unit.checkpoint.cases import write
 
+pytestmark = pytest.mark.slow
+
 HALF = ("a", "c")
 """Tables in fp16, beside one in fp32."""
 

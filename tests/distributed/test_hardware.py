@@ -1,8 +1,12 @@
 """The hardware that the ranks of a job detect together."""
 
+import pytest
+
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.ranks.distributed import Rank
 from tests.preloaded.ranks import gathered, run_ranks
+
+pytestmark = pytest.mark.slow
 
 
 def detected(rank: Rank) -> list[list[float]]:

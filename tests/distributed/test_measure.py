@@ -1,7 +1,6 @@
 """Measuring gives the stages of every rank and leaves the model as it was."""
 
 import inspect
-import types
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.measuring import measure as measure_module
-from dlrm_sharded.measuring import stage_clock
 from dlrm_sharded.measuring.bench import Bench
 from dlrm_sharded.measuring.measure import MeasureConfig, measure
 from dlrm_sharded.model.dlrm import dlrm
@@ -23,7 +20,6 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.ranks import launch_clock
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
     NUM_STEPS,
@@ -132,7 +128,11 @@ def measure_replicas(rank: Rank, kind: str, embedding: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("world_size", "kind", "embedding"),
-    [(1, "replicas", "sgd"), (2, "replicas_and_others", "rowwise_adagrad"), (3, "replicas", "sgd")],
+    [
+        pytest.param(1, "replicas", "sgd", marks=pytest.mark.slow),
+        (2, "replicas_and_others", "rowwise_adagrad"),
+        pytest.param(3, "replicas", "sgd", marks=pytest.mark.slow),
+    ],
 )
 def test_measures_the_all_reduce_of_replicas(world_size, kind, embedding):
     """All of them take part once an iteration, and training goes on as if nothing was measured."""
@@ -157,70 +157,6 @@ def test_measures_and_leaves_the_model_alone():
         assert all(ms > 0 for ms in cost.values())
     assert set(result["spread"]) == {"input_dist", *STAGES}
     assert (result["launch_ms"], result["host_ms"]) == ({}, 0.0)
-
-
-def measure_on_fake_gpus(rank: Rank) -> dict[str, Any]:
-    """Measure as on GPUs, which write down what they are told and compute nothing."""
-    calls: list[Any] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            pass
-
-        def record(self) -> None:
-            calls.append("event")
-
-        def query(self) -> bool:
-            return rank.rank == 1  # this rank's sleeps are over too early
-
-        def elapsed_time(self, end: "Event") -> float:
-            return 2.0 + rank.rank
-
-    class FakeClock(stage_clock.StageClock):
-        def __init__(self, device: torch.device, group: Any) -> None:
-            super().__init__(torch.device("cuda", rank.rank), group)
-            self._device = device  # from here on, tensors are real
-
-        def timed(self, name: str, work: Any, **waits: bool) -> Any:
-            calls.append(name)
-            return super().timed(name, work, **waits)
-
-    launch_clock.torch = types.SimpleNamespace(  # type: ignore[attr-defined]
-        cuda=types.SimpleNamespace(
-            Event=Event,
-            _sleep=lambda cycles: calls.append(cycles),
-            synchronize=lambda: None,
-        )
-    )
-    stage_clock.torch = types.SimpleNamespace(  # type: ignore[attr-defined]
-        zeros=lambda size, device: torch.zeros(size),
-        tensor=torch.tensor,
-        float64=torch.float64,
-    )
-    rate = types.SimpleNamespace(cycles_per_ms=1e6, measure=lambda: None)
-    launch_clock._sleep_rate = lambda device: rate  # type: ignore[assignment]
-    measure_module.StageClock = FakeClock  # type: ignore[misc]
-    result = measure_plan(rank)
-    return {**result, "calls": gathered(rank, calls)}
-
-
-def test_stages_on_gpus_are_behind_sleeps_that_are_alike():
-    result = run_ranks(measure_on_fake_gpus, 2)
-    calls, *others = result["calls"]
-    assert others == [calls]
-    sleeps = [call for call in calls if isinstance(call, int)]
-    in_order = ["sleep" if isinstance(call, int) else call for call in calls]
-    iterations = [
-        ["input_dist", *(call for stage in STAGES for call in (stage, "sleep", "event", "event"))]
-    ] * (ITERATIONS + MeasureConfig().warmup)
-    assert in_order == [call for iteration in iterations for call in iteration]
-    assert min(sleeps) >= 1e6 * launch_clock.MIN_SLEEP_MS
-    assert set(result["launch_ms"]) == set(result["exposed"]) == set(STAGES)
-    assert min(result["launch_ms"].values()) > 0
-    assert result["host_ms"] > 0
-    for number, cost in enumerate(result["per_rank"]):
-        assert cost == {f"{stage}_ms": 2.0 + number for stage in STAGES}
-    assert result["changed"] == [[], []]
 
 
 def measure_big(rank: Rank) -> list[float]:

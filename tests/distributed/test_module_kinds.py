@@ -46,6 +46,8 @@ from tests.distributed.torchrec_modules import LaidOut, local_weights
 from tests.preloaded.ranks import gathered, run_ranks
 from tests.unit.made_up import with_memory
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 3
 PAGE = Path(__file__).parents[2] / "docs/reference/modules.md"
 

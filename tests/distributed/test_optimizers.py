@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -17,6 +18,8 @@ from tests.distributed.small_model import (
     shares,
 )
 from tests.preloaded.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
 
 
 def train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[str, Any]]:

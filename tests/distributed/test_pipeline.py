@@ -39,6 +39,7 @@ from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.cached_lookups import cached_lookups
+from tests.cuda import streams_on
 from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
     TABLES,
@@ -52,6 +53,8 @@ from tests.distributed.small_model import (
 from tests.preloaded.ranks import run_ranks
 from tests.unit.checkpoint.cases import run_state
 
+pytestmark = pytest.mark.slow
+
 EXACT = [name for name, pipeline in PIPELINES.items() if pipeline.is_exact and name != "base"]
 KIND = "rows_and_columns"
 NUM_STEPS = 9
@@ -61,9 +64,9 @@ EMBEDDING = "rowwise_adagrad"
 def train(rank: Rank, name: str) -> dict[str, Any]:
     """Losses of all batches until they end, and the number of lookups that are taken hold of."""
     sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
-    pipeline = make_pipeline(name, sharded, optimizer, rank.device)
     batches, losses = iter(shares(rank)), []
-    with contextlib.suppress(StopIteration):
+    with streams_on(rank.device), contextlib.suppress(StopIteration):
+        pipeline = make_pipeline(name, sharded, optimizer, rank.device)
         while True:
             losses.append(pipeline.progress(batches)[0])
     pipelined = getattr(pipeline, "_pipelined_modules", [])
@@ -106,9 +109,10 @@ def losses_of(
     )
     plan = make_plan("columns_uneven", rank.world_size)
     sharded, optimizer = shard(rank, make_model(rank.device), plan, config)
-    pipeline = make_pipeline(name, sharded, optimizer, rank.device, num_synchronous)
     batches = itertools.cycle(shares(rank))
-    return [float(pipeline.progress(batches)[0]) for _ in range(5)]
+    with streams_on(rank.device):
+        pipeline = make_pipeline(name, sharded, optimizer, rank.device, num_synchronous)
+        return [float(pipeline.progress(batches)[0]) for _ in range(5)]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -177,29 +181,33 @@ class Run:
             "log_every_steps": 1,
             "num_warmup_steps": 0,
             "semi_sync_after": 2,
+            **changes,
         }
-        trainer = Trainer(
-            self._model,
-            optimizer=self._optimizer,
-            lr_scheduler=LambdaLR(self._optimizer, lambda step: 1 / (1 + step)),
-            train_stream=stream,
-            eval_stream=validation,
-            config=TrainerConfig(num_steps=num_steps, checkpoint=checkpoint, **settings | changes),
-            batch_size=LOCAL_BATCH_SIZE * self._rank.world_size,
-            rank=self._rank,
-            log_scalar=self._log,
-            checkpoints=Checkpoints(
-                saver,
-                checkpoint,
-                self.state,
-                describe=lambda progress: run_state(
-                    progress.step, progress=progress.to_json(), **said
+        with streams_on(self._rank.device):
+            trainer = Trainer(
+                self._model,
+                optimizer=self._optimizer,
+                lr_scheduler=LambdaLR(self._optimizer, lambda step: 1 / (1 + step)),
+                train_stream=stream,
+                eval_stream=validation,
+                config=TrainerConfig(
+                    num_steps=num_steps, checkpoint=checkpoint, **settings | changes
                 ),
+                batch_size=LOCAL_BATCH_SIZE * self._rank.world_size,
                 rank=self._rank,
-            ),
-            start=start,
-        )
-        trainer.run()
+                log_scalar=self._log,
+                checkpoints=Checkpoints(
+                    saver,
+                    checkpoint,
+                    self.state,
+                    describe=lambda progress: run_state(
+                        progress.step, progress=progress.to_json(), **said
+                    ),
+                    rank=self._rank,
+                ),
+                start=start,
+            )
+            trainer.run()
         assert saver.failure is None
 
     def num_lookups(self) -> list[float]:

@@ -40,6 +40,8 @@ from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from tests.distributed.torchrec_modules import LaidOut, table_configs
 from tests.preloaded.ranks import gathered, run_ranks
 
+pytestmark = pytest.mark.slow
+
 META = torch.device("meta")
 
 

@@ -19,6 +19,8 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from tests.preloaded.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 TABLES = (Table("a", 50, 16, 3.0), Table("b", 40, 8, 5.5), Table("c", 70, 32, 2.0))
 BATCH_SIZE = 24
 CONFIG = MeasureConfig(iterations=3, warmup=1, num_batches=2, time_budget_s=0.1)

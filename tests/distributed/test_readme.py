@@ -3,6 +3,7 @@
 import re
 import textwrap
 
+import pytest
 import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -15,6 +16,7 @@ from dlrm_sharded.ranks.distributed import Rank
 from tests.preloaded import ROOT
 from tests.preloaded.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
 EXAMPLE = re.compile(r"^    from dlrm_sharded import .*?\n\n(?=\S)", re.M | re.S)
 
 

@@ -24,6 +24,8 @@ from tests.distributed.test_module_kinds import _distance, make, tables
 from tests.distributed.torchrec_modules import LaidOut, local_weights
 from tests.preloaded.ranks import gathered, run_ranks
 
+pytestmark = pytest.mark.slow
+
 RULES: dict[str, tuple[Any, dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
     "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),

@@ -12,6 +12,8 @@ from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.sequence_layouts import DIM, LAYOUTS, REPLICATED, ROWS, train
 from tests.preloaded.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 RULES = ("sgd", "rowwise_adagrad")
 CASES = [
     (world_size, layout, rule)

@@ -28,6 +28,8 @@ from tests.distributed.small_model import (
 )
 from tests.preloaded.ranks import run_ranks
 
+WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+
 EPSILON = 1e-8
 """FBGEMM's default, of rowwise Adagrad and of Adam."""
 
@@ -174,7 +176,7 @@ def sharded_results(world_size: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
 @pytest.mark.parametrize("kind", PLANS)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_trains_alike(world_size, kind, embedding):
     sharded = sharded_results(world_size)[f"{kind}-{embedding}"]
     assert_alike(sharded, train_unsharded(kind, embedding, world_size, sharded["initial"]))
@@ -193,7 +195,7 @@ def assert_alike(sharded: dict[str, Any], unsharded: dict[str, Any]) -> None:
     assert sum(covered.values()) == sum(t.num_embeddings * t.embedding_dim for t in TABLES)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_one_fused_module_per_rank(world_size):
     """Whole tables and column shards fuse; row blocks are a second module."""
     results = sharded_results(world_size)
@@ -228,6 +230,7 @@ def results_on_two_hosts() -> dict[str, Any]:
     return run_ranks(train_sharded, 4, cases, local_world_size=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
 def test_rows_over_one_host(embedding):
     sharded = results_on_two_hosts()[f"host_rows-{embedding}"]

@@ -15,6 +15,8 @@ from tests.first_starts import count_measurements
 from tests.preloaded.ranks import gathered, run_ranks
 from tests.unit.drop_in.made_up import bags
 
+pytestmark = pytest.mark.slow
+
 
 def plan_twice(rank: Rank, cache: str, optimizer: str | None) -> dict[str, Any]:
     """Plan two models on hardware that nobody has prices of; measurements count as seconds."""

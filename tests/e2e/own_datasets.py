@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.datasets.base import Batch
@@ -42,5 +43,19 @@ class KillsRankZeroOnce(SyntheticDataset):
 
     def batch(self, split: Any, index: int, *, rank: int, world_size: int) -> Batch:
         if rank == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().batch(split, index, rank=rank, world_size=world_size)
+
+
+class KillsItselfOnce(SyntheticDataset):
+    """At its tenth batch, unless there is a file `killed` in the folder."""
+
+    def __init__(self, *arguments: Any, folder: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._killed = Path(folder) / "killed"
+
+    def batch(self, split: Any, index: int, *, rank: int, world_size: int) -> Batch:
+        if split == "train" and index == 9 and not self._killed.exists():
+            self._killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().batch(split, index, rank=rank, world_size=world_size)

@@ -11,6 +11,8 @@ import pytest
 from tests import preloaded
 from tests.preloaded import ROOT
 
+pytestmark = pytest.mark.slow
+
 DIFF_BLOCK = re.compile(r'^```diff title="([^"]+)"\n(.*?)^```$', re.M | re.S)
 TIME_MS = 25.0
 CHANGES = {

@@ -15,6 +15,8 @@ from dlrm_sharded.ranks.process import start_ticks
 from dlrm_sharded.testing import small_tasks
 from tests import preloaded
 
+pytestmark = pytest.mark.slow
+
 TASK = small_tasks()["w3-mixed"]
 OWN = """
 from dlrm_sharded.plans.plan import whole_tables

@@ -9,6 +9,8 @@ import pytest
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.soak import damage
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def rank() -> Iterator[Rank]:

@@ -6,10 +6,14 @@ import os
 import signal
 import socket
 
+import pytest
+
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import environment, result_of
 from tests.processes import wait_until
+
+pytestmark = pytest.mark.slow
 
 
 def is_listening(port):

@@ -9,6 +9,8 @@ from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import environment, result_of, script, train
 
+pytestmark = pytest.mark.slow
+
 ANNOUNCED = "this hardware has no prices of its own"
 MEASURED = "measured at the first start"
 START = [*SMALL_RUN, "calibrate=14", "data._target_=tests.e2e.planted.StartBeside"]

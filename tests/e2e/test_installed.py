@@ -19,6 +19,8 @@ from dlrm_sharded.testing import small_tasks
 from tests.e2e.runs import ROOT, result_of
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
+pytestmark = pytest.mark.slow
+
 SOURCES = (
     *("dlrm_sharded", "conf", "launch", "pyproject.toml", "README.md"),
     *("LICENSE", "NOTICE", "CITATION.cff"),

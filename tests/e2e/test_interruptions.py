@@ -1,7 +1,10 @@
 """Runs that are killed at random moments go on, and end as if they had not been interrupted."""
 
+import pytest
+
 from tests.soak import interruptions
 
+pytestmark = pytest.mark.slow
 NUM_INTERRUPTIONS = 3
 
 

@@ -14,6 +14,8 @@ from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of, train
 
+pytestmark = pytest.mark.slow
+
 FACTOR = 30.0
 
 BESIDE_OTHERS = "measured beside other work, so it counts less"

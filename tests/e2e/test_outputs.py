@@ -9,6 +9,8 @@ import pytest
 from tests import preloaded
 from tests.e2e.runs import script
 
+pytestmark = pytest.mark.slow
+
 DATA = (
     *("data=synthetic", "data.max_rows=1000", "batch_size=64", "topology.world_size=2"),
     *("topology.memory_gib=1", "topology.compute_device=cpu"),

@@ -7,6 +7,8 @@ import pytest
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import keep_probe, result_of, train_alone
 
+pytestmark = pytest.mark.slow
+
 
 def test_auto_takes_what_earlier_runs_have_shown_to_be_faster(tmp_path):
     """A journal says it of two pipelines, whether ranks here exchange beside computation or not."""
@@ -39,12 +41,8 @@ def test_a_run_with_a_dense_graph_trains_as_without(tmp_path):
     assert (tmp_path / "with" / "trace.json.gz").exists()
 
 
-def test_a_run_says_what_its_pipeline_changes_or_lacks(tmp_path):
-    settings = (*SMALL_RUN, "sharder=dim")
-    stale = ("trainer.pipeline=semi_sync", "trainer.semi_sync_after=3")
-    done = train_alone(tmp_path / "stale", *settings, *stale)
-    [said] = [line for line in done.stderr.splitlines() if "trainer.pipeline=semi_sync:" in line]
-    assert "from step 5 on, the vectors of a step are looked up before the tables' update" in said
-    refused = train_alone(tmp_path / "p", *settings, "trainer.pipeline=prefetch", exit_code=2)
-    assert "the plan has no cached table; take sparse_dist" in refused.stderr
+def test_a_pipeline_that_needs_a_gpu_is_refused_before_a_plan_is_written(tmp_path):
+    settings = (*SMALL_RUN, "sharder=dim", "trainer.pipeline=semi_sync")
+    refused = train_alone(tmp_path / "p", *settings, exit_code=2)
+    assert "trainer.pipeline=semi_sync needs the streams of a GPU" in refused.stderr
     assert not (tmp_path / "p" / "plan.json").exists()

@@ -40,6 +40,7 @@ def test_writes_a_plan(task_json, sharder):
     assert "the plan, its predicted cost and its bound are those of p.json" in again.output
 
 
+@pytest.mark.slow
 def test_a_plan_made_again_says_what_differs(task_json):
     plan(task_json.parent, "task=task.json", "sharder=random", "seed=3", "out=p.json")
     fields = written_plan(task_json)
@@ -54,6 +55,7 @@ def test_a_plan_made_again_says_what_differs(task_json):
     assert "p.json does not say what it was made from" in again.stderr
 
 
+@pytest.mark.slow
 def test_each_plan_of_a_sweep_has_its_files(task_json):
     plan(task_json.parent, "-m", "sharder=dim,size", "task=task.json", "out=p.json")
     made = [json.loads((task_json.parent / f"p_{num}.json").read_text()) for num in (0, 1)]
@@ -61,6 +63,7 @@ def test_each_plan_of_a_sweep_has_its_files(task_json):
     assert not (task_json.parent / "p.json").exists()
 
 
+@pytest.mark.slow
 def test_without_a_cost_model_nothing_is_predicted(task_json):
     overrides = ["task=task.json", "sharder=dim", "cost_model=none", "out=p.json"]
     done = plan(task_json.parent, *overrides)
@@ -69,6 +72,7 @@ def test_without_a_cost_model_nothing_is_predicted(task_json):
     assert {written[key] for key in ("predicted", "lower_bound_ms", "gap")} == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharder", ["dim", "neuroshard"])
 def test_explains_a_plan(task_json, sharder):
     overrides = ["task=task.json", f"sharder={sharder}", "explain=true", "out=p.json"]
@@ -82,6 +86,7 @@ def test_explains_a_plan(task_json, sharder):
     assert f"slowest rank's {cost_ms:.2f} ms" in shown
 
 
+@pytest.mark.slow
 def test_the_last_lines_say_whose_prices_a_plan_has(task_json):
     """A task.json without a compute device is for GPUs, and those are not known."""
     task = small_tasks()["w3-mixed"].to_json()
@@ -97,6 +102,7 @@ def test_the_last_lines_say_whose_prices_a_plan_has(task_json):
     assert written["caveat"] is None
 
 
+@pytest.mark.slow
 def test_plans_for_a_named_gpu(task_json):
     task = small_tasks()["w3-mixed"].to_json()
     overrides = ["task=task.json", "sharder=dim", "out=p.json"]
@@ -115,6 +121,7 @@ def test_plans_for_a_named_gpu(task_json):
     assert "hardware is 'l41s'; known are v100, a100, " in done.output
 
 
+@pytest.mark.slow
 def test_plans_for_this_machine(task_json):
     """Whose fingerprint chooses the prices, and whose earlier runs correct them."""
     task = small_tasks()["w3-mixed"].to_json()
@@ -129,6 +136,7 @@ def test_plans_for_this_machine(task_json):
     assert "the task is for GPUs, and this machine has none" in done.output
 
 
+@pytest.mark.slow
 def test_own_sharder(task_json):
     """Another class through _target_ alone; the chosen yaml's arguments are not its own."""
     target = "sharder._target_=dlrm_sharded.sharders.heuristics.RandomSharder"
@@ -136,6 +144,7 @@ def test_own_sharder(task_json):
     assert written_plan(task_json)["sharder"] == "random"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -167,6 +176,7 @@ def test_says_what_is_wrong(task_json, overrides, message):
     assert sorted(folder.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_plans_from_data_and_writes_what_it_measured(tmp_path):
     ranks = ["topology.world_size=2", "topology.memory_gib=1"]
     data = ["data=synthetic", "data.max_rows=1000", "batch_size=64", "sharder=size_lookup"]
@@ -183,6 +193,7 @@ def test_plans_from_data_and_writes_what_it_measured(tmp_path):
     assert read_plan(tmp_path / "q.json") == read_plan(tmp_path / "p.json")
 
 
+@pytest.mark.slow
 def test_says_what_measured_profiles_are_worth(task_json):
     done = plan(task_json.parent, "task=task.json", "sharder=dim", "out=p.json")
     written = written_plan(task_json)["profiles"]

@@ -1,6 +1,10 @@
 """Runs go on under other plans and numbers of ranks."""
 
+import pytest
+
 from tests.soak import resharding
+
+pytestmark = pytest.mark.slow
 
 
 def test_random_plans(tmp_path):

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import LAUNCHERS, environment, result_of
 
+pytestmark = pytest.mark.slow
 OWN_DATASETS = Path(__file__).parent
 
 

@@ -14,6 +14,8 @@ from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import environment, events_of, train, train_alone
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 400
 
 

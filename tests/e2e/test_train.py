@@ -71,6 +71,7 @@ def test_the_cost_is_predicted(run_dir, artifact):
     assert "one more rank" not in text, "nobody asked for it"
 
 
+@pytest.mark.slow
 def test_runs_without_a_cost_model(run_dir, tmp_path):
     """Nothing is predicted, and nothing else changes: here, some tables are replicated."""
     tables = read_task(run_dir / "task.json").tables
@@ -121,6 +122,7 @@ def test_only_rank_zero_writes(run_dir):
     }
 
 
+@pytest.mark.slow
 def test_seed_and_not_plan_or_pipeline_decides_the_loss(tmp_path):
     """Other plans start from the same weights and see the same batches.
 
@@ -137,6 +139,7 @@ def test_seed_and_not_plan_or_pipeline_decides_the_loss(tmp_path):
     assert read_plan(tmp_path / "dim/plan.json") != read_plan(tmp_path / "random/plan.json")
 
 
+@pytest.mark.slow
 def test_trains_again_from_its_plan_file(run_dir, tmp_path):
     plan = ["sharder=plan_file", f"sharder.path={run_dir / 'plan.json'}"]
     train(tmp_path, *SMALL_RUN, *plan, "trainer.pipeline=sparse_dist")
@@ -147,6 +150,7 @@ def test_trains_again_from_its_plan_file(run_dir, tmp_path):
     assert "the plan is for 2 ranks, the job has 1" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_learns_from_criteo_files(tmp_path):
     """From a TSV to an AUROC that chance does not give."""
     write_criteo_sample(tmp_path / "train.txt", num_rows=30_000, seed=1)
@@ -162,6 +166,7 @@ def test_learns_from_criteo_files(tmp_path):
     assert result_of(tmp_path / "run")["auroc"] > 0.6
 
 
+@pytest.mark.slow
 def test_one_rank_alone(tmp_path):
     """Without torchrun: one rank, and the exit code is ours."""
     bad = train_alone(tmp_path, "batch_size=0", exit_code=2)
@@ -192,6 +197,7 @@ def test_memory_is_estimated_before_training(run_dir):
     assert result["estimated_peak_gib"] == pytest.approx(result["peak_gib"], rel=0.25)
 
 
+@pytest.mark.slow
 def test_a_dry_run_plans_a_model_that_no_host_holds(tmp_path):
     """MLPerf's 98 GB: planned, its memory listed, and built without memory; nothing is trained."""
     done = train_alone(

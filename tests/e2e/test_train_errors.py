@@ -12,6 +12,8 @@ from tests.conftest import SMALL_RUN
 from tests.e2e.runs import command, environment, kinds_of_files, train
 from tests.processes import children_of
 
+pytestmark = pytest.mark.slow
+
 OWN_DATASETS = Path(__file__).parent
 LEFT = {"config", "hydra", "overrides", "train"}
 """Of a run that did not begin: the log, and what Hydra writes."""

@@ -26,6 +26,8 @@ from dlrm_sharded.sharders.heuristics import WEIGHTS
 from tests import preloaded
 from tests.e2e.runs import environment, keep_probe
 
+pytestmark = pytest.mark.slow
+
 COMMAND = ("-m", "dlrm_sharded.commands.train_policy", "out=made", "log_dir=logs")
 SMALL = [
     *("schedule.num_rounds=3", "schedule.plans_per_round=3", "num_validation_tasks=2"),

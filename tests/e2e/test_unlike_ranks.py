@@ -9,6 +9,8 @@ from tests.conftest import SMALL_RUN
 from tests.e2e.runs import environment, kinds_of_files
 from tests.preloaded.ranks import free_port
 
+pytestmark = pytest.mark.slow
+
 DIFFERENCES = {
     "learning_rate": ("optimizer.dense_learning_rate", ["0.01", "0.5"]),
     "seed": ("seed", ["0", "1"]),

@@ -44,6 +44,7 @@ def test_passes_torchxs_own_checks(component):
     assert get_component(str(ROOT / component)).validation_errors == []
 
 
+@pytest.mark.slow
 def test_a_cluster_is_calibrated_by_all_its_ranks():
     request = dryrun("slurm", CALIBRATION, "-j", "2x8", "--rdzv_port", "29400", "minutes=10")
     assert request.count("--nnodes 2 --nproc-per-node 8") == 2
@@ -141,6 +142,7 @@ def test_slurm_request():
     assert request.count(f'{ROOT}/runs/slurm/slurm-"$SLURM_JOB_ID"-train-') == 4
 
 
+@pytest.mark.slow
 def test_kubernetes_request():
     request = dryrun(
         *("kubernetes", "-cfg", "queue=training", COMPONENT, "-j", "2x8", "--image", "dlrm:1"),
@@ -158,6 +160,7 @@ def test_kubernetes_request():
     assert request.count("-m dlrm_sharded.train sharder=dim") == 2
 
 
+@pytest.mark.slow
 def test_mounts_of_kubernetes():
     """A volume claim for runs outlives the pods, and each attempt has the same folder in it."""
     request = dryrun(
@@ -177,6 +180,7 @@ def test_a_folder_that_is_given_stays():
     assert in_mounted_runs(words) == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "is_said"),
     [
@@ -195,6 +199,7 @@ def test_results_that_go_with_the_container_are_said(given, is_said):
     assert ("results and checkpoints will lie in the container" in done.stderr) == is_said
 
 
+@pytest.mark.slow
 def test_docker_request():
     request = dryrun(
         *("local_docker", COMPONENT, "-j", "1x2", "--image", "dlrm:1", "--memMB", "8000"),
@@ -206,6 +211,7 @@ def test_docker_request():
     assert "exec python -m dlrm_sharded.ranks.torchrun --nnodes 1 --nproc-per-node 2" in request
 
 
+@pytest.mark.slow
 def test_two_jobs_do_not_meet():
     """Each has a rendezvous port of its own, by chance: one of ten may meet another, not all."""
     ports = {
@@ -215,6 +221,7 @@ def test_two_jobs_do_not_meet():
     assert len(ports) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -238,6 +245,7 @@ def test_refused_before_submission(arguments, said):
     assert "://" not in done.stdout  # no app was started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("j", "gpu", "visible", "given"),
     [
@@ -261,6 +269,7 @@ def test_gpus_of_this_machine(j, gpu, visible, given, tmp_path):
     assert ("'DLRM_SHARDED_DEVICE': 'cpu'" in replicas) == (gpu == 0)
 
 
+@pytest.mark.slow
 def test_more_ranks_than_gpus_here(tmp_path):
     """The machine has two, although three are listed."""
     path = install_nvidia_smi(tmp_path, 2)

@@ -14,6 +14,8 @@ from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import TolerantSlurmScheduler, _app_state
 
+pytestmark = pytest.mark.slow
+
 FORGOTTEN = "the scheduler says the job is unknown"
 LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
 PATIENCE_S = 120.0

@@ -25,6 +25,8 @@ from tests.e2e.runs import result_of
 from tests.launch.conftest import LISTENING, jobs_of, states_of
 from tests.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 NUM_ROUNDS = 3
 ABC = ("sharder=a", "sharder=b", "sharder=c")
 APART = ("sharder=a", "x=1 sharder=a", "x=2 sharder=a")

@@ -19,6 +19,8 @@ from tests import preloaded
 from tests.launch.conftest import LISTENING, jobs_of, states_of
 from tests.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 Run = Callable[..., preloaded.Ended]
 

@@ -21,6 +21,8 @@ from tests.launch.conftest import LISTENING
 from tests.preloaded.ranks import free_port
 from tests.processes import is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("rank_program.py")
 Job: TypeAlias = "subprocess.Popen[str]"
 Start = Callable[..., Job]

@@ -91,6 +91,7 @@ def test_figures_of_a_run_stand_at_both_ends(finished_sweep):
         assert [point.value for point in points] == pytest.approx([result[key]] * 2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_failures_and_globs(tmp_path):
     """A bad value fails its own job; a glob leaves out what lacks a value."""
     done = run_sweep(tmp_path, "sharder=glob([dim,plan*])", "trainer.num_epochs=1,0", exit_code=1)
@@ -107,11 +108,13 @@ def test_failures_and_globs(tmp_path):
     assert "plan_file_2: skipped: sharder.path is not set" in text
 
 
+@pytest.mark.slow
 def test_the_objective_is_what_a_job_returns(tmp_path):
     done = run_sweep(tmp_path, "sharder=dim", "objective=embedding_cost_ms")
     assert f": {result_of(tmp_path / 'dim_0')['embedding_cost_ms']:,.6g}" in done.stdout
 
 
+@pytest.mark.slow
 def test_an_unknown_objective(tmp_path):
     run_sweep(tmp_path, "sharder=dim", "objective=speed", exit_code=1)
     (reason,) = (job["reason"] for job in jobs_of(tmp_path))
@@ -119,6 +122,7 @@ def test_an_unknown_objective(tmp_path):
     assert {"samples_per_s", "embedding_cost_ms"} <= set(reason.split("known: ")[1].split(", "))
 
 
+@pytest.mark.slow
 def test_optuna_finds_the_better_one(tmp_path):
     """A maintained sweeper beside TorchX: it asks in batches, and optimises the objective."""
     run_sweep(

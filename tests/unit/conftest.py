@@ -11,7 +11,6 @@ from dlrm_sharded.fitting.samples import CollectedCosts, Sample
 from dlrm_sharded.hardware.artifact import SHIPPED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.ranks.distributed import Rank, process_group
-from tests.cuda_stand_ins import gpu as gpu
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
 FIT = FitConfig(num_steps=400)

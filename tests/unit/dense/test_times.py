@@ -15,7 +15,7 @@ from dlrm_sharded.model.dlrm import dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.launch_clock import MAX_SLEEP_MS, LaunchClock
-from tests.sleeping_gpu import HOST_MS, Gpu, install_gpu
+from tests.cuda import HOST_MS, Gpu, install_gpu
 
 TABLES = (Table("a", 100, 8, 1.0), Table("b", 10**12, 16, 1.0))
 OPTIMIZER = OptimizerConfig(

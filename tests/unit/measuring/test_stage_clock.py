@@ -10,7 +10,7 @@ import torch.distributed as dist
 from dlrm_sharded.measuring import codec_times, stage_clock
 from dlrm_sharded.measuring.stage_clock import StageClock
 from dlrm_sharded.ranks.launch_clock import FIRST_SLEEP_MS, MAX_SLEEP_MS, MIN_SLEEP_MS
-from tests.sleeping_gpu import HOST_MS, Gpu, install_gpu
+from tests.cuda import HOST_MS, Gpu, install_gpu
 
 
 @pytest.fixture

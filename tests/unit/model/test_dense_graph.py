@@ -1,76 +1,23 @@
-"""A replayed graph computes the results of a step for other batches; there is no GPU.
+"""A replayed graph computes the results of a step for other batches; there is no GPU."""
 
-The graph here remembers the operators of its recording, and calls them again on the same tensors,
-as a CUDA graph launches its kernels on the same addresses.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded.model.dense_graph import NUM_WARMUP, DenseGraph
+from tests.cuda import Graph, install_graphs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZE = 6
 
 
-class Graph(TorchDispatchMode):
-    """Calls the operators of a recording once more, into the tensors that they wrote at first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_replays = 0
-        self._calls: list[tuple[Any, Any, Any, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self._calls.append((func, args, kwargs or {}, out))
-        return out
-
-    @torch.no_grad()
-    def replay(self) -> None:
-        self.num_replays += 1
-        for func, args, kwargs, out in self._calls:
-            result = func(*args, **kwargs)
-            if isinstance(out, Tensor) and result is not out:
-                out.copy_(result)
-
-
-class Stream:
-    def wait_stream(self, stream: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def graphs(monkeypatch) -> list[Graph]:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     """The recorded graphs."""
-    found: list[Graph] = []
-
-    def new_graph() -> Graph:
-        found.append(Graph())
-        return found[-1]
-
-    @contextmanager
-    def recording(graph: Graph, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local"
-        with graph:
-            yield
-
-    for name, stand_in in {
-        "CUDAGraph": new_graph,
-        "graph": recording,
-        "Stream": Stream,
-        "current_stream": Stream,
-        "stream": nullcontext,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    return found
+    return install_graphs(monkeypatch)
 
 
 class Dense:

@@ -9,7 +9,7 @@ from dlrm_sharded.ranks.launch_clock import (
     SLEEP_SLACK,
     LaunchClock,
 )
-from tests.sleeping_gpu import CYCLES_PER_MS, HOST_MS, Gpu, install_gpu
+from tests.cuda import CYCLES_PER_MS, HOST_MS, Gpu, install_gpu
 
 IDLE_SHARE = 345 / 1980
 """Clock rates of an H100 that idles and of one that works."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torchrec.distributed.train_pipeline import train_pipelines
 
 from dlrm_sharded.files.errors import ConfigError
@@ -15,8 +14,13 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training import pipeline as pipeline_module
-from dlrm_sharded.training.host_streams import without_streams
-from dlrm_sharded.training.pipeline import CLASSES, check_pipeline, evaluate, unlock_cached_rows
+from dlrm_sharded.training.pipeline import (
+    CLASSES,
+    NEED_STREAMS,
+    check_pipeline,
+    evaluate,
+    unlock_cached_rows,
+)
 from dlrm_sharded.training.trainer_config import TrainerConfig
 
 TABLE = Table("t", 10, 4, 1.0)
@@ -60,10 +64,10 @@ REFUSED = {
 def test_a_plan_that_a_pipeline_would_not_train_rightly_is_refused(name, plan):
     reason = REFUSED.get((name, plan))
     if reason is None:
-        check_pipeline(name, PLANS[plan])
+        check_pipeline(name, PLANS[plan], "cuda")
         return
     with pytest.raises(ConfigError, match=rf"trainer.pipeline={name} .*{reason}; take sparse_dist"):
-        check_pipeline(name, PLANS[plan])
+        check_pipeline(name, PLANS[plan], "cuda")
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -71,7 +75,7 @@ def test_a_torchrec_that_lacks_a_pipeline_is_named(name, monkeypatch):
     monkeypatch.delattr(train_pipelines, CLASSES[name])
     said = rf"{name} needs TorchRec's {CLASSES[name]}, .* torchrec 1\.6 to 1\.9 have it"
     with pytest.raises(ConfigError, match=said):
-        check_pipeline(name, PLANS["cached"])
+        check_pipeline(name, PLANS["cached"], "cuda")
 
 
 def test_an_unknown_pipeline_is_refused_with_those_that_there_are():
@@ -81,14 +85,10 @@ def test_an_unknown_pipeline_is_refused_with_those_that_there_are():
         TrainerConfig(semi_sync_after=-1)
 
 
-def test_tensors_on_a_cpu_record_no_stream_only_within():
-    stream: Any = torch.cpu.current_stream()
-    with pytest.raises((TypeError, RuntimeError)):
-        torch.ones(1).record_stream(stream)
-    before = Tensor.record_stream
-    with without_streams():
-        torch.ones(1).record_stream(stream)
-    assert Tensor.record_stream is before
+@pytest.mark.parametrize("name", NEED_STREAMS)
+def test_a_pipeline_that_needs_streams_is_refused_on_a_cpu(name):
+    with pytest.raises(ConfigError, match=f"trainer.pipeline={name} .* base or sparse_dist"):
+        check_pipeline(name, PLANS["cached"], "cpu")
 
 
 def test_rows_that_no_backward_pass_will_free_may_leave_their_caches(monkeypatch):
@@ -113,15 +113,3 @@ def test_a_checkpoint_waits_for_updates_on_another_stream(monkeypatch):
         pipeline: Any = SimpleNamespace(_data_dist_stream=stream)
         pipeline_module.settle("base", pipeline, torch.device(device), 1)
     assert waited == ["data"]
-
-
-def test_only_tensors_on_a_cpu_pass_over_streams(monkeypatch):
-    """A GPU's pipeline looks vectors up again within the same block, and needs its streams."""
-    recorded: list[str] = []
-    monkeypatch.setattr(
-        torch.Tensor, "record_stream", lambda tensor, stream: recorded.append(tensor.device.type)
-    )
-    with without_streams():
-        for device in ("cpu", "meta"):
-            torch.empty(1, device=device).record_stream(None)
-    assert recorded == ["meta"]

@@ -1,20 +1,39 @@
-"""What ranks do on GPUs: they take theirs, know its memory, watch NCCL, and time by events."""
+"""What ranks do on GPUs: take theirs, know its memory, watch NCCL, time by events, read late."""
 
+import dataclasses
 import os
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from dlrm_sharded.checkpoint.logical import LogicalTensor
+from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.ranks import distributed, flight_recorder
 from dlrm_sharded.ranks.distributed import Rank, detect_topology, used_and_available_bytes
 from dlrm_sharded.ranks.step_watch import StepWatch
 from dlrm_sharded.ranks.stopwatch import Stopwatch
-from tests.cuda_stand_ins import FREE_BYTES, GPU, NAME, TOTAL_BYTES, Gpu
+from dlrm_sharded.training import progress
+from dlrm_sharded.training.window import ClosedWindow, Window
+from tests.cuda import FREE_BYTES, GPU, NAME, TOTAL_BYTES, Gpu, install_gpu
+from tests.unit.checkpoint.cases import run_state
 
 RANK = Rank(0, 1, 0, 1, GPU)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    install_gpu(monkeypatch, gpu)
+    return gpu
+
+
+@pytest.fixture
+def on_gpu(rank: Rank) -> Rank:
+    """The only rank of a job, on a GPU; its group is of gloo all the same."""
+    return dataclasses.replace(rank, device=GPU)
 
 
 def test_a_rank_takes_its_own_gpu(gpu: Gpu) -> None:
@@ -67,3 +86,38 @@ def test_a_stopwatch_records_events(gpu: Gpu) -> None:
     assert gpu.calls == ["synchronize", "event", "event", "event", "event"]  # no wait yet
     assert watch.intervals_ms() == [2.0, 3.0]
     assert after.intervals_ms() == [0.5]
+
+
+def test_losses_are_read_after_the_device_has_them(on_gpu: Rank, gpu: Gpu) -> None:
+    window = Window(10, on_gpu)
+    for number in range(3):
+        gpu.queue(4.0)
+        window.add(torch.tensor(float(number)))
+    gpu.calls.clear()
+    closed = ClosedWindow(window)
+    assert gpu.calls == ["event"]  # the host goes on
+    assert closed.mean_losses().tolist() == [0.0, 1.0, 2.0]
+    assert gpu.calls == ["event", "wait"]
+    assert closed.step_ms() == [4.0, 4.0, 4.0]
+
+
+def test_random_numbers_of_the_gpu_go_on(on_gpu: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.arange(16, dtype=torch.uint8)
+    restored = Mock()
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored)
+    states = progress._generator_states(on_gpu)
+    monkeypatch.setattr(progress, "_of_rank", lambda manifest, number, name: states.get(name))
+    progress._restore_generators(Mock(), on_gpu)
+    restored.assert_called_once_with(state, GPU)
+
+
+def test_a_checkpoint_in_the_background_waits_for_its_copies(
+    on_gpu: Rank, gpu: Gpu, tmp_path
+) -> None:
+    """The training changes the weights as soon as `save` returns."""
+    saver = Saver(tmp_path, keep=1, background=True, rank=on_gpu)
+    gpu.calls.clear()
+    saver.save({"tables.t.weight": LogicalTensor.whole(torch.arange(6.0))}, run_state(1))
+    assert "synchronize" in gpu.calls
+    saver.close()
