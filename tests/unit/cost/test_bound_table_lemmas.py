@@ -14,10 +14,10 @@ from dlrm_sharded.cost import told_apart
 from dlrm_sharded.cost.bound import Relaxation, lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.plan_kinds import in_whole_pieces
-from dlrm_sharded.datasets.odd_tasks import odd_task
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
+from tests.odd_tasks import odd_task
 from tests.unit.cost.bound_lemmas import TOLERANCE, at_least, kind_of, models
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.cost.worked_bound import LAUNCH_MS, worked_model, worked_task

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from dlrm_sharded import InfeasibleTaskError, Shard, ShardingPlan, Table, validate
-from dlrm_sharded.datasets.odd_tasks import FIRST_MIXED, odd_task
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name
 from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.task import ShardingTask
@@ -18,6 +17,7 @@ from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
+from tests.odd_tasks import FIRST_MIXED, odd_task
 from tests.unit.made_up import USED_ONCE, column_shards, task_of, with_memory, with_topology
 from tests.unit.search.made_up import (
     COST_ALONE,
