@@ -4,17 +4,14 @@ import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from dlrm_sharded.calibration import collect as collect_module
-from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer, _conditions, collect
-from dlrm_sharded.calibration.plan_sizes import GPU_SIZES, plan_sizes
+from dlrm_sharded.calibration.collect import CollectConfig, _conditions, collect
+from dlrm_sharded.calibration.plan_sizes import GPU_SIZES
 from dlrm_sharded.calibration.schedule import KINDS, Slot, group_sizes, schedule
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu
 
@@ -68,13 +65,6 @@ def test_what_is_measured_again_is_the_same_plan_later(num_samples: int, num_rep
                 assert lag >= 100
 
 
-def test_all_plans_may_be_measured_again() -> None:
-    planned = slots(150, repeat_every=1)
-    assert sorted((slot.number, slot.attempt) for slot in planned) == [
-        (number, attempt) for number in range(150) for attempt in (0, 1)
-    ]
-
-
 @pytest.mark.parametrize(
     "sizes",
     [(2,), (2, 4), (2, 4, 8), (2, 4, 8, 16, 32), (2, 4, 6, 8, 16, 48)],
@@ -91,11 +81,6 @@ def test_any_prefix_is_a_fair_part(sizes: tuple[int, ...]) -> None:
         counts = [sizes_so_far.count(size) for size in sizes]
         assert max(counts) - min(counts) <= 1
         assert sum(counts) == len(sizes_so_far)
-
-
-def test_both_kinds_and_all_sizes_are_measured_again() -> None:
-    again = {(slot.kind, slot.world_size) for slot in slots(2000) if slot.attempt == 1}
-    assert again == {("computation", 2), ("communication", 2), ("communication", 4)}
 
 
 def test_one_rank_alone_only_computes() -> None:
@@ -126,15 +111,6 @@ def test_groups_are_parts_of_a_host_or_whole_hosts(
     assert communicating == sizes
 
 
-@pytest.mark.parametrize(("cores", "threads", "computing"), [(8, 1, 4), (8, 4, 2), (2, 4, 1)])
-def test_ranks_that_compute_have_cores_for_their_threads(
-    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, computing: int
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
-    assert group_sizes(Rank(0, 4, 0, 4, torch.device("cpu")))[0] == computing
-
-
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative_budget": ({"time_budget_s": -5}, "time_budget_s is -5, must be a number > 0"),
     "no_budget": ({"time_budget_s": 0}, "time_budget_s is 0"),
@@ -163,32 +139,6 @@ def test_batches_divide_by_the_ranks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batch_sizes has 33, which does not divide by 2 ranks"):
         collect(CollectConfig(batch_sizes=(64, 33)), tmp_path / "costs.parquet", rank)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_bar_follows_the_plans_where_time_is_left(
-    monkeypatch: pytest.MonkeyPatch, rank: Rank, tmp_path: Path
-) -> None:
-    shares: list[float] = []
-
-    class Bar(ProgressBar):
-        def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
-            shares.append(self.n)
-            return shown
-
-    nothing = Mock(codecs=dict, measure=lambda slot: None, num_exposed=0)
-    monkeypatch.setattr(collect_module, "PlanMeasurer", lambda *_: nothing)
-    monkeypatch.setattr(collect_module, "detect_hardware", lambda _: HARDWARE)
-    monkeypatch.setattr(collect_module, "write_costs", Mock())
-    monkeypatch.setattr(collect_module, "ProgressBar", Bar)
-    config = CollectConfig(num_samples=4, num_repeats=0, time_budget_s=1e9)
-    collect(config, tmp_path / "costs.parquet", rank)
-    assert shares == pytest.approx([0.25, 0.5, 0.75, 1.0])
-
-
-def test_a_single_rank_converts_nothing(rank: Rank) -> None:
-    sizes = plan_sizes(rank, batch_sizes=(64,), table_gib=0.01, ids_per_step=1000)
-    assert PlanMeasurer(CollectConfig(), sizes, rank, {1}).codecs() == {}
 
 
 @pytest.mark.parametrize(("device", "names_cores"), [("cpu", True), ("cuda", False)])

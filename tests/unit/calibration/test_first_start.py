@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded import ConfigError, RunContext
-from dlrm_sharded.calibration.first_start import Chooser, Measured, disturbance, measure_plans
+from dlrm_sharded import RunContext
+from dlrm_sharded.calibration.first_start import Chooser, measure_plans
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
 from dlrm_sharded.calibration.random_plans import MAX_COLS
-from dlrm_sharded.calibration.start_design import Design
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.cost.workload import workload_of_plan
@@ -20,7 +19,6 @@ from dlrm_sharded.fitting.picture import (
     corrected,
     cost_picture,
     needs_start,
-    start_budget_s,
 )
 from dlrm_sharded.fitting.samples import workload_of_sample
 from dlrm_sharded.fitting.start_file import (
@@ -35,7 +33,6 @@ from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.standing import Standing
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.calibration.made_up_bench import MadeUpBench, true_prices
 from tests.unit.cost.hardware import measured_plans
@@ -110,20 +107,6 @@ def test_covers_the_widths_of_the_tables(packaged: LearnedCostModel) -> None:
     assert measured.ranges["columns of a shard"][1] == 512
 
 
-def test_made_up_hardware_has_the_factors_that_it_is_named_by(packaged: LearnedCostModel) -> None:
-    """Launches have theirs in place of the direction's, and terms theirs beside it."""
-    terms = list(packaged.compute.device.terms)
-    found = true_prices(packaged, "backward x 2, launches x 5, columns x 3").compute
-    biases = found.backward.biases[-1] - packaged.compute.backward.biases[-1]
-    expected = [2.0 * 3.0 ** term.startswith(("id_columns", "id_lines")) for term in terms]
-    assert np.exp(biases) == pytest.approx(expected)
-    assert 3.0 in {factor / 2.0 for factor in expected}
-    assert found.backward.launch_ms == pytest.approx(5.0 * packaged.compute.backward.launch_ms)
-    for wrong in ("columns", "memory x 3", "forward x -1", "forward x 2 backward x 3", ""):
-        with pytest.raises(ConfigError, match="is no factor of prices"):
-            true_prices(packaged, wrong)
-
-
 @pytest.mark.parametrize("slowness", [1, 60, 200])
 def test_keeps_to_its_time(
     packaged: LearnedCostModel, plans: list[StartPlan], slowness: int
@@ -154,26 +137,6 @@ def test_keeps_to_its_time(
         assert 1.0 < measured.change < 1.2
 
 
-def test_the_choice_tells_more_than_chance(
-    packaged: LearnedCostModel, plans: list[StartPlan]
-) -> None:
-    known = [plan.shapes("cpu", RANKS) for plan in plans]
-    seconds = [1.0] * len(plans)
-    chosen, rng = Design(packaged, known, seconds), np.random.default_rng(0)
-    before, left = chosen.variance(), list(range(len(plans)))
-    for _ in range(8):
-        best = chosen.best(left)
-        left.remove(best)
-        chosen.measured(best)
-    by_chance = []
-    for _ in range(5):
-        drawn = Design(packaged, known, seconds)
-        for index in rng.choice(len(plans), 8, replace=False):
-            drawn.measured(int(index))
-        by_chance.append(drawn.variance())
-    assert chosen.variance() < min(by_chance) < before
-
-
 def test_made_up_plans_are_of_the_tables(plans: list[StartPlan], task: ShardingTask) -> None:
     dims = {table.embedding_dim for table in task.tables}
     wide = [table for plan in plans if plan.name == "wide" for table in plan.tables]
@@ -191,55 +154,6 @@ def test_made_up_plans_are_of_the_tables(plans: list[StartPlan], task: ShardingT
     alone = start_plans(task.tables, 7, LIMITS, computing=1, exchanging=1)
     assert {plan.world_size for plan in alone} == {1}
     assert not {"exchange", "row blocks", "replicas"} & {plan.name for plan in alone}
-
-
-def test_made_up_plans_have_the_accesses_of_the_tables() -> None:
-    """Here those of two tables, whose rows are used once or twice, and very often."""
-    seldom, often = [0.0] * 17, [0.0] * 17
-    seldom[0], seldom[1], often[8], often[9] = 0.7, 0.3, 0.5, 0.5
-    shapes = [(50_000, 16, 4.0, tuple(seldom)), (50_000, 16, 40.0, tuple(often))]
-    tables = tables_of(*shapes)
-    drawn = start_plans(tables, 2048, LIMITS, computing=1, exchanging=1)
-    [plan, *_] = [plan for plan in drawn if plan.name == "task"]
-    workload, _ = plan.shapes("cpu", 1)
-    for found, ids in zip(workload.reuse_histogram, workload.num_ids, strict=True):
-        expected = seldom if ids < 20_000 else often
-        assert np.abs(found - expected).max() < 0.15
-
-
-def test_made_up_sequences_have_one_width_in_a_plan() -> None:
-    """Tables of two modules of sequences have two, and narrow ranks cut each to its own."""
-    bags = tables_of((500, 16, 4.0), (900, 64, 2.0))
-    sequences = [
-        Table(f"s{width}", 20_000, width, 12.0, module=f"of {width}", pooled=False)
-        for width in (8, 32, 64)
-    ]
-    drawn = start_plans([*bags, *sequences], 256, LIMITS, computing=RANKS, exchanging=RANKS)
-    with_sequences = [plan for plan in drawn if not all(table.pooled for table in plan.tables)]
-    assert {"task", "few", "many", "narrow", "row blocks"} <= {plan.name for plan in with_sequences}
-    for plan in with_sequences:
-        workload, _ = plan.shapes("cpu", RANKS)  # it can be trained, or this raises
-        assert workload.is_sequence is not None
-
-
-MEASURED = Measured(SAMPLES, num_measurements=12, seconds=10.0, change=1.05)
-
-
-@pytest.mark.parametrize(
-    ("measured", "load", "core_wait", "said"),
-    [
-        (MEASURED, 1.0, 0.02, None),
-        (dataclasses.replace(MEASURED, change=None), 1.0, 0.02, None),
-        (MEASURED, 9.0, 0.02, "load average was 9.0"),
-        (MEASURED, 1.0, 0.3, "for 30 % of the time"),
-        (dataclasses.replace(MEASURED, change=1.5), 1.0, 0.0, "1.50 times as long"),
-    ],
-)
-def test_says_what_it_was_measured_beside(
-    measured: Measured, load: float, core_wait: float, said: str | None
-) -> None:
-    found = disturbance(measured, load=load, core_wait=core_wait, max_load=6.0)
-    assert (found is None) if said is None else (found is not None and said in found)
 
 
 def test_is_found_under_its_conditions_alone(tmp_path: Path) -> None:
@@ -321,16 +235,3 @@ def test_runs_correct_measured_prices(packaged: LearnedCostModel) -> None:
     assert slower.standing.short_text.startswith(
         "measured at the first start (19 s), corrected by 9 runs, within about"
     )
-
-
-@pytest.mark.parametrize(
-    ("calibrate", "seconds"), [("auto", 20.0), ("never", None), (3, 3.0), ("0.5", 0.5)]
-)
-def test_time_of_a_first_start(calibrate: object, seconds: float | None) -> None:
-    assert start_budget_s(calibrate) == seconds
-
-
-@pytest.mark.parametrize("calibrate", ["always", 0, -1, True, None, "nan", 1e9])
-def test_says_what_is_no_time(calibrate: object) -> None:
-    with pytest.raises(ConfigError, match="calibrate"):
-        start_budget_s(calibrate)

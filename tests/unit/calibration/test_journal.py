@@ -63,11 +63,6 @@ def test_a_torn_last_line_is_passed_over_wherever_it_is_torn(out: Path, lines: P
         journal.close()
 
 
-def test_a_single_torn_line_is_nothing(out: Path, lines: Path) -> None:
-    lines.write_bytes(lines.read_bytes()[:50])
-    assert read(out) == []
-
-
 def test_other_settings_are_refused(out: Path, lines: Path) -> None:
     changed = {**SETTINGS, "hardware": "cpu: other", "measure": {"iterations": 4}}
     with pytest.raises(DataError) as error:
@@ -78,22 +73,6 @@ def test_other_settings_are_refused(out: Path, lines: Path) -> None:
     assert "measure: {'iterations': 3}, now {'iterations': 4}" in message
     assert "threads: None, now 2" in message
     assert "batch_sizes" not in message
-
-
-def test_what_has_measured_nothing_binds_nobody(out: Path) -> None:
-    """As after a first plan for which there was no memory."""
-    assert read(out) == []
-    journal = Journal(out, {**SETTINGS, "hardware": "cpu: other"})
-    journal.append(SAMPLES[0])
-    journal.close()
-    with pytest.raises(DataError, match="now 'cpu: test'"):
-        Journal(out, SETTINGS)
-
-
-def test_a_refused_collection_may_still_be_finished(out: Path, lines: Path) -> None:
-    with pytest.raises(DataError):
-        read(out, hardware="cpu: other")
-    assert read(out) == SAMPLES
 
 
 def assert_refused(out: Path, message: str = "exists already") -> None:
@@ -121,12 +100,6 @@ def test_a_kill_between_data_and_manifest_loses_nothing(out: Path, lines: Path) 
     write_costs(out, SAMPLES, {})
     manifest_path(out).unlink()
     assert read(out) == SAMPLES
-
-
-def test_samples_without_settings_are_of_nobody(out: Path, lines: Path) -> None:
-    """As a kill leaves them while the folder is removed."""
-    (lines.parent / "settings.json").unlink()
-    assert read(out, hardware="cpu: other") == []
 
 
 def test_damaged_settings_are_an_error(out: Path, lines: Path) -> None:

@@ -3,21 +3,18 @@
 import inspect
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hydra.errors import ConfigCompositionException, InstantiationException
+from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.commands.hydra_app import instantiate as build
 from dlrm_sharded.commands.sharders import build_planner, drop_keys_of_replaced_class
 from dlrm_sharded.commands.task import asked_task, build_dataset
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.dlrm import Dlrm
@@ -64,11 +61,6 @@ def test_composes(option):
     assert resolved["batch_size"] > 0
 
 
-def test_promised_options_are_there():
-    promised = ["data=t510", "model=dcnv2", "optimizer=adam", "topology=h100_80gb"]
-    assert set(promised) <= set(OPTIONS)
-
-
 @pytest.mark.parametrize("name", names("data"))
 def test_data_builds(name, tmp_path):
     """Without reading logs or holding tables: neither would fit a machine that only plans."""
@@ -99,36 +91,10 @@ def test_the_batch_size_is_no_key_of_the_data(name):
         composed_config("train", f"data={name}", "data.batch_size=16")
 
 
-@pytest.mark.parametrize("override", ["+data.batch_size=${batch_size}", "+data.batch_size=96"])
-def test_yamls_may_state_the_batch_size(override):
-    assert (
-        build_dataset(composed_config("train", f"batch_size={BATCH_SIZE}", override)).batch_size
-        == BATCH_SIZE
-    )
-
-
 @pytest.mark.parametrize("batch_size", [16, 8192, "large"])
 def test_a_second_batch_size_is_refused(batch_size):
     cfg = composed_config("train", f"batch_size={BATCH_SIZE}", f"+data.batch_size={batch_size}")
     with pytest.raises(ConfigError, match=rf"^data\.batch_size is {batch_size}, but .* is 96"):
-        build_dataset(cfg)
-
-
-class FixedBatches(SyntheticDataset):
-    """Ignores the batch size of the run."""
-
-    def __init__(self, *, batch_size: int, **options: Any) -> None:
-        super().__init__(batch_size=batch_size // 2, **options)
-
-
-def test_a_dataset_with_a_batch_size_of_its_own_is_refused():
-    cfg = composed_config(
-        "train", f"batch_size={BATCH_SIZE}", f"data._target_={__name__}.FixedBatches"
-    )
-    with pytest.raises(ConfigError, match=r"the batch_size of FixedBatches is 48, but .* is 96"):
-        build_dataset(cfg)
-    cfg = OmegaConf.create({"batch_size": 96, "data": {"_target_": "collections.Counter"}})
-    with pytest.raises(ConfigError, match=r"the batch_size of Counter is not there, but .* is 96"):
         build_dataset(cfg)
 
 
@@ -157,25 +123,6 @@ def test_model_builds(name):
     assert dims == {"a": 4, "b": 8, "c": 16}
     dense = [p for n, p in model.named_parameters() if "embedding_bag_collection" not in n]
     assert {p.device.type for p in dense} == {"cpu"}
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["model.over_layers=nan", "model.dense_layers=null", "model.over_layers=[]", "model.bf16=abc"],
-)
-def test_values_of_a_wrong_type_for_the_model(override):
-    make = instantiate(composed_config("train", override).model)
-    with pytest.raises(ConfigError, match=override.split("=")[0]):
-        make(TABLES, 13, device=torch.device("cpu"))
-
-
-@pytest.mark.parametrize("path", ["5", "[a]", "{a:1}"])
-@pytest.mark.parametrize("override", ["sharder=plan_file +sharder.path", "sharder.warm_start"])
-def test_plans_that_are_no_paths(path, override):
-    key = f"{override}={path}".replace("+", "++")
-    cfg = composed_config("train", *key.split(" ", 1))
-    with pytest.raises((ConfigError, InstantiationException), match="must be a path"):
-        build_planner(cfg, RUN).plan(ShardingTask(TABLES, Topology(1, 10**6), 64))
 
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.startswith(("optimizer", "trainer"))])
@@ -213,21 +160,6 @@ def test_sharder_builds(name, config):
     assert callable(planner.sharder.shard)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 8])
-@pytest.mark.parametrize("sharder", ["random", "size_lookup", "torchrec"])
-def test_the_demo_for_gpus_fits_gpus_of_24_gib(sharder, world_size):
-    cfg = composed_config("train", "experiment=gpu_demo", f"sharder={sharder}", "cost_model=none")
-    tables = with_expected_profile(
-        instantiate(cfg.data.tables), batch_size=cfg.batch_size, exponent=cfg.data.alpha
-    )
-    memory_bytes = int(cfg.topology.memory_fraction * 24 * GIB)
-    topology = Topology(world_size, memory_bytes, compute_device="cuda")
-    task = ShardingTask(tables, topology, cfg.batch_size)
-    assert 4 * GIB < task.table_bytes < memory_bytes // 2, "activations need memory too"
-    plan, _ = build_planner(cfg, RunContext(device="cuda")).plan(task)
-    assert {shard.rank for shard in plan.shards} == {*range(world_size)}
-
-
 class Contextual:
     """Keeps the context that it is built with."""
 
@@ -259,32 +191,6 @@ def test_a_complete_sharder_is_given_nothing():
     planner = build_planner(composed_config("train", "sharder=dim", "cost_model=none"), RUN)
     assert isinstance(planner.sharder, GreedySharder)
     assert (planner.cost_model, planner.diagnose) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["sharder=neuroshard_paper", "+sharder.beam=3"], "sharder: .*argument 'beam'"),
-        (["+cost_model.file=x.json"], "cost_model: .*argument 'file'"),
-        *(
-            ([f"cost_model.artifact={path}"], "the artifact of the cost model is .* must be a path")
-            for path in ("5", "true", "[a]", "''")
-        ),
-    ],
-    ids=str,
-)
-def test_what_no_planner_can_be_built_of(overrides, message):
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        build_planner(composed_config("train", *overrides), RUN)
-
-
-@pytest.mark.parametrize(
-    ("key", "method"), [("sharder", "shard"), ("cost_model", "predict")], ids=str
-)
-def test_a_class_that_is_something_else(key, method):
-    cfg = OmegaConf.create({"sharder": CONTEXTUAL, key: {"_target_": "collections.Counter"}})
-    with pytest.raises(ConfigError, match=rf"^{key}\._target_ makes .*no method `{method}`"):
-        build_planner(cfg, RUN)
 
 
 @pytest.mark.parametrize("name", sorted({*names("cost_model")} - {"none"}))

@@ -5,9 +5,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -37,7 +34,6 @@ from dlrm_sharded.files.errors import (
     UnsavedError,
 )
 from dlrm_sharded.ranks.agreement import _sendable, reported_by_rank_zero
-from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER, check_temporary_folder
 from tests.unit.commands.conftest import composed_config
 
 NO_PLAN = "table 't' needs 8 B, the freest rank has 4 B"
@@ -117,17 +113,6 @@ def test_users_errors_exit_with_2_and_one_line(capsys):
     assert printed.out == ""
 
 
-def test_no_folder_for_temporary_files(monkeypatch):
-    """As in a container with a read-only root; libraries raise this error at any place."""
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
-    with pytest.raises(FileNotFoundError) as raised:
-        tempfile.gettempdir()
-    assert said(raised.value) == NO_TEMPORARY_FOLDER
-    with pytest.raises(ConfigError, match="mount a file system at /tmp"):
-        check_temporary_folder()
-
-
 @pytest.mark.parametrize("kind", [LostFolderError, UnsavedError], ids=lambda kind: kind.__name__)
 def test_what_happens_to_a_run_is_no_error_of_its_user(kind):
     """A launcher may start it again, which it does not after a 2."""
@@ -178,34 +163,6 @@ def test_ranks_are_ended_by_their_launcher(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with exit_codes():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-@pytest.mark.parametrize("module", ["commands.plan", "commands.calibrate", "ranks.torchrun"])
-def test_nobody_reads_the_output(module):
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", f"dlrm_sharded.{module}", "--help"],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) in ((141, b""), (0, b""))  # argparse hides the error
-
-
-def test_characters_that_the_locale_lacks_are_escaped():
-    """Such as those of a table, which a command prints at the end of its work."""
-    code = "from dlrm_sharded.commands.exit_codes import exit_codes\n"
-    code += "with exit_codes(): print('\u00e9')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "\\xe9\n"), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -262,28 +219,6 @@ def test_allocations_that_fail(allocate, figure, through):
         allocate()
     message = said(through(raised.value))
     assert re.search(rf"^there is not enough memory: .*({figure}).* Lower batch_size", message)
-
-
-@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
-def test_writes_that_fail_without_a_name(fault):
-    message = readable_message(OSError(fault, os.strerror(fault)))
-    assert message == (
-        f"{os.strerror(fault)}: a file cannot be written; free space, or write to another disk"
-    )
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["x" * 10_000, "two words " * 1000, [*range(10_000)], {"a": "y" * 10_000}],
-    ids=["word", "words", "list", "object"],
-)
-def test_long_values_are_shortened(value):
-    """And what to do, at the end of the message, stays."""
-    message = said(ConfigError(f"the key is {value!r}, must be short; shorten it"))
-    assert message.startswith("the key is ")
-    assert message.endswith(", must be short; shorten it")
-    assert " characters)" in message
-    assert len(message) < 300
 
 
 def test_long_messages_are_shortened():

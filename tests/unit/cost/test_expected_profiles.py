@@ -42,17 +42,6 @@ def test_a_table_costs_the_mean_over_the_skews() -> None:
         assert sum(table.reuse_histogram) == pytest.approx(1.0)
 
 
-def test_what_is_known_stays() -> None:
-    profiled = with_expected_profiles(TASK, COMPUTE)
-    assert with_expected_profiles(profiled, COMPUTE) is profiled
-
-
-def test_a_table_that_no_sample_uses() -> None:
-    task = dataclasses.replace(TASK, tables=(Table("unused", 10, 4, 0.0),))
-    (table,) = with_expected_profiles(task, COMPUTE).tables
-    assert table.reuse_histogram == (0.0,) * 17
-
-
 def test_the_weights_are_a_distribution_from_uniform_accesses_on() -> None:
     assert sum(SKEWS.values()) == pytest.approx(1.0)
     assert list(SKEWS) == sorted(SKEWS)
@@ -81,19 +70,3 @@ def test_against_ids_dealt_out(world_size: int) -> None:
     (local,) = local_histograms(histogram(uses)[None], world_size)
 
     assert local == pytest.approx(histogram(dealt), abs=0.01)
-
-
-def test_one_rank_sees_everything() -> None:
-    histograms = np.eye(NUM_REUSE_BINS)
-    assert (local_histograms(histograms, 1) == histograms).all()
-
-
-def test_a_table_without_a_profile_stays_without() -> None:
-    assert not local_histograms(np.zeros((1, NUM_REUSE_BINS)), 4).any()
-
-
-def test_every_bin_is_dealt_out_completely() -> None:
-    local = local_histograms(np.eye(NUM_REUSE_BINS), 4)
-    assert local.sum(axis=1) == pytest.approx(np.ones(NUM_REUSE_BINS))
-    # Rows of the last bin are used 49,152 times, 12,288 of them by each rank.
-    assert local[-1].argmax() == np.searchsorted(ENDS, 12_288)

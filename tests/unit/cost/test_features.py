@@ -1,7 +1,6 @@
 """What cost models read of a plan: volumes and work, by hand and against exact counts."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -12,16 +11,13 @@ from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.cost.features import (
     CPU_WORK,
     DEVICE_WORK,
-    EXTENT,
-    PROFILE,
-    extent_of,
     profile_of,
     work_of,
 )
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.tables import Table
 from tests.unit.made_up import column_shards, tables_of, task_of
 
 BATCH_SIZE = 64
@@ -98,14 +94,6 @@ def test_work_by_hand() -> None:
     assert work(of, "id_columns") == pytest.approx([0.384, 0.064, 0.064, 0.016])
     assert of.by_rank(of.num_ids).tolist() == pytest.approx([256.0, 96.0])
     assert of.unique_bytes().tolist() == pytest.approx((of.num_unique * of.num_cols * 4).tolist())
-
-
-def test_a_rank_without_shards_has_nothing() -> None:
-    of = workload(*(Shard.whole(table, 2) for table in TABLES), task=small_task(world_size=4))
-    assert of.num_lookups().tolist() == [0, 0, 1, 0]
-    assert of.by_rank(work_of(of)).shape == (4, len(CPU_WORK.terms))
-    assert not of.by_rank(work_of(of))[[0, 1, 3]].any()
-    assert of.exchange(for_ids=False).volume.tolist() == [0, 0, 56 * 16 * 4, 0]
 
 
 def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
@@ -187,55 +175,6 @@ def test_unique_ids_are_what_draws_show(num_ids: int, num_rows: int, exponent: f
     table = Table("t", num_rows, 8, num_ids / BATCH_SIZE, zipf.expected_reuse_histogram(num_ids))
     of = workload(Shard.whole(table, 0), task=small_task((table,)))
     assert of.num_unique.tolist() == pytest.approx([exact], rel=0.15)
-
-
-def test_unique_ids_are_at_most_ids_and_rows() -> None:
-    """Also of tables whose accesses were not measured."""
-    unknown = tables_of((5, 4, 9.0), (900, 4, 0.25))
-    of = workload(*(Shard.whole(table, 0) for table in unknown), task=small_task(unknown))
-    assert of.reuse_histogram.tolist() == [[0.0] * NUM_REUSE_BINS] * 2
-    assert of.num_unique.tolist() == [5, 16]
-
-
-def test_a_table_that_is_never_used_has_finite_features() -> None:
-    (table,) = with_expected_profile([Table("t", 1, 4, 0.0)], batch_size=BATCH_SIZE, exponent=0.9)
-    of = workload(Shard.whole(table, 0), task=small_task((table,)))
-    assert of.num_unique.tolist() == [0]
-    assert np.isfinite(profile_of(of)).all()
-    assert work(of, "ids") == [0]
-    assert work(of, "shards") == [1]
-
-
-def test_profile_by_hand() -> None:
-    """Of all ids, how many are of rows that a batch uses 2 to 8 times, or more than 64 times."""
-    half = [0.0] * NUM_REUSE_BINS
-    half[0] = half[2] = 0.5  # a row used once for each that is used three times
-    often = [0.0] * NUM_REUSE_BINS
-    often[8] = 1.0
-    tables = (
-        Table("half", 1000, 8, 2.0, tuple(half)),
-        Table("often", 10, 8, 100.0, tuple(often)),
-        Table("unknown", 100, 8, 1.0),
-    )
-    of = workload(*(Shard.whole(table, 0) for table in tables), task=small_task(tables))
-    profile = dict(zip(PROFILE, profile_of(of).T.tolist(), strict=True))
-    assert profile["log_rows"] == pytest.approx([3, 1, 2])
-    assert profile["log_reuse"] == pytest.approx([math.log10(2), math.log10(192), 0])
-    assert profile["accesses_reused_little"] == pytest.approx([0.75, 0, 0])
-    assert profile["accesses_reused_often"] == pytest.approx([0, 1, 0])
-
-
-def test_extent_is_named() -> None:
-    found = extent_of(workload(*MIXED)).tolist()
-    assert dict(zip(EXTENT, found, strict=True)) == {
-        "rows of a shard": [5, 1000],
-        "columns of a shard": [8, 32],
-        "ids per sample of a shard": pytest.approx([0.5, 3.0]),
-        "shards on a rank": [2, 2],
-        "ids per rank": pytest.approx([96.0, 256.0]),
-        "batch size": [64, 64],
-        "ranks": [2, 2],
-    }
 
 
 @pytest.mark.parametrize(("num_cols", "lines"), [(16, 1), (256, 16), (272, 16.6), (2048, 83.2)])

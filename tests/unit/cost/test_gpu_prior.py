@@ -10,9 +10,9 @@ import pytest
 from dlrm_sharded import ConfigError, RunContext, ShardingPlan
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE, DeviceWork, work_of
+from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.gpu_lookups import UPDATE_LINES, gpu_compute
-from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, prior_cost_model
+from dlrm_sharded.cost.learned import KIND, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
 from dlrm_sharded.cost.workload import workload_of_rows
 from dlrm_sharded.hardware.artifact import write_artifact
@@ -54,30 +54,6 @@ def lookup_ms(
 )
 def test_search_and_bound_may_rely_on_it(task: ShardingTask) -> None:
     check_cost_model(learned_cost_model(H100), task)
-
-
-def test_search_and_bound_may_rely_on_it_between_hosts() -> None:
-    task = with_topology(small_tasks()["w8-equal"], compute_device="cuda", local_world_size=4)
-    check_cost_model(learned_cost_model(H100), task)
-
-
-def test_the_same_task_has_equal_prices_and_shares_its_bound() -> None:
-    model = learned_cost_model(H100)
-    assert model.price(mlperf()) == model.price(mlperf())
-    assert hash(model.price(mlperf())) == hash(model.price(mlperf()))
-    assert model.price(mlperf()) != model.price(mlperf(16))
-    assert model.price(mlperf()) != learned_cost_model(H100).price(mlperf())
-
-
-def test_a_task_has_the_lines_of_its_own_volumes() -> None:
-    priced = learned_cost_model(H100).price(mlperf())
-    other = priced.with_task(mlperf(16))
-    assert (other.communication.exchange != priced.communication.exchange).any()
-    assert priced.with_task(priced.task) is priced
-
-
-def test_a_fitted_model_has_the_same_exchanges_for_all_tasks(model: LearnedCostModel) -> None:
-    assert model.price(mlperf()).communication is model.communication
 
 
 def test_mlperfs_tables_take_milliseconds(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,13 +105,6 @@ def test_optimizers_differ_in_the_rows_they_update() -> None:
     assert sgd[1] < rowwise[1] < 1.2 * sgd[1]
     assert 1.3 * sgd[1] < adam[1] < 3 * sgd[1]
     assert unknown == rowwise
-
-
-@pytest.mark.parametrize("optimizer", list(UPDATE_LINES))
-def test_only_rowwise_state_is_read_once_for_each_row(optimizer: str) -> None:
-    compute = gpu_compute(gpu_specs()["h100_sxm"], optimizer)
-    row_ms = np.exp(compute.backward.biases[0][compute.device.terms.index("unique_ids")])
-    assert (row_ms > 1e-9) == (optimizer == "rowwise_adagrad")
 
 
 @pytest.mark.parametrize("key", list(gpu_specs()))
@@ -221,53 +190,6 @@ def test_exchanges_of_several_gpus_are_the_priors_where_one_was_calibrated(tmp_p
     for stage in (FWD_COMM, BWD_COMM):
         found_ms, prior_ms = (m.predict(plan, task).stage_max_ms(stage) for m in (model, prior))
         assert 0 < found_ms == pytest.approx(prior_ms)
-
-
-def test_only_what_memory_limits_scales_with_its_bandwidth() -> None:
-    """A GPU that differs in its memory alone handles ids, warps and the L2 cache as fast."""
-    slow = gpu_specs()["h100_sxm"]
-    fast = dataclasses.replace(slow, memory_gb_per_s=2 * slow.memory_gb_per_s)
-    before, after = (gpu_compute(spec, "sgd") for spec in (slow, fast))
-    np.testing.assert_array_equal(after.widest_ms, before.widest_ms)
-    for direction in ("forward", "backward"):
-        prices = {
-            name: np.exp([getattr(compute, direction).biases[0][i] for compute in (before, after)])
-            for i, name in enumerate(before.device.terms)
-        }
-        for name in ("ids", "id_sort_passes", "id_lines", "bags"):
-            assert prices[name][1] == prices[name][0]
-        of_memory = [name for name in prices if name.endswith("beyond_50_mb")]
-        of_memory += ["unique_lines"] if direction == "backward" else ["pooled_columns"]
-        for name in of_memory:
-            assert prices[name][1] in (prices[name][0], pytest.approx(prices[name][0] / 2))
-        assert any(prices[name][1] < prices[name][0] for name in of_memory)
-
-
-def test_multiprocessors_and_clock_decide_what_memory_does_not() -> None:
-    slow = gpu_specs()["h100_sxm"]
-    for key in ("multiprocessors", "clock_ghz"):
-        fast = dataclasses.replace(slow, **{key: 2 * getattr(slow, key)})
-        before, after = (gpu_compute(spec, None) for spec in (slow, fast))
-        np.testing.assert_allclose(after.widest_ms, before.widest_ms / 2)
-        ids = before.device.terms.index("ids")
-        np.testing.assert_allclose(
-            np.exp(after.forward.biases[0][ids]), np.exp(before.forward.biases[0][ids]) / 2
-        )
-
-
-def test_tables_of_a_small_batch_share_the_cache() -> None:
-    """A table has the L2 cache for itself in a large batch, and a part of it in a small one."""
-
-    def share_beyond(bags: int, device: DeviceWork) -> float:
-        # 10 MB of rows, which a step uses once each
-        workload = workload_of_rows(1, 1, bags, [(0, 1, 20_000, 128, 20_000)], [USED_ONCE])
-        work = dict(zip(device.terms, work_of(workload, device)[0].tolist(), strict=True))
-        return work["id_lines_of_rows_beyond_16_mb"] / work["id_lines"]
-
-    gpu, cpu = DEVICE_WORK["cuda"], DEVICE_WORK["cpu"]
-    assert share_beyond(65_536, gpu) == share_beyond(8192, gpu) < 0.5
-    assert share_beyond(256, gpu) == pytest.approx(10.24 / (10.24 + 16 / 32))
-    assert share_beyond(256, cpu) == share_beyond(8192, cpu)
 
 
 def test_replicas_have_a_price() -> None:

@@ -15,9 +15,8 @@ from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.fitting.calibrate import Fitted, predictor
 from dlrm_sharded.fitting.evaluate import compare
-from dlrm_sharded.fitting.samples import CollectedCosts, Sample
+from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import GIB
 from tests.unit.cost.plans import (
     COMPUTING,
     EXCHANGING,
@@ -174,28 +173,6 @@ def test_beyond_what_was_measured_it_goes_on_linearly(
         assert twice[stage][0] == pytest.approx(2 * once[stage][0], rel=0.05)
 
 
-def test_beyond_what_was_measured_exchanges_go_on_linearly(model: LearnedCostModel) -> None:
-    def exchanges(width: int) -> list[list[float]]:
-        of = [uniform(f"t{i}", embedding_dim=width, pooling_factor=1.0) for i in range(100)]
-        return cost_of(model, *of, world_size=4)[1:3]
-
-    for once, twice in zip(exchanges(2**13), exchanges(2**14), strict=True):
-        assert twice == pytest.approx([2 * time for time in once], rel=0.05)
-
-
-def test_says_what_was_measured(
-    model: LearnedCostModel, fitted: Fitted, costs: CollectedCosts
-) -> None:
-    widths = [shard.num_cols for sample in costs.samples for shard in sample.shards]
-    low, high = model.ranges["columns of a shard"]
-    assert min(widths) <= low < high <= max(widths)
-    assert model.ranges["ranks"] == (2.0, 4.0)
-    assert model.ranges["batch size"] == (1024.0, 8192.0)
-    assert model.name == "made up"
-    assert model.measured_links == ("intra",)
-    assert sum(fitted.meta["num_plans"].values()) == len(costs.samples)
-
-
 def beyond(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if "extrapolates" in record.message]
 
@@ -242,12 +219,6 @@ def test_learns_the_made_up_hardware(
     assert held_out["computation, groups"] == pytest.approx(mape["computation, groups"], abs=2.0)
 
 
-def test_prices_do_not_leave_what_was_measured(model: LearnedCostModel) -> None:
-    """Tables far larger than any measured one: priced alike, as their ids are sorted alike."""
-    times = [cost_of(model, uniform(num_embeddings=num_rows)) for num_rows in (2**33, 2**40)]
-    assert times[0] == times[1]
-
-
 def test_scaled_times_are_times_the_factors(model: LearnedCostModel) -> None:
     factors = {"fwd_compute": 2.0, "fwd_comm": 3.0, "bwd_comm": 0.5, "bwd_compute": 5.0}
     scaled = dataclasses.replace(
@@ -292,15 +263,3 @@ def test_links_are_unknown_unless_measured_or_stated(
     model = dataclasses.replace(prior_cost_model(RunContext("cuda")), measured_links=measured)
     task = task_of([uniform()], 4, local_world_size=2, device="cuda", **stated)
     assert model.unknown_links(task.topology) == unknown
-
-
-def test_the_all_reduce_of_the_dense_part_has_a_price() -> None:
-    model = prior_cost_model(RunContext("cuda"))
-
-    def all_reduce_ms(world_size: int, num_bytes: int) -> float:
-        per_host = {"local_world_size": min(8, world_size), "device": "cuda"}
-        task = task_of([Table("a", 100, 16, 2.0)], world_size, GIB, 64 * world_size, **per_host)
-        return model.price(task).all_reduce_ms(num_bytes)
-
-    assert all_reduce_ms(1, 10**8) == 0.0
-    assert 0 < all_reduce_ms(8, 10**6) < all_reduce_ms(8, 10**8) < all_reduce_ms(64, 10**8)

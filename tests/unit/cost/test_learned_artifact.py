@@ -15,14 +15,13 @@ from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.price_file import read_prices, write_prices
-from dlrm_sharded.cost.prior import OTHER_HARDWARE_ERROR
 from dlrm_sharded.fitting.calibrate import FitConfig, Fitted, fit_cost_model, predictor
 from dlrm_sharded.fitting.fit import LookupData, TrainablePriceNet, fit_compute
 from dlrm_sharded.fitting.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.standing import Standing
-from tests.unit.hardware.made_up import HARDWARE, with_cpu, with_probe
+from tests.unit.hardware.made_up import HARDWARE, with_probe
 from tests.unit.made_up import assert_same_arrays
 
 
@@ -117,17 +116,6 @@ def test_how_certain_prices_are_is_known_where_they_were_fitted(
     np.testing.assert_array_equal(again.compute.uncertainty, here.compute.uncertainty)
 
 
-def test_older_artefacts_do_not_say_how_certain_they_are(fitted: Fitted, tmp_path: Path) -> None:
-    older = {name: array for name, array in fitted.arrays.items() if name != "uncertainty"}
-    path = write_artifact(tmp_path, "learned-older", older, fitted.meta)
-    assert learned_cost_model(RunContext(), str(path)).compute.uncertainty is None
-    path = write_artifact(
-        tmp_path, "learned-damaged", older | {"uncertainty": np.eye(3)}, fitted.meta
-    )
-    with pytest.raises(DataError, match="damaged"):
-        learned_cost_model(RunContext(), str(path))
-
-
 def test_a_prior_is_scaled_by_the_probes(
     of_known_hardware: str, model: LearnedCostModel, unseen: tuple[Sample, ...]
 ) -> None:
@@ -145,23 +133,6 @@ def test_a_prior_is_scaled_by_the_probes(
     assert "random gather 0.5 of there" in prior.standing.reasons
     stated = EXCHANGE_TERMS.index("max_busier_inter")
     assert (prior.communication.exchange[:, stated] == 1).all(), "stated bandwidths stay"
-
-
-def test_a_prior_without_probes_says_no_error(fitted: Fitted, tmp_path: Path) -> None:
-    path = str(write_artifact(tmp_path, "learned-older", fitted.arrays, fitted.meta))
-    for hardware in (None, HARDWARE):
-        older = learned_cost_model(RunContext("cpu", hardware), path)
-        assert (older.standing.kind, older.standing.error) == ("prior", None)
-        assert older.standing.reasons
-        assert_same_arrays(to_arrays(older.compute, older.communication), fitted.arrays)
-
-
-def test_another_cpu_of_the_same_speed(of_known_hardware: str) -> None:
-    """Gathers alone do not tell how fast the kernels of another CPU are."""
-    other = with_cpu(instruction_sets=("avx2", "fma"))
-    model = learned_cost_model(RunContext("cpu", other), of_known_hardware)
-    assert model.standing.reasons == ("no AVX-512 here",)
-    assert model.standing.error == OTHER_HARDWARE_ERROR
 
 
 def of_version(fitted: Fitted, tmp_path: Path, fbgemm: str | None) -> str:
@@ -193,25 +164,6 @@ def test_a_changed_kernel_scales_its_direction_and_is_said(
     assert standing.error == pytest.approx(abs(factor - 1), rel=0.1)
     [reason] = standing.reasons
     assert reason.startswith(f"FBGEMM {here} here, {there or '1.8.0'} there: backward computation")
-
-
-@pytest.mark.parametrize(
-    ("there", "here", "optimizer"),
-    [
-        ("1.8.0", "1.8.1", "rowwise_adagrad"),
-        ("1.6.0", "1.8.0", "rowwise_adagrad"),
-        ("1.9.0", "1.9.1", "rowwise_adagrad"),
-        ("1.8.0", None, "rowwise_adagrad"),
-        ("1.8.0", "1.9.0", "sgd"),
-    ],
-)
-def test_other_versions_and_optimizers_have_the_same_kernels(
-    fitted: Fitted, tmp_path: Path, there: str, here: str | None, optimizer: str
-) -> None:
-    context = RunContext("cpu", HARDWARE, optimizer, fbgemm=here)
-    same = learned_cost_model(context, of_version(fitted, tmp_path, there))
-    assert_same_arrays(to_arrays(same.compute, same.communication), fitted.arrays)
-    assert same.standing.kind == "calibrated"
 
 
 def global_states() -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from dlrm_sharded.fitting.fit_paper import fit_paper
 from dlrm_sharded.fitting.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.hardware.artifact import write_artifact
 from tests.unit.cost.hardware import reuse_histogram
-from tests.unit.cost.plans import EXCHANGING, relabelled, times_ms
+from tests.unit.cost.plans import EXCHANGING, relabelled
 from tests.unit.made_up import assert_same_arrays, in_turns, tables_of, task_of
 
 NUM_STEPS = 60
@@ -68,14 +68,6 @@ def test_says_which_world_sizes_it_knows(paper: PaperCostModel) -> None:
     assert len(paper.predict(*planned(4)).per_rank) == 4
     with pytest.raises(ConfigError, match="2, 4 ranks, none for 3; use cost_model=learned"):
         paper.predict(*planned(3))
-
-
-def test_one_rank_has_nobody_to_talk_to(paper: PaperCostModel) -> None:
-    assert times_ms(paper.predict(*planned(1)), EXCHANGING) == [[0.0], [0.0]]
-
-
-def test_does_not_model_input_redistribution(paper: PaperCostModel) -> None:
-    assert paper.predict(*planned(2)).input_dist_ms is None
 
 
 def test_an_artefact_is_the_model(

@@ -69,11 +69,6 @@ def test_is_no_fitted_model_and_no_fitted_model_is_one(tmp_path: Path) -> None:
     assert prices_digest(cost_picture(HERE, str(path))) == prices_digest(read_prices(path))
 
 
-def test_other_models_have_no_file(tmp_path: Path) -> None:
-    write_prices(tmp_path / "prices.safetensors", None)
-    assert not list(tmp_path.iterdir())
-
-
 def test_jobs_of_a_sweep_share_the_prices_of_the_first(tmp_path: Path) -> None:
     def of_job(context: RunContext) -> str:
         journal, snapshot = str(tmp_path / "journal"), str(tmp_path / "prices")

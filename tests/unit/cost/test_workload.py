@@ -9,7 +9,6 @@ from dlrm_sharded.cost.communication import HARDLY_ANY, STEP_EXCHANGES, Hosts
 from dlrm_sharded.cost.learned import shipped_prior
 from dlrm_sharded.cost.shapes import PiecePricer
 from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Workload, workload_of_plan
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import ColumnShards, Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -70,11 +69,6 @@ def test_pieces_are_priced_as_plans_are(table, in_rows):
     assert sum(reduce.volume[0] for reduce in exchange.reduces) == pytest.approx(reduced)
 
 
-def test_selected_shards_keep_how_they_pool():
-    both = workload(Shard.whole(POOLED, 0), Shard.whole(SEQUENCE, 1), tables=(POOLED, SEQUENCE))
-    assert both.select(np.array([False, True])).num_vectors.tolist() == [BATCH_SIZE * 50]
-
-
 def test_longer_sequences_cost_more_where_bags_cost_the_same():
     """Writing a vector for each id takes time that pooling does not."""
     of_bags, of_ids = (
@@ -82,24 +76,6 @@ def test_longer_sequences_cost_more_where_bags_cost_the_same():
         for table in (POOLED, SEQUENCE)
     )
     assert of_ids > of_bags
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_features": 0}, "num_features is 0"),
-        ({"num_features": 1.5}, "num_features is 1.5"),
-        ({"pooled": "no"}, "pooled is 'no', must be true or false"),
-    ],
-)
-def test_tables_that_are_none(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(POOLED, **changes)
-
-
-def test_a_task_file_has_what_differs_from_a_pooled_table_of_one_feature():
-    assert {"num_features", "pooled"}.isdisjoint(POOLED.to_json())
-    assert SHARED.to_json()["num_features"] == 3
 
 
 def counted(

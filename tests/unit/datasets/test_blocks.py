@@ -121,12 +121,6 @@ def test_a_damaged_manifest(folder, text):
         BlockReader(folder)
 
 
-def test_another_format_version(folder):
-    change_manifest(folder, format_version=99)
-    with pytest.raises(DataError, match="has block format 99, this release reads format 1"):
-        BlockReader(folder)
-
-
 def test_a_writer_that_was_not_finished_leaves_no_manifest(tmp_path, data):
     with new_writer(tmp_path) as writer:
         writer.append_samples(dense=data["dense"], labels=data["labels"])
@@ -154,24 +148,6 @@ WRONG = {
 def test_a_manifest_with_a_wrong_value(folder, key, value):
     change_manifest(folder, **{key: value})
     with pytest.raises(DataError, match=r"is damaged.*convert again"):
-        BlockReader(folder)
-
-
-@pytest.mark.parametrize("name", ["ids.npy", "dense.npy", "labels.npy"])
-@pytest.mark.parametrize("position", [0, 7, 20, 40, 70])
-def test_a_damaged_header_of_an_array(folder, name, position):
-    data = bytearray((folder / name).read_bytes())
-    data[position] ^= 0x21
-    (folder / name).write_bytes(data)
-    with pytest.raises(DataError, match=rf"{name} is damaged.*convert again"):
-        BlockReader(folder)
-
-
-def test_an_open_bracket_in_a_header(folder):
-    """Numpy reads it with Python's tokenizer, which has an error of its own."""
-    data = (folder / "labels.npy").read_bytes()
-    (folder / "labels.npy").write_bytes(data.replace(b"        ", b"   (    ", 1))
-    with pytest.raises(DataError, match=r"labels.npy is damaged"):
         BlockReader(folder)
 
 

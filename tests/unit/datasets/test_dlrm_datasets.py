@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from dlrm_sharded.datasets.base import BatchStream, reuse_histogram
 from dlrm_sharded.datasets.dlrm_datasets import DlrmDatasets
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.testing import check_dataset
 from tests.unit.datasets.batches import ids_of, whole_batch
 
@@ -74,18 +73,6 @@ def test_gz_equals_plain(plain, packed):
     assert dataset(plain).tables == dataset(packed).tables
 
 
-def test_formats_before_zip_files_are_read_too(tmp_path, plain):
-    torch.save(content(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    assert dataset(tmp_path / "old.pt").tables == dataset(plain).tables
-
-
-def test_int32_files_give_the_same_batches(tmp_path, plain):
-    torch.save([part.int() for part in content()], tmp_path / "int32.pt")
-    batch = whole_batch(dataset(tmp_path / "int32.pt"))
-    assert ids_of(batch) == ids_of(whole_batch(dataset(plain)))
-    assert batch.sparse_features.values().dtype == torch.int32
-
-
 def test_tables_are_profiled_on_the_first_batch(plain):
     data = dataset(plain, embedding_dim=[4, 8, 12, 16, 20])
     indices, offsets, lengths = content()
@@ -107,17 +94,6 @@ def test_some_tables_by_their_place_in_the_file(plain):
     assert batch.sparse_features.offset_per_key()[-1] == batch.sparse_features.values().numel()
 
 
-def test_log_says_that_labels_are_planted(plain, caplog):
-    with caplog.at_level(logging.INFO):
-        dataset(plain)
-    assert "planted" in caplog.text
-
-
-def test_one_batch_is_for_training(plain):
-    data = dataset(plain, batch_size=NUM_SAMPLES, val_share=0.5)
-    assert (data.num_batches("train"), data.num_batches("val")) == (1, 0)
-
-
 @pytest.mark.parametrize("form", ["plain", "packed"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_truncated_file(request, form, share):
@@ -126,15 +102,6 @@ def test_truncated_file(request, form, share):
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(DataError, match="truncated"):
         dataset(path)
-
-
-def test_lfs_pointer_and_missing_file(tmp_path):
-    pointer = tmp_path / "data.pt.gz"
-    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(DataError, match="git-lfs pointer"):
-        dataset(pointer)
-    with pytest.raises(DataError, match="is not a file; download"):
-        dataset(tmp_path / "none.pt")
 
 
 @pytest.mark.parametrize(
@@ -153,21 +120,3 @@ def test_malformed_content(tmp_path, change, message):
     torch.save(change(*content()), tmp_path / "data.pt")
     with pytest.raises(DataError, match=message):
         dataset(tmp_path / "data.pt")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 251}, "batch_size is 251"),
-        ({"val_share": 1.0}, "val_share"),
-        ({"table_ids": [5]}, "from 0 to 4"),
-        ({"table_ids": [1, 1]}, "different numbers"),
-        ({"table_ids": []}, "at least one"),
-        ({"embedding_dim": [8, 8]}, "2 values for 5 tables"),
-        ({"num_embeddings": [50, 50, 50, 50, 10]}, r"num_embeddings\[4\] is 10"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_bad_arguments_are_named(plain, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        dataset(plain, **changes)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter
 from typing import Any
@@ -14,7 +13,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.datasets import synthetic
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.testing import check_dataset
 from tests.unit.datasets.batches import ids_of, whole_batch
@@ -141,17 +139,6 @@ def test_profile_is_what_counting_gives():
     assert [t.embedding_dim for t in data.tables] == [t.embedding_dim for t in TABLES]
 
 
-def test_profile_of_a_huge_batch_is_its_expectation(monkeypatch, caplog):
-    measured = dataset(batch_size=50_000).tables
-    monkeypatch.setattr(synthetic, "MAX_PROFILED_IDS", 10_000)
-    with caplog.at_level(logging.INFO):
-        expected = dataset(batch_size=50_000).tables
-    assert "not a measurement" in caplog.text
-    for ours, theirs in zip(expected, measured, strict=True):
-        assert ours.reuse_histogram == pytest.approx(theirs.reuse_histogram, abs=0.02)
-        assert ours.pooling_factor == pytest.approx(theirs.pooling_factor, abs=0.02)
-
-
 def test_max_rows_cuts_and_says_so_once(caplog):
     tables = (Table("large", 2**22, 64, 1.0), Table("small", 100, 4, 1.0))
     data = dataset(tables, max_rows=2**20)
@@ -160,11 +147,6 @@ def test_max_rows_cuts_and_says_so_once(caplog):
     assert "cuts 1 of 2 tables: 0.25 GiB instead of 1.00 GiB" in caplog.text
     ids = whole_batch(data).sparse_features.values()
     assert ids.max() < 2**20
-
-
-def test_no_cut_no_log(caplog):
-    assert dataset(max_rows=100_000).tables[2].num_embeddings == 100_000
-    assert not caplog.records
 
 
 def test_pregenerating_changes_when_and_not_what():
@@ -197,28 +179,6 @@ def test_cache_keeps_the_first_batches_within_its_limits():
     assert kept_batches(dataset(cache_batches=2)) == [0, 1]
     assert kept_batches(dataset(cache_batches=0)) == kept_batches(dataset(cache_gib=0.0)) == []
     assert len(kept_batches(dataset(cache_gib=20_000 / 2**30))) in (1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tables": ()}, "has no tables"),
-        ({"tables": (TABLES[0], TABLES[0])}, "two with the same name"),
-        ({"alpha": -1.0}, "alpha"),
-        ({"pooling_spread": 1.5}, "pooling_spread"),
-        ({"max_rows": 0}, "data.max_rows is 0"),
-        ({"num_train_batches": -1}, "data.num_train_batches is -1"),
-        ({"alpha": "abc"}, "data.alpha is 'abc'"),
-    ],
-)
-def test_bad_arguments_are_named(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        dataset(**changes)
-
-
-def test_no_batch_beyond_the_epoch():
-    with pytest.raises(IndexError, match="val batch 2 of 2"):
-        whole_batch(dataset(), 2, "val")
 
 
 @pytest.mark.parametrize(

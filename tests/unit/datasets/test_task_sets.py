@@ -1,21 +1,15 @@
 """Task sets are what they say, whatever the seed, and a longer one begins with a shorter one."""
 
-from collections import Counter
-
 import pytest
 
-from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
-from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS, feasibility_tasks
+from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
 from dlrm_sharded.datasets.paper_tables import (
     autoshard_synthetic,
     dreamshard_table_1,
     neuroshard_table_1,
 )
 from dlrm_sharded.datasets.task_sets import (
-    PUBLISHED_MODELS,
     TASK_SETS,
-    measured_tasks,
-    models_tasks,
     paper_tasks,
     production_tasks,
     scale_tasks,
@@ -35,10 +29,6 @@ def largest(task: ShardingTask) -> float:
     """Over the memory of a rank."""
     sizes = (task.topology.table_bytes(table) for table in task.tables)
     return max(sizes) / task.topology.memory_bytes
-
-
-def of_kinds(*kinds: str) -> list[BenchmarkTask]:
-    return [benchmark for benchmark in FEASIBILITY if benchmark.kind in kinds]
 
 
 @pytest.mark.parametrize("name", TASK_SETS)
@@ -62,18 +52,6 @@ def test_paper_tasks():
     assert dims == {4, 8, 16, 32, 64, 128}
 
 
-def test_feasibility_tasks_mix():
-    assert Counter(benchmark.kind for benchmark in FEASIBILITY) == {
-        kind: 3 * count for kind, count in Counter(FEASIBILITY_KINDS).items()
-    }
-    tasks = [benchmark.task for benchmark in FEASIBILITY]
-    assert {task.topology.world_size for task in tasks} == {4, 8, 16, 32}
-    assert {task.topology.memory_bytes for task in tasks} == {4 * GIB, 8 * GIB}
-    hosts = {task.topology.world_size // task.topology.ranks_per_host for task in tasks}
-    assert hosts == {1, 2, 4}
-    assert all(10 <= len(task.tables) <= 400 for task in tasks)
-
-
 @pytest.mark.parametrize("number", range(len(FEASIBILITY)))
 def test_a_witness_proves_that_there_is_a_plan(number):
     benchmark = FEASIBILITY[number]
@@ -82,19 +60,6 @@ def test_a_witness_proves_that_there_is_a_plan(number):
         assert memory_use(benchmark.task) > 1
     else:
         validate(benchmark.witness, benchmark.task)
-
-
-def test_kinds_are_what_they_say():
-    for benchmark in of_kinds("roomy", "nearly_full"):
-        assert largest(benchmark.task) <= 1
-    for benchmark in of_kinds("nearly_full", "nearly_full_large"):
-        assert 0.899 < memory_use(benchmark.task) <= 0.99
-    for benchmark in of_kinds("large_columns", "large_rows", "nearly_full_large"):
-        assert largest(benchmark.task) > 1
-    for benchmark in of_kinds("large_columns", "large_rows"):
-        memory_bytes = benchmark.task.topology.memory_bytes
-        narrowest = max(16 * table.num_embeddings for table in benchmark.task.tables)
-        assert (narrowest > memory_bytes) == (benchmark.kind == "large_rows")
 
 
 def test_scale_tasks():
@@ -106,27 +71,6 @@ def test_scale_tasks():
         assert largest(benchmark.task) > 1
         assert largest(whole.task) <= 0.5
         validate(GreedySharder("size").shard(whole.task), whole.task)
-
-
-def test_measured_tasks_fit_a_laptop():
-    tasks = [benchmark.task for benchmark in measured_tasks(num=40)]
-    for task in tasks:
-        assert 10 <= len(task.tables) <= 40
-        assert sum(table.pooling_factor for table in task.tables) <= 100.001
-        assert task.topology.memory_bytes <= 3 * GIB
-        assert 0.59 < memory_use(task) < 0.91
-        assert largest(task) <= 0.75
-    assert max(task.topology.memory_bytes for task in tasks) > GIB / 2
-
-
-def test_models_tasks_are_all_models_on_all_ranks_and_batches():
-    tasks = models_tasks()
-    assert {benchmark.kind for benchmark in tasks} == {*PUBLISHED_MODELS}
-    assert len({(t.kind, t.task.topology.world_size, t.task.batch_size) for t in tasks}) == 54
-    for benchmark in tasks:
-        assert benchmark.task.tables == PUBLISHED_MODELS[benchmark.kind]()
-        assert memory_use(benchmark.task) < 0.8001
-        assert largest(benchmark.task) < 0.8001
 
 
 @pytest.mark.parametrize("number", range(12))

@@ -1,7 +1,6 @@
 """Why a plan costs what it does: held against the cost model's predictions of changed plans."""
 
 import dataclasses
-import logging
 import pickle
 from collections.abc import Iterator
 
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded import PlanCost, PlanReport, StageCost, Table, validate
-from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.explain import diagnosis as module
@@ -20,7 +18,6 @@ from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.task_keys import MAX_BYTES
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.made_up import column_shards, tables_of, task_of, with_memory
 from tests.unit.search.made_up import MODELS, model_of
@@ -154,16 +151,6 @@ def test_a_split_that_does_not_pay_has_a_gain_below_zero() -> None:
     assert split.gain_ms < 0
 
 
-@pytest.mark.parametrize("num_whole", [0, 1])
-def test_a_whole_sequence_has_a_lookup_beside_columns(num_whole: int) -> None:
-    tables = [Table(f"s{i}", 500, 16, 5.0, pooled=False, module="s") for i in range(3)]
-    task = with_profiles(task_of(tables, 2, 10**9, 256))
-    shards = [Shard.whole(table, 0) for table in tables[:num_whole]]
-    shards += [shard for table in tables[num_whole:] for shard in halves(table)]
-    plan = ShardingPlan(2, tuple(shards))
-    check_splits(diagnosed(plan, task), plan, task, MODEL)
-
-
 def test_the_costliest_of_many_splits() -> None:
     """Those with the most work, whatever their order in the task."""
     tables = tables_of(*((1000, 8, 1.0 + i % 7 + i / 100) for i in range(MAX_SPLITS + 6)))
@@ -217,17 +204,6 @@ def test_nothing_better_is_found_where_there_is_nothing() -> None:
     assert set(changes_of(found).values()) == {None}
 
 
-def test_memory_that_a_plan_lacks() -> None:
-    """Tables of one row and four columns cannot be split; a tenth more lets three share a rank."""
-    tables = tables_of((1, 4, 1000.0), *[(1, 4, 300.0)] * 3)
-    task = task_of(tables, 2, 47, 4096)
-    found = diagnose(whole_tables(task, (0, 0, 1, 1)), MODEL.price(task), alternatives=True)
-    costs = changes_of(found)
-    assert costs["another plan"] is None
-    best = cost_of(whole_tables(task, (0, 1, 1, 1)), with_profiles(task), MODEL)
-    assert costs["10 % more memory"] == pytest.approx(best.cost_ms)
-
-
 def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
     """One rank exchanges nothing."""
     task = task_of((IDLE, BUSY), 1)
@@ -249,14 +225,6 @@ def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     (line,) = sections(found)[1].lines
     assert_in_order(line, ["not looked at", "1"])
     assert len(found.bounding) == found.num_bounding > 0
-
-
-def test_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The prediction of the plan has said what the model assumes."""
-    task = task_of([BUSY], 8, batch_size=65_536, local_world_size=2)
-    with caplog.at_level(logging.DEBUG):
-        diagnose(ShardingPlan(8, tuple(halves(BUSY))), MODEL.price(task), alternatives=True)
-    assert caplog.messages == []
 
 
 def shard_cost(table: Table, shard: Shard, compute_ms: float) -> ShardCost:
@@ -310,31 +278,10 @@ def test_in_words() -> None:
     assert_in_order(larger, ["one more rank", "15.00 ms", "25.0 % less"])
 
 
-def test_what_another_plan_gains_too_is_no_gain_of_the_change():
-    found = (Alternative("another plan", 16.0), Alternative("one more rank", 16.0))
-    found += (Alternative("10 % more memory", 15.0),)
-    _, same, rank, memory = sections(dataclasses.replace(SHOWN, alternatives=found))[-1].lines
-    assert rank.endswith("20.0 % less; 0.0 % less than another plan without it")
-    assert same.endswith("20.0 % less")
-    assert memory.endswith("25.0 % less; 6.2 % less than another plan without it")
-
-
 def assert_in_order(line: str, parts: list[str]) -> None:
     places = [line.find(part) for part in parts]
     assert -1 not in places, line
     assert places == sorted(places), line
-
-
-def test_nobody_asked_for_alternatives() -> None:
-    found = diagnosed(ShardingPlan(2, tuple(halves(BUSY))), task_of([BUSY]))
-    assert found.alternatives is None
-    unasked = sections(dataclasses.replace(SHOWN, alternatives=None))
-    assert unasked == sections(SHOWN)[:2]
-
-
-def test_without_splits() -> None:
-    (lines,) = {sections(dataclasses.replace(SHOWN, splits=(), num_split=0))[1].lines}
-    assert lines == ("No table is split.",)
 
 
 @pytest.mark.parametrize(
@@ -353,10 +300,3 @@ def test_forecast(bound_ms: float | None, caveat: str | None, text: str) -> None
     report = PlanReport("test", 0.1, cost=cost, caveat=caveat, lower_bound_ms=bound_ms)
     assert forecast(report) == text
     assert forecast(PlanReport("test", 0.1)) is None
-
-
-@pytest.mark.parametrize("by_rank", [None, (MAX_BYTES, 2**30)])
-def test_more_memory_than_a_topology_may_have(by_rank: tuple[int, ...] | None) -> None:
-    task = task_of([BUSY], memory_bytes=MAX_BYTES, memory_bytes_by_rank=by_rank)
-    plan = ShardingPlan(2, tuple(halves(BUSY)))
-    assert len(changes_of(diagnose(plan, MODEL.price(task), alternatives=True))) == 3

@@ -8,15 +8,12 @@ from matplotlib.figure import Figure
 
 from dlrm_sharded import Shard, ShardingPlan, Table
 from dlrm_sharded.explain.figures import (
-    MAX_RANK_TICKS,
-    MAX_TABLES_SHOWN,
     plot_cost_by_rank,
     plot_memory_by_rank,
 )
 from dlrm_sharded.explain.shard_shares import ShardShare, shares_of_rank
 from dlrm_sharded.explain.text import (
     STAGE_LABELS,
-    difference,
     explain,
     forecast,
     plan_lines,
@@ -26,7 +23,7 @@ from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from tests.unit.explain.test_diagnosis import SHOWN
-from tests.unit.made_up import column_shards, in_turns, tables_of, task_of
+from tests.unit.made_up import task_of
 
 WIDE = Table("wide", 1000, 128, 1.0)
 BUSY = Table("busy", 2000, 16, 40.0)
@@ -75,16 +72,6 @@ def test_shares_sum_to_the_ranks_cost(rank: int) -> None:
     assert sum(s.size_bytes for s in shares) == PLAN.bytes_by_rank(TASK.topology)[rank]
 
 
-def test_an_empty_rank_has_no_shares() -> None:
-    assert shares_of_rank(PLAN, TASK, 2, COST) == []
-
-
-def test_row_blocks_share_the_work() -> None:
-    parts = [by_table(rank)["split"].work for rank in (0, 1)]
-    assert sum(parts) == pytest.approx(SPLIT.embedding_dim * SPLIT.pooling_factor)
-    assert parts == pytest.approx([64.0, 32.0])
-
-
 def test_computation_is_shared_by_work_and_communication_by_columns() -> None:
     shares = by_table(1)
     work = {"wide": 128.0, "busy": 640.0, "split": 32.0, "idle": 0.0}
@@ -92,12 +79,6 @@ def test_computation_is_shared_by_work_and_communication_by_columns() -> None:
     columns = {"wide": 128, "busy": 16, "split": 32, "idle": 4}
     for name, share in shares.items():
         assert share.cost_ms == pytest.approx(9.0 * work[name] / 800 + 5.0 * columns[name] / 180)
-
-
-def test_a_rank_without_lookups_still_sums_up() -> None:
-    plan = ShardingPlan(3, (Shard.whole(IDLE, 0),))
-    (share,) = shares_of_rank(plan, TASK, 0, COST)
-    assert share.cost_ms == pytest.approx(COST.per_rank[0].total_ms)
 
 
 COMM_BOUND = PlanCost((NONE, StageCost(0.1, 9.0, 9.0, 0.1), NONE))
@@ -146,19 +127,6 @@ def test_lists_ranks_and_shards() -> None:
     assert shards[2][2:5] == ["60 to 90", "0 to 32", "3.0"]
 
 
-def test_explains_without_a_cost() -> None:
-    text = explain(PLAN, REPORT, TASK, None)
-    assert "slowest" not in text
-    assert [row[-1] for row in section(text, "| rank | shards")] == ["-", "-", "-"]
-    assert len(section(text, "| rank | table")) == 5
-
-
-def test_explains_where_the_slowest_rank_is_empty() -> None:
-    cost = PlanCost((NONE, NONE, StageCost(0, 3.0, 0, 0)))
-    text = explain(PLAN, REPORT, TASK, cost)
-    assert [row[-1] for row in section(text, "| rank | shards")] == ["0.00", "0.00", "3.00"]
-
-
 def test_predicted_beside_measured() -> None:
     """Each the max over its own ranks; the stages sum to the critical path."""
     text = explain(PLAN, dataclasses.replace(REPORT, cost=PREDICTED), TASK, COST)
@@ -187,14 +155,6 @@ def test_what_the_cost_model_says_comes_before_the_ranks() -> None:
     assert lines[end] == ""
     assert lines[end + 1].startswith("| rank | shards |")
     assert start > lines.index("| embedding cost | 13.00 | 14.00 | -7 % |")
-
-
-@pytest.mark.parametrize(
-    ("predicted_ms", "measured_ms", "shown"),
-    [(35.1, 35.62, "-1 %"), (3.0, 1.0, "+200 %"), (9.97, 10.0, "+0 %"), (1.0, 0.0, "-")],
-)
-def test_difference(predicted_ms: float, measured_ms: float, shown: str) -> None:
-    assert difference(predicted_ms, measured_ms) == shown
 
 
 def bars(figure: Figure) -> list[list[float]]:
@@ -233,46 +193,11 @@ def test_cost_figure_with_a_prediction() -> None:
     assert "predicted" not in plot_cost_by_rank(COST).axes[0].get_xlabel()
 
 
-def test_cost_figure_with_a_prediction_for_many_ranks() -> None:
-    """Thin bars would run together: a mark on each rank's bar."""
-    ranks = range(MAX_RANK_TICKS + 1)
-    cost = PlanCost(tuple(StageCost(1.0, 1.0, 1.0, 1.0) for _ in ranks))
-    predicted = PlanCost(tuple(StageCost(1.0, 1.0, 1.0, 0.1 * rank) for rank in ranks))
-    axes = plot_cost_by_rank(cost, predicted=predicted).axes[0]
-    assert len(axes.containers) == len(STAGES)
-    (marks,) = axes.lines
-    assert list(marks.get_xdata()) == [rank.total_ms for rank in predicted.per_rank]
-    assert list(marks.get_ydata()) == list(ranks)
-
-
 def test_memory_figure() -> None:
     widths = bars(plot_memory_by_rank(PLAN, TASK))
     assert len(widths) == len(TASK.tables)
     used = [sum(of_rank) * 2**20 for of_rank in zip(*widths, strict=True)]
     assert used == pytest.approx(PLAN.bytes_by_rank(TASK.topology))
-
-
-def test_memory_figure_orders_tables_by_all_their_shards() -> None:
-    halved, whole = Table("halved", 100, 16, 1.0), Table("whole", 120, 8, 1.0)
-    task = task_of((whole, halved), batch_size=4)
-    halves = column_shards(halved, (0, 8), (1, 8))
-    figure = plot_memory_by_rank(ShardingPlan(2, (Shard.whole(whole, 0), *halves)), task)
-    assert legend(figure) == ["halved", "whole"]
-
-
-@pytest.mark.parametrize("world_size", [1, 3, 24])
-def test_figures_of_many_tables_and_ranks(world_size: int) -> None:
-    """The largest tables have a colour each, all others one together."""
-    task = task_of(tables_of(*((10 * (i + 1), 4, 1.0) for i in range(30))), world_size)
-    plan = in_turns(task)
-    figure = plot_memory_by_rank(plan, task)
-    widths = bars(figure)
-    assert len(widths) == MAX_TABLES_SHOWN + 1
-    assert sum(map(sum, widths)) * 2**20 == pytest.approx(sum(plan.bytes_by_rank(task.topology)))
-    labels = legend(figure)
-    assert (labels[0], labels[-1]) == ("t29", "22 others")
-    cost = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * world_size)
-    assert [len(stage) for stage in bars(plot_cost_by_rank(cost))] == [world_size] * 4
 
 
 def test_shows_which_tables_are_sequences_and_their_modules() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from dlrm_sharded import Planner, ShardingTask
 from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
-from dlrm_sharded.explain import profile_value
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.explain.text import profile_value_text
 from dlrm_sharded.plans.plan_report import plan_json
@@ -34,13 +33,6 @@ def test_the_range_has_the_cost_at_every_skew() -> None:
     assert value.most_ms == pytest.approx(max(costs), rel=2e-3)
     assert value.least_ms < value.most_ms
     assert value.gain is None or 0 <= value.gain < 0.5
-
-
-def test_large_tasks_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_value, "MAX_SIZE", 19)
-    value = value_profiles(PLAN, TASK, MODEL.price(TASK))
-    assert value.gain is None
-    assert "search" not in profile_value_text(value)
 
 
 def test_reports_have_it_where_profiles_are_assumed() -> None:

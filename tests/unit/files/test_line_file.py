@@ -1,8 +1,6 @@
 """A damaged line costs no other one, and what cannot be written costs a warning."""
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 
 from dlrm_sharded.files import line_file
 from dlrm_sharded.files.errors import ConfigError, DataError
-from dlrm_sharded.files.line_file import LineFile, changed_settings, deliver, locked
+from dlrm_sharded.files.line_file import LineFile, deliver, locked
 
 
 @pytest.fixture
@@ -59,22 +57,6 @@ def test_damaged_lines_are_passed_over(file, caplog, line):
     assert file.path.read_bytes() == before, "nothing is deleted"
 
 
-def test_lines_of_a_later_version_are_not_called_damaged(file, caplog):
-    file.note({"number": 3})
-    file.path.write_bytes(b'{"format": 9}\n' + file.path.read_bytes())
-    assert file.read(number) == {2: 3}
-    [said] = caplog.messages
-    assert "is of a later version of dlrm_sharded" in said
-    assert said.endswith("line 1")
-
-
-def test_lines_without_a_version(tmp_path):
-    file = LineFile(tmp_path / "lines", "run")
-    file.append({"number": 1})
-    assert json.loads(file.path.read_text()) == {"number": 1}
-    assert file.read(number) == {1: 1}
-
-
 def test_a_line_that_was_cut_off_does_not_damage_the_next(file):
     file.note({"number": 1})
     whole = file.path.read_bytes()
@@ -99,16 +81,6 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(file, caplog):
     assert "the run is not noted in the journal" in said
 
 
-def test_a_pipe_is_not_waited_at(file, caplog):
-    file.path.parent.mkdir()
-    os.mkfifo(file.path)
-    assert file.latest(number, most=9) == {}
-    assert not file.note({"number": 1})
-    cannot_read, not_noted = caplog.messages
-    assert "cannot be read: [Errno 22] it is not a regular file" in cannot_read
-    assert "is not noted in the journal" in not_noted
-
-
 def test_a_lock_is_refused_with_the_reason(tmp_path):
     lock = locked(tmp_path / "lock", refusal="somebody else works here")
     with pytest.raises(ConfigError, match="somebody else works here"):
@@ -116,15 +88,6 @@ def test_a_lock_is_refused_with_the_reason(tmp_path):
     lock.release()
     with pytest.raises(ConfigError, match="cannot lock"):
         locked(tmp_path, refusal="never said")
-
-
-def test_what_other_settings_are():
-    before = {"seed": 1, "sizes": [1, 2], "gone": 3}
-    assert changed_settings(before, {"seed": 1, "sizes": (1, 2), "gone": 3}) == ""
-    assert (
-        changed_settings(before, {"seed": 2, "sizes": (1, 2)})
-        == "seed: 1, now 2; gone: 3, now None"
-    )
 
 
 def test_an_outbox_is_delivered_once(file, tmp_path):

@@ -37,11 +37,3 @@ def test_is_a_bar_on_a_terminal(monkeypatch):
         bar.update(3)
     assert terminal.getvalue().startswith("\r")
     assert "3/3" in terminal.getvalue()
-
-
-def test_a_hidden_bar_says_nothing(monkeypatch):
-    log = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", log)
-    with ProgressBar(total=3, disable=True) as bar:
-        bar.update(3)
-    assert log.getvalue() == ""

@@ -65,13 +65,6 @@ def test_a_store_that_refuses_everything_is_one_line(tmp_path, monkeypatch):
         (RemotePath(url) / "run").write_bytes(b"abc")
 
 
-def test_paths():
-    path = RemotePath("s3://bucket/run/")
-    assert (path.name, str(path.parent)) == ("run", "s3://bucket")
-    assert str(path / "a" / "b") == "s3://bucket/run/a/b"
-    assert path.with_name("other") == RemotePath("s3://bucket/other")
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [

@@ -3,8 +3,6 @@
 import csv
 import math
 
-import pytest
-
 from dlrm_sharded.files.text_table import Column, TextTable
 
 TABLE = TextTable(
@@ -23,10 +21,6 @@ def test_markdown_has_one_line_for_each_row() -> None:
     ]
 
 
-def test_what_is_escaped_already_stays() -> None:
-    assert TextTable(["name"], [(r"a \| b",)]).markdown().endswith("\n" + r"| a \| b |")
-
-
 def test_a_terminal_has_aligned_columns() -> None:
     assert TABLE.text().splitlines() == [
         "sharder  cost, ms    ranks",
@@ -41,14 +35,3 @@ def test_csv_has_all_digits() -> None:
     assert titles == ["sharder", "cost, ms", "ranks"]
     assert rows[:2] == [["random", "1234.5678", "8"], ["dim", "", "16"]]
     assert rows[2] == ["a|b\nc", "nan", "unknown"]
-
-
-def test_a_table_without_rows_has_its_titles() -> None:
-    empty = TextTable(["a", "bc"], [])
-    assert (empty.text(), empty.csv()) == ("a  bc", "a,bc\n")
-    assert empty.markdown() == "| a | bc |\n|---|---|"
-
-
-def test_a_row_with_too_few_values_is_a_bug() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        TextTable(["a", "b"], [(1,)]).markdown()

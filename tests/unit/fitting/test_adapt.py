@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.fitting.adapt import Adapted, adapt, error_of
-from dlrm_sharded.fitting.confidence import Confidence
-from dlrm_sharded.fitting.factor_fit import Factors, fit_factors, fitted_to
-from dlrm_sharded.fitting.observed import observed_times
+from dlrm_sharded.fitting.factor_fit import fit_factors
 from dlrm_sharded.fitting.samples import Sample, workload_of_sample
-from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from tests.unit.cost.hardware import measured_plans
 
 ELSEWHERE = {
@@ -61,15 +58,6 @@ def test_one_plan_tells_how_fast_the_hardware_is(model: LearnedCostModel) -> Non
     assert twice.expected_error < 0.1 < twice.stated_error < 0.3, "two may agree by chance"
 
 
-def test_more_plans_tell_more(model: LearnedCostModel) -> None:
-    elsewhere = on_other_hardware(PLANS, ELSEWHERE)
-    many = adapt(model, elsewhere[:20])
-    of_one = [error_of(adapt(model, [plan]).model, elsewhere[20:]) for plan in elsewhere[:5]]
-    assert error_of(many.model, elsewhere[20:]) < np.mean(of_one)
-    assert error_of(many.model, elsewhere[20:]) < 0.1
-    assert many.expected_error == pytest.approx(error_of(many.model, elsewhere[20:]), abs=0.1)
-
-
 def test_a_stage_that_behaves_otherwise_is_found(model: LearnedCostModel) -> None:
     """Hardware on which only backward computation is slower."""
     slow_backward = dict.fromkeys(ELSEWHERE, 1.0) | {"bwd_compute": 5.0}
@@ -80,12 +68,6 @@ def test_a_stage_that_behaves_otherwise_is_found(model: LearnedCostModel) -> Non
     assert forward.mean() == pytest.approx(1.0, abs=0.15)
     assert backward.mean() == pytest.approx(5.0, rel=0.2)
     assert (after / before)[1] > 2.0
-
-
-def test_an_absurd_time_does_not_decide(model: LearnedCostModel) -> None:
-    sound = on_other_hardware(PLANS[:10], ELSEWHERE)
-    adapted = adapt(model, [*sound, *on_other_hardware(PLANS[10:11], 1e6)])
-    assert error_of(adapted.model, on_other_hardware(PLANS[11:], ELSEWHERE)) < 0.5
 
 
 def edited(
@@ -136,35 +118,6 @@ def test_one_absurd_plan_changes_nothing(
     assert critical_path_ms(adapted.model, sound[0]) == pytest.approx(expected_ms)
 
 
-@pytest.mark.parametrize("factor", [0.25, 4.0])
-def test_a_plan_on_many_ranks_does_not_outvote_the_others(
-    model: LearnedCostModel, factor: float
-) -> None:
-    sound = PLANS[:12]
-    before = adapt(model, sound).model
-    [disturbed] = on_other_hardware(PLANS[12:13], factor)
-    adapted = adapt(model, [*sound[:6], on_more_hosts(disturbed, 32), *sound[6:]]).model
-    for plan in PLANS[20:30]:
-        expected_ms = critical_path_ms(before, plan)
-        assert critical_path_ms(adapted, plan) == pytest.approx(expected_ms, rel=0.1)
-
-
-def on_more_hosts(sample: Sample, times_as_many: int) -> Sample:
-    """Repeat the shards of a sample on other ranks, at the same times."""
-    return dataclasses.replace(
-        sample,
-        world_size=times_as_many * sample.world_size,
-        shards=tuple(
-            dataclasses.replace(shard, rank=shard.rank + host * sample.world_size)
-            for host in range(times_as_many)
-            for shard in sample.shards
-        ),
-        cost=PlanCost(
-            times_as_many * sample.cost.per_rank, times_as_many * sample.cost.input_dist_ms
-        ),
-    )
-
-
 def honest_plans(num_plans: int) -> list[Sample]:
     """Plans of computation and of exchanges, in turn."""
     plans = measured_plans(num_plans, num_plans // 2, seed=num_plans)
@@ -185,78 +138,9 @@ def test_plans_that_agree_are_a_change_of_the_hardware(
     assert len(adapt(model, [*PLANS[:10], *slow]).outliers) == num_left_out
 
 
-def test_two_plans_contradict_each_other(model: LearnedCostModel) -> None:
-    slow = on_other_hardware(PLANS[:1], 1000.0)
-    assert adapt(model, [PLANS[1], *slow]).outliers == ()
-
-
-@pytest.mark.parametrize("num_plans", [3, 12])
-def test_a_disturbed_plan_is_no_outlier(model: LearnedCostModel, num_plans: int) -> None:
-    """Other work on the machine may make it several times slower."""
-    disturbed = on_other_hardware(PLANS[:1], 3.0)
-    assert adapt(model, [*PLANS[1:num_plans], *disturbed]).outliers == ()
-
-
 def test_the_right_model_stays(model: LearnedCostModel) -> None:
     adapted = adapt(model, PLANS[:10])
     assert error_of(adapted.model, PLANS[10:]) < error_of(model, PLANS[10:]) + 0.03
-
-
-def test_an_error_that_stays_is_no_reason_to_adapt(model: LearnedCostModel) -> None:
-    errors = {"error_before": 0.1, "expected_error": 0.1, "stated_error": 0.1}
-    assert Adapted(model, error_after=0.09, **errors).is_better
-    assert not Adapted(model, error_after=0.1, **errors).is_better
-
-
-def with_slope(model: LearnedCostModel, slope: float) -> LearnedCostModel:
-    """Hardware on which each unique row costs the more to update, the more rows a table has."""
-    terms = model.compute.device.terms
-    slopes = np.zeros((len(terms), len(PROFILE)))
-    slopes[terms.index("unique_lines"), PROFILE.index("log_rows")] = slope
-    slopes[terms.index("unique_ids"), PROFILE.index("log_rows")] = slope
-    return dataclasses.replace(model, compute=model.compute.sloped(np.zeros_like(slopes), slopes))
-
-
-def test_a_price_that_depends_otherwise_on_the_profile_is_found(model: LearnedCostModel) -> None:
-    """The hardware is the model with another dependence; factors alone cannot express it."""
-    there = with_slope(model, 0.5)
-    samples = [
-        dataclasses.replace(
-            sample,
-            cost=dataclasses.replace(
-                there.predict_trial(workload_of_sample(sample)),
-                input_dist_ms=sample.cost.input_dist_ms,
-            ),
-        )
-        for sample in PLANS
-    ]
-
-    def error(factors: Factors) -> float:
-        adapted = factors.applied(model)
-        pairs = [
-            (adapted.predict_trial(workload_of_sample(sample)).per_rank, sample.cost.per_rank)
-            for sample in samples[25:]
-        ]
-        return float(
-            np.mean(
-                [
-                    abs(np.log(ours.bwd_compute_ms / theirs.bwd_compute_ms))
-                    for of_plan in pairs
-                    for ours, theirs in zip(*of_plan, strict=True)
-                    if theirs.bwd_compute_ms
-                ]
-            )
-        )
-
-    observed = [observed_times(model, sample) for sample in samples[:25]]
-    without = [
-        {
-            stage: dataclasses.replace(times, profile=0.0 * times.profile)
-            for stage, times in of_plan.items()
-        }
-        for of_plan in observed
-    ]
-    assert error(fitted_to(observed)) < 0.6 * error(fitted_to(without))
 
 
 def test_exchanges_are_adapted_too(model: LearnedCostModel) -> None:
@@ -310,26 +194,6 @@ def test_bad_runs_do_not_undo_a_first_start(
             assert error_of(alone.model, TESTS) > 1.0, "they would decide everything"
 
 
-def test_good_runs_and_a_first_start_agree(
-    model: LearnedCostModel, started: LearnedCostModel
-) -> None:
-    adapted = adapt(model, RUNS, start=START)
-    assert error_of(adapted.model, TESTS) < error_of(started, TESTS) + 0.01
-    assert adapted.error_before == pytest.approx(error_of(started, RUNS))
-    one = adapt(model, RUNS[:1], start=START)
-    assert one.expected_error == pytest.approx(one.error_before), "as one run was left out"
-    assert one.stated_error < 0.3
-
-
-def test_a_run_that_contradicts_a_first_start_is_an_outlier(model: LearnedCostModel) -> None:
-    absurd = on_other_hardware(RUNS[2:3], 40.0)
-    adapted = adapt(model, [*RUNS[:2], *absurd], start=START)
-    assert [outlier.index for outlier in adapted.outliers] == [2]
-    alone = adapt(model, absurd, start=START)
-    assert [outlier.index for outlier in alone.outliers] == [0]
-    assert not alone.is_better
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.7])
 def test_disturbed_plans_count_less(model: LearnedCostModel, noise: float) -> None:
     slow = [
@@ -341,36 +205,3 @@ def test_disturbed_plans_count_less(model: LearnedCostModel, noise: float) -> No
     error = error_of(adapted.model, PLANS[20:])
     assert (error < 0.2) == (noise > 0)
     assert (adapted.error_before < 0.2) == (noise > 0), "errors are of plans that count"
-
-
-def test_sure_prices_are_moved_little(model: LearnedCostModel) -> None:
-    """A bad run moves the prices of a calibration only as far as these may be wrong."""
-    slow = on_other_hardware(PLANS[:1], 3.0)
-    sure = Confidence(shared_spread=0.05, part_spread=0.05, error=0.05, has_tails=False)
-    before = error_of(model, PLANS[1:])
-    assert error_of(adapt(model, slow, confidence=sure).model, PLANS[1:]) < before + 0.15
-    assert error_of(adapt(model, slow).model, PLANS[1:]) > 1.0
-    often = on_other_hardware(PLANS[:10], 3.0)
-    moved = adapt(model, often, confidence=sure).model
-    assert error_of(moved, on_other_hardware(PLANS[20:], 3.0)) < 0.8, "ten runs are believed"
-
-
-@pytest.mark.parametrize("direction", [0, 1], ids=DIRECTIONS)
-def test_a_single_part_may_be_far_off(model: LearnedCostModel, direction: int) -> None:
-    """On hardware whose launches take 12 times as long, far beyond the spread of a part."""
-    launches = len(model.compute.device.terms)
-    factors = np.ones((2, model.compute.num_parts))
-    factors[:, launches] = 12.0
-    true = dataclasses.replace(model, compute=model.compute.scaled(*factors))
-    found = fit_factors(
-        model,
-        [
-            dataclasses.replace(
-                plan, cost=true.predict_workload(workload_of_sample(plan), plan.hosts)
-            )
-            for plan in PLANS
-        ],
-    ).compute[direction]
-    others = np.delete(found, [launches, launches + 1])
-    assert found[launches] > 9.0
-    assert others == pytest.approx(np.ones_like(others), abs=0.15)

@@ -9,7 +9,6 @@ from dlrm_sharded.fitting.confidence import (
     SHARED_SPREAD,
     Confidence,
     Disturbance,
-    is_disturbed,
     reliability,
 )
 from dlrm_sharded.plans.standing import Standing
@@ -48,17 +47,3 @@ def test_other_work_adds_noise() -> None:
     assert Disturbance(core_wait=1.5, change=0.5).noise < 4.0, "whatever stands in a line"
     both = Disturbance(0.5, 2.0)
     assert both.noise == pytest.approx(math.sqrt(2) * math.log(2))
-
-
-@pytest.mark.parametrize(
-    ("disturbance", "said"),
-    [
-        (Disturbance(0.02, 1.05), None),
-        (Disturbance(0.4, 1.05), "for 40 % of the time"),
-        (Disturbance(0.01, 1.5), "1.50 times as long"),
-    ],
-)
-def test_says_what_ran_beside(disturbance: Disturbance, said: str | None) -> None:
-    text = disturbance.text
-    assert (text is None) if said is None else (text is not None and said in text)
-    assert is_disturbed(disturbance.noise) == (said is not None)

@@ -11,8 +11,6 @@ from dlrm_sharded.fitting.evaluate import (
     TimePairs,
     averaged,
     compare,
-    errors_table,
-    repeatability_text,
 )
 from dlrm_sharded.fitting.samples import MeasuredShard, Sample
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
@@ -75,15 +73,6 @@ def test_ranks_whose_accesses_are_mostly_not_zipf() -> None:
     assert "computation, not Zipf" not in compare(predict, [plain])
 
 
-def test_a_model_may_leave_out_input_redistribution() -> None:
-    samples = [measured("communication", *[(1.0, 2.0, 3.0, 4.0)] * 2, shards=(1, 1))]
-    cost = PlanCost(samples[0].cost.per_rank)
-    assert list(compare(lambda workload: cost, samples)) == [
-        "backward communication, 2 ranks",
-        "forward communication, 2 ranks",
-    ]
-
-
 def attempt(number: int, *times: Times, ids_ms: float = 2.0, of: int = 0) -> Sample:
     made = measured("computation", *times, shards=(1,) * len(times))
     cost = cost_of(times, ids_ms=ids_ms)
@@ -103,15 +92,6 @@ def test_averages_are_medians_time_by_time() -> None:
     assert (first.attempt, first.shards) == (0, samples[0].shards)
 
 
-def test_tiny_tables_say_nothing_of_computation() -> None:
-    samples = [measured("communication", *[(1.0, 2.0, 3.0, 4.0)] * 4, shards=(1, 1, 1, 1))]
-    assert list(compare(always(*[(1, 1, 1, 1)] * 4), samples)) == [
-        "backward communication, 4 ranks",
-        "forward communication, 4 ranks",
-        "input distribution, 4 ranks",
-    ]
-
-
 @pytest.mark.parametrize(
     ("count", "name"),
     [(1, "1 shard"), (2, "2 to 8 shards"), (9, "9 to 40 shards"), (41, "more than 40 shards")],
@@ -124,49 +104,8 @@ def test_counts_shards(count: int, name: str) -> None:
     assert not [other for other in found if "communication" in other or "input" in other]
 
 
-def test_ranks_without_shards_are_not_compared() -> None:
-    samples = [measured("computation", (1, 2, 3, 4), (0, 1, 1, 0), shards=(2, 0))]
-    found = compare(always((1, 1, 1, 1), (5, 1, 1, 5)), samples)
-    assert found["computation, groups"].predicted == [2]
-    assert found["forward computation"].measured == [1]
-
-
-def test_row_wise_shards_have_a_line_of_their_own() -> None:
-    ones = [(1, 1, 1, 1)] * 2
-    samples = [
-        measured("computation", *ones, shards=(1, 0), by_rows=1),
-        measured("computation", *ones, shards=(1, 1)),
-    ]
-    found = compare(always(*ones), samples)
-    assert len(found["computation, with row-wise shards"].measured) == 2
-    assert len(found["forward computation"].measured) == 4
-
-
 def test_summary_by_hand() -> None:
     pairs = TimePairs(predicted=[1.1, 1.0, 4.0, 8.0], measured=[1.0, 2.0, 4.0, 10.0])
     np.testing.assert_allclose(pairs.relative_errors, [0.1, -0.5, 0.0, -0.2])
     summary = {"num": 4, "mape": 20.0, "median": 15.0, "p90": 41.0, "spearman": 0.8}
     assert pairs.summary() == summary
-
-
-@pytest.mark.parametrize(
-    ("predicted", "measured"),
-    [([2.0], [1.0]), ([2.0, 2.0], [1.0, 3.0]), ([1.0, 3.0], [2.0, 2.0])],
-    ids=["one", "same_predictions", "same_measurements"],
-)
-def test_a_summary_has_no_nan(predicted: list[float], measured: list[float]) -> None:
-    summary = TimePairs(predicted, measured).summary()
-    assert all(np.isfinite(value) for value in summary.values())
-
-
-def test_table() -> None:
-    row = {"num": 9, "mape": 3.14159, "median": 2.0, "p90": 7.77, "spearman": 0.98765}
-    assert errors_table({"plan": row}).splitlines()[-1] == "| plan | 9 | 3.1 | 2.0 | 7.8 | 0.9877 |"
-
-
-def test_says_how_well_measurements_repeat() -> None:
-    rows = {"computation, 2 ranks": {"num": 28, "fwd_compute": 15.1, "critical_path": 12.34}}
-    assert repeatability_text(rows) == (
-        "critical paths measured twice differ by 12.3 % in computation, 2 ranks (28 plans)"
-    )
-    assert repeatability_text({"computation, 2 ranks": {"num": 28}}) is None, "an older collection"

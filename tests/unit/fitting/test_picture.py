@@ -8,7 +8,6 @@ import pytest
 from dlrm_sharded import ConfigError, RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.fitting.adapt import error_of
-from dlrm_sharded.fitting.confidence import Disturbance
 from dlrm_sharded.fitting.picture import conditions_of, corrected, cost_picture, run_journal
 from dlrm_sharded.fitting.run_journal import RunJournal
 from dlrm_sharded.fitting.samples import Sample, workload_of_sample
@@ -170,46 +169,3 @@ def test_runs_and_a_first_start_are_fitted_together(cache: Path) -> None:
     assert launches[1] == pytest.approx(launches[0], rel=0.15)
     text = after.standing.short_text
     assert text.startswith("measured at the first start (19 s), corrected by 1 run, within about")
-
-
-@pytest.mark.parametrize("beside", [None, Disturbance(core_wait=0.5)])
-def test_prices_say_which_runs_were_disturbed(cache: Path, beside: Disturbance | None) -> None:
-    journal = noted(cache / "journals", *on_other_hardware(RUNS[:2], 40.0))
-    [slow] = on_other_hardware(RUNS[2:3], 80.0)
-    assert journal.append(conditions_of(HERE), slow, beside)
-    standing = cost_picture(HERE, journal=str(cache / "journals")).standing
-    assert standing.num_runs == 3
-    said = "1 of 3 runs measured beside other work"
-    assert (said in standing.reasons) == (beside is not None)
-
-
-def test_runs_with_other_threads_do_not_correct(cache: Path) -> None:
-    journal = run_journal(HERE, str(cache))
-    threads = dataclasses.replace(conditions_of(HERE), threads=CPU.threads + 1)
-    assert conditions_of(HERE).threads == CPU.threads
-    for run in on_other_hardware(RUNS, 40.0):
-        assert journal.append(threads, run)
-    assert cost_picture(HERE, journal=str(cache)).standing.num_runs == 0
-
-
-def test_a_calibration_is_moved_as_far_as_it_may_be_wrong(model: LearnedCostModel) -> None:
-    """Ten runs at half the speed are believed more than one."""
-    sure = Standing("calibrated", "made up", error=0.05, rank_error=0.05)
-    calibrated = dataclasses.replace(model, standing=sure)
-    slow = on_other_hardware(measured_plans(12, 0, seed=22), 2.0)
-    moved = [
-        corrected(calibrated, slow[:num]).compute.forward.launch_ms
-        / calibrated.compute.forward.launch_ms
-        for num in (1, 10)
-    ]
-    assert 1.0 <= moved[0] < 1.3 < moved[1]
-
-
-def test_a_run_that_contradicts_a_first_start_corrects_nothing(
-    cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    packaged = learned_cost_model(HERE)
-    before = started_picture(cache)
-    after = started_picture(cache, at_speed(packaged, RUNS[0], 400.0))
-    assert after.standing == before.standing
-    assert "1 of 1 runs in the journal" in caplog.text

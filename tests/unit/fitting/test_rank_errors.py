@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.fitting.rank_errors import LEAST_RANKS, LEVEL, rank_error
+from dlrm_sharded.fitting.rank_errors import LEAST_RANKS, rank_error
 from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from tests.unit.fitting.cases import sample
@@ -43,29 +43,6 @@ def test_few_disturbed_ranks_do_not_decide():
     some = pairs(40)
     disturbed = [(cost(np.full(4, 10.0)), measured(np.array([10.0, 10.0, 10.0, 1000.0])))]
     assert rank_error([*some, *disturbed]) == pytest.approx(rank_error(some), rel=0.1)
-
-
-def test_ranks_that_do_not_draw_level_do_not_count():
-    """They are off by much here, and no rank that is far below the slowest will be the slowest."""
-    near = [pair for pair in pairs(100) if max(_times_ms(pair[0])) > 34.0 / LEVEL]
-    alone = [(cost(_times_ms(p)), measured(_times_ms(s.cost))) for p, s in near]
-    far_ms, off = (
-        np.array([34.0, 5.0]),
-        np.random.default_rng(2).lognormal(0.0, 1.0, (len(near), 2)),
-    )
-    with_others = [
-        (
-            cost(np.append(_times_ms(p), far_ms)),
-            measured(np.append(_times_ms(s.cost), far_ms * off[i])),
-        )
-        for i, (p, s) in enumerate(near)
-    ]
-    assert len(alone) > LEAST_RANKS
-    assert rank_error(with_others) == rank_error(alone)
-
-
-def _times_ms(of: PlanCost) -> np.ndarray:
-    return np.array([rank.computation_ms for rank in of.per_rank])
 
 
 def test_too_few_ranks_and_those_without_work_say_nothing():

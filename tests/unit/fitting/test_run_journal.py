@@ -10,11 +10,10 @@ from dlrm_sharded import PlanCost, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.features import profile_of, work_of
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
-from dlrm_sharded.fitting.confidence import Disturbance
 from dlrm_sharded.fitting.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.fitting.samples import TIMES, Sample, workload_of_sample
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from tests.unit.made_up import column_shards, task_of, with_topology
 
 SGD = Conditions("sgd", 2)
@@ -150,66 +149,3 @@ def test_what_cannot_have_been_measured_is_named(
     [said] = caplog.messages
     assert f"1 of 2 lines of the journal of runs {journal.path}" in said
     assert "line 1 (" in said
-
-
-def test_what_would_be_refused_is_not_written(
-    journal: RunJournal, caplog: pytest.LogCaptureFixture
-) -> None:
-    nan = PlanCost((StageCost(1.0, math.nan, 3.0, 4.0), COST.per_rank[1]), COST.input_dist_ms)
-    run = measured_run(PLAN, TASK, nan)
-    assert not journal.append(SGD, run)
-    assert not journal.path.exists()
-    [said] = caplog.messages
-    assert "is not noted in the journal" in said
-    assert "fwd_comm on rank 0 in ms is nan" in said
-
-
-def test_what_real_runs_may_write_is_read(journal: RunJournal) -> None:
-    """A rank without shards, one rank without exchanges, tables without profiles or ids."""
-    unused = dataclasses.replace(TASK.tables[0], pooling_factor=0.0)
-    idle = [(1.0, 2.0, 2.0, 1.0), (0.0, 2.0, 2.0, 0.0)]
-    for task, conditions, stages, line in (
-        (task_of(TABLES[:1], 1), Conditions("sgd", 1), [(1.0, 0.0, 0.0, 1.0)], 1),
-        (task_of([unused]), SGD, idle, 2),
-    ):
-        cost = PlanCost(tuple(StageCost(*rank) for rank in stages), (0.1,) * len(stages))
-        run = measured_run(whole_tables(task, [0]), task, cost)
-        assert journal.append(conditions, run)
-        assert journal.read(conditions) == {line: run}
-
-
-def test_runs_with_other_threads_do_not_count(journal: RunJournal, run: Sample) -> None:
-    one, two = (dataclasses.replace(SGD, threads=threads) for threads in (1, 2))
-    journal.append(one, run)
-    journal.append(SGD, run)  # as earlier versions wrote it
-    assert list(journal.read(one)) == [1, 2]
-    assert list(journal.read(two)) == [2]
-    assert list(journal.read(SGD)) == [1, 2], "nobody knows the threads of this start"
-
-
-def test_a_line_says_what_ran_beside(journal: RunJournal, run: Sample) -> None:
-    beside = Disturbance(core_wait=0.25, change=1.1)
-    journal.append(SGD, run, beside)
-    journal.append(SGD, run)
-    found = journal.read(SGD)
-    assert [found[1].noise, found[2].noise] == [beside.noise, 0.0]
-    assert dataclasses.replace(found[1], noise=0.0) == run
-
-
-def test_a_damaged_sign_of_other_work_damages_the_line(
-    journal: RunJournal, run: Sample, caplog: pytest.LogCaptureFixture
-) -> None:
-    journal.append(SGD, run, Disturbance())
-    journal.path.write_text(journal.path.read_text().replace('"change": 1.0', '"change": "x"'))
-    assert journal.read(SGD) == {}
-    assert "line 1 (" in caplog.text
-
-
-def test_runs_without_profiles_tell_nothing(journal: RunJournal, run: Sample) -> None:
-    """As they have no price; earlier versions wrote zeros for tables without a profile."""
-    bare = dataclasses.replace(TASK, tables=TABLES)
-    assert measured_run(PLAN, bare, COST) == run, "they have the profile that is assumed"
-    zeros = (0.0,) * len(run.shards[0].reuse_histogram)
-    shards = tuple(dataclasses.replace(shard, reuse_histogram=zeros) for shard in run.shards)
-    journal.append(SGD, dataclasses.replace(run, shards=shards))
-    assert journal.read(SGD) == {}

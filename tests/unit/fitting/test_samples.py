@@ -29,7 +29,6 @@ from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.damage import change_a_byte, cut_off
 from tests.unit.fitting.cases import sample
-from tests.unit.made_up import column_shards
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,44 +98,6 @@ def test_a_sample_of_sequences_is_priced_as_its_plan() -> None:
         assert of_sample.tolist() == pytest.approx(of_plan.tolist())
     launches = [of.exchange(for_ids=False).num_launches for of in (planned, found)]
     assert launches == [2, 2]
-
-
-def test_modules_and_features_of_a_sample_are_those_of_its_plan(tmp_path: Path) -> None:
-    """Column shards of sequences count beside whole tables of their module; earlier samples do not
-    know of modules."""
-    tables = (
-        Table("a", 100, 8, 3.0, ONCE, module="first", num_features=3),
-        Table("b", 100, 8, 3.0, ONCE, module="second"),
-        Table("s", 90, 16, 5.0, ONCE, pooled=False, module="third"),
-        Table("t", 90, 16, 5.0, ONCE, pooled=False, module="third"),
-    )
-    task = ShardingTask(tables, Topology(2, memory_bytes=2**30), batch_size=64)
-    shards = (
-        *(Shard.whole(table, 0) for table in tables[:3]),
-        *column_shards(tables[3], (0, 8), (1, 8)),
-    )
-    plan = ShardingPlan(2, shards)
-    cost = PlanCost.from_stages({stage: [1.0, 2.0] for stage in STAGES}, input_dist_ms=[1.0, 1.0])
-    write_costs(
-        tmp_path / "costs.parquet", [Sample.of_plan(plan, task, cost, kind="computation")], {}
-    )
-    (sample,) = read_costs(tmp_path / "costs.parquet").samples
-    found, planned = workload_of_sample(sample), workload_of_plan(plan, task)
-    assert found.num_lookups().tolist() == planned.num_lookups().tolist() == [4, 1]
-    assert found.exchange(for_ids=False).num_launches == 4
-    assert found.num_vectors.tolist() == planned.num_vectors.tolist()
-    assert found.num_bags[0] == 3 * found.num_bags[1]
-    unnumbered = [dataclasses.replace(shard, module=0) for shard in sample.shards]
-    earlier = workload_of_sample(dataclasses.replace(sample, shards=tuple(unnumbered)))
-    assert earlier.num_lookups().tolist() == [2, 1]
-
-
-def test_keeps_what_disturbed_a_measurement(tmp_path: Path) -> None:
-    path, disturbed = tmp_path / "costs.parquet", dataclasses.replace(SAMPLES[0], noise=0.5)
-    write_costs(path, [disturbed, *SAMPLES[1:]], {})
-    collected = read_costs(path)
-    assert collected.samples == (disturbed, *SAMPLES[1:])
-    assert collected.manifest["num_disturbed"] == 1
 
 
 def test_first_attempts_are_of_one_kind(costs: Path) -> None:
@@ -272,35 +233,6 @@ def test_without_its_manifest_new_data_is_not_read(costs: Path) -> None:
     manifest_path(costs).write_text(manifest)
     with pytest.raises(DataError, match=r"is not the file that costs\.json describes"):
         read_costs(costs)
-
-
-def test_repeatability_by_hand() -> None:
-    """Of two plans measured twice: 10 and 30 % apart in the slowest rank's forward pass."""
-    samples = [
-        sample(0, times_ms=((1, 10, 1, 1, 4), (1, 5, 1, 1, 8))),
-        sample(1, times_ms=((2, 20, 1, 0, 4), (1, 5, 1, 0, 8))),
-        sample(2, times_ms=((9, 9, 9, 9, 9),) * 2),
-        sample(1, attempt=1, times_ms=((1, 2, 1, 7, 4), (2, 14, 1, 3, 8))),
-        sample(0, attempt=1, times_ms=((1, 11, 1, 1, 8), (1, 5, 1, 1, 4))),
-        sample(0, kind="communication", times_ms=((1, 1, 1, 1, 1),) * 4),
-        sample(0, kind="communication", attempt=1, times_ms=((1, 1, 2, 1.5, 1),) * 4),
-    ]
-    assert repeatability(samples) == {
-        "communication, 4 ranks": {
-            "num": 1,
-            **{"input_dist": 0.0, "fwd_compute": 0.0, "fwd_comm": 100.0},
-            **{"bwd_comm": 50.0, "bwd_compute": 0.0, "critical_path": 37.5},
-        },
-        "computation, 2 ranks": {
-            "num": 2,
-            **{"input_dist": 0.0, "fwd_compute": 20.0, "fwd_comm": 0.0},
-            **{"bwd_comm": 0.0, "bwd_compute": 0.0, "critical_path": 4.22},
-        },
-    }
-
-
-def test_nothing_repeated_is_no_repeatability() -> None:
-    assert repeatability([sample(0), sample(1)]) == {}
 
 
 def test_the_page_names_all_columns_of_the_file() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.fitting.adapt import adapt
 from dlrm_sharded.fitting.confidence import (
     NOISE,
     PART_SPREAD,
@@ -15,10 +14,7 @@ from dlrm_sharded.fitting.confidence import (
 )
 from dlrm_sharded.fitting.factor_fit import fit_factors
 from dlrm_sharded.fitting.from_prior import with_uncertainty
-from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.fitting.uncertainty import covariance_after, information
-from dlrm_sharded.plans.plan_cost import STAGES
-from dlrm_sharded.plans.standing import Standing
 from tests.unit.cost.hardware import measured_plans
 
 PLANS = measured_plans(40, 0, seed=3)
@@ -45,18 +41,6 @@ def test_the_covariance_is_that_of_errors_of_fits(before_share: float) -> None:
     np.testing.assert_allclose(covariance, np.cov(errors.T), atol=0.05 * covariance.max())
 
 
-def test_noise_is_that_of_the_times_where_many_tell_and_it_is_large() -> None:
-    rows = rows_of(np.random.default_rng(0), 40)
-    errors = 0.3 * np.random.default_rng(1).standard_normal(40)
-    known = information(rows, 0.1 * errors, np.ones(40))
-    np.testing.assert_allclose(known, rows.T @ rows / NOISE**2)
-    ratios = known / information(rows, errors, np.ones(40))
-    assert ratios.min() == pytest.approx(ratios.max())
-    assert ratios.max() == pytest.approx((0.3 / NOISE) ** 2, rel=0.5)
-    few = information(rows[:5], errors[:5], np.ones(5))
-    np.testing.assert_allclose(few, rows[:5].T @ rows[:5] / NOISE**2)
-
-
 def spread_of(model: LearnedCostModel) -> np.ndarray:
     """[2], mean standard deviation of a part beside what all parts have in common."""
     assert model.compute.uncertainty is not None
@@ -75,33 +59,7 @@ def test_more_plans_leave_less_uncertain(model: LearnedCostModel) -> None:
     assert (spread_of(fit_factors(again, PLANS[20:]).applied(again)) < spread_of(again)).all()
 
 
-def test_plans_that_contradict_each_other_leave_more_uncertain(model: LearnedCostModel) -> None:
-    rng = np.random.default_rng(0)
-
-    def disturbed(sample: Sample) -> Sample:
-        stages = {
-            stage: [rank.stage_ms(stage) * float(np.exp(rng.normal())) for rank in ranks]
-            for stage in STAGES
-            for ranks in [sample.cost.per_rank]
-        }
-        return dataclasses.replace(sample, cost=sample.cost.with_stages(stages))
-
-    clean = adapt(model, PLANS).model
-    noisy = adapt(model, [disturbed(sample) for sample in PLANS]).model
-    assert (spread_of(noisy) > spread_of(clean)).all()
-
-
 def test_a_fit_says_how_certain_it_is(model: LearnedCostModel) -> None:
     assert (spread_of(model) < PART_SPREAD).all()
     known = with_uncertainty(model, PLANS[:1])
     assert known is model
-
-
-def test_a_calibration_that_does_not_say_stays_so(model: LearnedCostModel) -> None:
-    """It was nearer than the spreads of a prior, which would make its splits less certain."""
-    older = dataclasses.replace(
-        model,
-        compute=dataclasses.replace(model.compute, uncertainty=None),
-        standing=Standing("calibrated", "made up"),
-    )
-    assert adapt(older, PLANS[:3]).model.compute.uncertainty is None

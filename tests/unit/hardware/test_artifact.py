@@ -1,8 +1,6 @@
 """An artefact on disk: whole, of the right kind, and found where it is looked for."""
 
 import json
-import multiprocessing
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, HEADER, read_artifact, write_artifact
+from dlrm_sharded.hardware.artifact import HEADER, read_artifact, write_artifact
 from dlrm_sharded.hardware.artifact_kinds import Kind, cost_model_kind, policy_kind
 from tests.unit.damage import change_a_byte, cut_off
 
@@ -63,13 +61,6 @@ def test_anyone_can_read_it_without_running_our_code(path: Path) -> None:
     """No pickle: the arrays need safetensors alone, and its header has the rest as JSON."""
     np.testing.assert_array_equal(load_file(path)["transposed"], ARRAYS["transposed"])
     assert header(path)["features"] == json.loads(json.dumps(FEATURES))
-
-
-def test_a_second_model_takes_the_place_of_the_first(path: Path) -> None:
-    write_artifact(path.parent, path.stem, {"other": np.ones(2)}, meta(seed=1))
-    found = read_artifact(path, kind=KIND, features=FEATURES)
-    assert list(found.arrays) == ["other"]
-    assert found.meta["seed"] == 1
 
 
 def header(path: Path) -> dict[str, Any]:
@@ -136,47 +127,3 @@ def test_refuses_what_was_fitted_to_other_features(path: Path, features: dict[st
     written_with(features=features)(path)
     with pytest.raises(DataError, match="fitted to other features"):
         read_artifact(path, kind=KIND, features=FEATURES)
-
-
-@pytest.mark.parametrize(
-    "key", ["hardware", "device", "cores", "optimizer", "ranges", "measured_links"]
-)
-def test_what_must_be_said(path: Path, key: str) -> None:
-    """Policies have no fitted ranges and no links."""
-    written_with(**{key: None})(path)
-    with pytest.raises(DataError, match=f"(fields | field `){key}`?; make the cost model"):
-        read_artifact(path, kind=KIND, features=FEATURES)
-    written_with(**{key: None}, kind=POLICY.name)(path)
-    if key in KIND.required:
-        assert read_artifact(path, kind=POLICY, features=FEATURES).meta["cores"] == 2
-    else:
-        with pytest.raises(DataError, match=f"is damaged: .* field `{key}`; make the policy"):
-            read_artifact(path, kind=POLICY, features=FEATURES)
-
-
-NUM_WRITES = 40
-
-
-def write_often(folder: Path, value: int) -> None:
-    for _ in range(NUM_WRITES):
-        write_artifact(folder, "learned-x", {"a": np.full(2000, value)}, meta(value=value))
-
-
-def test_writers_and_readers_do_not_collide(tmp_path: Path) -> None:
-    """Two processes and a thread write, and what is read is always whole."""
-    write_artifact(tmp_path, "learned-x", {"a": np.full(2000, 0)}, meta(value=0))
-    context = multiprocessing.get_context("forkserver")
-    others = [context.Process(target=write_often, args=(tmp_path, value)) for value in (1, 2)]
-    writers = [*others, threading.Thread(target=write_often, args=(tmp_path, 3))]
-    for writer in writers:
-        writer.start()
-    values = set()
-    while any(writer.is_alive() for writer in writers):
-        seen = read_artifact(tmp_path / f"learned-x{ARTIFACT_SUFFIX}", kind=KIND, features=FEATURES)
-        assert set(seen.arrays["a"].tolist()) == {seen.meta["value"]}
-        values.add(seen.meta["value"])
-    for writer in writers:
-        writer.join()
-    assert [process.exitcode for process in others] == [0, 0]
-    assert len(values) > 1
-    assert [file.name for file in tmp_path.iterdir()] == [f"learned-x{ARTIFACT_SUFFIX}"]

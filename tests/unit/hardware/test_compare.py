@@ -53,20 +53,6 @@ def test_different(ours: Hardware, reasons: tuple[str, ...]) -> None:
     assert match.reasons == reasons
 
 
-def test_a_load_that_may_explain_it_is_named() -> None:
-    busy = with_probe(with_probe(load=10), gather_gb_per_s=0.5)
-    assert compare(busy, HARDWARE).reasons == (
-        "random gather 0.5 of there",
-        "the probe here ran beside a load of 5",
-    )
-    assert compare(with_probe(load=10), HARDWARE).is_same
-
-
-def test_reasons_tell_the_two_sides_apart() -> None:
-    avx2 = with_cpu(instruction_sets=("avx2", "fma"))
-    assert compare(HARDWARE, avx2).reasons == ("no AVX-512 there",)
-
-
 def test_without_a_fingerprint_or_a_probe_nothing_is_the_same() -> None:
     older = Hardware("cpu: x")
     assert compare(HARDWARE, older).reasons == ("the hardware there has no fingerprint",)
@@ -74,10 +60,6 @@ def test_without_a_fingerprint_or_a_probe_nothing_is_the_same() -> None:
     match = compare(HARDWARE, unprobed)
     assert match.reasons == ("the speed there was not probed",)
     assert (match.is_same, match.has_same_fingerprint) == (False, True)
-
-
-def test_exchanges_between_other_ranks_do_not_count() -> None:
-    assert compare(with_exchange(num_ranks=2, gb_per_s=0.1), HARDWARE).is_same
 
 
 def test_gpus() -> None:

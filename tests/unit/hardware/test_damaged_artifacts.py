@@ -1,6 +1,5 @@
 """Artefacts whose checksum is right, but whose content cannot be used; and damaged ones."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -93,35 +92,6 @@ def test_arrays_that_cannot_be_used(
     assert str(path) in str(error.value)
 
 
-FIELDS = {
-    "ranges": [None, [], {}, {"ranks": [1, 4]}, "all", 3],
-    "measured_links": [None, 5, ["extra"], {"a": 1}, [["intra"]]],
-    "hardware": [None, 5, ["cpu"]],
-    "device": [None, "tpu", 5],
-    "cores": [None, "two", 2.5, True],
-    "optimizer": [None, {"a": 1}],
-    "fingerprint": [5, {}, {"cpu": None}],
-    "probe": ["fast", {}, {"copy_gb_per_s": "fast"}],
-}
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [(key, value) for key, values in FIELDS.items() for value in values], ids=str
-)
-def test_fields_of_a_wrong_type(key: str, value: object, tmp_path: Path) -> None:
-    path = rewritten(tmp_path, "learned", load_file(shipped("learned")), **{key: value})
-    with pytest.raises(DataError, match=r"is damaged|is no usable"):
-        learned_cost_model(CPU, str(path))
-
-
-@pytest.mark.parametrize("bounds", [[1], [1, 2, 3], ["a", "b"], [2, 1], [0, float("nan")], None])
-def test_ranges_of_a_wrong_form(bounds: object, tmp_path: Path) -> None:
-    ranges = meta_of("learned")["ranges"] | {"ranks": bounds}
-    path = rewritten(tmp_path, "learned", load_file(shipped("learned")), ranges=ranges)
-    with pytest.raises(DataError, match="is no usable cost model"):
-        learned_cost_model(CPU, str(path))
-
-
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut_in_the_header": lambda data: data[:1500],
@@ -150,24 +120,3 @@ def test_a_damaged_calibration_is_no_reason_to_use_the_packages(
     (CALIBRATED / shipped(kind).name).write_bytes(damage(data))
     with pytest.raises(DataError, match=rf"calibration/{kind}-cpu_amd_epyc"):
         LOADERS[kind](RunContext("cpu", hardware, calibrated=CALIBRATED), None)
-
-
-def test_a_damaged_file_that_is_not_needed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    CALIBRATED.mkdir()
-    (CALIBRATED / "learned-mine.safetensors").write_bytes(b"")
-    learned_cost_model(dataclasses.replace(CPU, calibrated=CALIBRATED))
-    used = shipped("learned")
-    assert caplog.messages == [
-        f"calibration/learned-mine.safetensors is damaged and passed over; {used} is used"
-    ]
-
-
-@pytest.mark.parametrize("kind", LOADERS)
-def test_says_what_it_took(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    LOADERS[kind](CPU, None)
-    noun = "policy" if kind in ("autoshard", "dreamshard") else "cost model"
-    assert caplog.messages[0] == f"{noun}: {Path(shipped(kind)).name}, of cpu: AMD EPYC"

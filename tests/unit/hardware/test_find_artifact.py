@@ -1,7 +1,6 @@
 """Artefacts found by the hardware that they were made on, and named after it."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from dlrm_sharded.hardware.artifact import (
     artifact_name,
     find_artifact,
     load_artifact,
-    name_in_folder,
     read_artifact,
     write_artifact,
 )
@@ -109,24 +107,6 @@ def test_what_was_calibrated_here_comes_first(folders: tuple[Path, Path]) -> Non
     assert found(None, "cpu") == mine
 
 
-def test_python_takes_nothing_from_the_working_folder(folders: tuple[Path, Path]) -> None:
-    """A run that names no folder has the package's, wherever it stands."""
-    calibrated, shipped = folders
-    packaged = put(shipped, "cpu: y", "cpu")
-    mine = put(calibrated, "cpu: x", "cpu")
-    of_a_run = RunContext("cpu", Hardware("cpu: x"))
-    assert load_artifact(None, KIND, FEATURES, of_a_run).path == packaged
-    named = dataclasses.replace(of_a_run, calibrated=calibrated)
-    assert load_artifact(None, KIND, FEATURES, named).path == mine
-
-
-def test_a_renamed_model_is_still_of_its_hardware(folders: tuple[Path, Path]) -> None:
-    calibrated, shipped = folders
-    put(shipped, "cpu: y", "cpu")
-    write_artifact(calibrated, "learned-mine", ARRAYS, meta(hardware="cpu: x"))
-    assert found("cpu: x", "cpu") == calibrated / f"learned-mine{ARTIFACT_SUFFIX}"
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"no arrays", bytes(100)])
 def test_damaged_models_do_not_stand_in_for_others(
     folders: tuple[Path, Path], content: bytes
@@ -147,34 +127,6 @@ def test_the_hardwares_own_damaged_model_is_named(folders: tuple[Path, Path]) ->
     assert found("cpu: x", "cpu") == mine
     with pytest.raises(DataError, match="is damaged"):
         read_artifact(mine, kind=KIND, features=FEATURES)
-
-
-def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path]) -> None:
-    calibrated, _ = folders
-    put(calibrated, "cpu: x", "cpu", kind="other")
-    (calibrated / "costs.json").write_text(json.dumps(meta()))
-    (calibrated / "costs.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="no cost model of the kind 'learned'") as error:
-        find_artifact(KIND, HARDWARE, "cpu", artifact.CALIBRATED)
-    assert "dlrm-calibrate" in str(error.value)
-    with pytest.raises(DataError) as error:
-        find_artifact(POLICY, HARDWARE, "cpu", artifact.CALIBRATED)
-    assert str(error.value) == (
-        "there is no policy of the kind 'dreamshard', in calibration/ or in the package; make one "
-        "with `dlrm-train-policy policy=dreamshard`"
-    )
-
-
-def test_the_file_of_other_hardware_with_the_name_is_kept(tmp_path: Path) -> None:
-    """A calibration replaces that of its own hardware, and a file that cannot be read."""
-    plain = artifact_name(KIND.name, HARDWARE.name)
-    assert name_in_folder(tmp_path, KIND, HARDWARE) == plain
-    path = write_artifact(tmp_path, plain, ARRAYS, meta(**HARDWARE.to_meta()))
-    assert name_in_folder(tmp_path, KIND, HARDWARE) == plain
-    other = with_cpu(cores=8)
-    assert name_in_folder(tmp_path, KIND, other) == f"{plain}-{other.fingerprint.id}"
-    cut_off(path)
-    assert name_in_folder(tmp_path, KIND, other) == plain
 
 
 OTHER = with_cpu(with_probe(gather_gb_per_s=0.5), cores=8)

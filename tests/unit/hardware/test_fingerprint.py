@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dlrm_sharded.hardware.cpu import read_cpu
 from dlrm_sharded.hardware.cuda import count_nvlinks, pcie_link
-from dlrm_sharded.hardware.fingerprint import CpuFingerprint, Fingerprint
+from dlrm_sharded.hardware.fingerprint import CpuFingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from tests.unit.hardware.made_up import AVX512, CPU, HARDWARE, ON_GPU, with_cpu, with_gpu
+from tests.unit.hardware.made_up import AVX512, HARDWARE, ON_GPU, with_cpu, with_gpu
 
 X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -81,11 +80,6 @@ def test_the_quota_of_a_container(limit: str, tmp_path: Path) -> None:
     assert cpu_of(tmp_path).cores == 1
 
 
-def test_switches_of_the_libraries_count(tmp_path: Path) -> None:
-    cpu = cpu_of(tmp_path, FBGEMM_ENABLE_INSTRUCTIONS="AVX2", HOME="/root", FBGEMM_NO_ASMJIT="")
-    assert cpu.switches == ("FBGEMM_ENABLE_INSTRUCTIONS=AVX2",)
-
-
 @pytest.mark.parametrize("hardware", [HARDWARE, ON_GPU, Hardware("cpu: x")], ids=lambda h: h.name)
 def test_json_and_back(hardware: Hardware) -> None:
     written = json.loads(json.dumps(hardware.to_meta()))
@@ -94,45 +88,9 @@ def test_json_and_back(hardware: Hardware) -> None:
     assert next(hardware.lines()) == hardware.name
 
 
-def test_the_id_is_short_and_stable() -> None:
-    fingerprint = Fingerprint(CPU)
-    assert fingerprint.id == "fe27ffaffe86"
-    others = [with_cpu(cores=4), with_cpu(switches=("A=1",)), with_cpu(l3_kib=None), ON_GPU]
-    ids = {other.fingerprint.id for other in others if other.fingerprint}
-    assert len(ids | {fingerprint.id}) == 5
-
-
 def test_a_gpus_id_depends_on_neither_its_cpu_nor_its_driver() -> None:
     for same in (with_cpu(ON_GPU, cores=64), with_gpu(driver="590.0", nccl="2.28.1")):
         assert same.fingerprint.id == ON_GPU.fingerprint.id
-
-
-@pytest.mark.parametrize(
-    ("key", "change"),
-    [
-        ("fingerprint", 5),
-        ("fingerprint", {}),
-        ("fingerprint", {"cpu": {"cores": 2}}),
-        ("probe", []),
-        ("probe", {"copy_gb_per_s": 1.0}),
-        ("probe", {**HARDWARE.to_meta()["probe"], "gather_gb_per_s": 0.0}),
-        ("probe", {**HARDWARE.to_meta()["probe"], "gather_gb_per_s": float("inf")}),
-        ("probe", {**HARDWARE.to_meta()["probe"], "exchange": {"num_ranks": True}}),
-    ],
-    ids=str,
-)
-def test_damaged_entries(key: str, change: Any) -> None:
-    with pytest.raises(ValueError, match=rf"the hardware: .* - at `\$.{key}"):
-        Hardware.from_meta({**HARDWARE.to_meta(), key: change})
-
-
-def test_the_text_says_what_is_known() -> None:
-    lines = "\n".join(HARDWARE.lines())
-    for known in ("avx512f", "L3 32768 KiB", "2 cores", "random gather 8 GB/s", "of 4 ranks 300"):
-        assert known in lines
-    assert "L3" not in "\n".join(with_cpu(l3_kib=None).lines())
-    assert "18 NVLinks" in "\n".join(ON_GPU.lines())
-    assert "None" not in "\n".join(with_gpu(nvlinks=None, pcie=None).lines())
 
 
 def test_what_nvidia_smi_prints() -> None:

@@ -108,14 +108,6 @@ def test_what_decides_no_training_may_change(key, value):
     assert refused_and_changed(WRITTEN, changed(key, value)) == (None, None)
 
 
-def test_many_differences_are_counted():
-    tables = [{f"key_{number}": number for number in range(9)}]
-    before, now = (changed("data.tables", [dict.fromkeys(tables[0], n)]) for n in (0, 1))
-    refused, _ = refused_and_changed(before, now)
-    assert refused is not None
-    assert refused.endswith("data.tables.0.key_4 is 1 and was 0, 4 more")
-
-
 def test_ranks_may_differ_in_what_is_of_a_host():
     """The path of the data and the memory of a rank; but not in a step of the schedule."""
     here = facts_of_start(flat(WRITTEN))

@@ -82,24 +82,3 @@ def test_a_backward_pass_that_does_not_compile_fails_at_once(monkeypatch):
     layers(torch.ones(1))
     assert at_once == [True]
     assert not functorch_config.force_non_lazy_backward_lowering
-
-
-def test_errors_of_the_layers_are_theirs(modes):
-    layers = nn.Linear(2, 2)
-    compile_layers([layers], "auto", CUDA)
-    with pytest.raises(RuntimeError, match="shapes"):
-        layers(torch.zeros(1, 3))
-
-
-def test_other_modes_do_not_hide_errors(monkeypatch):
-    def compile_module(module, mode):
-        def call(features):
-            raise InternalTorchDynamoError("no Triton")
-
-        module._compiled_call_impl = call
-
-    monkeypatch.setattr(nn.Module, "compile", compile_module)
-    layers = nn.Identity()
-    compile_layers([layers], "default", CUDA)
-    with pytest.raises(InternalTorchDynamoError):
-        layers(torch.ones(1))

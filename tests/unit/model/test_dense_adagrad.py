@@ -8,7 +8,6 @@ from torch import nn
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from dlrm_sharded.model.dense_adagrad import DenseAdagrad
-from dlrm_sharded.model.optimizers import has_fused_kernel
 from tests.unit.model.operators import Operators
 
 RATE = 0.1
@@ -95,9 +94,3 @@ def test_operators_of_a_step_do_not_grow_with_the_weights(fused):
         else ["_foreach_addcmul_", "_foreach_sqrt", "_foreach_add_", "_foreach_addcdiv_"]
     )
     assert operators.counts == {"add_": 1, **dict.fromkeys(of_device, 1)}
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
-def test_fused_kernels(optimizer):
-    assert has_fused_kernel(optimizer, torch.device("cpu"))
-    assert not has_fused_kernel(optimizer, torch.device("meta"))

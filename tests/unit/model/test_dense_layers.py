@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torchrec.models.dlrm import DenseArch, OverArch
 from torchrec.modules.crossnet import LowRankCrossNet
 
-from dlrm_sharded.model.autocast_weights import in_autocast_precision
 from dlrm_sharded.model.dense_layers import CrossLayers, DenseLayers, OverLayers
 from tests.unit.model.operators import Operators
 
@@ -115,17 +114,3 @@ def test_cross_layers_have_three_operators():
     assert operators.counts["mm"] == operators.counts["addmm"] == 3
     assert operators.counts["addcmul"] == 3
     assert not operators.counts["add"] + operators.counts["mul"]
-
-
-def test_without_autocast_weights_stay():
-    weights = [torch.rand(2), torch.rand(3)]
-    assert in_autocast_precision(weights) is weights
-
-
-def test_compilers_fuse_casts_themselves(monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    weights = [torch.rand(2), torch.rand(3)]
-    with torch.autocast("cpu", torch.bfloat16), Operators() as operators:
-        found = in_autocast_precision(weights)
-    assert [weight.dtype for weight in found] == [torch.bfloat16] * 2
-    assert operators.counts == {"_to_copy": 2}

@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dense_adagrad import DenseAdagrad
-from dlrm_sharded.model.dlrm import Dlrm, dlrm, dlrm_dcnv2, embedding_parameters, warn_of_slow_bf16
+from dlrm_sharded.model.dlrm import Dlrm, dlrm, dlrm_dcnv2, embedding_parameters
 from dlrm_sharded.model.interaction import DotInteraction
 from dlrm_sharded.model.torchrec_adapter import bag_configs
 from dlrm_sharded.plans.tables import Table
@@ -159,11 +159,6 @@ def test_dot_interaction_has_the_gradient_of_autograd(num_vectors):
     assert torch.autograd.gradcheck(interaction, vectors)
 
 
-def test_one_table():
-    one = EQUAL[:1]
-    assert make("dot", one)(batch(one))[1][1].shape == (BATCH_SIZE,)
-
-
 @pytest.mark.parametrize("tables", [EQUAL, MIXED], ids=["equal", "mixed"])
 @pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
 def test_bf16_is_for_the_dense_part(interaction, tables):
@@ -194,27 +189,6 @@ def test_bf16_is_for_the_dense_part(interaction, tables):
     torch.testing.assert_close(logits, expected, rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "bf16", "device", "warns"),
-    [
-        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False}, True, "cpu", True),
-        ({"neon": True}, True, "cpu", True),
-        ({"avx2": True, "avx512_bf16": True, "amx_bf16": False}, True, "cpu", False),
-        ({"avx512_bf16": False, "amx_bf16": True}, True, "cpu", False),
-        ({"neon": True, "bf16": True}, True, "cpu", False),
-        ({"avx2": True}, False, "cpu", False),
-        ({"avx2": True}, True, "cuda", False),
-    ],
-    ids=["avx2", "neon", "avx512_bf16", "amx_bf16", "arm_bf16", "fp32", "cuda"],
-)
-def test_warns_where_bf16_is_emulated(capabilities, bf16, device, warns, monkeypatch, caplog):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    warn_of_slow_bf16(make("dot", EQUAL, bf16=bf16), torch.device(device))
-    assert ["model.bf16 is true, but this CPU has no" in m for m in caplog.messages] == [
-        True
-    ] * warns
-
-
 def test_tables_wait_for_the_sharding():
     """No rank holds what it will not train."""
     model = dlrm(MIXED, NUM_DENSE, **LAYERS, device=CPU)
@@ -242,12 +216,6 @@ def test_tables_wait_for_the_sharding():
 def test_bad_layers(interaction, layers, key):
     with pytest.raises(ConfigError, match=key):
         make(interaction, EQUAL, **layers)
-
-
-def test_layers_are_not_recorded_twice():
-    with pytest.raises(ConfigError, match=r"model\.compile_mode=max-autotune replays the layers"):
-        make("dot", EQUAL, compile_mode="max-autotune", dense_graph=True)
-    make("dot", EQUAL, compile_mode="default", dense_graph=True)
 
 
 def test_bad_compile_mode():

@@ -59,13 +59,6 @@ def test_only_unused_numbers_are_not_waited_for(source, checks, passed_by, versi
         assert getattr(embedding_sharding, NAME) is theirs
 
 
-def test_without_the_function(version, monkeypatch):
-    version(DEFINITION + USE)
-    monkeypatch.delattr(embedding_sharding, NAME)
-    assert not pass_unused_checks_by()
-    assert not hasattr(embedding_sharding, NAME)
-
-
 def test_regions_are_for_profilers():
     """A region may be used again, with and without a profiler."""
     region = Region("## forward 1 ##")
@@ -78,16 +71,6 @@ def test_regions_are_for_profilers():
     recorded = [event for event in profiler.events() if event.name == region.name]
     assert len(recorded) == 1
     assert "aten::add_" in [event.name for event in recorded[0].cpu_children]
-
-
-def test_a_profiler_may_start_within_a_region():
-    profiler = profile(activities=[ProfilerActivity.CPU])
-    with Region("outer"):
-        profiler.start()
-        with Region("inner"):
-            pass
-    profiler.stop()
-    assert [e.name for e in profiler.events() if e.name in ("outer", "inner")] == ["inner"]
 
 
 def test_regions_of_torchrecs_steps_are_spared(monkeypatch):

@@ -183,14 +183,6 @@ def test_memory_in_words() -> None:
     assert nearly.rank_memory_text == "2.00 GiB"
 
 
-def test_empty_row_block() -> None:
-    """4 rows make blocks of 2: the third rank has none."""
-    tiny = task_of([Table("t", 4, 16, 1.0)], 3)
-    rows = plan(shard(0, rows=(0, 2)), shard(1, rows=(2, 4)), world_size=3)
-    with pytest.raises(InvalidPlanError, match="none of them empty"):
-        validate(rows, tiny)
-
-
 def test_rows_over_one_host() -> None:
     two_hosts = task(4, local_world_size=2)
     validate(plan(shard(2, rows=(0, 50)), shard(3, rows=(50, 100)), world_size=4), two_hosts)
@@ -255,25 +247,6 @@ def shards_text(**change: Any) -> str:
 def test_keys_of_a_plan_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises((ConfigError, InvalidPlanError), match=message):
         read(tmp_path / "plan.json", text)
-
-
-def test_unknown_keys_of_a_plan_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """They may be those of a later version."""
-    fields = VALID["columns"].to_json() | {"sharer": "mine"}
-    assert read(tmp_path / "plan.json", json.dumps(fields)) == VALID["columns"]
-    assert "unknown keys, which have no effect: ['sharer']" in caplog.text
-
-
-def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
-    (tmp_path / "task.json").write_text(json.dumps(task().to_json()), encoding="utf-8-sig")
-    assert read_task(tmp_path / "task.json").to_json() == task().to_json()
-
-
-@pytest.mark.parametrize("path", [5, None, True, ["a"], "", "a\0b"])
-def test_what_is_no_path(path: Any) -> None:
-    for use in (read_plan, read_task, lambda path: write_json(path, {})):
-        with pytest.raises(ConfigError, match="must be a path"):
-            use(path)
 
 
 def test_missing_files(tmp_path: Path) -> None:

@@ -3,19 +3,17 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 
 PLAN = ShardingPlan(2, (Shard("t", 0, (0, 100), (0, 4)), Shard("t", 1, (0, 100), (4, 16))))
 COST = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 1.0, 1.0, 1.0)))
-STAGES_MS = {stage: [rank.stage_ms(stage) for rank in COST.per_rank] for stage in STAGES}
 
 
 def test_costs() -> None:
@@ -27,40 +25,6 @@ def test_costs() -> None:
     assert COST.input_dist_max_ms is None
     assert PlanCost(COST.per_rank, (0.5, 0.75)).input_dist_max_ms == 0.75
     assert PlanCost.from_json(COST.to_json()) == COST
-
-
-def test_ranks_without_any_cost_are_balanced() -> None:
-    assert PlanCost((StageCost(0.0, 0.0, 0.0, 0.0),) * 2).imbalance == 1.0
-
-
-@pytest.mark.parametrize("order", [list, reversed], ids=["in_order", "reversed"])
-def test_stages_are_taken_by_their_names(order: Callable[[list[str]], Iterable[str]]) -> None:
-    stages_ms = {stage: STAGES_MS[stage] for stage in order(list(STAGES_MS))}
-    assert PlanCost.from_stages(stages_ms, input_dist_ms=None) == COST
-    with_ids = PlanCost.from_stages(stages_ms, input_dist_ms=[0.5, 0.75])
-    assert with_ids == PlanCost(COST.per_rank, (0.5, 0.75))
-
-
-@pytest.mark.parametrize("missing", STAGES)
-def test_a_missing_stage_is_an_error(missing: str) -> None:
-    stages_ms = {stage: times_ms for stage, times_ms in STAGES_MS.items() if stage != missing}
-    with pytest.raises(TypeError, match=missing):
-        PlanCost.from_stages(stages_ms, input_dist_ms=None)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"reduce": [0.0, 0.0]}, TypeError, "reduce_ms"),
-        ({"fwd_comm": [1.0]}, ValueError, "shorter"),
-    ],
-    ids=["unknown_stage", "fewer_ranks"],
-)
-def test_stages_that_are_none(
-    change: dict[str, list[float]], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        PlanCost.from_stages(STAGES_MS | change, input_dist_ms=None)
 
 
 @pytest.mark.parametrize(

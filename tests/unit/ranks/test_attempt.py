@@ -63,20 +63,3 @@ def test_torchruns_default_is_told_apart_by_its_process(monkeypatch):
     job = job_id()
     assert job == job_id()
     assert str(os.getppid()) in job
-
-
-@pytest.mark.parametrize("damage", ["", "never", "\0"])
-def test_a_damaged_file_is_replaced(damage, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "12")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    started(FORMAT)
-    (path,) = STARTED_FOLDER.iterdir()
-    path.write_text(damage)
-    assert started(FORMAT) == started(FORMAT)
-
-
-def test_a_folder_that_cannot_be_made(monkeypatch):
-    """The run's own folder has the same fate, and a message."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "12")
-    STARTED_FOLDER.parent.touch()
-    assert started(FORMAT)

@@ -1,7 +1,6 @@
 """A job of one process, and what a rank knows of itself and its memory."""
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from dlrm_sharded.files.errors import ConfigError, DivergenceError, InfeasibleTaskError, RankError
-from dlrm_sharded.plans.task import GIB, Topology
+from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks import distributed
 from dlrm_sharded.ranks.agreement import (
     all_or_none,
@@ -24,7 +23,6 @@ from dlrm_sharded.ranks.distributed import (
     new_group,
     process_group,
     rank_from_environment,
-    with_memory_of_all_ranks,
 )
 
 pytestmark = pytest.mark.usefixtures("no_torchrun")
@@ -184,12 +182,6 @@ def test_all_or_none_lets_success_pass():
     assert done == [1]
 
 
-@pytest.mark.usefixtures("alone")
-def test_memory_of_one_rank():
-    topology = Topology(1, 80 * GIB + 1)
-    assert with_memory_of_all_ranks(topology) == topology
-
-
 def test_rank_0_reports_what_all_have():
     error, cause = ConfigError("bad"), ValueError("worse")
     error.__cause__ = cause
@@ -219,12 +211,6 @@ def test_topology_of_two_hosts(free_gib, monkeypatch):
     assert topology.inter_host_bytes_per_s == 25e9
 
 
-@pytest.mark.usefixtures("free_gib")
-@pytest.mark.parametrize("memory_gib", [0.5, 56, 1000])
-def test_memory_that_is_given_is_not_detected(memory_gib):
-    assert detect_topology(memory_gib=memory_gib).memory_bytes == memory_gib * GIB
-
-
 @pytest.mark.parametrize(
     ("options", "gib"),
     [
@@ -238,35 +224,6 @@ def test_memory_that_is_given_is_not_detected(memory_gib):
 def test_reserved_memory(free_gib, options, gib):
     assert free_gib == 100
     assert detect_topology(**options).memory_bytes == gib * GIB
-
-
-@pytest.mark.usefixtures("free_gib")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"memory_fraction": 0.5, "reserved_gib": 50}, r"50\.00 GiB of rank 0 .*memory_fraction"),
-        ({"memory_gib": 2, "reserved_gib": 3.5}, r"is 3\.5.*2\.00 GiB of rank 0 .*memory_gib"),
-    ],
-    ids=str,
-)
-def test_nothing_left(options, message):
-    with pytest.raises(ConfigError, match=rf"topology\.reserved_gib .*{message}"):
-        detect_topology(**options)
-
-
-BAD_MEMORY = {
-    "reserved_gib": (-0.5, math.inf),
-    "memory_gib": (0, -1.5, math.nan),
-    "memory_fraction": (0, 1.1, math.nan),
-}
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [(key, value) for key, values in BAD_MEMORY.items() for value in values]
-)
-def test_bad_memory(key, value):
-    with pytest.raises(ConfigError, match=rf"topology\.{key} is {value}, must be"):
-        detect_topology(**{key: value})
 
 
 def test_what_a_process_uses(alone):

@@ -3,14 +3,13 @@
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
-from dlrm_sharded.files.errors import ConfigError, RankError
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks import host_links
 from dlrm_sharded.ranks.host_links import connect_hosts
 from dlrm_sharded.ranks.interfaces import (
@@ -19,7 +18,6 @@ from dlrm_sharded.ranks.interfaces import (
     interface_of,
     is_loopback,
     network_name,
-    slow_name_lookup,
 )
 
 LISTENS_NOWHERE = "192.0.2.1"
@@ -85,21 +83,6 @@ def test_hosts_that_reach_each_other(networks, store, monkeypatch):
     assert os.environ[host_links.GLOO_VARIABLE] == "lo"
 
 
-def test_another_program_at_the_same_address(store, monkeypatch):
-    """Hosts can have equal addresses, as those of containers' bridges are."""
-    answer = host_links._answer
-    monkeypatch.setattr(host_links, "_answer", lambda server, _: answer(server, "other"))
-    errors = connect(monkeypatch, store, "aab")
-    reporters = []
-    for error in errors:
-        assert isinstance(error, ConfigError)
-        assert "another program answers (and 1 more such failures); set GLOO" in str(error)
-        assert isinstance(error.__cause__, RankError)
-        assert error.__cause__.on_all_ranks
-        reporters.append(error.__cause__.reporter)
-    assert reporters == [0, 0, 2], "the first rank of each host"
-
-
 def test_an_interface_that_is_none(store, monkeypatch):
     monkeypatch.setenv(host_links.GLOO_VARIABLE, "ib7")
     for error in connect(monkeypatch, store, "ab"):
@@ -125,22 +108,3 @@ def test_a_host_without_a_way(store, monkeypatch):
     monkeypatch.setattr(host_links, "_way_to_store", fail)
     for error in connect(monkeypatch, store, "ab"):
         assert str(error).startswith("no way")
-
-
-@pytest.mark.parametrize(("takes_s", "said"), [(0.0, ""), (20.0, "took 20 s, as no name server")])
-def test_a_name_server_that_does_not_answer(takes_s, said, monkeypatch):
-    now = [0.0]
-    looked_up = []
-
-    def look_up(address: tuple[str, int, int, int], flags: int) -> tuple[str, str]:
-        looked_up.append(address[:2])
-        now[0] += takes_s
-        return "", ""
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(socket, "getnameinfo", look_up)
-    seconds, text = slow_name_lookup("127.0.0.1", 29500)
-    assert looked_up == [("::ffff:127.0.0.1", 29500)], "as torch does"
-    assert seconds == takes_s
-    assert said in text
-    assert bool(text) == bool(said)

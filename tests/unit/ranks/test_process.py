@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.ranks.process import check_encoding, check_threads, forget_peak_memory
+from dlrm_sharded.ranks.process import check_threads, forget_peak_memory
 
 CHILD = """
 import os, time
@@ -74,9 +74,3 @@ def test_no_threads_are_as_if_unset(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", " ")
     check_threads()
     assert "OMP_NUM_THREADS" not in os.environ
-
-
-def test_arguments_in_another_encoding(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["dlrm-plan", "task=run\udcc3\udca9/task.json"])
-    with pytest.raises(ConfigError, match=r"set LC_ALL=C\.UTF-8"):
-        check_encoding()

@@ -107,19 +107,6 @@ def test_no_stall_before_the_first_step_and_in_a_phase_without_steps(watch, monk
     assert not told
 
 
-def test_slow_steps_are_no_stall(monkeypatch):
-    heartbeat = Heartbeat()
-    clock = iter((100.0, 140.0, 150.0))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    heartbeat.beat(1)
-    heartbeat.beat(2)
-    assert heartbeat.last is not None
-    assert heartbeat.last.interval_s == 40
-    with heartbeat.rest():
-        assert heartbeat.last is None
-    assert (heartbeat.last.step, heartbeat.last.at_s) == (2, 150.0)
-
-
 def test_a_store_that_does_not_answer(watch, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "h0")
     monkeypatch.setattr(step_watch, "STORE_S", 0.05)
@@ -150,14 +137,6 @@ def test_the_flight_recorder_is_armed(tmp_path, monkeypatch):
     prefix = text.split()[-2]
     assert text.endswith(f"torchfrtrace -p {prefix} {folder}")
     assert prefix.endswith("_rank_")
-
-
-def test_a_named_file_of_the_flight_recorder_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv(flight_recorder.FILE_VARIABLE, str(tmp_path / "mine_"))
-    for name in flight_recorder.SETTINGS:
-        monkeypatch.setenv(name, "0")
-    flight_recorder.arm("a job")
-    assert f"-p mine_ {tmp_path}" in flight_recorder.reading_text()
 
 
 def test_the_oldest_collective_that_nccl_has_not_completed(monkeypatch):

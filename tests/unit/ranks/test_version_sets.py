@@ -1,7 +1,6 @@
 """Versions that do not belong together are named in one line, with the command that mends them."""
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -158,11 +157,6 @@ def test_extras_are_the_defaults(build):
 )
 def test_the_installed_torch_is_kept(build, torch, command):
     assert install_command(build, torch=torch) == command
-
-
-def test_base_requirements_do_not_bring_torch():
-    names = {re.split(r"[<>=]", requirement)[0] for requirement in project()["dependencies"]}
-    assert not names & {*PACKAGES, "torchmetrics", "tensordict", "torchx"}
 
 
 @pytest.mark.parametrize(

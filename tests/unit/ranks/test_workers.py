@@ -1,6 +1,5 @@
 """Functions in processes of their own: results, refusals, warnings and limits of time."""
 
-import functools
 import logging
 import os
 import signal
@@ -63,13 +62,6 @@ def test_a_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert in_processes([warned, warned], limit_s=LONG_S, num_workers=1) == [3, 3]
     assert [record.getMessage() for record in caplog.records] == ["assumed"]
-
-
-def test_warnings_that_differ_in_figures_count_as_one(caplog: pytest.LogCaptureFixture) -> None:
-    functions = [functools.partial(log.warning, "%d of 9 tables", number) for number in range(3)]
-    with caplog.at_level(logging.WARNING):
-        in_processes(functions, limit_s=LONG_S, num_workers=1)
-    assert [record.getMessage() for record in caplog.records] == ["0 of 9 tables"]
 
 
 def test_nothing_to_do() -> None:

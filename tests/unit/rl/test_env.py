@@ -1,6 +1,5 @@
 """The environment: legal ranks, draws, and episodes that overflow."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +10,6 @@ from dlrm_sharded.rl.env import (
     legal_ranks,
     log_probabilities,
     roll_out,
-    sums_before_each_step,
 )
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
 
@@ -157,32 +155,3 @@ def test_a_rank_overflows_in_marked_episodes_alone(case: tuple[TaskTensors, int]
     again = roll_out(inputs, FixedScores(scores), torch.Generator().manual_seed(seed))
     assert torch.equal(again.ranks, placed.ranks)
     assert torch.equal(again.log_probs, placed.log_probs)
-
-
-def test_other_seeds_draw_others() -> None:
-    inputs = sized([[1] * 20] * 4, [[20, 20, 20]] * 4)
-    scores = torch.zeros((20, 4, 3))
-    first, second = (
-        roll_out(inputs, FixedScores(scores), torch.Generator().manual_seed(seed))
-        for seed in (0, 1)
-    )
-    assert not torch.equal(first.ranks, second.ranks)
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_what_was_there_before_each_step(world_size: int) -> None:
-    random = torch.Generator().manual_seed(0)
-    values = torch.rand((2, 5, 4), generator=random)
-    ranks = torch.randint(world_size, (2, 5), generator=random)
-    sizes = torch.randint(1, 9, (2, 5), generator=random)
-    inputs = sized(sizes.tolist(), [[20] * world_size] * 2)
-    before = sums_before_each_step(values, ranks, world_size)
-    free = free_before_each_step(inputs, ranks)
-    for episode in range(2):
-        sums = torch.zeros((world_size, 4))
-        left = torch.full((world_size,), 20)
-        for step in range(5):
-            torch.testing.assert_close(before[episode, step], sums)
-            assert free[episode, step].tolist() == left.tolist()
-            sums[ranks[episode, step]] += values[episode, step]
-            left[ranks[episode, step]] -= sizes[episode, step]

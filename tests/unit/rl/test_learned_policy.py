@@ -17,7 +17,6 @@ from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import (
-    LARGEST_FIRST,
     METHODS,
     MOST_PROBABLE,
     POLICY_FEATURES,
@@ -27,7 +26,7 @@ from dlrm_sharded.rl.policy import (
     to_arrays,
 )
 from dlrm_sharded.rl.task_tensors import TaskTensors
-from tests.unit.made_up import task_of, with_memory, with_topology
+from tests.unit.made_up import task_of
 from tests.unit.rl.cases import BATCH_SIZE, predicted, random_net, small_pool, trained
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
@@ -120,15 +119,6 @@ def test_chooses_the_cheapest_candidate(kind: str) -> None:
 
 
 @each_kind
-def test_candidates_where_memory_is_short(kind: str) -> None:
-    policy = LearnedPolicy(trained(kind))
-    task = wanting_order()
-    found = policy.candidates(task, num_samples=0, seed=0)
-    assert policy.place(task, num_samples=0, seed=0) in [each.ranks for each in found]
-    assert {each.origin for each in found} == {LARGEST_FIRST}
-
-
-@each_kind
 def test_the_seed_decides(kind: str) -> None:
     policy = LearnedPolicy(random_net(kind))
     (task,) = other_tasks(1, num_tables=20, world_size=4)
@@ -166,23 +156,6 @@ def test_large_tables_come_first_where_they_must(kind: str) -> None:
     assert fits(task, ranks)
     assert len(set(ranks[:8])) == 1
     assert ranks[8] != ranks[0]
-
-
-@each_kind
-def test_nothing_where_nothing_fits(kind: str) -> None:
-    (task,) = other_tasks(1)
-    largest = max(task.topology.table_bytes(table) for table in task.tables)
-    tight = with_memory(task, largest - 1)
-    assert LearnedPolicy(trained(kind)).place(tight, num_samples=4, seed=0) is None
-
-
-@each_kind
-def test_uses_the_memory_that_ranks_have(kind: str) -> None:
-    (task,) = other_tasks(1)
-    sizes = [task.topology.table_bytes(table) for table in task.tables]
-    ranks = with_topology(task, world_size=3, local_world_size=None, memory_bytes_by_rank=None)
-    alone = with_memory(ranks, 1, sum(sizes), 1)
-    assert LearnedPolicy(trained(kind)).place(alone, num_samples=0, seed=0) == (1,) * 8
 
 
 @each_kind

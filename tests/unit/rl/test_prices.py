@@ -2,30 +2,26 @@
 
 import dataclasses
 import functools
-import logging
 
 import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded import ConfigError, RunContext, SharderContext, ShardingTask, learned_cost_model
+from dlrm_sharded import RunContext, SharderContext, ShardingTask, learned_cost_model
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.job.first_start import may_need
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.rl.nets import sums_by_rank
-from dlrm_sharded.rl.policy import METHODS, load_policy
+from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.prices import TablePrices
 from dlrm_sharded.rl.task_tensors import TaskTensors
-from dlrm_sharded.sharders.base import plans_by_prices
-from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
 from dlrm_sharded.testing import check_sharder, small_tasks
 from tests.unit.hardware.made_up import CPU
-from tests.unit.made_up import mlperf_task, with_memory
+from tests.unit.made_up import mlperf_task
 from tests.unit.rl.cases import cost_model, random_net, small_pool
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 4)
@@ -117,38 +113,6 @@ def test_equal_seeds_give_equal_plans(method: str) -> None:
         check_sharder(lambda: sharder(method, planted()), task)
 
 
-@pytest.mark.parametrize("portfolio", [False, True])
-def test_waits_for_a_first_start_if_it_reads_prices(portfolio: bool) -> None:
-    model = learned_cost_model(HERE, warns=False)  # a prior
-    for prices, reads in (("auto", True), ("always", True), ("never", False)):
-        context = SharderContext(HERE, model)
-        made = policy_sharder(context, method="dreamshard", portfolio=portfolio, prices=prices)
-        assert plans_by_prices(made) == (reads or portfolio)
-        waits = may_need([Planner(made, model)], HERE, exchanges=True)
-        assert waits == (reads or portfolio)
-    assert not plans_by_prices(sharder("dreamshard", None))
-
-
-def test_one_message_says_whose_costs_are_read(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    sharder("dreamshard", planted())
-    [message] = [record for record in caplog.records if "policy" in record.message]
-    assert message.levelno == logging.INFO
-    assert "reads the run's prices in place of the costs that it predicts" in message.message
-    caplog.clear()
-    sharder("dreamshard", planted(), prices="never")
-    assert any("it balances the costs of that hardware" in text for text in caplog.messages)
-
-
-def test_other_optimizers_and_devices_are_other_hardware() -> None:
-    model = cost_model()
-    of_sgd = RunContext("cpu", optimizer="sgd")
-    for run in (of_sgd, RunContext("cuda")):
-        assert load_policy("autoshard", None, run, price=model.price).reads_prices
-    same = RunContext("cpu", optimizer="rowwise_adagrad")
-    assert not load_policy("autoshard", None, same, price=model.price).reads_prices
-
-
 @each_method
 def test_places_for_gpus(method: str) -> None:
     run = RunContext("cuda")
@@ -157,13 +121,6 @@ def test_places_for_gpus(method: str) -> None:
     plan = sharder(method, model, run).shard(task)
     never = sharder(method, model, run, prices="never").shard(task)
     assert model.predict(plan, task).cost_ms < 1.05 * model.predict(never, task).cost_ms
-
-
-def test_arguments() -> None:
-    with pytest.raises(ConfigError, match=r"sharder\.prices is 'some'; known: auto, always, never"):
-        sharder("dreamshard", cost_model(), prices="some")
-    with pytest.raises(ConfigError, match=r"sharder\.prices=always needs an additive cost model"):
-        sharder("dreamshard", None, prices="always")
 
 
 def prices_of(task: ShardingTask) -> TablePrices:
@@ -204,11 +161,3 @@ def test_prices_stay_with_their_tables() -> None:
     scaled_prices = prices_of(task).with_mean(torch.tensor([3.0]))
     alone = scaled_prices.rank_costs(scaled_prices.vectors, scaled_prices.vectors).sum(-1)
     assert alone.mean().item() == pytest.approx(3.0, rel=1e-5)
-
-
-def test_little_memory_is_no_obstacle() -> None:
-    """All placements in descending order of cost overflow, so the largest tables come first."""
-    task = tasks()[0]
-    sizes = [task.topology.table_bytes(table) for table in task.tables]
-    tight = with_memory(task, max(max(sizes), int(sum(sizes) / 4 * 1.02)))
-    check_sharder(lambda: sharder("dreamshard", planted()), tight)

@@ -76,15 +76,6 @@ def test_measured_histograms_are_those_of_their_batch_size_alone(tmp_path: Path)
     assert MEASURED not in {table.reuse_histogram for table in other.tables}
 
 
-def test_tasks_of_few_widths():
-    pool = dataclasses.replace(pool_of_two_batch_sizes(), few_widths=0.5)
-    rng = np.random.default_rng(0)
-    tasks = [pool.task(pool.draw(rng)) for _ in range(200)]
-    widths = [len({table.embedding_dim for table in task.tables}) for task in tasks]
-    assert sum(num <= 2 for num in widths) / len(widths) == pytest.approx(0.5, abs=0.1)
-    assert {1, 2} < {*widths}
-
-
 def test_half_of_the_tables_have_patterns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TABLE_KINDS, "papers", lambda half: paper_tables(half)[:100])
     pool = training_tasks(tables=["papers"], batch_sizes=[512], few_widths=0.0)
@@ -99,14 +90,6 @@ def test_half_of_the_tables_have_patterns_of_their_own(monkeypatch: pytest.Monke
         num_ids = 512 * table.pooling_factor
         expected = patterns[table.name].distribution(table.num_embeddings, num_ids)
         assert table.reuse_histogram == expected.expected_reuse_histogram(num_ids)
-
-
-def test_all_tables_have_assumed_profiles_without_varied_accesses(monkeypatch):
-    monkeypatch.setitem(TABLE_KINDS, "papers", lambda half: paper_tables(half)[:20])
-    pool = training_tasks(tables=["papers"], batch_sizes=[512], varied_accesses=False)
-    task = pool.task(pool.draw(np.random.default_rng(0)))
-    assert pool.accesses(task) == {}
-    assert task == with_profiles(unprofiled(task))
 
 
 def unprofiled(task: ShardingTask) -> ShardingTask:

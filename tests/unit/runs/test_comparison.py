@@ -3,9 +3,6 @@
 import csv
 import dataclasses
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,8 @@ import polars as pl
 import pytest
 
 from dlrm_sharded.runs.comparison import Comparison, Row, summarize
-from dlrm_sharded.runs.comparison_text import MAX_LINE, comparison_markdown, short_table
-from dlrm_sharded.runs.result import Platform, RunResult, Setting, write_result
+from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
+from dlrm_sharded.runs.result import Platform, RunResult, Setting
 from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
 from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR
 
@@ -165,12 +162,6 @@ def test_gains_are_against_the_same_conditions_only(other):
     assert (gain.mean, gain.n) == pytest.approx((0.25, 1))
 
 
-def test_several_random_runs_of_a_seed_count_as_their_mean():
-    runs = [ran("random", 0, sweep=s, samples_per_s=x) for s, x in (("a", 80.0), ("b", 120.0))]
-    comparison = summarize([*runs, ran("dim", 0, samples_per_s=150.0)])
-    assert only_row(comparison, "dim").figures[GAIN].mean == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize(
     ("other", "conditions"),
     [
@@ -212,35 +203,6 @@ def test_options_of_a_sharder_make_rows_but_share_the_random_runs():
     assert gains == pytest.approx([0.2, 0.5])
 
 
-def test_order_of_rows():
-    """By setting; then random, then from the highest mean cost to the lowest, the unknown last."""
-    small, large = (("batch_size", "256"),), (("batch_size", "1024"),)
-    runs = [
-        ran("cheap", setting=small, embedding_cost_ms=1.0),
-        failed("broken", setting=small),
-        ran("another", setting=small),
-        ran("random", setting=small, embedding_cost_ms=2.0),
-        ran("costly", setting=small, embedding_cost_ms=3.0),
-        ran("middle", 1, setting=small, embedding_cost_ms=3.5),
-        ran("middle", 0, setting=small, embedding_cost_ms=1.0),
-        ran("cheap", setting=large, embedding_cost_ms=9.0),
-        ran("costly", setting=large, embedding_cost_ms=8.0),
-    ]
-    rows = summarize(runs).rows
-    small_rows = ["random", "costly", "middle", "cheap", "another", "broken"]
-    assert [row.sharder for row in rows] == [*small_rows, "cheap", "costly"]
-    assert [row.conditions["setting"] for row in rows[5:7]] == ["batch_size=256", "batch_size=1024"]
-    assert [run.seed for run in rows[2].runs] == [0, 1]
-
-
-@pytest.mark.parametrize("values", [["", "256"], ["1e-3", "0.01", "0.1", "0.10"], ["x", "x1"]])
-def test_settings_in_order_of_their_numbers(values):
-    settings: list[Setting] = [(("lr", value),) for value in values]
-    runs = [ran(name, setting=s) for name in ("dim", "size") for s in reversed(settings)]
-    rows = summarize(runs).rows
-    assert [row.runs[0].setting for row in rows] == [s for s in settings for _ in range(2)]
-
-
 def test_runs_without_a_result_join_those_they_were_started_with():
     on_gpu = [ran(seed=0, platform=GPU, sweep="gpu"), failed(seed=1, sweep="gpu")]
     on_cpu = [ran(seed=0, platform=CPU, sweep="cpu"), failed(seed=1, sweep="cpu")]
@@ -260,22 +222,6 @@ def test_nothing_succeeded():
     assert [row[-1] for row in cells(comparison)[1:]] == ["0 / 1", "0 / 1"]
     assert "- sweep.json is broken" in comparison_markdown(comparison).splitlines()
     assert short_table(comparison).splitlines()[-1] == "sweep.json is broken"
-
-
-def test_names_cannot_break_the_table():
-    nasty = (("data.path", "a|b<c>\\_d_`e`"),)
-    plain = (("data.path", "plain"),)
-    text = comparison_markdown(summarize([ran(setting=nasty), ran(setting=plain)]))
-    assert r"data.path=a\|b&lt;c>\\\_d\_\`e\`" in text
-    assert "size_lookup" in comparison_markdown(summarize([ran("size_lookup")]))
-    table = text.split("\n\n")[1].splitlines()
-    bars = [line.replace("\\\\", "").replace(r"\|", "").count("|") for line in table]
-    assert bars == [bars[0]] * 4
-
-
-def test_commits_that_a_mean_mixes_are_told():
-    text = comparison_markdown(summarize([ran(seed=0), ran(seed=1)]))
-    assert "- commit: 0123456789ab" in text.splitlines()
 
 
 def test_prediction_errors():
@@ -299,47 +245,6 @@ def test_prediction_errors():
     assert float(summary[0]["prediction_error_mean"]) == pytest.approx(-0.05)
 
 
-def test_gaps():
-    """A column where any run knows how far from the best possible its plan may be."""
-    bounds = [{"gap": 0.01, "lower_bound_ms": 8.0}, {"gap": 0.03, "lower_bound_ms": 9.0}]
-    runs = [ran(seed=seed, **bound) for seed, bound in enumerate(bounds)]
-    comparison = summarize([*runs, ran("size")])
-    titles, dim, size = cells(comparison)
-    column = titles.index("gap, %")
-    assert (size[column], dim[column]) == ("-", "2.0 ± 1.4")
-    assert "Gap is an upper limit" in comparison_markdown(comparison)
-    summary = csv_rows(comparison.summary)
-    assert [row["gap_n"] for row in summary] == ["2", "0"]
-    assert float(summary[0]["lower_bound_ms_mean"]) == pytest.approx(8.5)
-
-
-def test_what_no_run_knows_has_no_column():
-    text = comparison_markdown(summarize([ran(embedding_cost_ms=10.0)])).lower()
-    assert "rediction" not in text
-    assert "gap" not in text
-
-
-def test_planning_times_keep_two_digits():
-    times = {"a": 0.000362, "b": 0.0, "c": 0.0473, "d": 128.33}
-    comparison = summarize([ran(name, plan_solve_s=time) for name, time in times.items()])
-    column = cells(comparison)[0].index("planning, s")
-    shown = [row[column] for row in cells(comparison)[1:]]
-    assert shown == ["0.00036", "0.0", "0.047", "128.3"]
-
-
-def test_the_terminal_is_not_too_narrow():
-    runs: list[Run] = [failed(reason="because " * 50, log="sweep/dim_0/train.log")]
-    for i, name in enumerate(["size", "size_lookup", "torchrec_blind", "neuroshard_paper"]):
-        figures = {"embedding_cost_ms": 123.0, "imbalance": 1.5, "samples_per_s": 3e6 + i}
-        runs += [ran(name, seed, **figures) for seed in (0, 1)]
-    *table, failure = short_table(summarize(runs)).splitlines()[:7]
-    assert len({len(line) for line in table}) == 1
-    assert len(table[0]) <= MAX_LINE
-    assert len(failure) == MAX_LINE
-    assert failure.startswith("sweep/dim_0: failed: because")
-    assert failure.endswith("(log: sweep/dim_0/train.log)")
-
-
 def test_tables_for_programs():
     comparison = summarize(
         [ran(seed=0, setting=(("x", "1"),), loss=0.123456789), failed(seed=1, reason="a,\n'b\"")]
@@ -354,19 +259,3 @@ def test_tables_for_programs():
         ("1", "0", "0"),
         ("1", "1", "1"),
     ]
-
-
-def test_a_locale_without_our_characters(tmp_path):
-    """The files are in UTF-8, and what the terminal cannot show is escaped."""
-    for seed in range(2):
-        (tmp_path / str(seed)).mkdir()
-        write_result(tmp_path / str(seed), ran(seed=seed, embedding_cost_ms=1.0 + seed).result)
-    done = subprocess.run(
-        [sys.executable, "-m", "dlrm_sharded.commands.report", str(tmp_path)],
-        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert rb"1.50 \xb1 0.71" in done.stdout
-    assert "1.50 ± 0.71" in (tmp_path / "summary.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from dlrm_sharded.commands import report as command
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs import compare, compare_sweep
 from dlrm_sharded.runs.comparison import Comparison, summarize
@@ -150,70 +150,6 @@ def test_bars(sweep):
     assert figures["comparison/imbalance"].axes[0].get_xlim()[0] == 1.0
     throughput = figures["comparison/throughput"]
     assert ends(throughput) == pytest.approx([1000 * (1 / 2 + 1 / 3) / 2, 1000.0, 0.0])
-
-
-def test_costs_by_rank_share_their_axes(tmp_path):
-    """Of the first seed that succeeded."""
-    write_run(tmp_path / "a", "sharder=random", "seed=0", scale=7.0)
-    write_run(tmp_path / "b", "sharder=random", "seed=1", scale=9.0)
-    write_run(tmp_path / "c", "sharder=dim", "seed=0", ranks=4)
-    figures = comparison_figures(compared(tmp_path))
-    by_rank = {tag: figure for tag, figure in figures.items() if tag.startswith("cost_by_rank/")}
-    assert set(by_rank) == {"cost_by_rank/random/2", "cost_by_rank/dim/4"}
-    assert ends(by_rank["cost_by_rank/random/2"]) == pytest.approx([70.0, 35.0])
-    (x_limits,) = {figure.axes[0].get_xlim() for figure in by_rank.values()}
-    assert x_limits == pytest.approx((0, 73.5))
-    (y_limits,) = {figure.axes[0].get_ylim() for figure in by_rank.values()}
-    assert y_limits[0] > 3 > 0 > y_limits[1]
-
-
-def test_each_setting_has_pictures_of_its_own(tmp_path):
-    for size in (256, 512):
-        path = f"data.path=/x/{size}"
-        write_run(tmp_path / str(size), "sharder=dim", f"batch_size={size}", path, scale=size)
-    figures = comparison_figures(compared(tmp_path))
-    settings = [f"batch_size={size} data.path=_x_{size}" for size in (256, 512)]
-    tags = [f"comparison/embedding_cost/{setting}" for setting in settings]
-    assert [tag for tag in figures if "embedding_cost" in tag] == tags
-    assert len({figures[tag].axes[0].get_xlim() for tag in tags}) == 1
-    assert ends(figures[tags[1]]) == pytest.approx([5120.0])
-
-
-def test_costs_that_older_runs_do_not_divide_are_shown_whole(tmp_path):
-    write_run(tmp_path / "a", "sharder=dim", "seed=0")
-    write_run(tmp_path / "b", "sharder=dim", "seed=1", scale=3.0)
-    fields = json.loads((tmp_path / "b" / "result.json").read_text())
-    del fields["per_rank"]
-    (tmp_path / "b" / "result.json").write_text(json.dumps(fields))
-    cost = comparison_figures(compared(tmp_path))["comparison/embedding_cost"]
-    assert ends(cost) == pytest.approx([20.0])
-    assert cost.legends[0].get_texts()[-1].get_text() == "not divided"
-
-
-def test_pictures_where_nothing_succeeded(tmp_path):
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "overrides.yaml").write_text("- sharder=dim\n")
-    figures = comparison_figures(compared(tmp_path))
-    assert len(figures) == 3
-    for figure in figures.values():
-        assert [text.get_text() for text in figure.axes[0].texts] == ["0 of 1 succeeded"]
-
-
-def test_many_rows_get_room(tmp_path):
-    for i in range(12):
-        write_run(tmp_path / str(i), f"sharder=a_sharder_with_a_long_name_number_{i}")
-    figure = comparison_figures(compared(tmp_path))["comparison/throughput"]
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert len(set(labels)) == 12
-    assert max(map(len, labels)) <= 26
-    assert figure.get_size_inches()[1] > 4
-
-
-def test_an_out_that_is_a_file(sweep):
-    out = sweep / "out"
-    out.touch()
-    with pytest.raises(ConfigError, match=r"cannot write .*out"):
-        compare([sweep], out)
 
 
 def test_nothing_is_written_where_no_runs_are(tmp_path):

@@ -1,8 +1,6 @@
 """Runs are found wherever they lie, each once, and what is broken or missing has a reason."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +102,6 @@ def test_a_run_with_all_it_says(tmp_path):
     }
 
 
-@pytest.mark.parametrize("value", [None, "fast", True, [1.0], float("nan"), 10**400])
-def test_what_is_no_number_is_unknown(tmp_path, value):
-    keys = ("imbalance", "world_size", "stages_ms", "seed")
-    predicted = [key for key in RESULT if key.startswith("predicted_")]
-    fields = RESULT | dict.fromkeys([*keys, *predicted, "lower_bound_ms", "gap"], value)
-    write_run(tmp_path, [], fields | {"per_rank": [{"fwd_compute_ms": value}]})
-    run = only(tmp_path)
-    assert known_metrics(run).keys() == {"embedding_cost_ms", "critical_path_ms", "plan_solve_s"}
-    assert run.result.cost is None
-    assert run.result.platform.world_size is None
-    assert run.seed is None
-
-
 @pytest.mark.parametrize("text", ['{"sharder": "dim", "embed', "", "[1]", "{}"])
 def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path, text):
     write_run(tmp_path / "dim", ["sharder=dim", "seed=1"], text)
@@ -208,17 +193,6 @@ def test_a_tree_of_sweeps_and_runs(tmp_path):
     assert names == ["2026/size", "copied", "deep/er/random", "sweep/dim_0", "sweep/dim_1"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"jobs": 3}'])
-def test_a_broken_sweep_json_is_told(tmp_path, text):
-    write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
-    (tmp_path / "sweep.json").write_text(text)
-    found = find_runs([tmp_path, tmp_path / "dim_0"])
-    assert [run.name for run in found.runs] == ["dim_0"]
-    (problem,) = found.problems
-    assert "sweep.json" in problem
-    assert "not counted" in problem
-
-
 def test_the_sharder_is_named_as_it_was_chosen(tmp_path):
     """Runs that failed have no result to name it, and must share a row with those that did not."""
     write_run(tmp_path / "a", ["sharder=plan_file", "sharder.path=x.json"], RESULT)
@@ -231,14 +205,6 @@ def test_the_sharder_is_named_as_it_was_chosen(tmp_path):
     runs = find_runs([tmp_path]).runs
     assert [run.sharder for run in runs] == ["plan_file", "my.Own", "size_lookup", "dim"]
     assert [run.options for run in runs] == [(("path", "x.json"),), (), (), ()]
-
-
-def test_unknown_overrides_are_a_setting_of_their_own(tmp_path):
-    write_run(tmp_path / "known", [], RESULT)
-    write_run(tmp_path / "small", None, RESULT)
-    write_run(tmp_path / "large", None, RESULT | {"batch_size": 128})
-    runs = find_runs([tmp_path]).runs
-    assert len({run.setting for run in runs}) == 3
 
 
 def test_no_runs(tmp_path):
@@ -258,39 +224,3 @@ def test_skipped_jobs_are_no_runs(tmp_path):
     found = find_runs([tmp_path])
     assert [run.name for run in found.runs] == ["dim_0"]
     assert found.problems == ("plan_file_1: skipped: sharder.path is not set",)
-
-
-def test_a_copied_run_counts_once(tmp_path):
-    """It would be a second one without any spread; Hydra's file has the first one's folder."""
-    for name in ("first", "second", "third"):
-        write_run(tmp_path / name, ["sharder=dim"], RESULT)
-        (tmp_path / name / ".hydra" / "hydra.yaml").write_text(f"hydra: {{run: {{dir: {name}}}}}")
-    shutil.copytree(tmp_path / "second", tmp_path / "second (copy)")
-    found = find_runs([tmp_path])
-    assert [run.name for run in found.runs] == ["first", "second", "third"]
-    assert found.problems == ("second (copy): not counted, as it is a copy of second",)
-
-
-def test_what_is_no_file_is_not_waited_for(tmp_path):
-    write_run(tmp_path / "good", ["sharder=dim"], RESULT)
-    write_run(tmp_path / "pipe", [])
-    (tmp_path / "pipe" / ".hydra" / "overrides.yaml").unlink()
-    for name in ("result.json", ".hydra/overrides.yaml"):
-        os.mkfifo(tmp_path / "pipe" / name)
-    assert [(run.name, run.state) for run in find_runs([tmp_path]).runs] == [
-        ("good", "succeeded"),
-        ("pipe", "unreadable"),
-    ]
-
-
-def test_figures_beyond_any_real_one_are_not_known(tmp_path):
-    write_run(tmp_path, [], {**RESULT, "samples_per_s": 1e308})
-    result = only(tmp_path).result
-    assert result.samples_per_s is None
-
-
-def test_logs_outside_of_the_sweep_are_not_read(tmp_path):
-    (tmp_path / "other.log").write_text("[time] error: secret")
-    write_sweep(tmp_path / "sweep", {"folder": "dim_0", "log": "../other.log"})
-    (tmp_path / "sweep" / "dim_0").mkdir()
-    assert only(tmp_path / "sweep").reason is None

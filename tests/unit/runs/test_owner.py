@@ -16,7 +16,7 @@ import pytest
 
 from dlrm_sharded.files.errors import ConfigError, LostFolderError
 from dlrm_sharded.runs import owner as owner_module
-from dlrm_sharded.runs.owner import Claimant, claim
+from dlrm_sharded.runs.owner import claim
 from tests.unit.ranks.test_attempt import JOB_VARIABLES
 
 FORK = multiprocessing.get_context("fork")
@@ -196,29 +196,6 @@ def test_a_claim_that_was_removed_is_made_again(tmp_path):
     mine.check()
 
 
-def test_a_copied_folder_has_no_owner(other, tmp_path):
-    copy = tmp_path.with_name("copy")
-    shutil.copytree(tmp_path, copy)
-    claim(copy)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
-def test_a_claim_that_cannot_be_read_is_one_of_an_unknown_process(text, tmp_path, caplog):
-    (tmp_path / ".owner-3").write_text(text)
-    claim(tmp_path)
-    assert (tmp_path / ".owner-4").exists()
-    assert "has not said its name" in caplog.text
-
-
-def test_a_claim_of_another_version_is_read(other, tmp_path):
-    path = tmp_path / ".owner-1"
-    fields = json.loads(path.read_text())
-    del fields["folder_inode"]
-    path.write_text(json.dumps(fields | {"of_a_later_version": 1}))
-    with pytest.raises(ConfigError, match=f"process {other.pid}"):
-        claim(tmp_path)
-
-
 def test_one_of_many_contenders_follows(tmp_path):
     for _ in range(12):
         first = owner_of(tmp_path)
@@ -231,7 +208,3 @@ def test_one_of_many_contenders_follows(tmp_path):
     numbers = owner_module._numbers(tmp_path)
     assert max(numbers) == 24
     assert len(numbers) <= owner_module.KEPT_CLAIMS
-
-
-def test_this_process_is_running():
-    assert Claimant.this_process(Path()).is_running() is True

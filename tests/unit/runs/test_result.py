@@ -162,14 +162,6 @@ def test_what_is_not_predicted_is_null(report, tmp_path):
     assert unknown == ({"predicted_input_dist_ms"} if report.cost else PREDICTION.keys())
 
 
-def test_a_run_of_warm_up_steps_knows_no_throughput(tmp_path):
-    training = TrainingResult(3, *(math.nan,) * 5, Evaluation(0.7, 0.9, 64), 0.25, SURROUNDINGS)
-    fields = written(tmp_path, result_of(training=training))
-    keys = ("step_ms", "samples_per_s", "samples_per_s_p10", "samples_per_s_overall", "loss")
-    assert {fields[key] for key in keys} == {None}
-    assert (fields["auroc"], fields["normalized_entropy"]) == (0.7, 0.9)
-
-
 def test_metrics():
     """One by one, with the stages of the slowest rank, which sum to its cost."""
     metrics = result_of().metrics
@@ -188,11 +180,6 @@ def test_objectives_are_figures():
         *("loss", "auroc", "normalized_entropy", "peak_gib"),
     }
     assert set(OBJECTIVES) < set(METRICS)
-
-
-def test_a_result_that_says_nothing():
-    assert not RunResult(sharder="dim", seed=1, versions={"torch": "2"}).has_metrics
-    assert RunResult(loss=0.0).has_metrics
 
 
 def test_what_is_not_finite_is_null(tmp_path):

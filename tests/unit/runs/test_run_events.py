@@ -85,16 +85,6 @@ def test_what_the_cost_model_says_of_the_plan(tmp_path, alternatives):
     assert ("**Gains of alternatives**" in explained) == alternatives
 
 
-def test_what_a_plan_does_not_know_has_no_tag(tmp_path):
-    with RunWriter(tmp_path, enabled=True) as writer:
-        writer.plan(PLAN, PlanReport("by_hand", solve_s=0.25), TASK, MEASURED)
-    events = read(tmp_path)
-    missing = SCALARS.keys() - set(events.Tags()["scalars"])
-    predicted = {tag for tag in SCALARS if tag.startswith("predicted/")}
-    assert missing == predicted | {"plan/predicted_ms", "plan/lower_bound_ms", "plan/gap"}
-    assert "predicted" not in text(events, "plan/explained")
-
-
 @pytest.mark.parametrize("on_gpus", [True, False], ids=["GPUs", "CPUs"])
 def test_what_devices_and_hosts_need_for_a_step(tmp_path, on_gpus):
     step = STEP if on_gpus else dataclasses.replace(STEP, host=None)

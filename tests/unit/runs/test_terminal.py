@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.runs.terminal import closing_text, prediction_text, surprise_text
@@ -33,7 +33,6 @@ STEP = predict_step(
     PREDICTED, DensePart((DENSE, DENSE), 0.5), overlap=SERIAL, batch_size=64, cost_error=0.08
 )
 UNVALIDATED = Evaluation(None, None, 0)
-NAN = float("nan")
 
 
 def closing(
@@ -131,27 +130,3 @@ def test_closing_with_validation():
     text = closing(PlanReport("dim", 0.5), Evaluation(0.71234, 0.9, 1024))
     assert "0.7123" in text
     assert "1,024 samples" in text
-
-
-def test_closing_with_labels_of_one_class():
-    text = closing(PlanReport("dim", 0.5), Evaluation(None, None, 1024))
-    assert "no AUROC: the labels of all 1,024 validation samples are equal" in text
-    assert "no validation" not in text
-
-
-def test_closing_after_warm_up_alone():
-    text = closing(PlanReport("dim", 0.5), UNVALIDATED, samples_per_s=NAN)
-    assert "trainer.num_warmup_steps" in text
-    assert "nan" not in text
-
-
-@pytest.mark.parametrize(
-    ("fwd_compute_ms", "on_cuda", "is_said"),
-    [(0.29, True, True), (0.31, True, False), (0.29, False, False)],
-)
-def test_closing_after_lookups_too_short_for_a_gpu(fwd_compute_ms, on_cuda, is_said):
-    """The slowest rank decides, and a CPU launches no kernels."""
-    stages = StageCost(0.1, 2.0, 2.0, 2.0), StageCost(fwd_compute_ms, 0.0, 0.0, 0.0)
-    cost = PlanCost(stages, (0.5, 0.5))
-    text = closing(PlanReport("dim", 0.5), UNVALIDATED, cost=cost, on_cuda=on_cuda)
-    assert ("use larger tables or a larger batch_size" in text) == is_said

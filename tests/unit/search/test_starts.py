@@ -12,8 +12,7 @@ from dlrm_sharded.search import find_plan, starts
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
-from dlrm_sharded.search.slices import in_cheapest_slices, in_slices, in_slices_as, in_spread_slices
-from dlrm_sharded.search.smooth_objective import SHARP, SMOOTH, SmoothObjective
+from dlrm_sharded.search.slices import in_slices, in_slices_as, in_spread_slices
 from dlrm_sharded.search.state import COLUMNS
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import StoppingRule
@@ -123,22 +122,6 @@ def test_slices_of_few_units_come_before_walks(monkeypatch: pytest.MonkeyPatch) 
     assert made[:2] == ["starts_in_slices", "_walk"]
 
 
-def test_a_sharp_norm_counts_what_equal_ranks_share_once() -> None:
-    task = task_of(tables_of(*[(500, 16, 9.0)] * 32), 32)
-    state = state_of_whole_units(problem_of(task, model_of("plain")))
-    over = [SmoothObjective(state, n).value_ms / state.objective_ms - 1 for n in (SMOOTH, SHARP)]
-    assert 0.01 < over[0] < 0.03
-    assert 0.0 < over[1] < 0.004
-
-
-def test_less_than_no_load_counts_as_none() -> None:
-    """Powers are even: without that, it would count as much as the fullest rank, or overflow."""
-    state = state_of_whole_units(problem_of(TASK, model_of("plain")))
-    objective = SmoothObjective(state, SHARP)
-    assert (objective.powers_of(-3.0 * state.load) == 0.0).all()
-    assert np.isfinite(objective.powers_of(3.0 * state.load)).all()
-
-
 @pytest.mark.parametrize("columns", [32, 64, 128])
 def test_slices_cost_what_the_model_predicts(columns: int) -> None:
     """On one rank nothing is exchanged, so the objective is exact."""
@@ -194,77 +177,6 @@ def test_slices_are_spread_over_the_ranks(dim: int, ranks: int, widths: list[int
     assert sorted(shard.num_cols for shard in shards) == widths
     num_on_rank = [sum(shard.rank == rank for shard in shards) for rank in range(ranks)]
     assert max(num_on_rank) == -(-len(widths) // ranks)
-
-
-def test_slices_of_a_large_table_stay_where_there_is_room() -> None:
-    """In equal parts, it would take more than half of the smaller ranks."""
-    task = with_profiles(task_of(tables_of((5000, 384, 9.0), (50, 384, 9.0)), 3, device="cuda"))
-    size = task.topology.table_bytes(task.tables[0])
-    topology = dataclasses.replace(task.topology, memory_bytes_by_rank=(2 * size, size // 2, size))
-    task = dataclasses.replace(task, topology=topology)
-    state = state_of_whole_units(problem_of(task, model_of("warps")))
-    spread = in_spread_slices(state, 32)
-    assert spread is not None
-    assert spread.widths[0] == state.widths[0]
-    assert len(spread.widths[1]) == 3
-
-
-def test_slices_are_spread_beside_blocks() -> None:
-    tables = tables_of((500, 64, 9.0), (500, 64, 9.0), (500, 16, 9.0))
-    task = with_profiles(task_of(tables, 2, device="cuda"))
-    state = state_of_whole_units(problem_of(task, model_of("warps")))
-    block = state.problem.blocks[0].groups[0]
-    for unit in (0, 2):
-        state.set_width(unit, next(iter(state.widths[unit])), 0)
-        state.set_group(unit, block)
-    halves = {rank: int(state.problem.num_steps[1]) // 2 for rank in range(2)}
-
-    spread = in_spread_slices(state, 32)
-    assert spread is not None
-    assert spread.group.tolist() == [block, COLUMNS, block]
-    assert spread.widths == [{}, halves, {}]
-
-    spread = in_spread_slices(state, 32, blocks="narrow")
-    assert spread is not None
-    assert spread.widths == [halves, halves, {}], "also what is wide in blocks"
-
-    spread = in_spread_slices(state, 32, blocks="none")
-    assert spread is not None
-    assert spread.widths[:2] == [halves, halves]
-    assert list(spread.widths[2].values()) == [int(state.problem.num_steps[2])], "whole again"
-
-    replicated = dataclasses.replace(state.problem, must_replicate=np.array([True, False, True]))
-    spread = in_spread_slices(state.copy_for(replicated), 32, blocks="none")
-    assert spread is not None
-    assert spread.widths == [{}, halves, {}], "constraints keep the others in blocks"
-
-
-def test_slices_that_cost_less_by_themselves_on_cpus() -> None:
-    """Shards of up to 128 columns have a hundredth of their price, and wider ones all of it."""
-    narrow = problem_of(task_of(tables_of((500, 128, 9.0), (500, 64, 9.0)), 2), model_of("plain"))
-    assert in_cheapest_slices(narrow) is narrow
-    task = with_profiles(task_of(tables_of((500, 1024, 9.0), (500, 256, 9.0)), 2))
-    problem = problem_of(task, model_of("plain"))
-
-    steps = np.arange(problem.first_shape[-1]) - np.repeat(
-        problem.first_shape[:-1], problem.num_steps
-    )
-    num_columns = (steps + 1) * np.repeat(problem.columns_per_step, problem.num_steps)
-    factor = np.where(num_columns <= 128, 0.01, 1.0)[:, None]
-    cheap = dataclasses.replace(problem, load=problem.load * factor)
-    sliced = in_cheapest_slices(cheap)
-    whole = problem.whole_shape
-    assert sliced.load[whole[0]].sum() < cheap.load[whole[0]].sum()
-    step = int(problem.columns_per_step[0])
-    for columns, slice_columns in ((1024, 128), (256, 128), (128, 128), (64, 64)):
-        assert sliced.slice_steps(0, columns // step) == slice_columns // step
-
-    state = state_of_whole_units(sliced)
-    shards = state_shards(state)
-    assert {shard.num_cols for shard in shards} == {128}
-    validate(ShardingPlan(2, shards), task)
-    again = in_slices_as(cheap, sliced)
-    assert (again.load == sliced.load).all()
 
 
 def test_a_state_keeps_its_slices_under_other_weights() -> None:

@@ -1,7 +1,6 @@
 """Tables wider than a lookup on a GPU supports: cut so far that every shard can be looked up."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,15 +10,13 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError
-from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
 from dlrm_sharded.search.feasibility import why_infeasible
 from dlrm_sharded.search.problem import Demand
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
-from tests.unit.made_up import column_shards, task_of, with_memory
+from tests.unit.made_up import task_of, with_memory
 from tests.unit.search.made_up import COST_ALONE, model_of, neuroshard, predicted, problem_of
 
 LIMIT = MAX_SHARD_COLUMNS["cuda"]
@@ -30,14 +27,6 @@ def wide_task(*widths: int, world_size: int, device: str = "cuda") -> ShardingTa
     wide = tuple(Table(f"wide{i}", 100 + i, width, 2.0) for i, width in enumerate(widths))
     tables, batch_size = (*wide, *SMALL), 64 * world_size
     return with_profiles(task_of(tables, world_size, batch_size=batch_size, device=device))
-
-
-def halved(task: ShardingTask) -> ShardingPlan:
-    """The first table in equal column shards, and everything else whole, all on rank 0."""
-    wide, *others = task.tables
-    halves = column_shards(wide, *[(0, wide.embedding_dim // 2)] * 2)
-    shards = (*halves, *(Shard.whole(table, 0) for table in others))
-    return ShardingPlan(task.topology.world_size, shards)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -60,15 +49,6 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
 def test_blocks_of_rows_may_be_as_wide_as_a_lookup_supports() -> None:
     shapes = Shapes.from_task(wide_task(LIMIT, LIMIT + 4, world_size=2), model_of("plain").compute)
     assert shapes.row_blocks[0].possible[:2].tolist() == [True, False]
-
-
-@pytest.mark.parametrize(("room", "step"), [(1000.0, 32), (6.0, 32), (2.0, 16), (1.02, 8)])
-def test_steps_of_columns_are_small_for_the_memory(room: float, step: int) -> None:
-    """Eight ranks with room for just the table hold 256 columns each, which are 32 steps."""
-    task = with_profiles(task_of((Table("wide", 10_000, 2048, 1.0),), 8))
-    task = with_memory(task, int(room * task.table_bytes / 8))
-    shapes = Shapes.from_task(task, model_of("plain").compute, max_widths=64)
-    assert shapes.step.tolist() == [step]
 
 
 @pytest.mark.parametrize(
@@ -158,18 +138,3 @@ def test_why_infeasible() -> None:
     assert why(Constraints(pin={"wide0": [2]})) is None
     assert "not to be split" in str(why(Constraints(unsplit=["wide0"])))
     assert "'wide0', 'a'" in str(why(Constraints(together=[["a", "wide0"]])))
-
-
-def test_an_earlier_plan_whose_shards_would_merge_is_refused(tmp_path: Path) -> None:
-    task = wide_task(2 * LIMIT, world_size=2)
-    write_json(tmp_path / "plan.json", halved(task).to_json())
-    with pytest.raises(InvalidPlanError, match="too wide as one shard"):
-        neuroshard("shipped", warm_start=tmp_path / "plan.json").shard(task)
-
-
-def test_a_diagnosis_does_not_price_what_cannot_be_looked_up() -> None:
-    task = wide_task(2 * LIMIT, world_size=2)
-    plan = neuroshard("shipped", **COST_ALONE).shard(task)
-    diagnosis = diagnose(plan, model_of("shipped").price(task), alternatives=False)
-    gain = {split.table: split.gain_ms for split in diagnosis.splits}
-    assert gain["wide0"] is None

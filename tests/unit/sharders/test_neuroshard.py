@@ -26,7 +26,7 @@ from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
@@ -234,71 +234,6 @@ def odd(
 
 def same(count: int, *shape: Any) -> tuple[Table, ...]:
     return tables_of(*[shape] * count)
-
-
-NAMES = ["a b", "ä", "'\"", "{x}", "%s", "/", ":,[]", "a.weight", "0"]
-MUCH_REUSE = (0.0,) * (NUM_REUSE_BINS - 1) + (1.0,)
-ODD = {
-    "no_ids": odd(same(5, 100, 16, 0.0), 3, 10**6),
-    "no_ids_one_rank": odd(same(1, 100, 16, 0.0), 1, 10**6),
-    "most_ids": odd(same(2, 100, 16, 1e9), 2, 10**6),
-    "one_rank": odd(same(5, 100, 16, 3.0), 1, 32_000),
-    "one_table_8_ranks": odd(same(1, 1000, 64, 3.0), 8, 10**6),
-    "widest": odd([*same(1, 1000, 16_384, 3.0), Table("u", 10, 16_384, 1.0)], 4, 10**8),
-    "widest_full": odd(same(1, 1000, 16_384, 3.0), 4, 16_384_000),
-    "odd_width": odd(same(1, 1000, 16_380, 3.0), 4, 16_388_000),
-    "one_row": odd(same(5, 1, 4, 1.0), 3, 64),
-    "one_row_full": odd(same(3, 1, 4, 1.0), 3, 16),
-    "most_rows": odd(same(1, 2**40, 4, 1.0), 5, 2**42),
-    "most_rows_and_columns": odd([*same(1, 2**40, 16_384, 1.0), Table("u", 9, 4, 1.0)], 4, 2**60),
-    "full": odd(same(9, 100, 4, 2.0), 3, 4800),
-    "full_by_rows": odd(same(1, 999, 4, 3.0), 3, 333 * 16),
-    "full_by_columns": odd(same(1, 100, 12, 3.0), 3, 1600),
-    "hosts_of_one_rank": odd(same(5, 1000, 64, 2.0), 3, 10**6, local_world_size=1),
-    "larger_than_a_host_of_one": odd(same(1, 10_000, 64, 2.0), 3, 10**6, local_world_size=1),
-    "a_host_each": odd(same(4, 9999, 4, 2.0), 8, 80_000, local_world_size=2),
-    "256_ranks": odd(same(3, 10**6, 64, 2.0), 256, 10**9),
-    "256_ranks_full": odd(same(3, 10**6, 64, 2.0), 256, 4 * 10**6, local_world_size=8),
-    "identical": odd(same(60, 1000, 64, 2.0), 8, 10**7),
-    "identical_tight": odd(same(59, 1000, 64, 2.0), 8, 256_000 * 59 // 8 + 1),
-    "much_reuse": odd(same(6, 1000, 64, 2.0, MUCH_REUSE), 3, 10**7),
-    "batch_of_one": odd(same(6, 1000, 64, 2.0), 3, 10**7, batch_size=1),
-    "huge_batch": odd(same(6, 1000, 64, 1e9), 3, 10**7, batch_size=2**40),
-    "names": odd([Table(name, 1000, 64, 1.0) for name in NAMES], 3, 10**7),
-    "memory_by_rank": odd([Table("t", 1000, 64, 1.0)], 3, 10, 20, 300_000),
-    "optimizer": odd(same(2, 1000, 64, 1.0), 2, 260_000, optimizer_bytes_per_row=4),
-}
-NO_PLAN = {
-    "one_byte": odd(same(1, 1, 4, 1.0), 2, 1),
-    "one_row_too_many": odd(same(4, 1, 4, 1.0), 3, 16),
-    "most_memory_too_little": odd(same(1, 2**40, 16_384, 1.0), 4, 2**40),
-    "rows_for_three_ranks": odd(same(1, 5, 4, 1.0), 4, 64),
-    "no_rank_like_the_table": odd(same(1, 1000, 4, 1.0), 3, 10, 20, 15_999),
-}
-
-
-@pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
-@pytest.mark.parametrize("task", ODD)
-def test_odd_tasks_have_plans(task: str, share: float, caplog: pytest.LogCaptureFixture) -> None:
-    """Numpy's warnings are errors here."""
-    caplog.set_level("ERROR")
-    for name in MODELS:
-        sharder = neuroshard(name, time_budget_s=0.05, critical_path_share=share)
-        plan, report = Planner(sharder, model_of(name)).plan(ODD[task])
-        assert math.isfinite(report.cost.cost_ms)
-        assert report.gap is None or report.gap >= -1e-7
-        assert ShardingPlan.from_json(plan.to_json()) == plan
-
-
-@pytest.mark.parametrize("task", NO_PLAN)
-def test_odd_tasks_without_plans(task: str) -> None:
-    impossible = with_profiles(NO_PLAN[task])
-    for name in MODELS:
-        with pytest.raises(InfeasibleTaskError, match="no plan can fit") as raised:
-            neuroshard(name).shard(impossible)
-        assert f"{impossible.table_bytes:,} B" in str(raised.value)
-        if impossible.topology.memory_bytes_by_rank is None:
-            assert lower_bound_ms(model_of(name).price(impossible)) == math.inf
 
 
 def with_codecs(codec_ms: float) -> LearnedCostModel:

@@ -15,9 +15,7 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.cost.linear import LinearCostModel
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.plans.plan_report import Diagnosis, plan_json
@@ -157,20 +155,6 @@ def test_says_once_which_profiles_it_assumes(
     assert "reuse_histogram" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "cost_model",
-    [Flat(), LinearCostModel(lambda shards: (shards.num_ids, shards.num_ids))],
-    ids=["only_predicts", "linear"],
-)
-def test_says_nothing_of_profiles_for_a_model_that_assumes_none(cost_model, caplog):
-    caplog.set_level(logging.INFO)
-    sharder = Fixed(PLAN)
-    plan, report = Planner(sharder, cost_model, value_profiles=value_profiles).plan(TASK)
-    assert caplog.messages == []
-    assert plan_json(plan, report)["profiles"] is None
-    assert sharder.tasks == [TASK]
-
-
 @pytest.mark.parametrize("returned", [None, {}, (PLAN, 1.0)], ids=["nothing", "dict", "pair"])
 def test_a_sharder_that_returns_no_plan(returned: object) -> None:
     with pytest.raises(ConfigError, match=r"Fixed\.shard returned .*not a ShardingPlan"):
@@ -182,23 +166,6 @@ def test_plans_are_validated() -> None:
         Planner(Fixed(ShardingPlan(2, PLAN.shards[:1])), None).plan(TASK)
     with pytest.raises(InfeasibleTaskError):
         Planner(GreedySharder("dim"), None).plan(with_memory(TASK, 100))
-
-
-@dataclasses.dataclass(frozen=True)
-class Nonsense:
-    """A cost model of a user's own, with a mistake."""
-
-    time_ms: float
-
-    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        return PlanCost((ONE_MS, dataclasses.replace(ONE_MS, fwd_comm_ms=self.time_ms)))
-
-
-@pytest.mark.parametrize("time_ms", [math.nan, math.inf, -math.inf])
-def test_predictions_are_numbers(time_ms: float) -> None:
-    """plan.json could not hold others."""
-    with pytest.raises(ConfigError, match=r"the cost model Nonsense predicts .* ms for rank 1"):
-        Planner(Fixed(PLAN), Nonsense(time_ms)).plan(TASK)
 
 
 class Choosing(Fixed):

@@ -14,9 +14,8 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
-from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError
+from dlrm_sharded.files.errors import DataError, InfeasibleTaskError
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.layouts import is_row_wise
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.sharders.base import SharderContext, sharder_name
@@ -191,13 +190,6 @@ def test_a_table_that_fits_no_rank() -> None:
         sharder(POLICIES["repairing"], split=False).shard(task)
 
 
-def test_rows_of_which_no_rank_holds_four_columns() -> None:
-    task = tables_on([(10_001, 4), (10, 4)], 100_000, 100_000)
-    plan = sharder(POLICIES["careless"]).shard(task)
-    assert is_row_wise(plan.shards_by_table()["t0"], task.tables[0])
-    assert len(plan.shards_by_table()["t1"]) == 1
-
-
 def test_rows_of_every_table() -> None:
     """Then there is nothing left to place."""
     task = tables_on([(10_000, 4), (10_000, 4)], 160_000, 160_000)
@@ -278,14 +270,6 @@ def test_a_heuristic_where_the_policy_finds_no_room() -> None:
     assert len(plan.shards) == 2
 
 
-def test_prices_of_pieces() -> None:
-    """Candidates for tables that have to be split are judged as whole plans."""
-    task = tables_on([(1000, 64), (1000, 64), (10, 4)], 300_000, 300_000)
-    plan = sharder(POLICIES["careless"], cost_model=cost_model()).shard(task)
-    validate(plan, task)
-    assert cost_ms(plan, task) <= cost_ms(sharder(POLICIES["careless"]).shard(task), task)
-
-
 def test_a_model_that_only_predicts_plans() -> None:
     class Unbalanced:
         """Prefers everything on the last rank."""
@@ -298,21 +282,6 @@ def test_a_model_that_only_predicts_plans() -> None:
     policy = Fixed(probable=(0, 1, 0), sample=(1, 1, 1))
     plan = sharder(policy, cost_model=Unbalanced()).shard(task)
     assert [shard.rank for shard in plan.shards] == [1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_samples": -1}, "sharder.num_samples is -1, must be an integer >= 0"),
-        ({"num_samples": 1.5}, "sharder.num_samples is 1.5"),
-        ({"seed": -1}, "sharder.seed is -1"),
-        ({"split": "yes"}, "sharder.split is 'yes', must be true or false"),
-    ],
-    ids=["negative_samples", "half_samples", "seed", "split"],
-)
-def test_arguments(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PolicySharder(lost(), name="test", **arguments)
 
 
 @pytest.mark.parametrize("method", ["dreamshard", "autoshard"])

@@ -8,15 +8,13 @@ from hypothesis import strategies as st
 
 from dlrm_sharded import ShardingPlan, ShardingTask, validate
 from dlrm_sharded.plans.layouts import is_row_wise
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.sharders.splitting import (
     BY_ROWS,
     LARGEST_PIECE,
     NUM_HALVINGS,
     Splitting,
     splittings,
-    unsplit,
 )
 from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
 
@@ -99,16 +97,6 @@ def test_pieces_are_tables(splitting: Splitting) -> None:
         dataclasses.replace(splitting.task, tables=splitting.pieces)
 
 
-def test_pieces_have_the_optimizer_state_of_their_tables() -> None:
-    tables = (Table("a", 100, 16, 1.0), Table("b: c", 200, 8, 1.0))
-    states = {"a": (8, 0), "b: c": (0, 4)}
-    topology = Topology(2, 10**6, optimizer_bytes_by_table=states)
-    splitting = Splitting(ShardingTask(tables, topology, 64), (2, 1))
-    of_pieces = splitting.topology_of_pieces
-    sizes = [of_pieces.table_bytes(piece) for piece in splitting.pieces]
-    assert sizes == [100 * 8 * 12, 100 * 8 * 12, 200 * (8 * 4 + 4)]
-
-
 @given(tasks)
 def test_splittings_become_finer(task: ShardingTask) -> None:
     """Tables that fit a rank are whole at first; rows are split for want of any other way."""
@@ -169,12 +157,6 @@ def test_row_blocks_take_memory_of_every_rank() -> None:
     ]
     assert all(is_row_wise([s], splitting.task.tables[0]) for s in shards[:2])
     assert min(Splitting(small_task([(101, 4)], 800), (BY_ROWS,)).free_bytes) < 0
-
-
-def test_whole_tables_are_as_they_were() -> None:
-    task = small_task([(10, 20), (10, 4)], 10**6)
-    assert next(splittings(task)) == unsplit(task)
-    assert [shard.num_cols for shard in unsplit(task).shards([1, 0])] == [20, 4]
 
 
 @given(st.integers(1, 4), st.integers(1, 2048), st.integers(0, 3), st.data())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
-from dlrm_sharded import ConfigError, InfeasibleTaskError, Table, validate
+from dlrm_sharded import InfeasibleTaskError, Table, validate
 from dlrm_sharded.datasets.presets import criteo_kaggle
 from dlrm_sharded.plans.layouts import is_row_wise
 from dlrm_sharded.plans.task import GIB
@@ -92,22 +92,6 @@ def test_blocks_of_rows_stay_even() -> None:
     assert {shard.num_rows for shard in shards} == {1000}
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"min_partition": 6}, "min_partition"),
-        ({"min_partition": 0}, "min_partition"),
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"timeout_s": "abc"}, "timeout_s"),
-        ({"replicate": "no"}, "replicate"),
-        ({"informed": False, "replicate": True}, "informed=true"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError, match=f"sharder.{key}"):
-        TorchRecSharder(**options)
-
-
 MANY = tables_of(*((1000 + 10 * i, 16, 1.0) for i in range(40)))
 TASK = task_of(MANY, 4, 2**30, 64, device="cuda")
 
@@ -149,12 +133,6 @@ def test_a_search_that_finds_nothing_in_time_says_so(boxed: None) -> None:
     task = with_memory(TASK, sum(table.num_embeddings * 64 for table in MANY) // 4)
     with pytest.raises(InfeasibleTaskError, match=r"fits within sharder\.timeout_s = 60 s, in \d+"):
         TorchRecSharder(timeout_s=60).shard(task)
-
-
-def test_without_hurry_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "dlrm_sharded")
-    TorchRecSharder().shard(task_of(MANY[:3], 2, 2**30, 64, device="cuda"))
-    assert said(caplog) == []
 
 
 def test_sequences_are_priced_unpooled(monkeypatch: pytest.MonkeyPatch) -> None:
