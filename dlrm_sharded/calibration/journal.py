@@ -25,17 +25,11 @@ class Journal:
         settings: settings and hardware of the collection; JSON.
 
     Raises:
-        ConfigError: `out` exists, or has the name of its manifest, or another process has locked
-            the folder.
+        ConfigError: `out` exists, or another process has locked the folder.
         DataError: the folder belongs to a collection with other settings.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
-        if out == manifest_path(out):
-            raise ConfigError(
-                f"out is {out}, where the manifest goes; give the data another name, such as "
-                f"{out.with_suffix('.parquet')}"
-            )
         self.folder = out.with_name(f"{out.name}.partial")
         settings_path = self.folder / "settings.json"
         # a kill may have left the data without its manifest; the journal still has all samples

@@ -1,161 +1,273 @@
-"""Measure this machine from the start and fit a cost model to it: the command `dlrm-calibrate`.
+"""Measure this machine and fit a cost model to the measurements: the command `dlrm-calibrate`.
 
-dlrm-calibrate minutes=10 fit.num_steps=2000
-dlrm-calibrate task=task.json
-dlrm-calibrate policies=true
+dlrm-calibrate minutes=10
+dlrm-calibrate task=task.json policies=true
+dlrm-calibrate costs=calibration/costs.parquet
 
-Two minutes, the default, are enough to move the packaged model to this machine; ten refine it. With
-a task, a third of the measured plans are ranks of plans between which its prices decide.
-With `policies=true`, the packaged policies are then re-tuned to the model, each in about a minute.
-All steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
-`dlrm-fit-cost-model`, all others for `dlrm-collect-costs`. Under torchrun or TorchX all ranks
-measure, so that exchanges between hosts are among what is measured, and rank 0 does the rest.
+Ranks measure random plans, or ranks of plans of a task between which prices decide. A collection
+that was killed continues when the command is started again. Under torchrun or TorchX all ranks of
+the job measure, so that exchanges between hosts are among what is measured, and rank 0 fits the
+model; otherwise the command starts ranks of its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
 from pathlib import Path
 
-from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.words import Keys, read_words
-from dlrm_sharded.files.errors import ConfigError, check_number
-from dlrm_sharded.hardware.artifact_kinds import RETUNE
-from dlrm_sharded.plans.task import read_task
-from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
+import hydra
+import torch
+from omegaconf import DictConfig
 
-DEFAULT_MINUTES = 2.0
+from dlrm_sharded.calibration.collect import CollectConfig, collect
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.hydra_app import instantiate, refuse_unused, run_hydra
+from dlrm_sharded.commands.task_plans import plans_to_measure
+from dlrm_sharded.commands.yamls import CONF_DIR
+from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.json_files import check_path, folder_to_write
+from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model
+from dlrm_sharded.fitting.costs_file import manifest_path, read_costs
+from dlrm_sharded.fitting.evaluate import errors_table, repeatability_text
+from dlrm_sharded.fitting.samples import CollectedCosts
+from dlrm_sharded.hardware.artifact import CALIBRATED, name_in_folder, write_artifact
+from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, RETUNE, cost_model_kind
+from dlrm_sharded.hardware.compare import compare
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.detect import read_fingerprint
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.measuring.measure import MeasureConfig
+from dlrm_sharded.plans.task import ShardingTask, read_task
+from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.distributed import process_group
+from dlrm_sharded.ranks.gpus import visible_gpus
+from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE, threads_of_a_rank
+from dlrm_sharded.ranks.torchrun import launch
+
+log = logging.getLogger("dlrm_sharded.calibrate")  # also of the module that runs as __main__
+
+MODULE = "dlrm_sharded.commands.calibrate"
+CPU_RANKS = 4
+"""Ranks on a machine without GPUs."""
+
+RUN_RANKS = 2
+"""Ranks of a run on a CPU, unless told otherwise; a rank here has as many threads as one there."""
+
+REST_S = 30.0
+"""Time for the start of the ranks and for the fit, which is not the collection's."""
+
 SHORT_MINUTES = 5.0
 """Below this, each plan is measured for less time, so that there are more plans."""
 
 SHORT_REPEAT_EVERY = 10
 """More plans are measured twice, as a few say nothing about how well measurements repeat."""
 
-SHORT_MEASURE = ("iterations=8", "warmup=1", "num_batches=2", "time_budget_s=0.1")
+SHORT_MEASURE = MeasureConfig(iterations=8, warmup=1, num_batches=2, time_budget_s=0.1)
+DEFAULT_OPTIMIZER = "rowwise_adagrad"
+POLICIES = ("autoshard", "dreamshard")
 RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
 """Environment variables by which torchrun makes a process a rank of a job."""
 
-REST_S = 30.0
-"""Time for the start of the ranks and for the fit, which is not the collection's."""
-
-POLICIES = ("autoshard", "dreamshard")
-OPTIMIZER = "collect.optimizer="
-COLLECTED = (Path("calibration/costs.parquet"), Path("calibration/costs.json"))
-"""Files of a finished collection; an interrupted one keeps its samples elsewhere."""
+LEARNED = "learned"
+MEASURES_NOTHING = "costs are given, and nothing is measured"
 
 
-def main() -> int:
-    """Run all steps, and return the exit code of the first that fails."""
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="calibrate")
+def hydra_main(cfg: DictConfig) -> None:
+    is_rank = "RANK" in os.environ
     with exit_codes():
-        overrides = sys.argv[1:]
-        if overrides in (["--help"], ["-h"]):
-            print(__doc__)
-            return 0
-        keys: Keys = {
-            "minutes": (float, DEFAULT_MINUTES),
-            "policies": (_flag, False),
-            "task": (str, None),
-        }
-        own = [word for word in overrides if word.partition("=")[0] in keys]
-        asked = read_words(__doc__, keys, arguments=own)
-        check_number("minutes", asked.minutes, above=True)
-        overrides = [override for override in overrides if override not in own]
-        for override in overrides:
-            if override.startswith(("out=", "costs=")):
-                raise ConfigError(
-                    f"{override!r}: the files of a calibration have fixed names; for others, run "
-                    "dlrm-collect-costs and dlrm-fit-cost-model"
-                )
-        is_rank_zero = os.environ.get("RANK", "0") == "0"
-        if is_rank_zero:
-            for path in COLLECTED:
-                path.unlink(missing_ok=True)
-        fit_overrides = [override for override in overrides if override.startswith("fit.")]
-        collection_overrides = [override for override in overrides if override not in fit_overrides]
-        of_task = [] if asked.task is None else task_overrides(asked.task)
-        collection_overrides = [*time_overrides(asked.minutes), *of_task, *collection_overrides]
-        failed = _run("collect_costs", collection_overrides)
-        if failed or not is_rank_zero:
-            return failed
-        return _run("fit_cost_model", fit_overrides) or _retune_policies(
-            retuning_overrides(collection_overrides), asked.policies
-        )
-    raise AssertionError("exit_codes ends the process after an error")
+        # what is wrong is reported once, before ranks start
+        costs = _check(cfg, is_first=not is_rank)
+        code = 0
+        if cfg.costs is None and not is_rank and cfg.fit is not None:
+            code = _run(MODULE, [*sys.argv[1:], "fit=null"])
+    if cfg.costs is None and not is_rank and cfg.fit is None:
+        code = _start_ranks(cfg.num_ranks or default_num_ranks())
+    if code:
+        sys.exit(code)
+    if cfg.costs is None and is_rank:
+        _measure(cfg, costs)
+    if cfg.fit is None or os.environ.get("RANK", "0") != "0":
+        return
+    with exit_codes():
+        collected = read_costs(costs)
+        path = _fit(collected, instantiate(cfg.fit), Path(cfg.out))
+        if cfg.fit.model == LEARNED:
+            code = _retune_policies(path, collected.manifest["optimizer"], retunes=cfg.policies)
+    sys.exit(code)
 
 
-def time_overrides(minutes: float) -> list[str]:
-    """Return the overrides of a collection for a calibration of so many minutes."""
-    budget_s = max(60 * minutes - REST_S, REST_S)
-    overrides = [f"collect.time_budget_s={budget_s:g}"]
-    if minutes < SHORT_MINUTES:
-        overrides += [f"collect.measure.{override}" for override in SHORT_MEASURE]
-        overrides.append(f"collect.repeat_every={SHORT_REPEAT_EVERY}")
-    return overrides
+def main() -> None:
+    run_hydra(hydra_main)
 
 
-def task_overrides(path: str) -> list[str]:
-    """Return the overrides of a collection for the task of a file, and for its optimizer.
+def default_num_ranks() -> int:
+    """Return one rank for every visible GPU, or `CPU_RANKS` if there are none."""
+    return max(len(visible_gpus()), 1) if device_type() == "cuda" else CPU_RANKS
+
+
+def _check(cfg: DictConfig, *, is_first: bool) -> Path:
+    """Check the config and return the file of the measurements.
 
     Raises:
-        ConfigError: the file is no task.
+        ConfigError: a key has no effect, or a value cannot be used.
     """
-    optimizer = read_task(path).optimizer
-    # quotes for Hydra, as paths may have any characters
-    return [f"collect.task={json.dumps(path)}", *([OPTIMIZER + optimizer] if optimizer else [])]
+    folder = folder_to_write("out", cfg.out)
+    if not isinstance(cfg.policies, bool):
+        raise ConfigError(f"policies is {cfg.policies!r}, must be true or false")
+    if cfg.fit is not None:
+        config: FitConfig = instantiate(cfg.fit)
+        if cfg.policies and config.model != LEARNED:
+            raise ConfigError(
+                f"policies are re-tuned to a model of fit.model={LEARNED}, and fit.model is "
+                f"{config.model}; leave policies out"
+            )
+    if cfg.costs is not None:
+        check_path("costs", cfg.costs)
+        refuse_unused(dict.fromkeys(("minutes", "task", "num_ranks", "collect"), MEASURES_NOTHING))
+        if cfg.fit is None:
+            raise ConfigError(f"fit is null, and {MEASURES_NOTHING}; leave one of the two out")
+        return Path(cfg.costs)
+    if is_first:
+        _collection(cfg)
+        if cfg.num_ranks is not None:
+            check_count("num_ranks", cfg.num_ranks, least=1)
+    return folder / "costs.parquet"
 
 
-def retuning_overrides(collection_overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of a training of policies for the optimizer of a collection."""
-    optimizers = [
-        override.removeprefix("collect.")
-        for override in collection_overrides
-        if override.startswith(OPTIMIZER)
-    ]
-    return [*RETUNE.split(), *optimizers[-1:]]
+def _collection(cfg: DictConfig) -> tuple[CollectConfig, ShardingTask | None]:
+    """Return the settings of the collection, and the task that it is spent on, if any.
+
+    Raises:
+        ConfigError: a value cannot be used, the file is no task, or one of another optimizer.
+    """
+    check_number("minutes", cfg.minutes, above=True)
+    task = None if cfg.task is None else read_task(cfg.task)
+    optimizer = cfg.collect.optimizer or (task and task.optimizer) or DEFAULT_OPTIMIZER
+    config = instantiate(cfg.collect, optimizer=optimizer)
+    if task is not None and task.optimizer not in (None, optimizer):
+        raise ConfigError(
+            f"{cfg.task} is a task of {task.optimizer}, and collect.optimizer is {optimizer}; give "
+            f"collect.optimizer={task.optimizer}, or leave it out"
+        )
+    config = dataclasses.replace(
+        config, time_budget_s=max(60 * cfg.minutes - REST_S, REST_S), task=cfg.task
+    )
+    if cfg.minutes < SHORT_MINUTES:
+        config = dataclasses.replace(config, measure=SHORT_MEASURE, repeat_every=SHORT_REPEAT_EVERY)
+    return config, task
 
 
-def _retune_policies(overrides: Sequence[str], policies: bool) -> int:
-    """Adapt the packaged policies to the fitted model, or else say which command does so."""
-    if not policies:
+def _start_ranks(num_ranks: int) -> int:
+    """Run this module on ranks that torchrun starts from this process; return the exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_a_rank(RUN_RANKS)))
+    return launch(["--nproc-per-node", str(num_ranks), "-m", MODULE, *sys.argv[1:]])
+
+
+def _measure(cfg: DictConfig, out: Path) -> None:
+    """Measure plans on this rank and the others of its job, in place of a complete collection."""
+    with exit_codes(), process_group(timeout_s=1800) as rank:
+        with all_or_none():
+            config, task = _collection(cfg)
+            if rank.is_zero:
+                for path in (out, manifest_path(out)):
+                    path.unlink(missing_ok=True)
+        collect(
+            config, out, rank, None if task is None else functools.partial(plans_to_measure, task)
+        )
+
+
+def _fit(costs: CollectedCosts, config: FitConfig, out: Path) -> Path:
+    """Fit a model, report how well it predicts unseen plans, and return the file of its artefact.
+
+    Args:
+        out: folder of the artefact.
+    """
+    started = time.perf_counter()
+    _warn_of_other_hardware(costs.hardware, costs.manifest["device"])
+    fitted = fit_cost_model(costs, config, _prior(costs) if config.from_prior else None)
+    kind = cost_model_kind(fitted.meta["kind"])
+    name = name_in_folder(out, kind, Hardware.from_meta(fitted.meta))
+    path = write_artifact(out, name, fitted.arrays, fitted.meta)
+    log.info("held-out plans:\n\n%s\n", errors_table(fitted.meta["held_out_errors"]))
+    if (text := repeatability_text(costs.manifest["repeatability"])) is not None:
+        log.info("%s", text)
+    log.info("fitted in %.0f s; wrote %s", time.perf_counter() - started, path)
+    return path
+
+
+def _prior(costs: CollectedCosts) -> LearnedCostModel | None:
+    """Return the packaged model for the hardware of the costs; None if it is of another device."""
+    manifest = costs.manifest
+    prior = shipped_prior(RunContext(manifest["device"], costs.hardware, manifest["optimizer"]))
+    return prior if prior.device == manifest["device"] else None
+
+
+def _warn_of_other_hardware(measured: Hardware, device: str) -> None:
+    """Warn if costs of a type of device were not measured on this machine, by its fingerprint."""
+    here = None
+    if device == "cpu" or torch.cuda.is_available():
+        threads = None if measured.fingerprint is None else measured.fingerprint.cpu.threads
+        fingerprint = read_fingerprint(torch.device(device), threads=threads)
+        here = Hardware(device_name(torch.device(device)), fingerprint)
+    is_same = here is not None and (
+        here.name == measured.name
+        if measured.fingerprint is None
+        else compare(here, measured).has_same_fingerprint
+    )
+    if not is_same:
+        log.warning(
+            "the costs were measured on other hardware (%s) than this machine's (%s), and the "
+            "model will predict that hardware; to calibrate this machine, run %s without costs",
+            measured.name,
+            "no GPU" if here is None else here.name,
+            CALIBRATE,
+        )
+
+
+def _retune_policies(path: Path, optimizer: str, *, retunes: bool) -> int:
+    """Adapt the packaged policies to the fitted model, or else say which command does so.
+
+    Args:
+        path: artefact of the model.
+        optimizer: fused optimizer that it predicts.
+    """
+    overrides = [*RETUNE.split(), f"optimizer={optimizer}"]
+    if path.parent != CALIBRATED:  # quotes for Hydra, as paths may have any characters
+        overrides += [f"cost_model.artifact={json.dumps(str(path))}"]
+        overrides += [f"out={json.dumps(str(path.parent))}"]
+    if not retunes:
         print(
             "to re-tune a packaged policy to this model, in about a minute: dlrm-train-policy "
             f"policy=dreamshard {' '.join(overrides)}; with policies=true, a calibration does so "
             f"for {' and '.join(POLICIES)}"
         )
         return 0
-    codes = (
-        _run("train_policy", [f"policy={policy}", *overrides], alone=True) for policy in POLICIES
-    )
+    module = "dlrm_sharded.commands.train_policy"
+    codes = (_run(module, [f"policy={policy}", *overrides]) for policy in POLICIES)
     return next((code for code in codes if code), 0)
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("true or false")
-    return text.lower() == "true"
-
-
-def _run(command: str, overrides: list[str], *, alone: bool = False) -> int:
-    """Run one command in a process of its own, which frees its memory, and return its exit code.
-
-    Args:
-        alone: without the other ranks of this job, if there are any.
-    """
-    module = f"dlrm_sharded.commands.{command}"
-    environment = {
-        key: value for key, value in os.environ.items() if not (alone and key in RANK_VARIABLES)
-    }
-    environment[LAUNCHER_VARIABLE] = str(os.getpid())  # the command dies with this process
+def _run(module: str, overrides: list[str]) -> int:
+    """Run a module in a process of its own, which is no rank of this job; return its exit code."""
+    environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
+    environment[LAUNCHER_VARIABLE] = str(os.getpid())  # it dies with this process
     arguments = [sys.executable, "-m", module, *overrides]
     return subprocess.run(arguments, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,9 +11,8 @@ from dlrm_sharded.files.errors import EXIT_USER_ERROR
 from dlrm_sharded.ranks.version_sets import missing_text
 
 CONFIGS = {
-    "commands.collect_costs": "collect",
+    "commands.calibrate": "calibrate",
     "commands.compare": "compare",
-    "commands.fit_cost_model": "fit",
     "commands.plan": "plan",
     "commands.train_policy": "train_policy",
 }
@@ -47,11 +46,9 @@ def _help(config: str) -> None:
 
 calibrate = functools.partial(_run, "commands.calibrate")
 check_install = functools.partial(_run, "commands.check_install")
-collect_costs = functools.partial(_run, "commands.collect_costs")
 compare = functools.partial(_run, "commands.compare")
 convert_criteo = functools.partial(_run, "commands.convert_criteo")
 export = functools.partial(_run, "commands.export")
-fit_cost_model = functools.partial(_run, "commands.fit_cost_model")
 make_criteo_tsv = functools.partial(_run, "commands.make_criteo_tsv")
 plan = functools.partial(_run, "commands.plan")
 report = functools.partial(_run, "commands.report")

@@ -7,6 +7,11 @@ from pathlib import Path
 REMOVED: dict[str, str] = {
     "data=dlrm_v3_streaming": "plan tables of sequences in a TorchRec model, with plan_model",
     "data=yambda_5b": "plan tables of sequences in a TorchRec model, with plan_model",
+    "collect.measure": "minutes decides how long a plan is measured; leave it out",
+    "collect.num_repeats": "minutes decides which plans are measured twice; leave it out",
+    "collect.repeat_every": "minutes decides which plans are measured twice; leave it out",
+    "collect.task": "use task=FILE",
+    "collect.time_budget_s": "use minutes=MINUTES",
 }
 """What to use instead, by `group=option` or by the dotted name of a key, with all keys below it."""
 

@@ -258,7 +258,7 @@ def split_held_out(
         if num_plans < min_plans and (kind == "computation" or num_plans):
             raise DataError(
                 f"the collected costs have {num_plans} plans of {kind}, a fit needs {min_plans}; "
-                f"collect for longer (collect.time_budget_s), then {CALIBRATE}"
+                f"measure for longer: {CALIBRATE[:-1]} minutes=10`"
             )
     numbers = np.array(sorted({sample.number for sample in costs.samples}))
     chosen = np.random.default_rng(config.seed).random(len(numbers)) < config.holdout_share

@@ -89,7 +89,7 @@ def calibrate(
     """Fit the cost model to this cluster, with exchanges between its hosts.
 
     Args:
-        overrides: minutes=10, and overrides of conf/collect.yaml and conf/fit.yaml
+        overrides: Hydra overrides of conf/calibrate.yaml, such as minutes=10
         j: NODESxRANKS: nodes, and ranks on each of them
         cpu: cores of a node; -1 for eight per rank with a GPU, two per rank on the CPU
         gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU

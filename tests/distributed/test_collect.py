@@ -12,6 +12,7 @@ import pytest
 
 from dlrm_sharded.calibration.collect import CollectConfig
 from dlrm_sharded.calibration.schedule import schedule
+from dlrm_sharded.commands.calibrate import SHORT_REPEAT_EVERY
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.fitting.costs_file import read_costs
@@ -28,16 +29,16 @@ NUM_SAMPLES = 10
 TINY = [
     f"collect.num_samples={NUM_SAMPLES}",
     *("collect.table_gib=0.01", "collect.ids_per_step=2000", "collect.batch_sizes=[66,132]"),
-    *("collect.measure.iterations=3", "collect.measure.warmup=1"),
-    "collect.measure.time_budget_s=0.01",
+    "fit=null",
 ]
-COLLECT = ("-m", "dlrm_sharded.commands.collect_costs")
+COLLECT = ("-m", "dlrm_sharded.commands.calibrate")
 
 
 def collect(
     out: Path, *overrides: str, launcher: Sequence[str] = (), exit_code: int = 0
 ) -> preloaded.Ended:
-    arguments = (*launcher, *COLLECT, f"out={out}", *TINY, *overrides)
+    """Measure into a file, whose folder the command is given."""
+    arguments = (*launcher, *COLLECT, f"out={out.parent}", *TINY, *overrides)
     return preloaded.run(*arguments, env=environment(), exit_code=exit_code)
 
 
@@ -50,13 +51,12 @@ def assert_codecs(collected: CollectedCosts) -> None:
 
 def assert_whole(collected: CollectedCosts, computing: int, communicating: list[int]) -> None:
     """All that was scheduled is there, and is what it should be."""
-    config = CollectConfig(num_samples=NUM_SAMPLES)
     planned = schedule(
         NUM_SAMPLES,
         computing,
         communicating,
-        repeat_every=config.repeat_every,
-        num_repeats=config.num_repeats,
+        repeat_every=SHORT_REPEAT_EVERY,
+        num_repeats=CollectConfig().num_repeats,
     )
     assert Counter((s.number, s.attempt, s.kind, s.world_size) for s in collected.samples) == (
         Counter((s.number, s.attempt, s.kind, s.world_size) for s in planned)
@@ -92,7 +92,7 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path):
     lines = out.with_name("costs.parquet.partial") / "samples.jsonl"
     ranks = "num_ranks=3"
     process = preloaded.start(
-        *COLLECT, f"out={out}", *TINY, ranks, env=environment(), own_process=True
+        *COLLECT, f"out={out.parent}", *TINY, ranks, env=environment(), own_process=True
     )
     while not lines.exists() or lines.read_bytes().count(b"\n") < 3:
         assert process.poll() is None, process.communicate()[0]
@@ -145,9 +145,9 @@ def task_file(folder: Path) -> Path:
 
 
 def test_every_other_plan_of_computation_is_one_of_the_task(tmp_path):
-    of_task = (f"collect.task={task_file(tmp_path)}", "collect.optimizer=sgd")
     out = tmp_path / "costs.parquet"
-    collect(out, "num_ranks=2", *of_task)
+    collect(out, "num_ranks=2", f"task={task_file(tmp_path)}")
+    assert read_costs(out).manifest["optimizer"] == "sgd"
     measured = {s.number: s for s in read_costs(out).samples if s.kind == "computation"}
     assert {number % 3 for number in measured} == {0, 1}
     for number, sample in measured.items():
@@ -156,25 +156,27 @@ def test_every_other_plan_of_computation_is_one_of_the_task(tmp_path):
 
 def test_a_task_of_another_optimizer_is_refused_before_ranks_start(tmp_path):
     path = task_file(tmp_path)
-    output = collect(tmp_path / "c.parquet", f"collect.task={path}", exit_code=2).output
+    of_adam = (f"task={path}", "collect.optimizer=adam")
+    output = collect(tmp_path / "costs.parquet", *of_adam, exit_code=2).output
     assert output.count("error: ") == 1
     assert f"{path} is a task of sgd" in output
     assert "give collect.optimizer=sgd" in output
 
 
 def test_a_bad_setting_is_said_before_ranks_start(tmp_path):
-    bad = "collect.time_budget_s=-5"
-    output = collect(tmp_path / "c.parquet", bad, exit_code=2).output
+    output = collect(tmp_path / "costs.parquet", "minutes=-5", exit_code=2).output
     assert output.count("error: ") == 1
-    assert "time_budget_s is -5, must be a number > 0" in output
+    assert "minutes is -5, must be a number > 0" in output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_the_ranks_find_wrong_is_said_once(tmp_path):
-    out = tmp_path / "costs.parquet"
-    out.write_bytes(b"precious")
-    output = collect(out, "num_ranks=2", exit_code=2).output
+    unfinished = tmp_path / "costs.parquet.partial"
+    unfinished.mkdir()
+    write_json(unfinished / "settings.json", {"seed": 1})
+    (unfinished / "samples.jsonl").write_text("{}\n")
+    output = collect(tmp_path / "costs.parquet", "num_ranks=2", exit_code=2).output
     assert output.count("error: ") == 1
-    assert f"{out} exists already" in output
-    assert out.read_bytes() == b"precious"
-    assert list(tmp_path.iterdir()) == [out]
+    assert f"{unfinished} is an unfinished collection with other settings" in output
+    assert (unfinished / "samples.jsonl").read_text() == "{}\n"
+    assert list(tmp_path.iterdir()) == [unfinished]

@@ -3,101 +3,185 @@
 import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from dlrm_sharded.calibration.collect import CollectConfig
 from dlrm_sharded.commands import calibrate
+from dlrm_sharded.commands.calibrate import MODULE, hydra_main
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.fitting.costs_file import write_costs
 from dlrm_sharded.plans.task import with_optimizer
 from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
+from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.made_up import tables_of, task_of
 
 Commands = list[tuple[str, list[str]]]
+ARTEFACT = Path("calibration/learned-made_up.safetensors")
+RETUNED = ["init_from=packaged", "costs=predicted", "schedule.num_rounds=3", "optimizer=adam"]
+QUICK = ("fit.num_steps=2", "fit.from_prior=false")
+
+
+def measured(out: Path, num_plans: int = 110) -> None:
+    """Write what a collection would have measured."""
+    out.parent.mkdir(exist_ok=True)
+    write_costs(out, measured_plans(num_plans, 55, seed=2), {**MANIFEST, "optimizer": "adam"})
 
 
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Commands:
-    """Note the commands instead of running them."""
+def commands(composed, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Note the commands instead of running them; the one that measures leaves a file."""
     started: Commands = []
 
-    def note(command: str, overrides: Sequence[str], *, alone: bool = False) -> int:
-        assert alone == (command == "train_policy"), "the other ranks have ended"
-        started.append((command, [*overrides]))
+    def note(module: str, overrides: Sequence[str]) -> int:
+        started.append((module.rpartition(".")[2], [*overrides]))
+        if module == MODULE:
+            measured(ARTEFACT.with_name("costs.parquet"))
         return 0
 
     monkeypatch.setattr(calibrate, "_run", note)
-    monkeypatch.chdir(tmp_path_factory.mktemp("folder"))
+    monkeypatch.setattr("sys.argv", ["dlrm-calibrate", "minutes=1"])
+    monkeypatch.delenv("RANK", raising=False)
     return started
 
 
-def test_offers_policies(commands, run_command):
-    words = ("minutes=1", "collect.optimizer=adam", "policies=false")
-    done = run_command(calibrate.main, *words)
-    assert done.returncode == 0
-    assert [command for command, _ in commands] == ["collect_costs", "fit_cost_model"]
-    assert "collect.optimizer=adam" in commands[0][1]
-    assert not any(override.startswith("policies") for _, each in commands for override in each)
-    assert (
-        "dlrm-train-policy policy=dreamshard init_from=packaged costs=predicted "
-        "schedule.num_rounds=3 optimizer=adam; with policies=true"
-    ) in done.stdout
+def run(composed, *overrides: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        hydra_main(composed("calibrate", *overrides))
+    return ended.value.code
 
 
-def test_retunes_both_policies(commands, run_command):
-    assert run_command(calibrate.main, "policies=true", "fit.num_steps=3").returncode == 0
-    assert [command for command, _ in commands[:2]] == ["collect_costs", "fit_cost_model"]
-    overrides = ["init_from=packaged", "costs=predicted", "schedule.num_rounds=3"]
-    assert commands[2:] == [
-        ("train_policy", ["policy=autoshard", *overrides]),
-        ("train_policy", ["policy=dreamshard", *overrides]),
+def test_measures_fits_and_offers_policies(commands, composed, capsys):
+    assert run(composed, *QUICK) == 0
+    assert commands == [("calibrate", ["minutes=1", "fit=null"])]
+    assert ARTEFACT.exists()
+    offered = f"dlrm-train-policy policy=dreamshard {' '.join(RETUNED)}; with policies=true"
+    assert offered in capsys.readouterr().out
+
+
+def test_retunes_both_policies(commands, composed):
+    assert run(composed, *QUICK, "policies=true") == 0
+    assert commands[1:] == [
+        ("train_policy", [f"policy={policy}", *RETUNED]) for policy in ("autoshard", "dreamshard")
     ]
 
 
-@pytest.mark.parametrize(("rank", "num_commands"), [("0", 4), ("1", 1)])
+def test_costs_of_before_are_fitted_and_nothing_is_measured(commands, composed):
+    measured(Path("costs.parquet"))
+    fit = (*QUICK, "costs=costs.parquet", "out=elsewhere", "policies=true")
+    assert run(composed, *fit) == 0
+    path = f"elsewhere/{ARTEFACT.name}"
+    assert Path(path).exists()
+    elsewhere = [f'cost_model.artifact="{path}"', 'out="elsewhere"']
+    assert commands[0] == ("train_policy", ["policy=autoshard", *RETUNED, *elsewhere])
+
+
+def test_the_published_networks_are_fitted_and_no_policy_to_them(
+    commands, composed, capsys, caplog
+):
+    measured(Path("costs.parquet"))
+    fit = (*QUICK, "costs=costs.parquet", "fit.model=neuroshard_paper")
+    assert run(composed, *fit) == 0
+    assert list(Path("calibration").glob("neuroshard_paper-*"))
+    assert commands == []
+    assert "policy" not in capsys.readouterr().out
+    assert run(composed, *fit, "policies=true") == 2
+    assert "policies are re-tuned to a model of fit.model=learned" in caplog.text
+
+
+@pytest.fixture
+def collections(monkeypatch: pytest.MonkeyPatch) -> list[CollectConfig]:
+    """Note the settings of the collections of ranks, which measure nothing."""
+    noted: list[CollectConfig] = []
+
+    def collect(config: CollectConfig, out: Path, rank: object, plans_of_task: object) -> None:
+        assert not out.exists()
+        assert (plans_of_task is None) == (config.task is None)
+        noted.append(config)
+        measured(out)
+
+    rank = SimpleNamespace(is_zero=True)
+    monkeypatch.setattr(calibrate, "process_group", lambda timeout_s: nullcontext(rank))
+    monkeypatch.setattr(calibrate, "all_or_none", nullcontext)
+    monkeypatch.setattr(calibrate, "collect", collect)
+    return noted
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
 def test_all_ranks_measure_and_one_does_the_rest(
-    commands, run_command, monkeypatch, rank, num_commands
+    commands, collections, composed, monkeypatch, rank
 ):
     monkeypatch.setenv("RANK", rank)
-    assert run_command(calibrate.main, "policies=true").returncode == 0
-    assert len(commands) == num_commands
-    assert commands[0][0] == "collect_costs"
+    measured(ARTEFACT.with_name("costs.parquet"))
+    if rank == "0":
+        assert run(composed, *QUICK, "policies=true") == 0
+    else:
+        hydra_main(composed("calibrate", *QUICK, "policies=true"))
+    assert len(collections) == 1
+    assert ARTEFACT.exists() == (rank == "0")
+    assert len(commands) == (2 if rank == "0" else 0)
 
 
-def test_a_task_decides_what_is_measured_and_with_which_optimizer(commands, run_command, tmp_path):
+@pytest.mark.parametrize(
+    ("minutes", "budget_s", "iterations", "repeat_every"),
+    [("0.5", 30, 8, 10), ("2", 90, 8, 10), ("10", 570, 20, 19)],
+)
+def test_time_decides_how_plans_are_measured(
+    commands, collections, composed, monkeypatch, minutes, budget_s, iterations, repeat_every
+):
+    monkeypatch.setenv("RANK", "0")
+    hydra_main(composed("calibrate", f"minutes={minutes}", "fit=null"))
+    [config] = collections
+    assert config.time_budget_s == budget_s
+    assert (config.measure.iterations, config.repeat_every) == (iterations, repeat_every)
+    assert config.optimizer == "rowwise_adagrad"
+
+
+def test_a_task_decides_what_is_measured_and_with_which_optimizer(
+    commands, collections, composed, monkeypatch, tmp_path
+):
     path = tmp_path / "my task=1.json"
     write_json(path, with_optimizer(task_of(tables_of((10, 4, 1.0))), "sgd").to_json())
-    done = run_command(calibrate.main, f"task={path}", "collect.seed=3")
-    assert done.returncode == 0
-    command, overrides = commands[0]
-    assert command == "collect_costs"
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    values = {override.key_or_group: override.value() for override in parsed}
-    assert values["collect.task"] == str(path)
-    assert values["collect.optimizer"] == "sgd"
-    assert values["collect.seed"] == 3
-    assert "optimizer=sgd" in done.stdout, "policies are re-tuned for the same optimizer"
+    monkeypatch.setenv("RANK", "0")
+    hydra_main(composed("calibrate", f"task='{path}'", "collect.seed=3", "fit=null"))
+    [config] = collections
+    assert (config.task, config.optimizer, config.seed) == (str(path), "sgd", 3)
 
 
-def test_a_task_that_is_none(commands, run_command):
-    done = run_command(calibrate.main, "task=nowhere.json")
-    assert done.returncode == 2
-    assert "nowhere.json" in done.stderr
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task=nowhere.json", "nowhere.json"),
+        ("policies=dreamshard", "policies is 'dreamshard', must be true or false"),
+        ("minutes=0", "minutes is 0, must be a number > 0"),
+        ("num_ranks=0", "num_ranks is 0"),
+        ("fit.model=other", "fit.model is 'other'; known: learned, neuroshard_paper"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_is_measured(
+    commands, composed, caplog, override, message
+):
+    assert run(composed, override) == 2
+    assert message in caplog.text
     assert commands == []
 
 
-def test_no_policies_after_an_error(monkeypatch, commands, run_command):
-    def fail(command: str, overrides: Sequence[str]) -> int:
-        commands.append((command, [*overrides]))
-        return 2 if command == "fit_cost_model" else 0
+@pytest.mark.parametrize("step", ["measuring", "fitting"])
+def test_no_policies_after_an_error(commands, composed, monkeypatch, step):
+    def fail(module: str, overrides: Sequence[str]) -> int:
+        commands.append((module, [*overrides]))
+        measured(ARTEFACT.with_name("costs.parquet"), num_plans=20)
+        return 3 if step == "measuring" else 0
 
     monkeypatch.setattr(calibrate, "_run", fail)
-    assert run_command(calibrate.main, "policies=true").returncode == 2
-    assert [command for command, _ in commands] == ["collect_costs", "fit_cost_model"]
+    assert run(composed, *QUICK, "policies=true") == (3 if step == "measuring" else 2)
+    assert [module for module, _ in commands] == [MODULE]
 
 
-def test_its_commands_die_with_it(monkeypatch):
+def test_its_commands_die_with_it_and_are_no_ranks_of_its_job(monkeypatch):
     """They would otherwise go on measuring; test_hydra_app has their side of it."""
     environments: list[dict[str, str]] = []
 
@@ -105,12 +189,8 @@ def test_its_commands_die_with_it(monkeypatch):
         environments.append(env)
         return SimpleNamespace(returncode=int(check))
 
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(subprocess, "run", note)
-    assert calibrate._run("collect_costs", []) == 0
+    assert calibrate._run(MODULE, []) == 0
     assert environments[0][LAUNCHER_VARIABLE] == str(os.getpid())
-
-
-def test_a_wrong_value(commands, run_command):
-    done = run_command(calibrate.main, "policies=dreamshard")
-    assert "policies is 'dreamshard', must be true or false" in done.stderr
-    assert commands == []
+    assert "RANK" not in environments[0]

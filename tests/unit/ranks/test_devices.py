@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dlrm_sharded.commands import check_install
+from dlrm_sharded.commands.calibrate import CPU_RANKS, default_num_ranks
 from dlrm_sharded.commands.check_install import installation
-from dlrm_sharded.commands.collect_costs import CPU_RANKS, default_num_ranks
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks import gpus
 from dlrm_sharded.ranks.devices import device_type

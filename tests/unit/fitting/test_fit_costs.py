@@ -1,4 +1,4 @@
-"""dlrm-fit-cost-model: an artefact, or one message and an exit code."""
+"""`dlrm-calibrate costs=FILE`: an artefact, or one message and an exit code."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests import preloaded
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.made_up import assert_same_arrays
 
-FIT = ("-m", "dlrm_sharded.commands.fit_cost_model")
+FIT = ("-m", "dlrm_sharded.commands.calibrate", "costs=costs.parquet")
 QUICK = FitConfig(num_steps=20)
 
 
@@ -37,7 +37,7 @@ def collected() -> tuple[Sample, ...]:
 def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.parquet", collected, MANIFEST)
     steps = f"fit.num_steps={QUICK.num_steps}"
-    code, said = fit(tmp_path, "costs=costs.parquet", "out=fitted", "fit.from_prior=false", steps)
+    code, said = fit(tmp_path, "out=fitted", "fit.from_prior=false", steps)
     assert code == 0, said
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["costs.json", "costs.parquet", "fitted"]
@@ -86,17 +86,34 @@ def test_a_time_of_nothing(collected: tuple[Sample, ...], stage: str) -> None:
 
 def test_says_what_is_wrong(collected: tuple[Sample, ...], tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.parquet", collected[:30], MANIFEST)
-    code, output = fit(tmp_path, "costs=costs.parquet", "out=fitted", "fit.from_prior=false")
+    code, output = fit(tmp_path, "out=fitted", "fit.from_prior=false")
     assert code == 2, output
     assert "30 plans of computation, a fit needs 100" in output
-    assert "collect for longer (collect.time_budget_s)" in output
+    assert "measure for longer: `dlrm-calibrate minutes=10`" in output
     assert "Traceback" not in output
     assert not (tmp_path / "fitted").exists()
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("minutes=3", "minutes=3 has no effect: costs are given, and nothing is measured"),
+        ("collect.seed=1", "collect.seed=1 has no effect: costs are given"),
+        ("fit=null", "fit is null, and costs are given, and nothing is measured"),
+        ("policies=maybe", "policies is 'maybe', must be true or false"),
+        ("costs=", "costs is '', must be a path"),
+    ],
+)
+def test_what_has_no_effect_is_refused(override: str, message: str, tmp_path: Path) -> None:
+    code, output = fit(tmp_path, override)
+    assert code == 2, output
+    assert output.count("error: ") == 1
+    assert message in output
+
+
 def test_few_plans_move_the_packaged_model(collected: tuple[Sample, ...], tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.parquet", collected[:30] + collected[110:125], MANIFEST)
-    code, said = fit(tmp_path, "costs=costs.parquet", "out=fitted")
+    code, said = fit(tmp_path, "out=fitted")
     assert code == 0, said
     path = tmp_path / "fitted" / "learned-made_up.safetensors"
     moved = learned_cost_model(RunContext(), str(path))
