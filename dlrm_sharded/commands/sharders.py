@@ -32,11 +32,9 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.process import threads_of_a_rank
 from dlrm_sharded.sharders.base import Sharder, SharderContext
-from dlrm_sharded.sharders.plan_file import PlanFileSharder
 from dlrm_sharded.sharders.planning import Diagnose, Planner
 
 KEY, LIST = "sharder", "sharders"
-NEVER, AUTO = "never", "auto"
 SEPARATOR = ";"
 """Character between a sharder's name and its settings: neuroshard;replicate=never."""
 
@@ -69,12 +67,8 @@ def build_planner(
     sharder = _with_context(KEY, instantiate(node), sharder_context)
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
-    dedup = cfg.get("dedup", NEVER)
-    if dedup not in (NEVER, AUTO):
-        raise ConfigError(f"dedup is {dedup!r}, must be {NEVER} or {AUTO}")
-    modules = () if dedup == NEVER or isinstance(sharder, PlanFileSharder) else None
     options: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
-    return Planner(sharder, cost_model, diagnose, value_profiles, precision, options, modules)
+    return Planner(sharder, cost_model, diagnose, value_profiles, precision, options)
 
 
 def _cluster_of(cfg: DictConfig, context: RunContext, priced: PricedTask) -> Cluster:

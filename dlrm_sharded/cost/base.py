@@ -12,8 +12,7 @@ import numpy as np
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.communication import CommunicationModel, Hosts
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.dedup import DedupPrices, deduplicated
-from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_tables
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError, UserError, shortened
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import (
@@ -82,7 +81,6 @@ class PricedTask:
         communication: prices of exchanges between the ranks of this task.
         hosts: the ranks as `communication` sees them.
         standing: origin of the prices and their expected error; None if nothing is known.
-        dedup: prices of deduplicated ids; None for none in addition to lookups and exchanges.
         caveat: why the prices say little about these ranks; None if nothing is known. Reports
             repeat the sentence, and have no lower bound, as that is a prediction, too.
     """
@@ -94,7 +92,6 @@ class PricedTask:
     communication: CommunicationModel = field(compare=False)
     hosts: Hosts = field(compare=False)
     standing: Standing | None = field(default=None, compare=False)
-    dedup: DedupPrices | None = field(default=None, compare=False)
     caveat: str | None = field(default=None, compare=False)
 
     def with_task(self, task: ShardingTask) -> PricedTask:
@@ -109,22 +106,11 @@ class PricedTask:
 
     def predict(self, plan: ShardingPlan) -> PlanCost:
         """Predict a valid plan, without warnings, and with exchanges in this precision."""
-        task = deduplicated(self.task, plan.dedup)
-        return self.with_task(task).predict_workload(workload_of_plan(plan, task))
+        return self.predict_workload(workload_of_plan(plan, self.task))
 
     def predict_workload(self, workload: Workload) -> PlanCost:
         """Predict the cost of the shards of a workload on the ranks of the task."""
-        return workload_cost(
-            workload, self.compute, self.communication, self.hosts, dedup=self.dedup
-        )
-
-    @property
-    def repeated_ms(self) -> float:
-        """Time of the vectors that deduplicated ids repeat, which every plan's cost contains."""
-        if self.dedup is None:
-            return 0.0
-        on_one = workload_of_tables(self.task.tables, self.task.batch_size)
-        return sum(self.dedup.added_ms(on_one)[1:]) / self.task.topology.world_size
+        return workload_cost(workload, self.compute, self.communication, self.hosts)
 
     def all_reduce_ms(self, num_bytes: float) -> float:
         """Predict the time in which all ranks average gradients of the dense part."""
@@ -133,22 +119,15 @@ class PricedTask:
 
 
 def workload_cost(
-    workload: Workload,
-    compute: ComputeModel,
-    communication: CommunicationModel,
-    hosts: Hosts,
-    *,
-    dedup: DedupPrices | None = None,
+    workload: Workload, compute: ComputeModel, communication: CommunicationModel, hosts: Hosts
 ) -> PlanCost:
     """Return the predicted cost of the shards of a workload, on any hosts."""
-    added = (0.0, 0.0, 0.0) if dedup is None else dedup.added_ms(workload)
-    added_ms = dict(zip((INPUT_DIST, FWD_COMM, BWD_COMM), added, strict=True))
     sums = workload.by_rank(compute.vectors(workload))
     forward, backward = compute.times_ms(sums, workload.num_lookups()).T
 
     def exchange_ms(kind: str) -> list[float]:
         exchange = communication.exchange_of(kind, workload)
-        return (communication.exchange_ms(kind, exchange, hosts) + added_ms[kind]).tolist()
+        return communication.exchange_ms(kind, exchange, hosts).tolist()
 
     return PlanCost.from_stages(
         {

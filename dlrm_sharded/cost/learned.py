@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from dlrm_sharded.cost.communication import (
     with_stated,
 )
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.dedup import DedupPrices, deduplicated, gpu_dedup_prices
 from dlrm_sharded.cost.exchange_curves import TRIAL_VOLUMES, EvenVolumes, ExchangeCurves
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import EXTENT, extent_of
@@ -108,7 +106,6 @@ class LearnedCostModel:
             communication=self.communication_at(EvenVolumes.of_task(task), exchange_precision),
             hosts=Hosts.from_topology(task.topology, measured=self.measured_links),
             standing=self.standing,
-            dedup=_gpu_dedup(self.name) if self.device == "cuda" else None,
             caveat=self.caveat(task.topology),
         )
 
@@ -131,7 +128,6 @@ class LearnedCostModel:
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
         priced = self.price(task, plan.exchange_precision)
-        priced = priced.with_task(deduplicated(priced.task, plan.dedup))
         workload = workload_of_plan(plan, priced.task)
         self._warn(workload, task.topology)
         return priced.predict_workload(workload)
@@ -309,12 +305,6 @@ def _codecs(model: LearnedCostModel) -> Mapping[str, CodecTimes]:
     if model.device == "cuda":
         return gpu_codecs(gpu_prior(model.name, None).spec.memory_gb_per_s)
     return CPU_CODECS
-
-
-@functools.cache
-def _gpu_dedup(name: str) -> DedupPrices:
-    """Return what deduplication takes on a GPU; FBGEMM has none on CPUs."""
-    return gpu_dedup_prices(gpu_prior(name, None).spec)
 
 
 def _from_artifact(loaded: Artifact) -> LearnedCostModel:

@@ -83,8 +83,6 @@ class Workload:
         owner: [S], number of the module of the shard's table, see `owners`; None for one of bags.
             Column shards of sequences have a lookup and exchanges beside those of whole tables, so
             they count as a module of their own.
-        repeats: [S], ids of the samples for each of `num_ids`, see `Table.repeats`; 0 where ids are
-            not deduplicated, and None if none are.
     """
 
     world_size: int
@@ -100,7 +98,6 @@ class Workload:
     num_features: Floats | None = None
     is_sequence: NDArray[np.bool_] | None = None
     owner: NDArray[np.int64] | None = None
-    repeats: Floats | None = None
 
     @property
     def is_replica(self) -> NDArray[np.bool_]:
@@ -169,7 +166,7 @@ class Workload:
         """Return the workload of the shards with `is_kept` [S]."""
         of_shards = ("rank", "group_size", "num_rows", "num_cols", "num_ids", "reuse_histogram")
         kept: dict[str, Any] = {name: getattr(self, name)[is_kept] for name in of_shards}
-        for name in ("is_half", "num_features", "is_sequence", "owner", "repeats"):
+        for name in ("is_half", "num_features", "is_sequence", "owner"):
             values = getattr(self, name)
             kept[name] = None if values is None else values[is_kept]
         return replace(self, **kept)
@@ -302,12 +299,10 @@ def pooling_of(tables: Sequence[Table], is_split: Sequence[bool] = ()) -> dict[s
     num_features = np.array([table.num_features for table in tables], dtype=np.float64)
     is_sequence = np.array([not table.pooled for table in tables], dtype=bool)
     owner = owners(tables, is_split)
-    repeats = np.array([table.repeats or 0.0 for table in tables])
     return {
         "num_features": num_features if (num_features > 1).any() else None,
         "is_sequence": is_sequence if is_sequence.any() else None,
         "owner": owner if owner.any() or is_sequence.any() else None,
-        "repeats": repeats if repeats.any() else None,
     }
 
 

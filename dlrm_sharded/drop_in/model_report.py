@@ -43,6 +43,7 @@ class ModelReport:
         plan: where all tables lie, under the names that `task` gives them.
         details: predicted cost, its distance from the lower bound, and a diagnosis; see there.
         replica_gain: None if the plan may have replicas, or if they gain nothing.
+        deduplicating: modules whose ids TorchRec deduplicates, which the plan does not consider.
         plan_s: time that planning took, with the measurement of data.
         files: the files that were written.
         replica_rules: fused optimizers that replicas have left, by the path of their module.
@@ -55,6 +56,7 @@ class ModelReport:
     details: PlanReport
     replica_gain: ReplicaGain | None = None
     may_replicate: bool = False
+    deduplicating: tuple[str, ...] = ()
     plan_s: float = 0.0
     files: tuple[Path, ...] = ()
     replica_rules: Mapping[str, FusedRule] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class ModelReport:
             text += f", {len(self.plan.replicated_tables)} of them replicated"
         if self.replica_rules:
             text += " (report.replica_optimizer(model) trains them)"
-        return text + self._costs() + self._gain() + self._places()
+        return text + self._costs() + self._gain() + self._dedup() + self._places()
 
     def _costs(self) -> str:
         details = self.details
@@ -138,6 +140,10 @@ class ModelReport:
             f"({gain.share:.1%}): for them, use ShardedPlanner(replicas=True) and train them by "
             "report.replica_optimizer"
         )
+
+    def _dedup(self) -> str:
+        names = ", ".join(map(repr, self.deduplicating))
+        return f"; planned as if {names} had no use_index_dedup" if names else ""
 
     def _places(self) -> str:
         return f"; the plan is {self.files[0]}" if self.files else ""

@@ -13,8 +13,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
-from dlrm_sharded.drop_in.dedup import deduplicating_modules
-from dlrm_sharded.drop_in.find_tables import find_tables
+from dlrm_sharded.drop_in.find_tables import find_tables, shardable
 from dlrm_sharded.drop_in.module_tables import ModuleTables
 from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
 from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, passed_on
@@ -33,7 +32,7 @@ class ModelRequest:
         tables: with the layouts that modules and constraints leave them.
         modules: those tables, with their accesses.
         rules: see `fused_rules`.
-        dedup: paths of the modules that deduplicate their ids.
+        deduplicating: paths of the modules whose TorchRec sharder has `use_index_dedup`.
         seconds: time that it took to find all this.
     """
 
@@ -41,7 +40,7 @@ class ModelRequest:
     tables: ConstrainedTables
     modules: Sequence[ModuleTables]
     rules: RulesByTable
-    dedup: tuple[str, ...]
+    deduplicating: tuple[str, ...]
     seconds: float
 
     def torchrec_plan(
@@ -88,8 +87,13 @@ def model_request(
         topology=topology,
         batch_size=batch_size,
     )
-    dedup = deduplicating_modules(model, sharders)
-    return ModelRequest(task, tables, modules, rules, dedup, time.perf_counter() - started_s)
+    deduplicating = tuple(
+        path
+        for path, _, sharder in shardable(model, sharders)
+        if getattr(sharder, "_use_index_dedup", False)
+    )
+    seconds = time.perf_counter() - started_s
+    return ModelRequest(task, tables, modules, rules, deduplicating, seconds)
 
 
 def _module_plan(

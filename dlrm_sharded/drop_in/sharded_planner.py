@@ -20,7 +20,6 @@ from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel, caveat_of, is_additive
-from dlrm_sharded.drop_in.dedup import check_dedup
 from dlrm_sharded.drop_in.fixed_tables import SharderBesideFixed
 from dlrm_sharded.drop_in.measured_data import KjtsOf, measured
 from dlrm_sharded.drop_in.model_report import ModelReport, replica_gain
@@ -280,14 +279,11 @@ class ShardedPlanner(TorchRecPlanner):
         """Return the plan of a request."""
         started_s = time.perf_counter() - request.seconds
         task, tables, modules = request.task, request.tables, request.modules
-        topology, dedup = task.topology, request.dedup
-        planner = dataclasses.replace(planner, dedup=dedup)
-        self._warn_of_other_device(planner, topology)
+        self._warn_of_other_device(planner, task.topology)
         if tables.fixed or tables.min_columns:
             beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
             planner = dataclasses.replace(planner, sharder=beside)
         plan, details = planner.plan(task)
-        check_dedup(plan, dedup)
         torchrec_plan = request.torchrec_plan(plan, self.constraints)
         if not plan.exchange_precision.is_exact:
             log.warning(
@@ -306,6 +302,7 @@ class ShardedPlanner(TorchRecPlanner):
             details,
             replica_gain=gain,
             may_replicate=self.replicas or bool(plan.replicated_tables),
+            deduplicating=request.deduplicating,
             plan_s=plan_s,
             replica_rules=rules_of_replicas(plan, modules, request.rules),
             table_names={

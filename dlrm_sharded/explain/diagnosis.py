@@ -99,7 +99,7 @@ class _PricedPlan:
         self._task = task
         self._used = np.array(plan.bytes_by_rank(task.topology))
         self._compute, self._communication = priced.compute, priced.communication
-        self._hosts, self._repeated_ms = priced.hosts, priced.repeated_ms
+        self._hosts = priced.hosts
         self._tables = {table.name: table for table in task.tables}
         self._workload = workload = workload_of_plan(plan, task)
         self._vectors = priced.compute.vectors(workload)
@@ -194,7 +194,7 @@ class _PricedPlan:
         exchanged = in_module & (workload.reduce_size == sizes) & (sizes < workload.world_size)
         is_new = not (exchanged & ~workload.is_replica).any()
         costs += self._exchange_ms(workload, candidates, whole, is_new=is_new)
-        return float(costs.max(axis=1).min()) + self._repeated_ms
+        return float(costs.max(axis=1).min())
 
     def _looked_up_with(self, whole: Table) -> NDArray[np.bool_]:
         """Return [S], shards of the module of a whole table, without columns of its sequences."""

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Interval = tuple[int, int]
 
 PLAN_KEYS = {
-    *("sharder", "world_size", "shards", "solve_s", "exchange_precision", "dedup"),
+    *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
     *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted", "cached"),
     "made_from",
 }
@@ -127,14 +127,11 @@ class ShardingPlan:
 
     Args:
         exchange_precision: precision of what the ranks exchange.
-        dedup: paths of the modules whose sequences have their ids deduplicated before they are
-            exchanged; TorchRec's sharder of these modules then has `use_index_dedup`.
     """
 
     world_size: int
     shards: tuple[Shard, ...]
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
-    dedup: tuple[str, ...] = ()
 
     @classmethod
     def from_ranks(cls, task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
@@ -215,8 +212,7 @@ class ShardingPlan:
     def to_json(self) -> dict[str, Any]:
         """Return what plan.json says of the plan itself.
 
-        It names only precisions other than fp32, and modules whose ids are deduplicated; older
-        readers warn of them.
+        It names only precisions other than fp32; older readers warn of them.
         """
         fields: dict[str, Any] = {
             "world_size": self.world_size,
@@ -224,8 +220,6 @@ class ShardingPlan:
         }
         if not self.exchange_precision.is_exact:
             fields["exchange_precision"] = self.exchange_precision.to_json()
-        if self.dedup:
-            fields["dedup"] = list(self.dedup)
         return fields
 
     @classmethod

@@ -75,9 +75,6 @@ class Table:
             of a sequence (TorchRec's `EmbeddingCollection`) are not.
         module: path of the module in the model whose table it is. Tables of one module share their
             lookups and exchanges; each module launches its own.
-        repeats: ids of a sample for each one that the ranks exchange, if they deduplicate those of
-            a sequence; the pooling factor and the histogram then are those of the exchanged ids.
-            None if they do not; a plan decides it, so a task.json does not have it.
         layouts: those of `LAYOUTS` that sharders may choose besides the whole table; all of them,
             unless a model's module trains fewer. A task.json does not have them.
     """
@@ -92,7 +89,6 @@ class Table:
     num_features: int = 1
     pooled: bool = True
     module: str = ""
-    repeats: Number | None = dataclasses.field(default=None, metadata=NOT_IN_JSON)
     layouts: frozenset[str] = dataclasses.field(default=LAYOUTS, metadata=NOT_IN_JSON)
 
     def __post_init__(self) -> None:

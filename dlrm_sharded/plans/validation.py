@@ -27,9 +27,8 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
             does not train a split, or not of sequences; a table is replicated in part only, in
             fp16, or under an optimizer that trains no replicas; the shards of a table have
             different precisions; a table is cached in part only, or where devices cannot cache; the
-            ranks do not exchange numbers of the plan's precision; ids are deduplicated of tables
-            that are no sequences, or on CPUs; or a rank needs more memory than it has. The message
-            has the numbers.
+            ranks do not exchange numbers of the plan's precision; or a rank needs more memory than
+            it has. The message has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -67,7 +66,6 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         plan.exchange_precision, topology.compute_device, local_batch_size
     ):
         raise InvalidPlanError(f"the plan's {reason}")
-    _check_dedup(plan, task)
     _check_memory(plan, task)
     _check_host_memory(plan, topology)
 
@@ -77,22 +75,6 @@ def check_pooled(tables: Sequence[Table], why: str) -> None:
     for table in tables:
         if not table.pooled:
             raise ConfigError(f"{sequence_title(table)}, and {why}")
-
-
-def _check_dedup(plan: ShardingPlan, task: ShardingTask) -> None:
-    if not plan.dedup:
-        return
-    sequences = {table.module for table in task.tables if not table.pooled}
-    if unknown := sorted(set(plan.dedup) - sequences):
-        raise InvalidPlanError(
-            f"the plan deduplicates the ids of module {unknown[0]!r}, which looks up no sequences; "
-            "make the plan for these tables"
-        )
-    if task.topology.compute_device == "cpu":
-        raise InvalidPlanError(
-            f"the plan deduplicates the ids of module {plan.dedup[0]!r}, which FBGEMM does on GPUs "
-            "alone (jagged_unique_indices); plan with dedup=never"
-        )
 
 
 def why_too_large(table_bytes: int, rank_memory_bytes: Sequence[int]) -> str | None:

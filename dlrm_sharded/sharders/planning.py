@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
@@ -21,7 +20,6 @@ from dlrm_sharded.cost.base import (
     with_assumed_profiles,
 )
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.dedup import deduplicated, sequence_modules
 from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
@@ -29,13 +27,11 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.host_memory.cache_prices import cache_forecast
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
-from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import Diagnosis, MadeFrom, PlanReport, ProfileValue
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask, without_memory_limit
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder, chooses_precision, in_precision, sharder_name
-from dlrm_sharded.sharders.precision_choice import MIN_GAIN
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +49,6 @@ class Planner:
         value_profiles: says what measured profiles would be worth where tables have none; None for
             no such figures.
         exchange_precision: precision of plans whose sharder does not choose one.
-        dedup: paths of the modules whose ids are deduplicated before their exchange, see
-            `cost.dedup`; None for all that look up sequences, on GPUs, where the predicted time
-            falls by more than `MIN_GAIN`. A plan of a file keeps its own.
         options: the sharder's node of the config, for `PlanReport.made_from`; None without a
             config.
     """
@@ -66,7 +59,6 @@ class Planner:
     value_profiles: ValueProfiles | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
     options: Mapping[str, Any] | None = None
-    dedup: tuple[str, ...] | None = ()
 
     def __repr__(self) -> str:
         model = repr(self.cost_model).partition("\n")[0]
@@ -87,37 +79,14 @@ class Planner:
         if self.cost_model is None:
             profiled = with_profiles(task)  # for sharders that read profiles
         started = time.perf_counter()
-        plan = self._shard(profiled, priced)
+        plan = self.sharder.shard(profiled)
         solve_s = time.perf_counter() - started
+        if not isinstance(plan, ShardingPlan):
+            name, made = type(self.sharder).__name__, type(plan).__name__
+            raise ConfigError(f"{name}.shard returned a {made}, which is not a ShardingPlan")
         plan = self._with_precision(plan)
         validate(plan, profiled)
         return plan, self._report(plan, task, priced, solve_s)
-
-    def _shard(self, task: ShardingTask, priced: PricedTask | None) -> ShardingPlan:
-        """Return the sharder's plan, with deduplicated ids where that is asked for or pays."""
-        choices = [self.dedup or ()]
-        if self.dedup is None and priced is not None and task.topology.compute_device == "cuda":
-            choices = list(dict.fromkeys([(), sequence_modules(task)]))
-        plans = []
-        for dedup in choices:
-            plan = self.sharder.shard(deduplicated(task, dedup))
-            if not isinstance(plan, ShardingPlan):
-                name, made = type(self.sharder).__name__, type(plan).__name__
-                raise ConfigError(f"{name}.shard returned a {made}, which is not a ShardingPlan")
-            plans.append(dataclasses.replace(plan, dedup=dedup) if dedup else plan)
-        if len(plans) == 1:
-            return plans[0]
-        assert priced is not None
-        without_ms, with_ms = (_with_ids_ms(priced.predict(plan)) for plan in plans)
-        pays = with_ms < without_ms * (1 - MIN_GAIN)
-        log.info(
-            "ids of sequences are %s: predicted %.2f ms with the exchange of ids, %.2f ms if each "
-            "rank sends every id of its samples once",
-            "deduplicated" if pays else "not deduplicated",
-            without_ms,
-            with_ms,
-        )
-        return plans[pays]
 
     def adopt(
         self, plan: ShardingPlan, task: ShardingTask, *, solve_s: float
@@ -150,7 +119,7 @@ class Planner:
             task = with_assumed_profiles(model, unprofiled)
             standing, caveat = standing_of(model), caveat_of(model, task.topology)
         else:
-            priced = priced.with_task(deduplicated(with_precisions(priced.task, plan), plan.dedup))
+            priced = priced.with_task(with_precisions(priced.task, plan))
             priced = priced.with_precision(plan.exchange_precision)
             task, standing, caveat = priced.task, priced.standing, priced.caveat
         cached = cache_forecast(plan, with_profiles(task), standing)
@@ -165,11 +134,9 @@ class Planner:
             # Plans that cache tables can be had in less memory, and cost no less than others.
             bounded = task if cached is None else without_memory_limit(task)
             priced_bound = priced.with_task(bounded)
-            bound_ms = None if caveat else lower_bound_ms(priced_bound) + priced.repeated_ms
+            bound_ms = None if caveat else lower_bound_ms(priced_bound)
             diagnosis = self.diagnose(plan, priced) if self.diagnose else None
-            # deduplicated ids are another task, whatever is known of the accesses
-            is_assumed = not plan.dedup and unprofiled != task
-            if self.value_profiles and is_assumed and cached is None:
+            if self.value_profiles and unprofiled != task and cached is None:
                 profile_value = self.value_profiles(plan, unprofiled, priced)
         return PlanReport(
             sharder=sharder_name(self.sharder),
@@ -192,11 +159,6 @@ class Planner:
         digest = None if model is None else prices_digest(model)
         correction = None if model is None else model.correction
         return MadeFrom(self.options, digest, correction, *_software())
-
-
-def _with_ids_ms(cost: PlanCost) -> float:
-    """Return a cost with the exchange of ids, which deduplication makes shorter or longer."""
-    return cost.cost_ms + (cost.input_dist_max_ms or 0.0)
 
 
 @functools.cache
