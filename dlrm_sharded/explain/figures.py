@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,8 +12,6 @@ from dlrm_sharded.explain.text import STAGE_LABELS
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.step.breakdown import Breakdown
-from dlrm_sharded.step.parts import PART_LABELS, PARTS
 
 MAX_TABLES_SHOWN = 8
 """Largest number of tables with bars of their own."""
@@ -82,19 +78,6 @@ def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
     return figure
 
 
-def plot_parts_by_rank(breakdown: Breakdown) -> Figure:
-    """Draw the parts of a step on every rank as stacked bars, in the order of a step."""
-    figure, axes = thumbnail(height=3.6)
-    shown = [part for part in PARTS if breakdown.parts_ms[part].max() > 0]
-    labels = [PART_LABELS[part] for part in shown]
-    widths = [breakdown.parts_ms[part].tolist() for part in shown]
-    num_ranks = len(widths[0])
-    colors = [colormaps["tab20"](i) for i in range(len(shown))]
-    stack_bars(axes, range(num_ranks), labels, widths, colors=colors)
-    _finish_ranks(figure, axes, num_ranks, "ms per step", columns=3)
-    return figure
-
-
 def thumbnail(height: float = 2.9) -> tuple[Figure, Axes]:
     """Return a figure that reads well where TensorBoard shows it, about 330 pixels wide."""
     figure = Figure(figsize=(4.6, height), dpi=150, layout="constrained")
@@ -108,13 +91,11 @@ def stack_bars(
     widths: Sequence[Sequence[float]],
     *,
     height: float = 0.8,
-    colors: Sequence[Any] | None = None,
 ) -> None:
     """Draw horizontal bars, each of parts end to end; a part has a label and a width by place."""
     left = [0.0] * len(places)
     for i, (label, part_widths) in enumerate(zip(labels, widths, strict=True)):
-        color = f"C{i}" if colors is None else colors[i]
-        axes.barh(places, part_widths, height, left=left, label=label, color=color)
+        axes.barh(places, part_widths, height, left=left, label=label, color=f"C{i}")
         left = [a + b for a, b in zip(left, part_widths, strict=True)]
 
 

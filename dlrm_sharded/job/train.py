@@ -17,11 +17,11 @@ from dlrm_sharded.job.memory_check import used_text
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.predicted_step import note_step
 from dlrm_sharded.job.prepare import Prepared
-from dlrm_sharded.job.trace_report import report_trace
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
 from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.profiler import TRACE_FOLDER
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult
 from dlrm_sharded.training.trainer import Trainer
@@ -85,15 +85,7 @@ def _trainer(
         log_stall=writer.stall,
         checkpoints=_checkpoints(writer, prepared, planned, built),
         start=progress,
-        conclude_trace=functools.partial(
-            report_trace,
-            run_dir=folder.path,
-            plan=planned.plan,
-            report=planned.report,
-            task=planned.task,
-            measured=measured.embeddings.cost,
-            writer=writer,
-        ),
+        trace_folder=folder.path / TRACE_FOLDER,
     )
 
 

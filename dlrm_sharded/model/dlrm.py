@@ -31,6 +31,7 @@ from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.model.dense_layers import DenseLayers, OverLayers
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
 from dlrm_sharded.model.torchrec_adapter import bag_configs, in_aligned_order
+from dlrm_sharded.model.torchrec_overhead import Region
 from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
@@ -187,7 +188,8 @@ class Dlrm(nn.Module):
         """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
         pooled = self.sparse_arch(batch.sparse_features)
         dense = self.dense_graph if self.dense_graph and self.training else self._dense
-        loss, logits = dense(batch.dense_features, pooled, batch.labels)
+        with Region("dense_forward"):
+            loss, logits = dense(batch.dense_features, pooled, batch.labels)
         return loss, (loss.detach(), logits.detach(), batch.labels)
 
     def _dense(

@@ -17,7 +17,6 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.runs.event_file import EventFile
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
-from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # loads torch
@@ -158,25 +157,6 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._file.figure("plan/cost_by_rank", by_rank, step)
         self._file.figure("plan/memory_by_rank", plot_memory_by_rank(plan, task), step)
         self._file.text("plan/explained", explain(plan, report, task, cost), step)
-
-    def trace(
-        self, breakdown: Breakdown, scalars: Mapping[str, float], explained: str, *, step: int
-    ) -> None:
-        """Write where the time of traced steps goes.
-
-        Args:
-            scalars: by tag.
-            explained: Markdown.
-            step: number of steps trained after the last traced one.
-        """
-        if self._file is None:
-            return
-        from dlrm_sharded.explain.figures import plot_parts_by_rank
-
-        for tag, value in scalars.items():
-            self.scalar(tag, value, step)
-        self._file.figure("trace/parts_by_rank", plot_parts_by_rank(breakdown), step)
-        self._file.text("trace/explained", explained, step)
 
 
 def _cost_scalars(group: str, cost: PlanCost) -> dict[str, float | None]:

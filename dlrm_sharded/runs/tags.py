@@ -1,7 +1,7 @@
 """TensorBoard's tags for the figures that runs are compared by.
 
-Other tags stand where they are written: `run_events.py`, `comparison_events.py`,
-`training/trainer.py` and `job/trace_report.py`.
+Other tags stand where they are written: `run_events.py`, `comparison_events.py` and
+`training/trainer.py`.
 """
 
 from __future__ import annotations

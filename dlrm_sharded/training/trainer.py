@@ -9,8 +9,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,7 +30,6 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.heartbeat import OnStall
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name
-from dlrm_sharded.tracing.step_tracer import StepTracer, Trace
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import (
     evaluate,
@@ -39,9 +39,9 @@ from dlrm_sharded.training.pipeline import (
     unlock_cached_rows,
 )
 from dlrm_sharded.training.prefetch import Prefetcher
+from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult, check_dense_weights, peak_gib
-from dlrm_sharded.training.tracer import make_tracer
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from dlrm_sharded.training.window import ClosedWindow, Window
 
@@ -62,7 +62,7 @@ class Trainer:
         checkpoints: writes checkpoints; None for none.
         log_stall: called, in another thread, while no step ends.
         start: where the training goes on.
-        conclude_trace: called on rank 0 with the trace, if the config asks for one.
+        trace_folder: folder of the ranks' traces, if the config asks for them.
     """
 
     model: DistributedModelParallel
@@ -78,7 +78,7 @@ class Trainer:
     log_stall: OnStall = lambda *_: None
     checkpoints: Checkpoints | None = None
     start: Progress = field(default_factory=Progress)
-    conclude_trace: Callable[[Trace], None] | None = None
+    trace_folder: Path | None = None
 
     def __post_init__(self) -> None:
         config, rank, start = self.config, self.rank, self.start
@@ -98,16 +98,15 @@ class Trainer:
             rank.device,
             max(0, config.semi_sync_after - start.step),
         )
-        self._tracer = None
-        if config.trace and self.conclude_trace:
-            self._tracer = make_tracer(
+        self._profiler: StepProfiler | None = None
+        if config.trace and self.trace_folder is not None:
+            self._profiler = make_profiler(
                 self.model,
                 config,
                 rank,
+                self.trace_folder,
                 start_step=start.step,
                 num_steps=self._num_steps,
-                local_batch_size=self.batch_size // rank.world_size,
-                conclude=self.conclude_trace,
             )
         self._unread: deque[ClosedWindow] = deque()
         self._step_ms: list[float] = start.step_ms.tolist()
@@ -139,8 +138,8 @@ class Trainer:
                 ProgressBar(total=self._num_steps, initial=self.start.step, unit="step", **hidden)
             )
             stack.enter_context(self._batches)
-            if self._tracer is not None:
-                stack.enter_context(self._tracer)
+            if self._profiler is not None:
+                stack.enter_context(self._profiler)
             if self.checkpoints is not None:
                 stack.enter_context(self.checkpoints)
             stack.enter_context(self.rank.heartbeat.steps(self.log_stall))
@@ -162,15 +161,15 @@ class Trainer:
         for num_done in range(self.start.step + 1, self._num_steps + 1):
             if num_done == self.config.num_warmup_steps + 1:
                 self._steady_since_s = time.perf_counter()
-            if self._tracer is not None and num_done == self._tracer.steps.first:
+            if self._profiler is not None and num_done == self._profiler.steps[0]:
                 window = self._next_window(num_done - 1, window)
-            with self._recorded(num_done):
-                loss, _, _ = self._pipeline.progress(batches)
-                self.lr_scheduler.step()
+                self._profiler.start()
+            loss, _, _ = self._pipeline.progress(batches)
+            self.lr_scheduler.step()
             self.rank.heartbeat.beat(num_done)
             window.add(loss)
-            if self._tracer is not None and num_done == self._tracer.steps.last:
-                window = self._conclude_trace(self._tracer, window)
+            if self._profiler is not None and num_done in self._profiler.steps:
+                window = self._profiled(self._profiler, num_done, window)
             is_last = num_done == self._num_steps
             evaluates = self._evaluates(num_done)
             if evaluates or self._is_every(self.config.log_every_steps, num_done):
@@ -197,16 +196,15 @@ class Trainer:
         until = min(self._num_steps, (step // every + 1) * every)
         return itertools.islice(self._batches, until - step)
 
-    def _recorded(self, step: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._tracer is None else self._tracer.step(step)
-
-    def _conclude_trace(self, tracer: StepTracer, window: Window) -> Window:
-        """Let the trace be read, whose time belongs to no step; return the next window."""
-        step = tracer.steps.last
+    def _profiled(self, profiler: StepProfiler, step: int, window: Window) -> Window:
+        """End a profiled step; return the next window, which begins after the trace is written."""
+        if step != profiler.steps[-1]:
+            profiler.step()
+            return window
         if window.num_steps:
             self._close(window, step)
         with self.rank.heartbeat.rest():
-            tracer.conclude()
+            profiler.stop()
         return Window(step, self.rank)
 
     def _next_window(self, step: int, window: Window) -> Window:
@@ -217,7 +215,7 @@ class Trainer:
         return window.following()
 
     def _close(self, window: Window, step: int) -> None:
-        is_traced = self._tracer is not None and self._tracer.covers(step)
+        is_traced = self._profiler is not None and step in self._profiler.steps
         waited_ms = self._batches.take_wait_ms()
         self._unread.append(ClosedWindow(window, data_wait_ms=waited_ms, is_traced=is_traced))
 
@@ -259,13 +257,13 @@ class Trainer:
         """Return the time of the steps after the warm-up, as if none had been traced."""
         until_s = time.perf_counter() if math.isnan(self._steady_until_s) else self._steady_until_s
         steady_s = until_s - self._steady_since_s
-        if self._tracer is None or not self._tracer.num_done:
+        if self._profiler is None or not self._profiler.num_done:
             return steady_s
         num_steps = step - self.config.num_warmup_steps
-        num_untraced = num_steps - self._tracer.num_done
+        num_untraced = num_steps - self._profiler.num_done
         if num_untraced < 1:
             return float("nan")
-        return (steady_s - self._tracer.spent_s) * num_steps / num_untraced
+        return (steady_s - self._profiler.spent_s) * num_steps / num_untraced
 
     def _report(self, bar: ProgressBar | None, *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""

@@ -22,7 +22,6 @@ from dlrm_sharded.files import remote_files
 from dlrm_sharded.files.errors import PreemptedError
 from dlrm_sharded.job import run_folder
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.tracing import clocks
 from dlrm_sharded.training import meeting
 from tests.conftest import SMALL_RUN
 from tests.cuda import streams_on
@@ -97,8 +96,6 @@ def test_a_run_goes_on_until_it_is_preempted(
     share_a_disk(monkeypatch)
     train = train_command(cfg, monkeypatch)
     stop_rank_0_while_it_reads(monkeypatch)
-    clocks_by_rank = [f"host {number // local_world_size}" for number in range(world_size)]
-    monkeypatch.setattr(clocks, "clock_names", lambda *_: clocks_by_rank)
 
     def run(rank: Rank) -> str:
         parts = tmp_path / f"parts-{rank.rank}"
@@ -111,14 +108,12 @@ def test_a_run_goes_on_until_it_is_preempted(
     assert disagreement(by_rank) is None
     assert "SIGTERM stopped the training after step " in ends[0]
     assert ends == ends[:1] * world_size
-    assert (folder / "trace.json.gz").exists()
+    assert len(list((folder / "trace").iterdir())) == world_size
     assert checkpoints(folder)
     for number in range(1, world_size):
         assert list((tmp_path / f"parts-{number}").rglob("*.safetensors")), f"of rank {number}"
     names = {collective.name for collective in by_rank[0]}
-    assert names >= {"new_group", "all_reduce", "all_gather", "broadcast", "gather"}
-    asked = {max(c.ranks) for c in by_rank[0] if c.name == "message"}
-    assert asked == set(range(local_world_size, world_size))  # those of other hosts
+    assert names >= {"new_group", "all_reduce", "all_gather", "broadcast"}
 
 
 def _inside(folder: Path) -> Callable[[Path], Path]:

@@ -38,7 +38,7 @@ def test_a_run_with_a_dense_graph_trains_as_without(tmp_path):
     train_alone(tmp_path / "with", *settings, "model.dense_graph=true")
     losses = [result_of(tmp_path / name)["loss"] for name in ("with", "without")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert (tmp_path / "with" / "trace.json.gz").exists()
+    assert (tmp_path / "with" / "trace" / "rank0.json.gz").exists()
 
 
 def test_a_pipeline_that_needs_a_gpu_is_refused_before_a_plan_is_written(tmp_path):

@@ -43,7 +43,7 @@ from tests.distributed.small_model import (
     train_and_evaluate,
 )
 from tests.distributed.test_checkpoint import check_equal, go_on, load_into, newest, save_trained
-from tests.distributed.test_tracing import check_parts, trace_steps
+from tests.distributed.test_profiler import check_traces, trace_steps
 from tests.gpu.devices import NUM_CPU_RANKS, ON_GPUS, gpus, run_on
 from tests.preloaded.ranks import gathered
 from tests.unit.checkpoint.cases import run_state
@@ -148,9 +148,9 @@ def test_replicas_under_every_pipeline(device):
 
 @DEVICES
 @pytest.mark.parametrize("pipeline", pipelines_for("columns_uneven"))
-def test_traces(device, pipeline):
-    found = run_on(device, trace_steps, "columns_uneven", pipeline, None)
-    check_parts(found, num_ranks_on(device))
+def test_traces(device, pipeline, tmp_path):
+    run_on(device, trace_steps, "columns_uneven", pipeline, tmp_path)
+    check_traces(tmp_path, num_ranks_on(device))
 
 
 class Interrupting(SyntheticDataset):

@@ -1,8 +1,6 @@
 """Timelines of steps: order, overlap, waits and their causes, in numbers worked out by hand."""
 
 import dataclasses
-import gzip
-import json
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from dlrm_sharded.step.parts import EXCHANGES, PARTS, WAITING, DenseTimes
 from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap, step_operations
 from dlrm_sharded.step.timeline import EXCHANGE, Operation, run_steps
-from dlrm_sharded.tracing.perfetto import timeline_spans, write_trace
 from tests.unit.step.made_up import dense_times
 
 DENSE = dense_times(optimizer_ms=0.5, other_ms=0.25)
@@ -161,23 +158,3 @@ def test_an_exchange_behind_another_one_counts_as_exchange_and_not_as_waiting():
     assert found.mean_ms("fwd_comm") == pytest.approx(4.0)
     assert found.mean_ms("bwd_comm") == pytest.approx(2.0)
     assert found.mean_ms(WAITING) == 0
-
-
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_a_trace_has_a_row_for_every_stream_of_a_rank(tmp_path, name):
-    timeline = _timeline(PIPELINED, num_steps=2)
-    write_trace(
-        tmp_path / name,
-        timeline_spans(timeline, num_steps=timeline.num_steps),
-        rank_names={1: "rank 1: big"},
-    )
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    text = (tmp_path / name).read_bytes()
-    events = json.loads(gzip.decompress(text) if name.endswith(".gz") else text)["traceEvents"]
-    spans = [event for event in events if event["ph"] == "X"]
-    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {"rank 0", "rank 1: big"}
-    lookups = [span for span in spans if span["name"] == "fwd_compute"]
-    assert len(lookups) == 4
-    assert {span["dur"] for span in lookups} == {10_000.0, 16_000.0}
-    assert any(span["name"] == "wait for rank 1" for span in spans)

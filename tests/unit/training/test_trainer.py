@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,13 +20,12 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import DivergenceError, PreemptedError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.tracing.step_tracer import steps_to_trace
 from dlrm_sharded.training import trainer as trainer_module
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.metrics import Evaluation
+from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult
-from dlrm_sharded.training.tracer import make_tracer
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.unit.checkpoint.cases import STATE, checkpoints_of_run, write
 
@@ -250,38 +250,32 @@ def test_reads_ahead_where_cores_are_free(prefetch_batches, device, depth):
 
 
 @pytest.mark.parametrize(
-    ("start", "warmup", "total", "traced"),
+    ("start", "warmup", "total", "traced", "said"),
     [
-        (0, 5, 100, (6, 14)),
-        (50, 5, 100, (56, 64)),
-        (0, 0, 100, (1, 9)),
-        (0, 5, 10, (6, 10)),
-        (0, 5, 7, (6, 7)),
-        (0, 5, 6, None),
-        (100, 5, 100, None),
+        (0, 5, 14, range(6, 15), None),
+        (50, 5, 100, range(56, 65), None),
+        (0, 0, 100, range(1, 10), None),
+        (0, 5, 13, range(6, 14), "7 of 8 steps are traced"),
+        (0, 5, 7, range(6, 8), "1 of 8 steps"),
+        (0, 5, 6, None, "0 of 8 steps"),
+        (100, 5, 100, None, "0 of 8 steps"),
     ],
 )
-def test_steps_to_trace(start, warmup, total, traced):
-    found = steps_to_trace(start=start, warmup=warmup, wanted=8, total=total)
-    assert (found and (found.first, found.last)) == traced
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "said"), [(14, None), (13, "7 of 8 steps are traced"), (5, "0 of 8 steps")]
-)
-def test_says_how_many_steps_it_cannot_trace(num_steps, said, rank, caplog):
-    """5 steps warm up, and in the next one the profiler starts."""
-    tracer = make_tracer(
-        nn.Linear(1, 1),
-        TrainerConfig(),
-        rank,
-        start_step=0,
-        num_steps=num_steps,
-        local_batch_size=1,
-        conclude=Mock(),
+def test_traces_the_steps_after_the_warm_up(start, warmup, total, traced, said, rank, caplog):
+    """In the first step after those of the warm-up, the profiler starts."""
+    config = TrainerConfig(num_warmup_steps=warmup)
+    profiler = make_profiler(
+        nn.Linear(1, 1), config, rank, Path("trace"), start_step=start, num_steps=total
     )
-    assert (tracer is None) == (num_steps == 5)
+    assert (profiler and profiler.steps) == traced
     assert (said or "") in caplog.text
     assert bool(caplog.text) == (said is not None)
     if said:
-        assert caplog.text.rstrip().endswith("trainer.num_steps to at least 14")
+        assert f"trainer.num_steps to at least {start + warmup + 9}" in caplog.text
+
+
+def test_a_trace_that_cannot_be_written_is_lost(rank, tmp_path, caplog):
+    folder = tmp_path / "trace"
+    folder.write_text("a file")
+    StepProfiler(nn.Linear(1, 1), range(1, 3), rank, folder)._write(Mock())
+    assert f"the trace is lost: {folder / 'rank0.json.gz'} cannot be written" in caplog.text
