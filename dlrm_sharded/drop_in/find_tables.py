@@ -110,7 +110,6 @@ def find_tables(
                 tables=tables,
                 sharding_types=types,
                 is_pooled=is_pooled,
-                hosted=_towers(module),
                 averaged=averaged,
                 summed_and_averaged=_features(sums) & _features(means),
                 features=features,
@@ -169,18 +168,11 @@ def _check_module(
             f"{title} has no lookup that trains it under {type(sharder).__name__}; "
             "ShardedPlanner plans models that are trained"
         )
-    if topology.compute_device == "cpu" and _towers(module):
+    if isinstance(module, EmbeddingTower | EmbeddingTowerCollection):
         raise ConfigError(
-            f"{title} cannot be trained on CPUs: TorchRec gives the CPU as a device id to the "
-            "DistributedDataParallel of its interaction (ValueError: device_ids); leave "
+            f"{title} is in a tower, which ShardedPlanner does not plan; leave "
             f"{type(sharder).__name__} out of the sharders, and the tower's own collection is "
             "sharded"
-        )
-    if len(_towers(module)) > 1 and len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(
-            f"{title} is one of two tables named {twice!r} there, and TorchRec shards both by the "
-            "one entry of a plan; give the tables of a module names of their own"
         )
     collisions: Any = getattr(module, "_managed_collision_collection", None)
     hashed = isinstance(collisions, ManagedCollisionCollection) and any(
@@ -237,16 +229,6 @@ def _configs(module: nn.Module) -> Iterator[BaseEmbeddingConfig]:
                 yield from getattr(inner, configs)()
 
 
-def _towers(module: nn.Module) -> tuple[frozenset[str], ...]:
-    """Return the names of the tables of each tower of a module; nothing if it has none."""
-    towers = module.towers if isinstance(module, EmbeddingTowerCollection) else [module]
-    return tuple(
-        frozenset(name.split(".")[-2] for name, _ in tower.embedding.named_parameters())
-        for tower in towers
-        if isinstance(tower, EmbeddingTower)
-    )
-
-
 def _with_unique_names(found: Sequence[ModuleTables]) -> list[ModuleTables]:
     """Prefix names that several modules use with the path of the module."""
     names = [name for module in found for name in module.tables]
@@ -261,7 +243,6 @@ def _with_unique_names(found: Sequence[ModuleTables]) -> list[ModuleTables]:
                 name: dataclasses.replace(table, name=unique(module, name))
                 for name, table in module.tables.items()
             },
-            hosted=tuple(frozenset(unique(module, n) for n in tower) for tower in module.hosted),
         )
         for module in found
     ]

@@ -58,7 +58,6 @@ class ModuleTables:
         tables: by the name of their parameter.
         sharding_types: TorchRec's types under which the module trains.
         is_pooled: whether the module pools; if not, it looks up sequences.
-        hosted: sets of tables; each set is a tower and has to be on one host.
         averaged: parameters of the tables that pool by the mean.
         summed_and_averaged: features that tables pool by the sum, and others by the mean.
         features: names of the features that look up a table, by the name of its parameter; without
@@ -72,7 +71,6 @@ class ModuleTables:
     tables: Mapping[str, Table]
     sharding_types: frozenset[str]
     is_pooled: bool
-    hosted: tuple[frozenset[str], ...]
     averaged: frozenset[str]
     summed_and_averaged: frozenset[str]
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -124,7 +122,7 @@ class ModuleTables:
         Raises:
             InvalidPlanError: FBGEMM would look up sequences of different widths, TorchRec would
                 take the mean of other tables than the model, a table has another precision than in
-                the model, or a tower is on several hosts.
+                the model.
         """
         shards = plan.shards_by_table()
         self._check_means(shards, topology)
@@ -146,14 +144,6 @@ class ModuleTables:
                     f"the plan has column shards of {one} columns for table {first!r} of "
                     f"{self.title} and of {other} for {second!r}; TorchRec looks up sequences in "
                     f"column shards of one width: {OBEY_LAYOUTS}"
-                )
-        for names in self.hosted:
-            on_hosts = {s.rank // topology.ranks_per_host for name in names for s in shards[name]}
-            if len(on_hosts) > 1:
-                raise InvalidPlanError(
-                    f"the tower of the tables {sorted(names)} of {self.title} is planned on the "
-                    f"hosts {sorted(on_hosts)}; TorchRec's tower sharders train a tower on one "
-                    "host: pin its tables to the ranks of one (sharder.pin)"
                 )
 
     def _check_means(self, shards: Mapping[str, Sequence[Shard]], topology: Topology) -> None:

@@ -9,14 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.embedding_tower_sharding import (
-    EmbeddingTowerCollectionSharder,
-    EmbeddingTowerSharder,
-)
-from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -62,26 +56,6 @@ class Weighted(Model):
         return part(features if part is self.parts[-1] else without_weights(features))
 
 
-class Towers(Model):
-    """Towers get the features without weights, and no others."""
-
-    def inputs(self, part: nn.Module, features: KeyedJaggedTensor) -> Any:
-        weighted = [None] if isinstance(part, EmbeddingTowerCollection) else []
-        return part(without_weights(features), *weighted)
-
-
-class TowerInteraction(nn.Module):
-    """The dense part of a tower: scales what its tables return."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, 3)
-
-    def forward(self, pooled: KeyedTensor) -> Tensor:
-        vectors = pooled.to_dict()  # a plan decides the order of the features
-        return self.layer(torch.cat([vectors[key] for key in sorted(vectors)], dim=1))
-
-
 def without_weights(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     if features.variable_stride_per_key():
         return features
@@ -107,7 +81,6 @@ class Kind:
 
     Args:
         make: makes the model.
-        sharders: TorchRec's sharders of its modules.
         batches: which batches the model takes: "bags", "weighted", "variable" or "few_ids".
         compares_tables: whether the tables of the unsharded model end as those of the sharded one;
             with managed collisions they have the same rows at other places.
@@ -117,7 +90,6 @@ class Kind:
     """
 
     make: Callable[[], Model]
-    sharders: Callable[[], list[Any]] = get_default_sharders
     batches: str = "bags"
     compares_tables: bool = True
     tolerance: float = 2e-6
@@ -185,12 +157,6 @@ def hashed() -> Model:
     return Model(ManagedCollisionEmbeddingCollection(inner, collisions))
 
 
-def tower(number: int, name: str = "") -> EmbeddingTower:
-    configs = table_configs(ROWS[:2], [8, 16], name=name or f"tower{number}_")
-    embedding = EmbeddingBagCollection(tables=configs, device=CPU)
-    return EmbeddingTower(embedding, TowerInteraction(24))
-
-
 def own_optimizers(tables: dict[str, nn.Parameter]) -> None:
     """Every table another rule or rate."""
     choices = [
@@ -239,9 +205,6 @@ KINDS: dict[str, Kind] = {
     "managed collisions of sequences": Kind(
         lambda: Model(managed("sequences")), batches="few_ids", compares_tables=False
     ),
-    "towers, with the sharders of their collections": Kind(
-        lambda: Towers(tower(0, "t"), EmbeddingTowerCollection([tower(1), tower(2)]))
-    ),
     "fused bags": Kind(
         lambda: Model(FusedEmbeddingBagCollection(table_configs(ROWS, [16]), device=CPU, **FUSED)),
         fuse=no_optimizer,
@@ -250,16 +213,7 @@ KINDS: dict[str, Kind] = {
 """Kinds that train on CPUs as the unsharded model does."""
 
 
-REFUSED: dict[str, Kind] = {
-    "a tower, with its own sharder": Kind(
-        lambda: Towers(tower(0)), sharders=lambda: [EmbeddingTowerSharder()]
-    ),
-    "a collection of towers, with its own sharder": Kind(
-        lambda: Towers(EmbeddingTowerCollection([tower(0), tower(1)])),
-        sharders=lambda: [EmbeddingTowerCollectionSharder()],
-    ),
-    "managed collisions by hashes": Kind(hashed),
-}
+REFUSED: dict[str, Kind] = {"managed collisions by hashes": Kind(hashed)}
 """Kinds that TorchRec trains on CPUs under no plan."""
 
 

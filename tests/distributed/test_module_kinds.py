@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import (
@@ -139,10 +140,10 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
     dense = fuse(kind, alone)
     fuse(kind, model)
     planner = ShardedPlanner(sharder)
-    plan = planner.collective_plan(model, kind.sharders())
+    plan = planner.collective_plan(model)
     assert planner.report is not None
     sharded = DistributedModelParallel(
-        model, plan=plan, sharders=kind.sharders(), device=rank.device
+        model, plan=plan, sharders=get_default_sharders(), device=rank.device
     )
     for _ in range(NUM_STEPS * (kind.batches == "few_ids")):
         with torch.no_grad():
@@ -295,7 +296,7 @@ def test_what_torchrec_does_not_train_on_cpus_is_refused_before_building(kind):
         GreedySharder("dim"), topology=Topology(2, 10**9, compute_device="cpu")
     )
     with pytest.raises(ConfigError, match=r"^table '.*' of module 'parts.0' \(.*Error: .*; "):
-        planner.plan(make(REFUSED[kind]), REFUSED[kind].sharders())
+        planner.plan(make(REFUSED[kind]), get_default_sharders())
 
 
 def test_the_page_of_modules_lists_these_kinds():

@@ -1,13 +1,20 @@
 """`ShardedPlanner` plans only what each kind of module trains: rows, columns or whole tables."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torchrec.distributed.embedding_tower_sharding import (
+    EmbeddingTowerCollectionSharder,
+    EmbeddingTowerSharder,
+)
 from torchrec.distributed.embeddingbag import EmbeddingBagSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingCollection,
@@ -112,6 +119,20 @@ def test_rows_of_managed_collisions_stay_in_equal_buckets():
         plan(hashed(6), GreedySharder("dim"), gpus)
     with pytest.raises(ConfigError, match=r"'hashed0' of Managed.* for training on CUDA only"):
         plan(hashed(8), GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("of_several", [False, True])
+def test_towers_are_refused_and_their_collections_are_planned(of_several):
+    tower: nn.Module = EmbeddingTower(bags(), nn.Identity())
+    sharder: Any = EmbeddingTowerSharder()
+    if of_several:
+        tower, sharder = EmbeddingTowerCollection([tower]), EmbeddingTowerCollectionSharder()
+    planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY)
+    name = type(sharder).__name__
+    with pytest.raises(ConfigError, match=rf"^table 't0' of EmbeddingTower.* leave {name} out"):
+        planner.plan(tower, [sharder])
+    planned = planner.plan(tower, get_default_sharders())
+    assert [*planned.plan] == ["towers.0.embedding" if of_several else "embedding"]
 
 
 @pytest.mark.parametrize("name", [name for name in SHARDERS if name != "dim"])
