@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from dlrm_sharded.plans.frames import task_from_frame
     from dlrm_sharded.search.constraints import Constraints
     from dlrm_sharded.sharders.base import Sharder, SharderContext
-    from dlrm_sharded.sharders.baselines.torchrec_estimator import CalibratedPerfEstimator
     from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
     from dlrm_sharded.sharders.planning import Planner
 
 __all__ = [
-    "CalibratedPerfEstimator",
     "ConfigError",
     "Constraints",
     "DataError",
@@ -73,7 +71,6 @@ __all__ = [
 ]
 
 _LOADED_WHEN_ASKED = {
-    "CalibratedPerfEstimator": "sharders.baselines.torchrec_estimator",
     "Constraints": "search.constraints",
     "LinearCostModel": "cost.linear",
     "NeuroShardSharder": "sharders.neuroshard",

@@ -13,6 +13,15 @@ REMOVED: dict[str, str] = {
     "collect.repeat_every": "minutes decides which plans are measured twice; leave it out",
     "collect.task": "use task=FILE",
     "collect.time_budget_s": "use minutes=MINUTES",
+    "sharder=hugectr": "use sharder=search",
+    "sharder=embark": "use sharder=search",
+    "sharder=torchrec_blind": "use sharder=torchrec",
+    "sharder=torchrec_dp": "use sharder=torchrec with sharder.full=true",
+    "sharder=torchrec_calibrated": "use sharder=torchrec, or sharder=search",
+    "sharder=autoshard_portfolio": "use sharder=autoshard, or sharder=search",
+    "sharder=dreamshard_portfolio": "use sharder=dreamshard, or sharder=search",
+    "sharder.portfolio": "leave it out, or use sharder=search",
+    "sharder.informed": "leave it out",
 }
 """What to use instead, by `group=option` or by the dotted name of a key, with all keys below it."""
 

@@ -67,13 +67,9 @@ def other_device_caveat(hardware: str, device: str, used_on: str) -> str | None:
 def policy_kind(name: str) -> Kind:
     """Return the kind of policies that the method of this name trains."""
     command = f"dlrm-train-policy policy={name}"
-    judged = (
-        f"plans may be less balanced; sharder={name}_portfolio takes the placement with the lowest "
-        "predicted cost, of the policy's and the heuristics'"
-    )
     elsewhere = (
-        f"it balances the costs of that hardware; {judged}; after a calibration, "
-        f"`{command} {RETUNE}` re-tunes it in about a minute"
+        "it balances the costs of that hardware, so plans may be less balanced; after a "
+        f"calibration, `{command} {RETUNE}` re-tunes it in about a minute"
     )
     return Kind(
         name,
@@ -81,6 +77,6 @@ def policy_kind(name: str) -> Kind:
         made_with=f"`{command}`",
         other_device=elsewhere,
         other_hardware=elsewhere,
-        other_optimizer=f"it balances the backward computation of that optimizer; {judged}; run "
-        f"`{command} optimizer={{optimizer}}`",
+        other_optimizer="it balances the backward computation of that optimizer, so plans may be "
+        f"less balanced; run `{command} optimizer={{optimizer}}`",
     )

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from dlrm_sharded.plans.task import ShardingTask
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A placement that may become the plan.
-
-    Args:
-        ranks: the rank of each table, in the order of the task.
-        origin: what the log calls it, such as "a sample".
-    """
-
-    ranks: tuple[int, ...]
-    origin: str
 
 
 class Policy(Protocol):
@@ -31,10 +17,4 @@ class Policy(Protocol):
             task: a task whose tables all have a reuse histogram.
             num_samples: how many placements to draw besides the most probable one; the policy
                 returns the one whose cost it predicts to be the lowest.
-        """
-
-    def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
-        """Return all placements among which `place` chooses, the most probable one first.
-
-        They are different, and all of them fit. The list is empty where `place` returns None.
         """

@@ -30,7 +30,6 @@ from dlrm_sharded.hardware.artifact_kinds import policy_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.autoshard import AutoShard
-from dlrm_sharded.rl.base import Candidate
 from dlrm_sharded.rl.dreamshard import DreamShard
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
@@ -40,11 +39,6 @@ from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
 log = logging.getLogger(__name__)
 
 PriceTask = Callable[[ShardingTask], PricedTask]
-
-MOST_PROBABLE = "the policy's"
-SAMPLE = "a sample"
-LARGEST_FIRST = "the policy's with the largest tables first"
-"""Origins of placements, as the log calls them."""
 
 PRICES = AUTO, ALWAYS, NEVER = "auto", "always", "never"
 """When a policy reads the run's prices, see `load_policy`."""
@@ -66,14 +60,12 @@ class _RollOuts:
         order: [T], the number within the task of each sorted table.
         ranks: [E, T], of the sorted tables.
         overflown: [E].
-        origins: what the log calls each placement.
     """
 
     episodes: TaskTensors
     order: Tensor
     ranks: Tensor
     overflown: Tensor
-    origins: tuple[str, ...]
 
     def placement(self, i: int) -> tuple[int, ...]:
         """Return the rank of each table, in the order of the task."""
@@ -107,16 +99,6 @@ class LearnedPolicy:
         costs = self._net.plan_costs(found.episodes, found.ranks)
         return found.placement(int(costs.masked_fill(found.overflown, torch.inf).argmin()))
 
-    @torch.no_grad()
-    def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
-        """Return the placements among which `place` chooses."""
-        found = self._roll_outs(task, num_samples, seed)
-        origins: dict[tuple[int, ...], str] = {}
-        for i, origin in enumerate(found.origins):
-            if not found.overflown[i]:
-                origins.setdefault(found.placement(i), origin)
-        return [Candidate(ranks, origin) for ranks, origin in origins.items()]
-
     def check_trial_plan(self) -> None:
         """Raise an error if the networks do not place a few tables, or price them at no number."""
         task, (plan, _) = trial_plans(world_size=2)
@@ -147,8 +129,7 @@ class LearnedPolicy:
         greedy = torch.arange(1 + num_samples) == 0
         generator = torch.Generator().manual_seed(seed)
         placed = roll_out(episodes, self._net.actor(episodes), generator, greedy=greedy)
-        origins = (MOST_PROBABLE,) + (SAMPLE,) * num_samples
-        return _RollOuts(episodes, order, placed.ranks, placed.overflown, origins)
+        return _RollOuts(episodes, order, placed.ranks, placed.overflown)
 
     def _reordered(self, task: TaskTensors, order: Tensor, orders: Tensor) -> _RollOuts:
         """Return the most probable placements in the orders [A, T]."""
@@ -158,8 +139,7 @@ class LearnedPolicy:
         generator = torch.Generator().manual_seed(0)
         placed = roll_out(in_order, self._net.actor(in_order), generator, greedy=greedy)
         ranks = torch.empty_like(orders).scatter(1, orders, placed.ranks)
-        origins = (LARGEST_FIRST,) * len(orders)
-        return _RollOuts(episodes, order, ranks, placed.overflown, origins)
+        return _RollOuts(episodes, order, ranks, placed.overflown)
 
 
 def load_policy(

@@ -2,7 +2,7 @@
 
 A piece is a range of a table's columns and is placed like a table of its own. No piece is wider
 than a lookup supports. Rows are split only into even blocks, one on each rank: there is nothing to
-place, and the blocks take their memory first. So it is with replicas, which are whole on each rank.
+place, and the blocks take their memory first.
 
 No rank has room for a piece only if every rank has less free memory than the piece needs. So
 wherever the others are placed, a piece fits if it is no larger than all the memory that is free in
@@ -14,12 +14,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dlrm_sharded.plans.layouts import (
     ColumnShards,
-    Replicas,
     RowBlocks,
     can_split_rows,
     column_widths,
@@ -30,8 +29,8 @@ from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
-BY_ROWS, REPLICATED = 0, -1
-"""Numbers of column pieces of a table that lies in row blocks, or in replicas, on all ranks."""
+BY_ROWS = 0
+"""Number of column pieces of a table that lies in row blocks on all ranks."""
 
 LARGEST_PIECE = 0.4
 """Largest piece of the first splitting, as a share of a rank's memory, which then holds two."""
@@ -45,8 +44,7 @@ class Splitting:
     """One way to split all tables of a task.
 
     Args:
-        num_pieces: number of column pieces of each table, of nearly equal widths, or `BY_ROWS` or
-            `REPLICATED`.
+        num_pieces: number of column pieces of each table, of nearly equal widths, or `BY_ROWS`.
     """
 
     task: ShardingTask
@@ -58,7 +56,7 @@ class Splitting:
         return tuple(
             dataclasses.replace(table, name=f"{i}.{j}: {table.name}", embedding_dim=width)
             for i, (table, num) in enumerate(zip(self.task.tables, self.num_pieces, strict=True))
-            for j, width in enumerate(column_widths(table, num) if num > 0 else ())
+            for j, width in enumerate(column_widths(table, num) if num != BY_ROWS else ())
         )
 
     @property
@@ -81,29 +79,19 @@ class Splitting:
 
     @property
     def free_bytes(self) -> tuple[int, ...]:
-        """Memory of each rank without row blocks and replicas; negative where these do not fit."""
+        """Memory of each rank without row blocks; negative where these do not fit."""
         topology = self.task.topology
         free = list(topology.rank_memory_bytes)
         for table, num in zip(self.task.tables, self.num_pieces, strict=True):
-            for shard in self._shards_everywhere(table, num):
+            for shard in self._row_blocks(table, num):
                 free[shard.rank] -= shard.bytes_on(topology)
         return tuple(free)
 
-    def with_replicas(self, names: Collection[str]) -> Splitting:
-        """Return the splitting with replicas of those of the named tables that are whole."""
-        num_pieces = tuple(
-            REPLICATED if num == 1 and table.name in names else num
-            for table, num in zip(self.task.tables, self.num_pieces, strict=True)
-        )
-        return Splitting(self.task, num_pieces)
-
-    def _shards_everywhere(self, table: Table, num_pieces: int) -> list[Shard]:
-        """Return the shards of a table that has one on every rank; none for column pieces."""
-        if num_pieces > 0:
+    def _row_blocks(self, table: Table, num_pieces: int) -> list[Shard]:
+        """Return the row blocks of a table that is split by rows; none for column pieces."""
+        if num_pieces != BY_ROWS:
             return []
-        ranks = range(self.task.topology.world_size)
-        layout = RowBlocks(ranks) if num_pieces == BY_ROWS else Replicas(len(ranks))
-        return layout.shards(table)
+        return RowBlocks(range(self.task.topology.world_size)).shards(table)
 
     def spread(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
         """Move pieces that are too wide together with others of their table on a rank.
@@ -118,7 +106,7 @@ class Splitting:
         for piece, rank in zip(pieces, ranks, strict=True):
             free[rank] -= topology.table_bytes(piece)
         start = 0
-        for num in (max(num, 0) for num in self.num_pieces):
+        for num in self.num_pieces:
             num_cols: Counter[int] = Counter()
             to_move = []
             for i in range(start, start + num):
@@ -151,9 +139,9 @@ class Splitting:
         shards: list[Shard] = []
         rank_of_piece = iter(ranks)
         for table, num in zip(self.task.tables, self.num_pieces, strict=True):
-            shards += self._shards_everywhere(table, num)
+            shards += self._row_blocks(table, num)
             num_cols: Counter[int] = Counter()
-            for width in column_widths(table, num) if num > 0 else ():
+            for width in column_widths(table, num) if num != BY_ROWS else ():
                 num_cols[next(rank_of_piece)] += width
             shards += ColumnShards.shards(table, sorted(num_cols.items()))
         return tuple(shards)

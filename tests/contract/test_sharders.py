@@ -20,25 +20,22 @@ from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 from tests.unit.made_up import tables_of, task_of, with_topology
 
-SHARDERS = options_of("sharder")
-TASKS = small_tasks()
-MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
-"""One does not know the memory, one keeps a published fault; all others find what is there."""
+FULL = "torchrec;full=true"
+SHARDERS = [*options_of("sharder"), FULL]
+"""Names of yamls, and perhaps a setting, as `dlrm-compare` has them."""
 
-REPLICATE = (
-    *("autoshard_portfolio", "dreamshard_portfolio", "embark", "hugectr"),
-    *("neuroshard", "torchrec_dp"),
-)
+TASKS = small_tasks()
+MISS_PLANS = ("neuroshard_paper",)
+"""It keeps a published fault; all others find what is there."""
+
+REPLICATE = ("neuroshard", FULL)
 """Sharders that replicate tables where the optimizer of these allows it."""
 
 POLICIES = ("autoshard", "dreamshard")
-SPLIT_FREELY = (*REPLICATE, *POLICIES, "torchrec", "torchrec_blind", "torchrec_calibrated")
+SPLIT_FREELY = (*REPLICATE, *POLICIES, "torchrec")
 """Sharders that split tables into any number of shards."""
 
-BY_PRICES = {
-    *("autoshard_portfolio", "dreamshard_portfolio"),
-    *("neuroshard", "neuroshard_paper", "torchrec_calibrated"),
-}
+BY_PRICES = {"neuroshard", "neuroshard_paper"}
 """Sharders whose plans depend on the run's cost model."""
 
 NO_CLOCK = {"neuroshard": ("sharder.time_budget_s=null",)}
@@ -49,10 +46,10 @@ SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}
 
 @functools.cache
 def config(name: str, overrides: tuple[str, ...]) -> DictConfig:
+    chosen, *settings = name.split(";")
+    words = [f"sharder={chosen}", *(f"sharder.{setting}" for setting in settings)]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        return compose(
-            "plan", [f"sharder={name}", "task=unused", *NO_CLOCK.get(name, ()), *overrides]
-        )
+        return compose("plan", ["task=unused", *words, *NO_CLOCK.get(name, ()), *overrides])
 
 
 def build(name: str, overrides: tuple[str, ...]) -> Sharder:

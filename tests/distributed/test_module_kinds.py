@@ -31,9 +31,9 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.base import Sharder
-from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from tests.distributed.module_kinds import (
     KINDS,
     LEARNING_RATE,
@@ -93,7 +93,7 @@ class InColumns:
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
     "columns": lambda: LaidOut(columns_but_of_some),
-    "torchrec_dp": lambda: TorchRecSharder(full=True, replicate=True, min_partition=4),
+    "torchrec_full": lambda: TorchRecSharder(full=True, min_partition=4),
     "rows": lambda: LaidOut(rows_but_of_the_first),
     "beside_whole": lambda: LaidOut(halves_beside_whole),
     "in_columns": InColumns,
@@ -191,7 +191,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 CASES = [
     *((kind, name) for kind in KINDS for name in ("columns", "rows")),
-    *((kind, name) for kind in ("bags", "sequences") for name in ("dim", "torchrec_dp")),
+    *((kind, name) for kind in ("bags", "sequences") for name in ("dim", "torchrec_full")),
     ("sequences", "in_columns"),
     ("sequences", "beside_whole"),
 ]

@@ -14,17 +14,14 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from dlrm_sharded import Planner, RunContext, ShardingPlan, ShardingTask, Table, Topology, validate
+from dlrm_sharded import Planner, RunContext, ShardingTask, Table, Topology, validate
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.fitting.costs_file import read_costs, write_costs
 from dlrm_sharded.fitting.samples import workload_of_sample
-from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
@@ -90,7 +87,6 @@ def test_every_file_of_the_page_is_used() -> None:
         "test_my_cost_model.py",
         "test_my_dataset.py",
         "test_my_sharder.py",
-        "torchrec_plan.py",
     ]
 
 
@@ -212,19 +208,6 @@ def test_linear_cost_model_of_measurements(project: Path) -> None:
     found = [model.price(TASK).compute.vectors(workload_of_sample(s))[:, :2].sum() for s in samples]
     measured = [sum(rank.computation_ms for rank in s.cost.per_rank) for s in samples]
     assert np.corrcoef(found, measured)[0, 1] > 0.6
-
-
-def test_torchrecs_planner_with_our_prices(project: Path) -> None:
-    model = EmbeddingBagCollection(tables=bag_configs(TASK.tables), device=torch.device("meta"))
-
-    (module_plan,) = (
-        module(project, "torchrec_plan")
-        .plan_with_our_prices(model, [EmbeddingBagCollectionSharder()], TASK)
-        .plan.values()
-    )
-
-    shards = from_torchrec(module_plan, TASK.tables, TASK.topology.world_size)
-    validate(ShardingPlan(TASK.topology.world_size, shards), TASK)
 
 
 def test_interaction(project: Path) -> None:

@@ -28,9 +28,8 @@ TRANSLATORS = {
     "drop_in/planner_provider.py",
     "drop_in/sharded_planner.py",
     "model/torchrec_adapter.py",
-    "sharders/baselines/torchrec.py",
-    "sharders/baselines/torchrec_estimator.py",
-    "sharders/baselines/torchrec_search.py",
+    "sharders/torchrec.py",
+    "sharders/torchrec_search.py",
 }
 
 
@@ -70,7 +69,6 @@ def test_values_need_no_other_library() -> None:
     [
         ("dlrm_sharded", ["torch", "torchrec", "fbgemm_gpu", "hydra", "omegaconf"]),
         ("dlrm_sharded.sharders.heuristics", ["torch"]),
-        ("dlrm_sharded.sharders.baselines.halving", ["torch"]),
         ("dlrm_sharded.sharders.plan_file", ["torch"]),
         ("dlrm_sharded.sharders.neuroshard", ["torch", "torchrec", "fbgemm_gpu"]),
         ("dlrm_sharded.sharders.baselines.neuroshard_paper", ["torch"]),

@@ -45,7 +45,7 @@ def write_task(folder: Path) -> str:
     return "task=task.json"
 
 
-@pytest.mark.parametrize("sharder", ["neuroshard", "size_lookup", "hugectr"])
+@pytest.mark.parametrize("sharder", ["neuroshard", "size_lookup"])
 def test_plans_without_torch(sharder, tmp_path):
     done = run(tmp_path, "plan", write_task(tmp_path), f"sharder={sharder}", "out=plan.json")
     assert done.returncode == 0, done.stderr

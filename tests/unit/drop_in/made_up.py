@@ -22,10 +22,9 @@ from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.sharders.base import Sharder, SharderContext
-from dlrm_sharded.sharders.baselines.halving import HalvingSharder
-from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from tests.distributed.torchrec_modules import managed_collisions, table_configs
 
 META = torch.device("meta")
@@ -36,8 +35,7 @@ Plan = Mapping[str, ParameterSharding]
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
     "neuroshard": lambda: NeuroShardSharder(SharderContext(cost_model=MODEL), patience=1),
-    "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
-    "torchrec_dp": lambda: TorchRecSharder(full=True, replicate=True, min_partition=4),
+    "torchrec_full": lambda: TorchRecSharder(full=True, min_partition=4),
 }
 
 

@@ -188,7 +188,7 @@ def test_replicas_follow_the_optimizer_that_a_sharder_states():
         )
     ]
     planner = ShardedPlanner(
-        SHARDERS["torchrec_dp"](), topology=TOPOLOGY, replicas=True, cost_model=None
+        SHARDERS["torchrec_full"](), topology=TOPOLOGY, replicas=True, cost_model=None
     )
     planner.plan(bags(), sharders)
     assert planner.report.replica_rules == {"": FusedRule("sgd", 0.3)}

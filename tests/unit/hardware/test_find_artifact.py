@@ -151,18 +151,15 @@ WARNINGS = {
     ),
     "policy_of_other_hardware": (
         *(POLICY, OTHER, "cpu", "sgd"),
-        f"the policy {PRIOR}it balances the costs of that hardware; plans may be less balanced; "
-        "sharder=dreamshard_portfolio takes the placement with the lowest predicted cost, of the "
-        "policy's and the heuristics'; after a calibration, `dlrm-train-policy "
-        "policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3` re-tunes it "
-        "in about a minute",
+        f"the policy {PRIOR}it balances the costs of that hardware, so plans may be less balanced; "
+        "after a calibration, `dlrm-train-policy policy=dreamshard init_from=packaged "
+        "costs=predicted schedule.num_rounds=3` re-tunes it in about a minute",
     ),
     "policy_of_other_optimizer": (
         *(POLICY, HARDWARE, "cpu", "adam"),
         "the policy belongs to the fused optimizer sgd, the run has adam: it balances the backward "
-        "computation of that optimizer; plans may be less balanced; "
-        "sharder=dreamshard_portfolio takes the placement with the lowest predicted cost, of the "
-        "policy's and the heuristics'; run `dlrm-train-policy policy=dreamshard optimizer=adam`",
+        "computation of that optimizer, so plans may be less balanced; run `dlrm-train-policy "
+        "policy=dreamshard optimizer=adam`",
     ),
 }
 

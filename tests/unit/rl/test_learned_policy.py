@@ -18,9 +18,7 @@ from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import (
     METHODS,
-    MOST_PROBABLE,
     POLICY_FEATURES,
-    SAMPLE,
     LearnedPolicy,
     load_policy,
     to_arrays,
@@ -100,22 +98,6 @@ def test_samples_never_make_the_predicted_cost_worse(kind: str, weights: str) ->
         assert max(others) <= first + 1e-4 * abs(first)
         better += others[1] < first - 1e-4 * abs(first)
     assert better > 0, "samples are of no use"
-
-
-@each_kind
-def test_chooses_the_cheapest_candidate(kind: str) -> None:
-    net = random_net(kind)
-    policy = LearnedPolicy(net)
-    for task in other_tasks(3, num_tables=12, world_size=3):
-        found = policy.candidates(task, num_samples=16, seed=3)
-        assert len(found) > 2
-        assert [each.origin for each in found] == [MOST_PROBABLE] + [SAMPLE] * (len(found) - 1)
-        assert len({each.ranks for each in found}) == len(found)
-        assert all(fits(task, each.ranks) for each in found)
-        chosen = policy.place(task, num_samples=16, seed=3)
-        assert chosen in [each.ranks for each in found]
-        lowest = min(estimated(net, task, each.ranks) for each in found)
-        assert estimated(net, task, chosen) == pytest.approx(lowest, rel=1e-4)
 
 
 @each_kind

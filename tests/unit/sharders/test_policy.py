@@ -4,35 +4,30 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_sharded import PlanCost, ShardingTask, StageCost, validate
+from dlrm_sharded import ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
 from dlrm_sharded.files.errors import DataError, InfeasibleTaskError
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.rl.base import Candidate, Policy
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.rl.base import Policy
 from dlrm_sharded.sharders.base import SharderContext, sharder_name
-from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
+from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
-from tests.unit.rl.cases import cost_model, small_pool
+from tests.unit.rl.cases import cost_model
 
 Ranks = tuple[int, ...] | None
 
 
 class Deciding:
-    """A policy that considers the placement that a function chooses, and no other.
-
-    It keeps what it was asked.
-    """
+    """A policy of the placement that a function chooses; it keeps what it was asked."""
 
     def __init__(self, choose: Callable[[ShardingTask, int, int], Ranks]) -> None:
         self._choose = choose
@@ -41,10 +36,6 @@ class Deciding:
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> Ranks:
         self.asked.append((task, num_samples, seed))
         return self._choose(task, num_samples, seed)
-
-    def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
-        ranks = self.place(task, num_samples=num_samples, seed=seed)
-        return [] if ranks is None else [Candidate(ranks, "the policy's")]
 
 
 def repairing(task: ShardingTask, num_samples: int, seed: int) -> Ranks:
@@ -78,37 +69,18 @@ def lost() -> Deciding:
     return Deciding(lambda *_: None)
 
 
-class Fixed:
-    """Considers the placements that it was given."""
-
-    def __init__(self, **placements: tuple[int, ...]) -> None:
-        self._placements = placements
-
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...]:
-        return next(iter(self._placements.values()))
-
-    def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
-        return [Candidate(ranks, origin) for origin, ranks in self._placements.items()]
-
-
 POLICIES = {"repairing": Deciding(repairing), "careless": Deciding(careless)}
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
-def sharder(
-    policy: Policy, *, split: bool = True, cost_model: CostModel | None = None
-) -> PolicySharder:
-    return PolicySharder(
-        policy, name="test", num_samples=4, split=split, seed=1, cost_model=cost_model
-    )
+def sharder(policy: Policy, *, split: bool = True) -> PolicySharder:
+    return PolicySharder(policy, name="test", num_samples=4, split=split, seed=1)
 
 
 @each_policy
-@pytest.mark.parametrize("priced", [False, True], ids=["no_model", "priced"])
 @pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
-def test_contract(policy: Policy, task: ShardingTask, priced: bool) -> None:
-    model = cost_model() if priced else None
-    plan = check_sharder(lambda: sharder(policy, cost_model=model), task)
+def test_contract(policy: Policy, task: ShardingTask) -> None:
+    plan = check_sharder(lambda: sharder(policy), task)
     assert sharder_name(sharder(policy)) == "test"
     if len(task.tables) <= 9 and task.topology.world_size <= 3:
         assert (plan is not None) or not packable(task)
@@ -227,63 +199,6 @@ def test_what_a_policy_is_asked() -> None:
     assert all(table.reuse_histogram is not None for table in asked.tables)
 
 
-@each_policy
-def test_never_behind_a_heuristic(policy: Policy) -> None:
-    """By the prices of the run, whatever hardware the policy is of."""
-    rng = np.random.default_rng(0)
-    pool = small_pool(12, 3)
-    for _ in range(5):
-        task = pool.task(pool.draw(rng))
-        priced_ms = cost_ms(sharder(policy, cost_model=cost_model()).shard(task), task)
-        others = [sharder(policy), *(GreedySharder(weight, seed=1) for weight in WEIGHTS)]
-        best_ms = min(cost_ms(other.shard(task), task) for other in others)
-        assert priced_ms <= best_ms * (1 + 1e-9), "sums of another order are rounded otherwise"
-
-
-def test_takes_the_cheapest_and_says_which(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    # every heuristic makes the best plan, with the largest table on a rank of its own
-    task = tables_on([(100_000, 64), (1000, 8), (1000, 8)], 10**9, 10**9)
-    best, worst = (0, 1, 1), (0, 0, 0)
-    for policy, cheapest in (
-        (Fixed(sample=worst), "the heuristic size"),
-        (Fixed(probable=worst, sample=best), "sample"),
-        (Fixed(probable=best, sample=worst), "probable"),
-    ):
-        caplog.clear()
-        plan = sharder(policy, cost_model=cost_model()).shard(task)
-        assert cost_ms(plan, task) < cost_ms(whole_tables(task, worst), task)
-        assert f"sharder=test: the cheapest of 2 placements is {cheapest}, " in caplog.text
-        assert cost_ms(plan, task) == pytest.approx(cost_ms(whole_tables(task, best), task))
-    # without a cost model, the policy chooses
-    caplog.clear()
-    plan = sharder(Fixed(probable=worst, sample=best)).shard(task)
-    assert [shard.rank for shard in plan.shards] == [0, 0, 0]
-    assert caplog.text == ""
-
-
-def test_a_heuristic_where_the_policy_finds_no_room() -> None:
-    """Tables that fit are not split then."""
-    task = tables_on([(1000, 64), (1000, 128)], 10**6, 10**6)
-    plan = sharder(lost(), cost_model=cost_model()).shard(task)
-    validate(plan, task)
-    assert len(plan.shards) == 2
-
-
-def test_a_model_that_only_predicts_plans() -> None:
-    class Unbalanced:
-        """Prefers everything on the last rank."""
-
-        def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-            others = sum(shard.rank != plan.world_size - 1 for shard in plan.shards)
-            return PlanCost((StageCost(1.0 + others, 0.0, 0.0, 0.0),) * plan.world_size)
-
-    task = tables_on([(1000, 8)] * 3, 10**9, 10**9)
-    policy = Fixed(probable=(0, 1, 0), sample=(1, 1, 1))
-    plan = sharder(policy, cost_model=Unbalanced()).shard(task)
-    assert [shard.rank for shard in plan.shards] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("method", ["dreamshard", "autoshard"])
 def test_an_artefact_that_is_not_there(method: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read the policy .*No such file") as error:
@@ -292,13 +207,10 @@ def test_an_artefact_that_is_not_there(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["dreamshard", "autoshard"])
-def test_alone_a_policy_places_as_without_prices(method: str) -> None:
+def test_a_policy_places_as_without_prices(method: str) -> None:
     """So a paper's claim never holds by our heuristics, replicas or prices."""
-    context = SharderContext(RunContext("cpu"), cost_model())
-    alone = policy_sharder(context, method=method)
-    portfolio = policy_sharder(context, method=method, portfolio=True)
-    assert (alone.name, portfolio.name) == (method, f"{method}_portfolio")
-    assert (alone.cost_model, portfolio.cost_model) == (None, context.cost_model)
-    task = with_profiles(small_tasks()["w3-mixed"])
+    priced = policy_sharder(SharderContext(RunContext("cpu"), cost_model()), method=method)
     unpriced = policy_sharder(SharderContext(RunContext("cpu")), method=method)
-    assert alone.shard(task) == unpriced.shard(task)
+    assert priced.name == method
+    task = with_profiles(small_tasks()["w3-mixed"])
+    assert priced.shard(task) == unpriced.shard(task)

@@ -1,6 +1,5 @@
 """Replicas in plans: where they pay, where they are named, and where they cannot be."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from dlrm_sharded.datasets.presets import criteo_kaggle
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.task import ShardingTask, with_optimizer
-from dlrm_sharded.rl.base import Candidate
 from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
-from dlrm_sharded.sharders.policy import PolicySharder
 from tests.unit.made_up import task_of, with_topology
 from tests.unit.search.made_up import model_of, predicted, with_memory
 
@@ -125,23 +122,3 @@ def test_an_earlier_plan_keeps_its_replicas(tmp_path: Path) -> None:
     write_json(tmp_path / "plan.json", earlier.to_json())
     keys: dict[str, Any] = {"warm_start": tmp_path / "plan.json", "max_moved_tables": 0}
     assert sorted(plan_of(**keys).shards) == sorted(earlier.shards)
-
-
-class RoundRobin:
-    """A policy that places tables in turns."""
-
-    def candidates(self, task: ShardingTask, **_: Any) -> Sequence[Candidate]:
-        ranks = tuple(i % task.topology.world_size for i in range(len(task.tables)))
-        return [Candidate(ranks, "turns")]
-
-
-def test_policies_replicate_what_pays() -> None:
-    def sharder(**arguments: Any) -> PolicySharder:
-        return PolicySharder(RoundRobin(), name="turns", cost_model=MODEL, **arguments)
-
-    plans = {replicate: sharder(replicate=replicate).shard(TASK) for replicate in (True, False)}
-    assert plans[True].replicated_tables
-    assert not plans[False].replicated_tables
-    validate(plans[True], TASK)
-    assert cost_ms(plans[True]) < 0.97 * cost_ms(plans[False])
-    assert not sharder().shard(with_adams_memory(TASK)).replicated_tables

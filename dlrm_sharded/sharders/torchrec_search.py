@@ -14,7 +14,7 @@ from torchrec.distributed.planner.proposers import (
 from torchrec.distributed.planner.types import Proposer, ShardingOption
 
 from dlrm_sharded.files.errors import InfeasibleTaskError
-from dlrm_sharded.sharders.baselines.time_box import TimeBox
+from dlrm_sharded.sharders.time_box import TimeBox
 
 OPTIONS_PER_LOOK = 256
 """Number of sharding options that are priced between two looks at the clock."""

@@ -1,4 +1,4 @@
-"""TorchRec's own planner as a sharder: with our prices, with its own, or with its defaults."""
+"""TorchRec's own planner as a sharder, with all that it can know of a task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -21,10 +21,7 @@ from torchrec.distributed.planner.partitioners import (
     MemoryBalancedPartitioner,
 )
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
-from torchrec.distributed.planner.storage_reservations import (
-    FixedPercentageStorageReservation,
-    HeuristicalStorageReservation,
-)
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError, ShardEstimator, ShardingOption, Storage
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -43,10 +40,8 @@ from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.plans.task_keys import MEMORY_KEYS
 from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import PriceTask, SharderContext
-from dlrm_sharded.sharders.baselines.time_box import TimeBox
-from dlrm_sharded.sharders.baselines.torchrec_estimator import CalibratedPerfEstimator
-from dlrm_sharded.sharders.baselines.torchrec_search import TimedEnumerator, TimedSearch
+from dlrm_sharded.sharders.time_box import TimeBox
+from dlrm_sharded.sharders.torchrec_search import TimedEnumerator, TimedSearch
 
 log = logging.getLogger(__name__)
 
@@ -63,30 +58,28 @@ KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.valu
 class TorchRecSharder:
     """Calls TorchRec's `EmbeddingShardingPlanner`.
 
+    The planner gets the pooling factors, the memory of each rank (counted as `validate` counts it)
+    and the known bandwidths. It estimates costs by itself.
+
     Args:
-        informed: if true, the planner gets the pooling factors, the memory of each rank (counted as
-            `validate` counts it) and the known bandwidths, and may split columns down to
-            `min_partition`. If false, it gets the world size, the device type and the batch size,
-            and defaults for all else, as in `dlrm_main.py` of the DLRM reference.
+        full: whether the planner may also replicate tables and split rows on CPUs, tries the plans
+            of TorchRec's dynamic programming, and balances the memory of plans that cost about the
+            same. Tables are never replicated on one rank, nor under an optimizer that trains no
+            replicas.
         min_partition: smallest width of a column shard; without it TorchRec does not split tables
             of 128 columns or fewer.
         timeout_s: the planner stops looking for better plans after this time, which includes the
             pricing of its options; it ends with an error if it has no plan by then.
-        price: prices the task of an informed planner; None for TorchRec's own estimate.
-        full: whether an informed planner may also split rows on CPUs, tries the plans of TorchRec's
-            dynamic programming, and balances the memory of plans that cost about the same.
-        replicate: whether an informed planner may replicate tables; never done on one rank, nor
-            under an optimizer that trains no replicas.
     """
 
-    informed: bool = True
+    name: ClassVar[str] = "torchrec"
+
+    full: bool = False
     min_partition: int = 32
     timeout_s: int = 300
-    price: PriceTask | None = None
-    full: bool = False
-    replicate: bool = False
 
     def __post_init__(self) -> None:
+        check_flag("sharder.full", self.full)
         check_count("sharder.min_partition", self.min_partition, least=COLUMN_MULTIPLE)
         if self.min_partition % COLUMN_MULTIPLE:
             raise ConfigError(
@@ -94,20 +87,6 @@ class TorchRecSharder:
                 f"{COLUMN_MULTIPLE}"
             )
         check_count("sharder.timeout_s", self.timeout_s, least=1)
-        check_flag("sharder.replicate", self.replicate)
-        if not self.informed and (self.full or self.replicate):
-            raise ConfigError(
-                "sharder.full and sharder.replicate are for an informed planner, which counts the "
-                "memory of replicas; set sharder.informed=true"
-            )
-
-    @property
-    def name(self) -> str:
-        if self.full:
-            return "torchrec_dp"
-        if self.price is not None:
-            return "torchrec_calibrated"
-        return "torchrec" if self.informed else "torchrec_blind"
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         # TorchRec makes submodules of tables, and their names must not contain a dot.
@@ -154,13 +133,16 @@ class TorchRecSharder:
 
     def _planner(self, task: ShardingTask, search: TimedSearch) -> EmbeddingShardingPlanner:
         memory = "hbm" if self.full or task.topology.compute_device == "cuda" else "ddr"
-        topology = _torchrec_topology(task.topology, memory if self.informed else None)
-        replicate = self.replicate and task.can_replicate
+        topology = _torchrec_topology(task.topology, memory)
+        replicate = self.full and task.can_replicate
         constraints = {
             table.name: ParameterConstraints(
                 sharding_types=_sharding_types(table, task.topology, replicate=replicate),
                 compute_kernels=KERNELS,
-                **(self._known(table) if self.informed else {}),
+                pooling_factors=[table.pooling_factor / table.num_features] * table.num_features,
+                min_partition=(
+                    self.min_partition if table.embedding_dim > self.min_partition else None
+                ),
             )
             for table in task.tables
         }
@@ -169,44 +151,18 @@ class TorchRecSharder:
             "batch_size": max(1, task.batch_size // task.topology.world_size),
             "constraints": constraints,
         }
-        estimators = None
-        if self.informed:
-            prices = (
-                EmbeddingPerfEstimator(topology=topology, constraints=constraints)
-                if self.price is None
-                else CalibratedPerfEstimator(self.price(task))
-            )
-            estimators = [prices, _TableStorage(task.topology, memory)]
+        estimators = [
+            EmbeddingPerfEstimator(topology=topology, constraints=constraints),
+            _TableStorage(task.topology, memory),
+        ]
         return EmbeddingShardingPlanner(
             **common,
             enumerator=TimedEnumerator(search, **common, estimator=estimators),
             proposer=search.proposers(dynamic_programming=self.full),
             partitioner=MemoryBalancedPartitioner() if self.full else GreedyPerfPartitioner(),
-            storage_reservation=FixedPercentageStorageReservation(percentage=0.0)
-            if self.informed
-            else HeuristicalStorageReservation(percentage=0.05),
+            storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
             debug=False,
         )
-
-    def _known(self, table: Table) -> dict[str, Any]:
-        """Return what an informed planner is told of a table."""
-        may_split = table.embedding_dim > self.min_partition
-        return {
-            "pooling_factors": [table.pooling_factor / table.num_features] * table.num_features,
-            "min_partition": self.min_partition if may_split else None,
-        }
-
-
-def calibrated_sharder(
-    context: SharderContext, *, min_partition: int = 32, timeout_s: int = 300
-) -> TorchRecSharder:
-    """Build the informed sharder that prices options by the run's cost model.
-
-    Raises:
-        ConfigError: the run has no additive cost model.
-    """
-    price = context.pricing_for("torchrec_calibrated")
-    return TorchRecSharder(min_partition=min_partition, timeout_s=timeout_s, price=price)
 
 
 class _TableStorage(ShardEstimator):
@@ -269,17 +225,17 @@ def _sharding_types(table: Table, topology: Topology, *, replicate: bool = False
     return types
 
 
-def _torchrec_topology(topology: Topology, memory: str | None) -> TorchRecTopology:
+def _torchrec_topology(topology: Topology, memory: str) -> TorchRecTopology:
     """Return TorchRec's topology with all known figures; its bandwidths are in bytes per ms.
 
     Args:
         memory: "hbm" or "ddr", as which the memory of ranks counts; TorchRec's dynamic programming
-            and its balancing of memory know the former only. None for TorchRec's own figures.
+            and its balancing of memory know the former only.
     """
     known: dict[str, Any] = {}
-    if memory and topology.intra_host_bytes_per_s is not None:
+    if topology.intra_host_bytes_per_s is not None:
         known["intra_host_bw"] = topology.intra_host_bytes_per_s / 1e3
-    if memory and topology.inter_host_bytes_per_s is not None:
+    if topology.inter_host_bytes_per_s is not None:
         known["inter_host_bw"] = topology.inter_host_bytes_per_s / 1e3
     torchrec_topology = TorchRecTopology(
         world_size=topology.world_size,
@@ -289,10 +245,9 @@ def _torchrec_topology(topology: Topology, memory: str | None) -> TorchRecTopolo
     )
     # Not as CustomTopologyData: TorchRec would cut rows into blocks in proportion to the memory,
     # which it does not train.
-    if memory:
-        devices = torchrec_topology.devices
-        for device, memory_bytes in zip(devices, topology.rank_memory_bytes, strict=True):
-            device.storage = dataclasses.replace(device.storage, **{memory: memory_bytes})
+    devices = torchrec_topology.devices
+    for device, memory_bytes in zip(devices, topology.rank_memory_bytes, strict=True):
+        device.storage = dataclasses.replace(device.storage, **{memory: memory_bytes})
     return torchrec_topology
 
 

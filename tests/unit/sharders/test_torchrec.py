@@ -12,18 +12,19 @@ from dlrm_sharded import InfeasibleTaskError, Table, validate
 from dlrm_sharded.datasets.presets import criteo_kaggle
 from dlrm_sharded.plans.layouts import is_row_wise
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.sharders.baselines import torchrec, torchrec_search
-from dlrm_sharded.sharders.baselines.time_box import TimeBox
-from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
+from dlrm_sharded.sharders import torchrec, torchrec_search
+from dlrm_sharded.sharders.time_box import TimeBox
+from dlrm_sharded.sharders.torchrec import TorchRecSharder
+from dlrm_sharded.sharders.torchrec_search import TimedSearch
 from tests.unit.made_up import tables_of, task_of, with_memory, with_topology
 
 
-@pytest.mark.parametrize("informed", [True, False])
-def test_names_the_users_table(informed: bool) -> None:
+@pytest.mark.parametrize("full", [True, False])
+def test_names_the_users_table(full: bool) -> None:
     tables = (Table("user.id", 10, 16, 1.0), Table("item.id", 10_000, 16, 1.0))
     task = task_of(tables, 2, 100_000, 64)
     with pytest.raises(InfeasibleTaskError, match=r"item\.id"):
-        TorchRecSharder(informed=informed).shard(task)
+        TorchRecSharder(full=full).shard(task)
 
 
 @pytest.mark.parametrize("compute_device", ["cpu", "cuda"])
@@ -39,14 +40,16 @@ def test_memory_of_each_rank(large: int, compute_device: str) -> None:
         TorchRecSharder().shard(equal)
 
 
-REPLICATING = TorchRecSharder(full=True, replicate=True)
+FULL = TorchRecSharder(full=True)
 
 
-def test_it_is_told_of_the_ids_of_each_feature() -> None:
+def test_ids_are_stated_for_each_feature() -> None:
     """TorchRec counts a vector for each of the pooling factors of a table."""
     [table] = tables_of((100, 64, 12.0))
-    told = TorchRecSharder()._known(dataclasses.replace(table, num_features=3))
-    assert told["pooling_factors"] == [4.0, 4.0, 4.0]
+    task = task_of([dataclasses.replace(table, num_features=3)], 2, GIB, 64)
+    planner = TorchRecSharder()._planner(task, TimedSearch(TimeBox(1.0)))
+    [constraints] = planner._constraints.values()
+    assert constraints.pooling_factors == [4.0, 4.0, 4.0]
 
 
 @pytest.mark.parametrize("compute_device", ["cpu", "cuda"])
@@ -55,12 +58,11 @@ def test_replicates_small_tables(compute_device: str) -> None:
     ranks = {"device": compute_device, "optimizer_bytes_per_row": 4}
     task = task_of(criteo_kaggle(), 2, 8 * GIB, 8192, **ranks)
     small = {table.name for table in task.tables if table.num_embeddings < 100}
-    plan = REPLICATING.shard(task)
+    plan = FULL.shard(task)
     validate(plan, task)
     assert {*plan.replicated_tables} & small
-    for options in ({"full": True}, {}, {"informed": False}):
-        assert not TorchRecSharder(**options).shard(task).replicated_tables
-    assert not REPLICATING.shard(with_topology(task, world_size=1)).replicated_tables
+    assert not TorchRecSharder().shard(task).replicated_tables
+    assert not FULL.shard(with_topology(task, world_size=1)).replicated_tables
 
 
 def test_replicas_count_with_their_gradients() -> None:
@@ -69,7 +71,7 @@ def test_replicas_count_with_their_gradients() -> None:
     memory = 50_000 * 16 * 4 // 2 + 10 * 16 * 12
     for missing, replicated in ((0, ("tiny",)), (1, ())):
         task = task_of((large, tiny), 2, memory - missing, 8192, device="cuda")
-        plan = REPLICATING.shard(task)
+        plan = FULL.shard(task)
         validate(plan, task)
         assert plan.replicated_tables == replicated
 
@@ -77,7 +79,7 @@ def test_replicas_count_with_their_gradients() -> None:
 def test_splits_rows_on_cpus_too() -> None:
     """TorchRec's planner does not offer it there by itself, and the columns cannot be split."""
     task = task_of([Table("t", 3000, 4, 1.0)], 2, 30_000, 64)
-    shards = REPLICATING.shard(task).shards
+    shards = FULL.shard(task).shards
     assert [shard.num_rows for shard in shards] == [1500, 1500]
     with pytest.raises(InfeasibleTaskError):
         TorchRecSharder().shard(task)
@@ -109,20 +111,20 @@ def boxed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrec_search, "OPTIONS_PER_LOOK", 20)
 
 
-@pytest.mark.parametrize("informed", [True, False])
-def test_the_time_limit_includes_the_pricing(boxed: None, informed: bool):
+@pytest.mark.parametrize("full", [True, False])
+def test_the_time_limit_includes_the_pricing(boxed: None, full: bool):
     message = r"priced \d+ of \d+ ways .* raise sharder\.timeo"
     with pytest.raises(InfeasibleTaskError, match=message):
-        TorchRecSharder(informed=informed, timeout_s=5).shard(TASK)
+        TorchRecSharder(full=full, timeout_s=5).shard(TASK)
 
 
-@pytest.mark.parametrize("informed", [True, False])
+@pytest.mark.parametrize("full", [True, False])
 def test_the_time_limit_cuts_the_search(
-    boxed: None, caplog: pytest.LogCaptureFixture, informed: bool
+    boxed: None, caplog: pytest.LogCaptureFixture, full: bool
 ) -> None:
     """A plan comes from what was found by then, and a line says that there may be a better one."""
     caplog.set_level("INFO", "dlrm_sharded")
-    plan = TorchRecSharder(informed=informed, timeout_s=60).shard(TASK)
+    plan = TorchRecSharder(full=full, timeout_s=60).shard(TASK)
     validate(plan, TASK)
     *progress, warning = said(caplog)
     assert any(" ways to place shards in " in line for line in progress)
