@@ -57,7 +57,7 @@ def build_once(
             raise
         raise DataError(
             f"cannot write {folder}: {error.strerror or error}; nothing is left of it; free space "
-            "there, or name a folder on another disk (data.blocks_dir, --out)"
+            "there, or name a folder on another disk (data.blocks_dir, data.path, out)"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Generated click logs in Criteo's format, with a signal to learn, for tests and demos.
+"""Generated click logs in Criteo's format, with a signal to learn, to be used without its data.
 
 Columns have as many different ids and about as many missing values as in Criteo's Kaggle set; ids
 are Zipf-distributed. A row depends on the seed and its number alone.
@@ -6,6 +6,8 @@ are Zipf-distributed. A row depends on the seed and its number alone.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ import polars as pl
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
 
 from dlrm_sharded.accesses.zipf import cached_zipf
+from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.counter_random import (
     counters,
     normals,
@@ -23,8 +26,15 @@ from dlrm_sharded.datasets.counter_random import (
     stream_key,
     uniforms,
 )
+from dlrm_sharded.datasets.criteo import CriteoDataset
+from dlrm_sharded.datasets.criteo_convert import is_converted
+from dlrm_sharded.datasets.criteo_source import CriteoSource
 from dlrm_sharded.datasets.presets import criteo_kaggle
+from dlrm_sharded.files.errors import check_count, check_path
 from dlrm_sharded.files.json_files import replaced_file
+from dlrm_sharded.files.user_cache import user_cache
+
+log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1 << 16
 
@@ -91,6 +101,49 @@ def sample_rows(first: int, num_rows: int, *, seed: int) -> SampleRows:
         no_id=np.stack(no_id),
         logits=logits,
     )
+
+
+class CriteoSampleDataset(CriteoDataset):
+    """A generated log that is written and converted at its first use, as Criteo's files are.
+
+    Args:
+        path: folder of the log and of its converted form; None for the user's cache.
+        num_rows: samples of the log, of which the last seventh is for validation.
+        seed: decides the samples.
+        batch_size: global; an incomplete last batch of a split is left out.
+        embedding_dim: width of all 26 tables.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        num_rows: int,
+        seed: int,
+        batch_size: int,
+        embedding_dim: int,
+    ) -> None:
+        check_count("data.num_rows", num_rows, least=1)
+        check_count("data.seed", seed, least=0)
+        if path is not None:
+            check_path("data.path", path)
+        folder = Path(path or user_cache() / "criteo_sample") / f"{num_rows}_rows_seed_{seed}"
+        self._log, self._num_rows, self._seed = folder / "train.txt", num_rows, seed
+        super().__init__(
+            folder / "blocks",
+            batch_size=batch_size,
+            embedding_dim=embedding_dim,
+            source=CriteoSource(str(self._log)),
+        )
+
+    @functools.cached_property
+    def _blocks(self) -> BlockReader:
+        if not self._log.exists() and not is_converted(self._blocks_dir):
+            log.info(
+                "generating %s samples in Criteo's format: %s", f"{self._num_rows:,}", self._log
+            )
+            write_criteo_sample(self._log, num_rows=self._num_rows, seed=self._seed)
+        return super()._blocks
 
 
 def write_criteo_sample(path: str | Path, *, num_rows: int, seed: int = 0) -> None:

@@ -48,7 +48,6 @@ def test_a_plan_on_standard_output_is_json(folder, source):
         (("train_policy", "log_dir=task.json"), "task.json is not a folder"),
         (("report", ".", "out="), "out is '', must be a path"),
         (("export", ".", "out=-"), "out is '-', standard output"),
-        (("make_criteo_tsv", "."), "cannot write .: it is a folder"),
         (("convert_criteo", "x.tsv", "out=task.json"), "task.json is not a folder"),
     ],
     ids=lambda value: "-".join(value[:1] + value[-1:]) if isinstance(value, tuple) else "",

@@ -9,7 +9,6 @@ import pytest
 
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.provenance import fbgemm_version, versions
 from dlrm_sharded.hardware.context import RunContext
@@ -152,17 +151,12 @@ def test_trains_again_from_its_plan_file(run_dir, tmp_path):
 
 @pytest.mark.slow
 def test_learns_from_criteo_files(tmp_path):
-    """From a TSV to an AUROC that chance does not give."""
-    write_criteo_sample(tmp_path / "train.txt", num_rows=30_000, seed=1)
-    done = train(
-        tmp_path / "run",
-        "data=criteo_kaggle",
-        f"data.source.files=[{tmp_path / 'train.txt'}]",
-        f"data.blocks_dir={tmp_path / 'blocks'}",
-        "batch_size=512",
-        "data.embedding_dim=8",
-    )
-    assert "samples for training" in done.stderr  # rank 0 converts, and says so
+    """From a TSV to an AUROC that chance does not give; rank 0 writes and converts it."""
+    data = ("data=criteo_sample", f"data.path={tmp_path / 'log'}", "data.num_rows=30_000")
+    size = ("batch_size=512", "data.embedding_dim=8", "data.seed=1")
+    done = train(tmp_path / "run", *data, *size)
+    assert done.stderr.count("generating 30,000 samples in Criteo's format") == 1
+    assert done.stderr.count("samples for training") == 1
     assert result_of(tmp_path / "run")["auroc"] > 0.6
 
 
