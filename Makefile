@@ -60,7 +60,7 @@ unit: $(VENV)/installed  ## run the unit and contract tests
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## compare sharders and print tables; ARGS="plans" or "sweep"
+benchmark: $(VENV)/installed  ## tables of sharders, or of training beside TorchRec; ARGS="plans", "sweep", "plain" or "host"
 	$(BIN)/python scripts/benchmark.py $(or $(ARGS),plans)
 
 soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"

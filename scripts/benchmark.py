@@ -1,43 +1,88 @@
-"""Compare sharders, and measure what training costs beside plain TorchRec. Tables are printed.
+"""Compare sharders, and training here with a plain TorchRec script. Tables are printed.
 
-python scripts/benchmark.py plans                   dlrm-compare on sets of tasks
-python scripts/benchmark.py plans --sets paper neuroshard_table_1 sharders=[search,torchrec]
-python scripts/benchmark.py sweep                   train with every sharder and compare the runs
+python scripts/benchmark.py plans    dlrm-compare on presets and task sets
+python scripts/benchmark.py sweep    train with every sharder and compare the runs
+python scripts/benchmark.py plain    steps of the trainer and of a plain TorchRec script, in turns
+python scripts/benchmark.py host     what a step takes of the host, here and in TorchRec's pipeline
 
-Arguments with "=" are handed on to dlrm-compare or to dlrm-train.
+plans and sweep hand arguments with "=" on: plans --sets paper num=20 sharders=[dim,torchrec].
+plain trains a DLRM with both; host trains MLPerf's DLRM-DCNv2 with the smallest tensors, and on a
+CPU stands for the host of a GPU without its launches, streams and page-locked copies.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
+import logging
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dlrm_sharded.datasets.task_sets import TASK_SETS
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner import Topology as TorchRecTopology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from dlrm_sharded import Planner, RunContext, learned_cost_model, make_sharder
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.model.dlrm import dlrm, dlrm_dcnv2
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.model.sharded_model import shard_model
+from dlrm_sharded.model.torchrec_adapter import bag_configs
+from dlrm_sharded.model.torchrec_overhead import record_always, record_for_profilers_only
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.agreement import on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, process_group
+from dlrm_sharded.training.pipeline import make_pipeline
+from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "preset"
 SETS = ("paper", "feasibility", "scale_whole", "models")
 SWEEP = ("dlrm_sharded.train", "-m", "sharder=glob(*,exclude=plan_file)")
+SHARDER = "neuroshard"
+PLAIN, OURS = "TorchRec", "dlrm_sharded"
+NUM_DENSE, NUM_BATCHES = 13, 4
+LEARNING_RATE = 0.01
+OPTIMIZER = OptimizerConfig(
+    embedding="rowwise_adagrad",
+    embedding_learning_rate=LEARNING_RATE,
+    dense="adagrad",
+    dense_learning_rate=LEARNING_RATE,
+)
+WARMUP_STEPS, PROFILED_STEPS = 5, 3
 
 
 def compare_commands(sets: Sequence[str], out: Path, overrides: Sequence[str]) -> list[list[str]]:
     """Return a command for each preset or task set; its results are in a folder below `out`."""
-    presets = {path.stem for path in PRESETS.glob("*.yaml")}
-    unknown = [name for name in sets if name not in presets and name not in TASK_SETS]
-    if unknown:
-        raise SystemExit(
-            f"error: no preset or task set is named {', '.join(unknown)}; "
-            f"known: {', '.join(sorted(presets | TASK_SETS.keys()))}"
-        )
+    keys = {path.stem: "preset" for path in PRESETS.glob("*.yaml")}
+    module = "dlrm_sharded.commands.compare"
     return [
-        [
-            "dlrm_sharded.commands.compare",
-            f"preset={name}" if name in presets else f"task_set={name}",
-            f"out={out / name}",
-            *overrides,
-        ]
+        [module, f"{keys.get(name, 'task_set')}={name}", f"out={out / name}", *overrides]
         for name in sets
     ]
 
@@ -48,22 +93,303 @@ def run_modules(commands: Sequence[Sequence[str]]) -> int:
     return next(filter(None, codes), 0)
 
 
-def main() -> int:
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A DLRM that both sides train; with cross layers it is DLRM-DCNv2 in bfloat16.
+
+    Args:
+        cross: number and rank of the cross layers.
+    """
+
+    tables: tuple[Table, ...]
+    dense_layers: tuple[int, ...]
+    over_layers: tuple[int, ...]
+    cross: tuple[int, int] | None = None
+
+    def batches(self, batch_size: int, num: int) -> SyntheticDataset:
+        """Return batches that are all made before the first one is used."""
+        return SyntheticDataset(
+            self.tables,
+            batch_size=batch_size,
+            num_train_batches=num,
+            num_val_batches=0,
+            pregenerate=True,
+        )
+
+
+FULL = Model(
+    tuple(Table(f"cat_{i}", 100_000, 64, 1.0) for i in range(26)),
+    (512, 256, 64),
+    (512, 512, 256, 1),
+)
+TINY = Model(
+    tuple(Table(f"cat_{i}", 100, 4, 1.0) for i in range(26)), (4, 4, 4), (4, 4, 4, 4, 1), (3, 4)
+)
+Training = tuple[DistributedModelParallel, CombinedOptimizer]
+
+
+class Bfloat16Train(DLRMTrain):
+    """TorchRec's model with its loss, under autocast as a user writes it."""
+
+    def __init__(self, model: DLRM_DCN, device: torch.device) -> None:
+        super().__init__(model)
+        self.device_type = device.type
+
+    def forward(self, batch: Batch) -> Any:
+        with torch.autocast(self.device_type, torch.bfloat16):
+            return super().forward(batch)
+
+
+def plain_training(model: Model, rank: Rank, batch_size: int) -> Training:
+    """Return TorchRec's model, sharded by its planner, and its optimizers, as its examples do."""
+    collection = EmbeddingBagCollection(
+        tables=bag_configs(model.tables), device=torch.device("meta")
+    )
+    layers = (list(model.dense_layers), list(model.over_layers))
+    constraints = None
+    if model.cross is None:
+        dlrm_model = DLRM(collection, NUM_DENSE, *layers, dense_device=rank.device)
+        train = DLRMTrain(dlrm_model)
+    else:
+        # whole tables on both sides, so that the same operators are compared
+        constraints = {t.name: ParameterConstraints(["table_wise"]) for t in model.tables}
+        dcn = DLRM_DCN(collection, NUM_DENSE, *layers, *model.cross, dense_device=rank.device)
+        train = Bfloat16Train(dcn, rank.device)
+    apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": LEARNING_RATE})
+    topology = TorchRecTopology(
+        rank.world_size, rank.device.type, local_world_size=rank.local_world_size
+    )
+    planner = EmbeddingShardingPlanner(
+        topology=topology, batch_size=batch_size // rank.world_size, constraints=constraints
+    )
+    sharders = [EmbeddingBagCollectionSharder()]
+    plan = planner.collective_plan(train, sharders, dist.group.WORLD)
+    wrapped = DistributedModelParallel(train, device=rank.device, plan=plan, sharders=sharders)
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(wrapped.named_parameters())),
+        lambda parameters: torch.optim.Adagrad(parameters, lr=LEARNING_RATE),
+    )
+    return wrapped, CombinedOptimizer([wrapped.fused_optimizer, dense])
+
+
+def our_training(
+    model: Model, rank: Rank, batch_size: int, sharder: str = SHARDER, **options: Any
+) -> Training:
+    """Return the same model as a training run here builds it.
+
+    Args:
+        options: further ones of the model, such as `compile_mode`.
+    """
+    task = ShardingTask(model.tables, detect_topology(), batch_size)
+    context = RunContext(rank.device.type, detect_hardware(rank))
+    cost_model = learned_cost_model(context)
+    planner = Planner(make_sharder(sharder, cost_model, run=context), cost_model)
+    plan, _ = on_rank_zero(lambda: planner.plan(task))
+    options |= {"dense_layers": model.dense_layers, "over_layers": model.over_layers}
+    if model.cross is None:
+        built = dlrm(model.tables, NUM_DENSE, device=rank.device, **options)
+    else:
+        num, cross_rank = model.cross
+        options |= {"num_cross_layers": num, "cross_rank": cross_rank, "bf16": True}
+        built = dlrm_dcnv2(model.tables, NUM_DENSE, device=rank.device, **options)
+    OPTIMIZER.fuse_into(built)
+    sharded = shard_model(built, plan, task.tables, task.topology, seed=0)
+    return sharded, OPTIMIZER.build(sharded)
+
+
+def stream(dataset: SyntheticDataset, rank: Rank, split: Any = "train") -> BatchStream:
+    return BatchStream(dataset, split, rank=rank.rank, world_size=rank.world_size)
+
+
+def plain(rank: Rank, *, batch_size: int, steps: int, rounds: int) -> str:
+    """Time loops of TorchRec and of the trainer in interleaved rounds; return their table."""
+    dataset = FULL.batches(batch_size, steps)
+    model, optimizer = plain_training(FULL, rank, batch_size)
+    trained, our_optimizer = our_training(FULL, rank, batch_size)
+
+    def train_plainly() -> None:
+        pipeline = TrainPipelineSparseDist(model, optimizer, rank.device)
+        batches = stream(dataset, rank)
+        for _ in range(steps):
+            pipeline.progress(batches)
+        pipeline.detach()
+
+    def train() -> None:
+        Trainer(
+            trained,
+            optimizer=our_optimizer,
+            lr_scheduler=LambdaLR(our_optimizer, OPTIMIZER.schedule.factor),
+            train_stream=stream(dataset, rank),
+            eval_stream=stream(dataset, rank, "val"),
+            config=TrainerConfig(num_steps=steps),
+            batch_size=batch_size,
+            rank=rank,
+            log_scalar=lambda *_: None,
+        ).run()
+
+    loops = {PLAIN: train_plainly, OURS: train}
+    times = interleaved(loops, rounds, lambda loop: seconds_of(loop, rank))
+    step_ms = {name: 1e3 * np.array(found) / steps for name, found in times.items()}
+    figures = {name: np.stack([ms, 1e3 * batch_size / ms], 1) for name, ms in step_ms.items()}
+    return table_of(figures, ("step, ms", "samples/s"))
+
+
+def seconds_of(loop: Callable[[], object], rank: Rank) -> float:
+    """Return the time that a loop takes on all ranks."""
+    dist.barrier()
+    started = time.perf_counter()
+    loop()
+    wait_for(rank)
+    dist.barrier()
+    return time.perf_counter() - started
+
+
+def wait_for(rank: Rank) -> None:
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def interleaved(
+    loops: Mapping[str, Any], rounds: int, measure: Callable[[Any], Any]
+) -> dict[str, list[Any]]:
+    """Measure each loop once a round; the first round warms up.
+
+    Each loop is first and last in turn, so that none gains from the order.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in loops}
+    for number in range(rounds + 1):
+        for name in sorted(loops, reverse=bool(number % 2)):
+            measured = measure(loops[name])
+            if number:
+                found[name].append(measured)
+    return found
+
+
+def table_of(figures: Mapping[str, np.ndarray], titles: Sequence[str]) -> str:
+    """Write the medians of figures [rounds, titles], and the first one over TorchRec's."""
+    rows = []
+    for name, found in figures.items():
+        low, median, high = np.percentile(found[:, 0] / figures[PLAIN][:, 0], [25, 50, 75])
+        ratio = f"{median:.3f} ({low:.3f} to {high:.3f})"
+        rows.append((name, *np.median(found, axis=0), ratio))
+    columns = (Column(title, ",.2f") for title in titles)
+    return TextTable(["loop", *columns, f"{titles[0]}: over {PLAIN}'s"], rows).markdown()
+
+
+def host(rank: Rank, *, batch_size: int, steps: int, rounds: int, compile_mode: str | None) -> str:
+    """Measure the CPU time of a step of each pipeline in interleaved rounds; return their table."""
+    options: dict[str, dict[str, Any]] = {OURS: {}, "dense graph": {"dense_graph": True}}
+    if compile_mode:
+        options[f"compiled {compile_mode}"] = {"compile_mode": compile_mode}
+    pipelines: dict[str, Any] = {
+        PLAIN: TrainPipelineSparseDist(*plain_training(TINY, rank, batch_size), rank.device)
+    }
+    for name, of_model in options.items():
+        training = our_training(TINY, rank, batch_size, "size_lookup", **of_model)
+        pipelines[name] = make_pipeline("sparse_dist", *training, rank.device)
+    batches = itertools.cycle(list(stream(TINY.batches(batch_size, NUM_BATCHES), rank)))
+    loops = {
+        name: functools.partial(cpu_ms, name, pipeline, batches, steps, rank)
+        for name, pipeline in pipelines.items()
+    }
+    times = interleaved(loops, rounds, lambda loop: loop())
+    figures = {}
+    for name, pipeline in pipelines.items():
+        calls = np.full((rounds, 1), calls_of(pipeline, batches))
+        figures[name] = np.hstack([np.array(times[name]), calls])
+    return table_of(figures, ("main thread, ms", "process, ms", "calls of operators"))
+
+
+def cpu_ms(name: str, pipeline: Any, batches: Any, steps: int, rank: Rank) -> tuple[float, float]:
+    """Return the CPU time of a step: of the main thread, and of all threads of the process.
+
+    A backward pass on a GPU is launched by a thread of its own. Waiting takes no time of a CPU.
+    """
+    # TorchRec's modules record regions for nobody, unless a training here has changed them.
+    (record_always if name == PLAIN else record_for_profilers_only)()
+    for _ in range(WARMUP_STEPS):
+        pipeline.progress(batches)
+    dist.barrier()
+    main_s, process_s = time.thread_time(), time.process_time()
+    for _ in range(steps):
+        pipeline.progress(batches)
+    main_s, process_s = time.thread_time() - main_s, time.process_time() - process_s
+    wait_for(rank)
+    return 1e3 * main_s / steps, 1e3 * process_s / steps
+
+
+def calls_of(pipeline: Any, batches: Any) -> float:
+    """Return the number of operators that a step calls, with those that others call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(PROFILED_STEPS):
+            pipeline.progress(batches)
+    names = [event.name for event in profiler.events() or ()]
+    return sum(name.startswith(("aten::", "fbgemm::")) for name in names) / PROFILED_STEPS
+
+
+def on_ranks(options: argparse.Namespace) -> int:
+    """Run a part on ranks of this machine; rank 0 prints its table."""
+    if "RANK" not in os.environ:
+        os.environ |= {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "TQDM_DISABLE": "1",
+        }
+        ranks = ["--nproc-per-node", str(options.ranks)]
+        return run_modules([["dlrm_sharded.ranks.torchrun", *ranks, *sys.argv]])
+    warnings.simplefilter("ignore")
+    logging.getLogger("dlrm_sharded").setLevel(logging.ERROR)
+    shared = {key: getattr(options, key) for key in ("batch_size", "steps", "rounds")}
+    with process_group() as rank:
+        if options.part == "plain":
+            table = plain(rank, **shared)
+        else:
+            table = host(rank, **shared, compile_mode=options.compile_mode)
+        if rank.is_zero:
+            load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
+            print(
+                f"{rank.world_size} ranks on {rank.device.type}, batch {options.batch_size:,}; "
+                f"{options.rounds} rounds of {options.steps} steps; {os.cpu_count()} cores, "
+                f"load average {load}\n\n{table}"
+            )
+    return 0
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; `overrides` has what is for dlrm-compare or dlrm-train."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts = parser.add_subparsers(dest="part", required=True)
-    plans = parts.add_parser("plans", help="dlrm-compare on presets and task sets")
-    plans.add_argument("--sets", nargs="+", default=SETS, help="default: %(default)s")
-    plans.add_argument("--out", type=Path, default=Path("comparison"), help="default: %(default)s")
-    sweep = parts.add_parser("sweep", help="train with every sharder")
-    sweep.add_argument("--ranks", type=int, default=2, help="of each run; default: %(default)s")
-    options, words = parser.parse_known_args()
-    if wrong := [word for word in words if "=" not in word]:
+    plans = parts.add_parser("plans")
+    plans.add_argument("--sets", type=lambda text: text.split(","), default=SETS)
+    plans.add_argument("--out", type=Path, default=Path("comparison"))
+    timed = {"plain": (2048, 12, 24), "host": (64, 40, 12)}
+    for name in ("sweep", *timed):
+        part = parts.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        part.add_argument("--ranks", type=int, default=2, help="ranks of a run")
+        if name in timed:
+            batch_size, steps, rounds = timed[name]
+            part.add_argument("--batch-size", type=int, default=batch_size, help="of all ranks")
+            part.add_argument("--steps", type=int, default=steps, help="of one loop in one round")
+            part.add_argument("--rounds", type=int, default=rounds, help="at least 1")
+        if name == "host":
+            part.add_argument("--compile-mode", help="of one more loop")
+    options, overrides = parser.parse_known_args(words)
+    takes_overrides = options.part in ("plans", "sweep")
+    if wrong := [word for word in overrides if "=" not in word or not takes_overrides]:
         parser.error(f"unknown arguments: {' '.join(wrong)}")
+    options.overrides = overrides
+    return options
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
     if options.part == "plans":
-        return run_modules(compare_commands(options.sets, options.out, words))
-    return run_modules([[*SWEEP, f"hydra.launcher.j=1x{options.ranks}", *words]])
+        return run_modules(compare_commands(options.sets, options.out, options.overrides))
+    if options.part == "sweep":
+        ranks = f"hydra.launcher.j=1x{options.ranks}"
+        return run_modules([[*SWEEP, ranks, *options.overrides]])
+    return on_ranks(options)
 
 
 if __name__ == "__main__":
