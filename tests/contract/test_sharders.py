@@ -38,7 +38,7 @@ SPLIT_FREELY = (*REPLICATE, *POLICIES, "torchrec")
 BY_PRICES = {"neuroshard", "neuroshard_paper"}
 """Sharders whose plans depend on the run's cost model."""
 
-NO_CLOCK = {"neuroshard": ("sharder.time_budget_s=null",)}
+NO_CLOCK = {"neuroshard": ("sharder.time_budget_s=null", "sharder.patience=1")}
 """Plans of a search that the clock ends depend on the speed of the machine."""
 
 SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}

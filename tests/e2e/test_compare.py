@@ -190,11 +190,3 @@ def test_tasks_of_many_folders(tmp_path, paths, names):
         write_json(tmp_path / path, TASK.to_json())
     compare(tmp_path, "sharders=[dim]", "tasks=*/*.json", "out=out")
     assert sorted(path.name for path in (tmp_path / "out" / "plans").iterdir()) == names
-
-
-def test_two_tasks_of_one_name_are_refused(tmp_path):
-    for path in ("a-b/task.json", "a/b-task.json", "a/task.json", "c/task.json"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        write_json(tmp_path / path, TASK.to_json())
-    done = compare(tmp_path, "sharders=[dim]", "tasks=*/*.json", exit_code=2)
-    assert "are both named 'a-b-task'" in done.stderr

@@ -67,14 +67,6 @@ def test_bad_input(name, tmp_path):
     assert not left or name in ("nan", "ids", "memory")
 
 
-def test_flags_of_hydra(tmp_path):
-    """They may stand behind the overrides, and one rank prints what they ask for."""
-    (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\nseed: 7\n")
-    flags = ["--config-dir", str(tmp_path), "--config-name", "mine", "--cfg", "job", "-p", "seed"]
-    done = train(tmp_path / "run", *SMALL_RUN, *flags, launcher="ours")
-    assert (done.stdout, done.stderr) == ("7\n", "")
-
-
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_cost_model(damage, artifact, tmp_path):
     """One message and exit code 2 before anything is planned."""
@@ -103,15 +95,6 @@ def test_a_run_folder_that_cannot_be_made(folder, message, tmp_path):
     run_dir = Path(folder.format(tmp_path))
     done = train(run_dir, *SMALL_RUN, "sharder=dim", launcher="ours", exit_code=2)
     assert done.stderr.splitlines() == [f"error: {message.format(tmp_path)}"]
-
-
-def test_ranks_under_torchrun_learn_of_the_run_folder(tmp_path):
-    """Its own exit code is 1, and its summary shows the message."""
-    (tmp_path / "file").touch()
-    done = train(tmp_path / "file" / "run", *SMALL_RUN, "sharder=dim", exit_code=1)
-    assert refusal(done).startswith(f"error: Not a directory: {tmp_path / 'file'}")
-    assert done.stderr.count("Traceback") == 1, "torchrun's own"
-    assert "traceback : Not a directory" in done.stderr
 
 
 @pytest.mark.parametrize("where", ["init", "batch"])

@@ -72,22 +72,6 @@ def test_cores_and_threads(given, cpus, threads):
     assert (found.cpus, found.threads_per_rank) == (cpus, threads)
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(64, 4), (12, 3), (2, 1)])
-def test_no_more_threads_than_cores(cores, threads, tmp_path):
-    nproc = tmp_path / "nproc"
-    nproc.write_text(f"#!/bin/sh\necho {cores}\n")
-    nproc.chmod(0o755)
-    command = torchrun_command("json.tool", [], shape(j="1x4", cpu=18), python="env", rdzv_port=1)
-    done = subprocess.run(
-        ["bash", "-c", command.replace("$$", "$").partition("exec ")[0] + "env"],
-        env={"PATH": f"{tmp_path}{os.pathsep}{os.defpath}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert f"OMP_NUM_THREADS={threads}\n" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -181,25 +165,6 @@ def test_a_folder_that_is_given_stays():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("given", "is_said"),
-    [
-        ([], True),
-        (["--runs", "claim"], False),
-        (["--mounts", "type=volume,src=claim,dst=/runs"], False),
-        (["trainer.checkpoint.folder=s3://bucket/run"], False),
-    ],
-    ids=["nowhere", "runs", "mounts", "store"],
-)
-def test_results_that_go_with_the_container_are_said(given, is_said):
-    done = torchx(
-        *("run", "--dryrun", "-s", "kubernetes", "-cfg", "queue=q", "--workspace", "", COMPONENT),
-        *("--image", "dlrm:1", "--memMB", "64000", *given),
-    )
-    assert ("results and checkpoints will lie in the container" in done.stderr) == is_said
-
-
-@pytest.mark.slow
 def test_docker_request():
     request = dryrun(
         *("local_docker", COMPONENT, "-j", "1x2", "--image", "dlrm:1", "--memMB", "8000"),
@@ -267,14 +232,3 @@ def test_gpus_of_this_machine(j, gpu, visible, given, tmp_path):
     replicas = done.stdout.partition("role_params")[2]
     assert re.findall(r"'CUDA_VISIBLE_DEVICES': '([^']*)'", replicas) == given
     assert ("'DLRM_SHARDED_DEVICE': 'cpu'" in replicas) == (gpu == 0)
-
-
-@pytest.mark.slow
-def test_more_ranks_than_gpus_here(tmp_path):
-    """The machine has two, although three are listed."""
-    path = install_nvidia_smi(tmp_path, 2)
-    command = ("run", "-s", "local_cwd", COMPONENT, "-j", "1x4")
-    done = torchx(*command, path=path, gpus="0,1,2", exit_code=None)
-    assert done.returncode != 0
-    assert "request 4 GPUs, but this machine has 2" in done.stderr
-    assert "Traceback" not in done.stderr

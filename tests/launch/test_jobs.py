@@ -208,17 +208,3 @@ def test_how_often_slurm_has_started_a_job_again(queue, accounting, state, resta
     monkeypatch.setattr("dlrm_torchx.slurm_scheduler.subprocess.run", run)
     described = TolerantSlurmScheduler("session").describe("1")
     assert (described.state, described.num_restarts) == (state, restarts)
-
-
-def test_what_ranks_said_in_earlier_attempts_is_forgotten(tmp_path):
-    """Also by ranks that may end before their others start."""
-    for rank in (0, 1):
-        JobMailbox(tmp_path, attempt="1").send_failure(rank, "the first time")
-    JobMailbox(tmp_path, attempt="1").send_return(JobReturn(status=JobStatus.COMPLETED))
-    second = JobMailbox(tmp_path, attempt="2")
-    second.remove_earlier_attempts()
-    assert JobMailbox(tmp_path).receive_first_failure() is None
-    assert not JobMailbox(tmp_path).has_return()
-    second.send_failure(1, "the second time")
-    second.remove_earlier_attempts()
-    assert JobMailbox(tmp_path).receive_first_failure() == "the second time"

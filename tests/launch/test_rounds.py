@@ -1,6 +1,5 @@
 """Sweeps in rounds: one job trains all combinations, and measures them beside one another."""
 
-import json
 import os
 import random
 import signal
@@ -29,8 +28,6 @@ pytestmark = pytest.mark.slow
 
 NUM_ROUNDS = 3
 ABC = ("sharder=a", "sharder=b", "sharder=c")
-APART = ("sharder=a", "x=1 sharder=a", "x=2 sharder=a")
-"""Labels of runs that share no setting, so that none is compared."""
 RUNS = ["random_0", "size_1"]
 SOUND = {
     **{"round": 0, "place": 0, "embedding_cost_ms": 1.0, "spread": 0.1, "step_ms": 2.0},
@@ -188,13 +185,3 @@ def test_rounds_need_all_combinations_at_once(sweeper, tmp_path):
     """Round 0 of one batch and round 0 of the next would count as a pair."""
     done = preloaded.run(*command(tmp_path, "sharder=choice(random,size)", sweeper), exit_code=2)
     assert "this sweeper works in batches; use hydra/sweeper=basic" in done.stderr
-
-
-def test_lines_that_are_no_rounds_are_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    wrong = [{**SOUND, "step_ms": 0.0}, {**SOUND, "round": 1, "more": 1}, []]
-    lines = [SOUND, *wrong, {**SOUND, "place": 1}]
-    (tmp_path / FILE_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [found.place for found in read_rounds(tmp_path).values()] == [1]
-    assert "3 of 5 lines of the journal of rounds" in caplog.text

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from tests.processes import wait_until
 pytestmark = pytest.mark.slow
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
-Run = Callable[..., preloaded.Ended]
 
 
 def processes_naming(text: str) -> list[str]:
@@ -106,11 +104,6 @@ def test_stopping_ends_the_apps(number, code, sweep_command, tmp_path):
     assert states_of(tmp_path / "sweep") == ["cancelled", "not_started"]
     reasons = [job["reason"] for job in jobs_of(tmp_path / "sweep")]
     assert reasons == ["the sweep was stopped", "the sweep was stopped before"]
-
-
-def test_an_app_that_nobody_knows():
-    done = preloaded.run(TORCHX, "log", "local_cwd://torchx/mistyped", exit_code=1)
-    assert "mistyped is unknown" in done.stderr
 
 
 def torchx(*arguments: str) -> str:
@@ -238,24 +231,6 @@ def test_jobs_have_folders_of_their_own(run_sweep, tmp_path):
     done = run_sweep("+do=succeed,raise", "hydra.sweep.subdir=same", exit_code=1)
     assert "#0 +do=succeed and #1 +do=raise have the same folder" in done.stderr
     assert not (tmp_path / "sweep" / "sweep.json").exists()
-
-
-def test_folders_with_spaces(application, tmp_path):
-    sweep_dir = tmp_path / "a sweep's $folder"
-    preloaded.run(
-        *(str(application), "-m", "hydra/launcher=torchx", "+do=succeed"),
-        *(f"+folder={tmp_path}", f'hydra.sweep.dir="{sweep_dir}"'),
-        cwd=tmp_path,
-        exit_code=0,
-    )
-    assert states_of(sweep_dir) == ["succeeded"]
-    assert (sweep_dir / "0" / "job.log").exists()
-
-
-def test_a_failing_comparison_takes_nothing_away(run_sweep, tmp_path):
-    done = run_sweep("+do=succeed", "hydra.launcher.after=json.loads")
-    assert "json.loads failed" in done.stdout
-    assert states_of(tmp_path / "sweep") == ["succeeded"]
 
 
 def test_every_job_meets_at_a_port_of_its_own():

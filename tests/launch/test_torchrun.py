@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TypeAlias
 import pytest
 
 from dlrm_sharded.ranks.agent import LIMIT_AFTER_SUCCESS_S
-from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER
 from tests import preloaded
 from tests.e2e.runs import LAUNCHERS, environment
 from tests.launch.conftest import LISTENING
@@ -165,18 +163,6 @@ def test_a_drained_host_ends_the_other(host, start, tmp_path):
     assert time.monotonic() - began < LIMIT_AFTER_SUCCESS_S, "torchrun waits for a host that ends"
 
 
-def test_a_launcher_without_ranks_answers_a_signal(start, tmp_path):
-    """It waits for the ranks of the other host."""
-    jobs = on_two_hosts(start, "static", "end_first")
-    ranks = ranks_of(tmp_path)
-    wait_until(lambda: not is_running(ranks[0]), "the first rank has ended")
-    jobs[0].send_signal(signal.SIGTERM)
-    ended(jobs[0], 128 + signal.SIGTERM)
-    assert is_running(ranks[1])
-    (tmp_path / "go").touch()
-    ended(jobs[1], 0)
-
-
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_port_that_is_taken(backend, start):
     """By a program that accepts connections and says nothing; torch waits for it for ever."""
@@ -185,29 +171,6 @@ def test_a_port_that_is_taken(backend, start):
         options = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint]
         (line,) = ended(start("ready", *options), 2)
     assert line.startswith(f"error: {endpoint} is taken by another program")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
-def test_a_read_only_root():
-    """What must be writable is one line, in place of the traceback of a library."""
-    shell = 'mount --make-rprivate / && mount -o remount,bind,ro / && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", shell, "sh"]
-    env = {key: value for key, value in environment().items() if key != "TMPDIR"}
-    look = [*command, sys.executable, "-c", "import tempfile; tempfile.gettempdir()"]
-    found = subprocess.run(look, cwd="/", env=env, capture_output=True, text=True, check=False)
-    if "No usable temporary directory" not in found.stderr:
-        pytest.skip("no mount namespace can be made here, or /tmp is a mount of its own")
-    job = [sys.executable, *LAUNCHERS["ours"], "1", str(PROGRAM)]
-    done = subprocess.run(
-        [*command, *job], cwd="/", env=env, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (2, f"error: {NO_TEMPORARY_FOLDER}\n")
-
-
-@pytest.mark.parametrize("threads", ["0", "abc"])
-def test_threads_that_openmp_would_ignore(threads, start):
-    line = ended(start("misuse", env={"OMP_NUM_THREADS": threads}), 2)[-1]  # after OpenMP's own
-    assert line.startswith(f"error: OMP_NUM_THREADS is '{threads}', must be an integer >= 1")
 
 
 def test_a_killed_rank(start):

@@ -1,7 +1,6 @@
 """What users import: sharders by name, tasks from frames, plans and costs as frames."""
 
 import json
-import re
 from typing import Any
 
 import numpy as np
@@ -108,27 +107,3 @@ def test_options_of_a_sharder_are_those_of_its_yaml() -> None:
 def test_a_sharder_that_is_not_there(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(d.ConfigError, match=said):
         d.make_sharder(name, **options)
-
-
-def test_what_a_notebook_shows_fits_three_short_lines() -> None:
-    model = d.learned_cost_model(d.RunContext())
-    planner = d.Planner(d.make_sharder("neuroshard", model), model)
-    plan, report = planner.plan(task())
-    uneven = d.Topology(2, 10**9, memory_bytes_by_rank=(10**9, 3 * 10**9), compute_device="cpu")
-    shown = {
-        "ShardingTask": [task(), d.ShardingTask(task().tables, uneven, 512)],
-        "ShardingPlan": [plan, d.ShardingPlan.from_ranks(task(), [0, 1, 0])],
-        "PlanCost": [report.cost],
-        "PlanReport": [report, d.PlanReport("mine", 0.1)],
-        "LearnedCostModel": [model],
-        "Planner": [planner, d.Planner(d.make_sharder("dim"), None)],
-    }
-    for name, values in shown.items():
-        for value in values:
-            lines = repr(value).split("\n")
-            assert lines[0].startswith(name)
-            assert len(lines) == 3
-            assert max(map(len, lines)) <= 160
-            assert not re.search(r"\d\.\d{4}", repr(value)), "figures are rounded"
-    assert "3 tables in 3 shards on 2 ranks" in repr(shown["ShardingPlan"][1])
-    assert "0.93 to 2.79 GiB" in repr(shown["ShardingTask"][1])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.checkpoint.folder import checkpoints, set_aside
+from dlrm_sharded.checkpoint.folder import checkpoints
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, check_parts, read_manifest
 from dlrm_sharded.checkpoint.saver import Saver
 from tests.soak.damage import lie
@@ -44,13 +44,6 @@ def test_older_ones_that_do_not_count(harm, tmp_path, rank):
     assert steps_in(tmp_path) == ([4, 3] if harm == "damaged" else [4, 3, 2])
 
 
-def test_an_old_one_of_which_nothing_is_known_is_set_aside(tmp_path, rank, caplog):
-    (write(tmp_path, rank, 1) / FILE_NAME).unlink()
-    write(tmp_path, rank, 2, 3, 4)
-    assert steps_in(tmp_path) == [4, 3]
-    assert "is set aside as set-aside-step-0000000001" in caplog.text
-
-
 def test_a_damaged_one_of_the_same_step_is_set_aside(tmp_path, rank):
     for _ in range(2):
         (write(tmp_path, rank, 7) / FILE_NAME).unlink()
@@ -75,11 +68,6 @@ def test_files_and_links_in_the_place_of_checkpoints(tmp_path, rank):
         *("step-0000000003", "step-0000000004"),
     ]
     check_parts(read_manifest(elsewhere))
-
-
-def test_setting_aside_that_fails_is_a_warning(tmp_path, caplog):
-    set_aside(tmp_path / "step-0000000001")
-    assert "cannot be set aside: No such file or directory" in caplog.text
 
 
 def test_a_checkpoint_stays_until_the_one_that_replaces_it_has_its_name(

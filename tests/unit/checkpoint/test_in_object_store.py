@@ -1,6 +1,5 @@
 """Checkpoints in an object store of which every tenth request fails."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +8,10 @@ import pytest
 from dlrm_sharded.checkpoint.folder import checkpoints, set_aside
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, check_parts, read_manifest
 from dlrm_sharded.checkpoint.restore import load_whole
-from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
+from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.files import remote_files
-from dlrm_sharded.files.errors import ConfigError, DamagedCheckpointError
+from dlrm_sharded.files.errors import DamagedCheckpointError
 from dlrm_sharded.files.remote_files import RemotePath
 from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.start import find_start
@@ -88,23 +87,3 @@ def test_a_store_that_is_gone_is_a_failure_of_the_saving(tmp_path, rank, monkeyp
         saver.save(STATE, run_state())
     assert "503" in str(saver.failure)
     assert "the training goes on" in caplog.text
-
-
-def test_files_that_cannot_be_copied_are_a_warning(home, rank, caplog):
-    def refuse() -> None:
-        raise OSError(28, "No space left on device")
-
-    saver = Saver(home, keep=1, background=False, rank=rank, keep_files=refuse)
-    with caplog.at_level(logging.WARNING):
-        saver.save(STATE, run_state())
-    assert saver.failure is None
-    assert "the run's files could not be copied: [Errno 28] No space left" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("folder", "said"),
-    [("runs/mine", "must be a URL such as s3://bucket/run"), ("no://b", "Protocol not known")],
-)
-def test_refused_folders(folder, said):
-    with pytest.raises(ConfigError, match=rf"^trainer\.checkpoint\.folder is '{folder}'.*{said}"):
-        CheckpointConfig(folder=folder)

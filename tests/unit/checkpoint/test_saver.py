@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import logging
 import math
 import threading
 import time
@@ -122,14 +121,6 @@ def test_folder_that_cannot_be_made(tmp_path, rank):
     saver.close()
 
 
-def test_removed_folder_is_made_again(tmp_path, rank):
-    run_dir = tmp_path / "run"
-    write(run_dir, rank, 1)
-    run_dir.rename(tmp_path / "away")
-    write(run_dir, rank, 2)
-    assert [path.name for path in checkpoints(run_dir)] == ["step-0000000002"]
-
-
 def test_background_writes_what_was_there(tmp_path, rank):
     """The training goes on with the tensors while they are written."""
     saver = Saver(tmp_path, keep=1, background=True, rank=rank)
@@ -161,17 +152,3 @@ def test_copies_are_blocks_of_the_size_of_a_part(tmp_path, rank, monkeypatch):
     assert asked == [64, 64, 48], "made once, for both checkpoints"
     (path, _) = checkpoints(tmp_path)
     assert load_whole(read_manifest(path), "dense.t").equal(table)
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_log_says_how_long_it_took(background, tmp_path, rank, caplog):
-    started = time.perf_counter()
-    saver = Saver(tmp_path, keep=1, background=background, rank=rank)
-    with caplog.at_level(logging.INFO):
-        saver.save(STATE, run_state(1))
-        saver.close()
-    (record,) = (record for record in caplog.records if "written in" in record.msg)
-    step, written_s, waited_s, copied, _ = record.args
-    assert step == 1
-    assert ("of it for its copy" in copied) == background
-    assert 0 < waited_s <= written_s <= time.perf_counter() - started

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded.datasets.build_once import build_once
-from dlrm_sharded.files.errors import DataError
 
 
 def is_complete(folder: Path) -> bool:
@@ -43,26 +42,6 @@ def test_builds_once_and_leaves_nothing_else(tmp_path):
     assert (tmp_path / "deep" / "builds").read_text() == "x"
     assert {path.name for path in folder.iterdir()} == {"done", *(f"part_{i}" for i in range(5))}
     assert {path.name for path in folder.parent.iterdir()} == {"builds", "folder"}
-
-
-def test_an_empty_folder_is_filled(tmp_path):
-    (tmp_path / "folder").mkdir()
-    make(tmp_path / "folder")
-    assert is_complete(tmp_path / "folder")
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_is_not_ours_is_not_touched(tmp_path, kind):
-    folder = tmp_path / "folder"
-    if kind == "folder":
-        folder.mkdir()
-        (folder / "thesis.txt").touch()
-    else:
-        folder.touch()
-    with pytest.raises(DataError, match="is not empty and not a complete dataset"):
-        make(folder)
-    assert folder.is_file() or (folder / "thesis.txt").exists()
-    assert not (tmp_path / "folder.partial").exists()
 
 
 def test_a_failed_build_leaves_nothing(tmp_path):

@@ -9,7 +9,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split, profiled_table, reuse_histogram
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 
 
@@ -98,18 +98,6 @@ def test_rest_of_the_epoch_after_seeking():
 def test_ranks_must_share_a_batch_evenly(world_size):
     with pytest.raises(ConfigError, match=f"batch_size is 12; .*multiple of the {world_size} rank"):
         BatchStream(NumberedBatches(), "train", world_size=world_size)
-
-
-def test_no_batch_to_train_with():
-    with pytest.raises(DataError, match="less than one batch of 12 samples"):
-        BatchStream(NumberedBatches(train=0), "train")
-
-
-def test_no_batch_to_validate_with():
-    stream = BatchStream(NumberedBatches(val=0), "val")
-    stream.seek(0)
-    assert len(stream) == 0
-    assert epochs(stream, 2) == [[], []]
 
 
 def plain_histogram(ids: list[int]) -> list[float]:

@@ -10,7 +10,7 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.testing import check_dataset
 from tests.unit.datasets.criteo.reference import NUM_ROWS, reference
 
@@ -55,15 +55,6 @@ def test_the_kjt_has_one_id_per_feature_and_sample(blocks_dir):
 @pytest.mark.parametrize("batch_size", [12, 32 * 3, 32 * 6, 30])
 def test_is_a_dataset(blocks_dir, batch_size):
     check_dataset(lambda: dataset(blocks_dir, batch_size=batch_size))
-
-
-def test_a_batch_can_be_changed_without_changing_the_data(blocks_dir):
-    data = dataset(blocks_dir, batch_size=32)
-    for _ in range(2):
-        batch = data.batch("train", 0, rank=0, world_size=1)
-        assert batch.sparse_features.values().max() > 0
-        batch.sparse_features.values().zero_()
-        batch.dense_features.zero_()
 
 
 def test_a_resumed_stream_equals_an_uninterrupted_one(blocks_dir):
@@ -118,8 +109,3 @@ def test_converted_data_of_another_source_is_refused(tmp_path, sample):
         prepare(other)
     mine.unlink()
     prepare()
-
-
-def test_a_batch_larger_than_the_training_part(blocks_dir):
-    with pytest.raises(ConfigError, match=r"batch_size is 601, but .* has only 600 samples"):
-        dataset(blocks_dir, batch_size=601).num_batches("train")
