@@ -2,6 +2,7 @@
 
 dlrm-compare sharders=[neuroshard,torchrec,size_lookup] tasks=FOLDER out=FOLDER
 dlrm-compare preset=neuroshard_table_1 out=FOLDER
+dlrm-compare tasks=task.json topologies=[h100_80gb,a100_80gb] ranks=[8,16,64] out=FOLDER
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import glob
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
@@ -27,6 +28,7 @@ from dlrm_sharded.commands.sharders import (
     run_with_sharder_list,
 )
 from dlrm_sharded.commands.task import check_effects
+from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.contest.cases import run_cases
@@ -38,7 +40,7 @@ from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
 from dlrm_sharded.files.json_files import folder_to_write, write_json
 from dlrm_sharded.files.line_file import locked
-from dlrm_sharded.plans.task import ShardingTask, read_task
+from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.sharders.planning import Planner
 
@@ -50,24 +52,21 @@ FORMATS = ("csv", "parquet")
 
 log = logging.getLogger("dlrm_sharded.compare")
 
-Named = Mapping[str, tuple[ShardingTask, str]]
-"""Tasks and their kinds by name."""
-
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
 def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
         sharders = checked_names("sharders", plain(cfg.sharders), example="sharders=[neuroshard]")
         setting = _setting(cfg, sharders)
-        tasks = _tasks(cfg)
+        tasks = on_topologies(cfg, _tasks(cfg))
         rounds = Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
         if cfg.measured:
             from dlrm_sharded.ranks.devices import device_type
 
-            for name, (task, _) in tasks.items():
-                check_measurable(name, task, device_type())
+            for one in tasks:
+                check_measurable(one.name, one.task, device_type())
         cases = _cases(cfg, sharders, tasks)
-        setting = dataclasses.replace(setting, prices=_prices_text(cases[0]))
+        setting = dataclasses.replace(setting, prices=_prices_text(cases))
         out = setting.out
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -78,10 +77,10 @@ def hydra_main(cfg: DictConfig) -> None:
             refusal=f"another process compares in out = {out}; wait for it, or name another folder",
         )
         with lock:
-            if cfg.task_set is not None:
-                for name, (task, _) in tasks.items():
-                    (out / "tasks").mkdir(exist_ok=True)
-                    write_json(out / "tasks" / f"{name}.json", task.to_json())
+            if cfg.task_set is not None or cfg.topologies is not None:
+                (out / "tasks").mkdir(exist_ok=True)
+                for one in tasks:
+                    write_json(out / "tasks" / f"{one.name}.json", one.task.to_json())
             entries = run_cases(cases, out, limit_s=cfg.limit_s, num_workers=setting.num_workers)
             measurements = measure_tasks(cases, entries, out, rounds) if cfg.measured else {}
             for line in write_report(entries, measurements, setting):
@@ -119,7 +118,7 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
     )
 
 
-def _tasks(cfg: DictConfig) -> Named:
+def _tasks(cfg: DictConfig) -> list[ComparedTask]:
     """Return the tasks of the config: of files, or of a set.
 
     Raises:
@@ -136,12 +135,14 @@ def _tasks(cfg: DictConfig) -> Named:
         if cfg.num is not None:
             check_count("num", cfg.num, least=1)
         found = TASK_SETS[cfg.task_set](cfg.seed, **({} if cfg.num is None else {"num": cfg.num}))
-        return {f"task_{i:03d}": (one.task, one.kind) for i, one in enumerate(found)}
+        return [
+            ComparedTask(f"task_{i:03d}", one.task, one.kind, cfg.hardware)
+            for i, one in enumerate(found)
+        ]
     if cfg.num is not None:
         raise ConfigError(f"num={cfg.num} has no effect: it is of a task_set, not of tasks=")
-    return {
-        name: (read_task(path), "") for name, path in task_names(task_files(str(cfg.tasks))).items()
-    }
+    paths = task_names(task_files(str(cfg.tasks)))
+    return [ComparedTask(name, read_task(path), "", cfg.hardware) for name, path in paths.items()]
 
 
 def task_files(pattern: str) -> list[Path]:
@@ -175,15 +176,15 @@ def task_names(paths: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(stems, paths, strict=True))
 
 
-def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Named) -> list[Case]:
+def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Sequence[ComparedTask]) -> list[Case]:
     """Return a case for each task and sharder; planners of a task share a cost model."""
     configs = {sharder: config_of_sharder(CONFIG, sharder) for sharder in sharders}
     if cfg.get("cost_model") is None:
         raise ConfigError("cost_model is none; a comparison needs one to predict costs")
     planners: dict[str, dict[str, Planner]] = {}
     cases = []
-    for name, (task, kind) in tasks.items():
-        context = run_context(cfg.hardware, task, task.known_optimizer)
+    for one in tasks:
+        context = run_context(one.hardware, one.task, one.task.known_optimizer)
         if repr(context) not in planners:
             of_context: dict[str, Planner] = {}
             cost_model = None
@@ -194,15 +195,18 @@ def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Named) -> list[Case]
             planners[repr(context)] = of_context
         of_context = planners[repr(context)]
         prices = digest_of_prices(of_context[sharders[0]].cost_model, plain(cfg.cost_model))
-        cases += [Case(name, of, task, of_context[of], kind, prices) for of in sharders]
+        cases += [
+            Case(one.name, of, one.task, of_context[of], one.kind, prices, one.topology)
+            for of in sharders
+        ]
     return cases
 
 
-def _prices_text(case: Case) -> str:
-    """Say where the prices of a contest come from: they are calibrated, a prior, or of a user's."""
-    model = case.planner.cost_model
-    standing = standing_of(model)
-    return type(model).__name__ if standing is None else standing.text
+def _prices_text(cases: Sequence[Case]) -> str:
+    """Say where the costs come from: a calibration, a prior, or a cost model of the user's."""
+    models = {case.topology: case.planner.cost_model for case in cases}
+    found = [(standing_of(model), type(model).__name__) for model in models.values()]
+    return "; ".join(dict.fromkeys(name if of is None else of.text for of, name in found))
 
 
 def main() -> None:

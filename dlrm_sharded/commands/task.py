@@ -74,6 +74,8 @@ def check_effects(cfg: DictConfig) -> None:
     reasons = dict(_unused_on_hardware(cfg))
     if OmegaConf.select(cfg, "topology.memory_gib") is not None:
         reasons["topology.memory_fraction"] = "topology.memory_gib says how much; set one of them"
+    says = "dlrm-compare uses it, for topologies="
+    reasons |= {f"topology.{key}": says for key in ("hardware", "gpus_per_host")}
     if "hardware" in cfg and cfg.get("cost_model") is None:
         reasons["journal"] = "cost_model is none, and measured runs correct the prices of a model"
         reasons["calibrate"] = "cost_model is none, and measurements adapt the prices of a model"
@@ -149,7 +151,7 @@ def _task_of_data(cfg: DictConfig) -> AskedTask:
 
     check_count("batch_size", cfg.batch_size, least=1, most=MAX_BATCH_SIZE)
     embedding = instantiate(cfg.optimizer).embedding
-    topology = _stated_topology(cfg.topology, memory_of(embedding))
+    topology = stated_topology(cfg.topology, memory_of(embedding))
     check_batch_size(cfg.batch_size, topology.world_size)
     dataset = build_dataset(cfg)
     task = ShardingTask(dataset.tables, topology, cfg.batch_size, embedding)
@@ -199,7 +201,7 @@ def _memory_text(task: ShardingTask) -> str:
     return f"{topology.bytes_per_element} B a weight and {topology.optimizer_bytes_per_row} B a row"
 
 
-def _stated_topology(node: DictConfig, memory: tuple[int, int]) -> Topology:
+def stated_topology(node: DictConfig, memory: tuple[int, int]) -> Topology:
     """Return the ranks that a config states.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.cost.base import price
+from dlrm_sharded.cost.base import price, standing_of
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.explain.diagnosis import shard_costs
@@ -36,6 +36,7 @@ class Case:
         task_name, sharder: their names in tables and paths.
         kind: group of the task within its set; "" if the set has none.
         prices: hash of what the cost model predicts from, the same for all sharders of a task.
+        topology: name of the topology that the task was put on; "" for its own.
     """
 
     task_name: str
@@ -44,6 +45,7 @@ class Case:
     planner: Planner
     kind: str = ""
     prices: str = ""
+    topology: str = ""
 
     def key(self) -> str:
         """Return a hash of all that the plan and its cost follow from."""
@@ -71,6 +73,9 @@ class Entry:
         shard_ms: time that each shard adds to its rank, in lookups and in exchanges; empty under a
             cost model that is not additive.
         peak_mib: memory that planning took, beyond that of the process before.
+        topology: see `Case`.
+        missing_bytes: memory that the ranks together lack for the tables; 0 if they have enough.
+        cost_model: what the cost model is, and its expected error.
     """
 
     task: str
@@ -89,6 +94,10 @@ class Entry:
     shards: tuple[Shard, ...] = ()
     shard_ms: tuple[tuple[float, float], ...] = ()
     peak_mib: float | None = None
+    topology: str = ""
+    num_hosts: int = 1
+    missing_bytes: int = 0
+    cost_model: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that `from_json` reads."""
@@ -158,13 +167,19 @@ def digest_of_prices(model: object, options: Mapping[str, Any] | None) -> str:
 
 
 def _frame(case: Case) -> dict[str, Any]:
+    ranks, standing = case.task.topology, standing_of(case.planner.cost_model)
+    model = type(case.planner.cost_model).__name__
     return {
         "task": case.task_name,
         "sharder": case.sharder,
         "num_tables": len(case.task.tables),
-        "world_size": case.task.topology.world_size,
+        "world_size": ranks.world_size,
         "kind": case.kind,
         "prices": case.prices,
+        "topology": case.topology,
+        "num_hosts": ranks.world_size // ranks.ranks_per_host,
+        "missing_bytes": max(0, case.task.table_bytes - sum(ranks.rank_memory_bytes)),
+        "cost_model": model if standing is None else f"{standing.hardware}: {standing.short_text}",
     }
 
 

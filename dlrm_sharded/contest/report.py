@@ -10,7 +10,7 @@ from pathlib import Path
 from dlrm_sharded.contest.entry import Entry
 from dlrm_sharded.contest.measurement import Measurement
 from dlrm_sharded.contest.score import predicted_costs, scores
-from dlrm_sharded.contest.score_text import failures, notes, score_table, verdict
+from dlrm_sharded.contest.score_text import failures, notes, score_table, topology_table, verdict
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
@@ -18,6 +18,14 @@ from dlrm_sharded.files.provenance import commit, cpu_name, versions
 SUMMARY, PICTURE = "summary.md", "ratios.png"
 MAX_SHOWN = 5
 """Number of cases without a plan that the terminal shows."""
+
+MAX_SHOWN_CASES = 40
+"""Largest number of cases on topologies that the terminal shows; the summary shows all."""
+
+EACH_TASK_REPEATED = (
+    "Each task counts once for each topology and number of ranks, so these intervals are too "
+    "narrow; those of one topology and number of ranks are in the summary."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +64,18 @@ def write_report(
     table = score_table(found, reference)
     num_tasks = len({entry.task for entry in entries})
     lines = notes(found, reference, predicted_costs(entries), margin=setting.margin)
-    texts = ["# Comparison of sharders", _heading(entries, setting), table.markdown()]
+    texts = ["# Comparison of sharders", _heading(entries, setting)]
+    shown = [f"comparison of {num_tasks} tasks:\n{table.text()}"]
+    if any(entry.topology for entry in entries):
+        if len({(entry.topology, entry.world_size) for entry in entries}) > 1:
+            lines.append(EACH_TASK_REPEATED)
+        cases = topology_table(entries)
+        texts += ["## Topologies", cases.markdown(), "## Sharders"]
+        if len(entries) <= MAX_SHOWN_CASES:
+            shown.insert(0, f"plans on these topologies:\n{cases.text()}")
     result = verdict(found, reference)
-    texts += [f"Result: {result}.", "\n".join(f"- {line}" for line in lines)]
+    listed = "\n".join(f"- {line}" for line in lines)
+    texts += [table.markdown(), f"Result: {result}.", listed]
     kinds = list(dict.fromkeys(entry.kind for entry in entries))
     for kind in kinds if len(kinds) > 1 else []:
         of_kind = [entry for entry in entries if entry.kind == kind]
@@ -76,8 +93,8 @@ def write_report(
     except OSError as error:
         raise ConfigError(f"cannot write the results in out = {out}: {error.strerror}") from error
     wrote = f"wrote {', '.join([SUMMARY, PICTURE, *files])} and plans: {out}"
-    shown = f"comparison of {num_tasks} tasks:\n{table.text()}"
-    return [shown, *lines, *failures(entries, most=MAX_SHOWN), wrote, f"result: {result}"]
+    shown += [*lines, *failures(entries, most=MAX_SHOWN)]
+    return [*shown, wrote, f"result: {result}"]
 
 
 def _heading(entries: Sequence[Entry], setting: Setting) -> str:

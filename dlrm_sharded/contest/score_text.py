@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from dlrm_sharded.contest.entry import Entry
-from dlrm_sharded.contest.score import Costs, Score, Tally, common_tasks
-from dlrm_sharded.files.text_table import UNKNOWN, TextTable
+from dlrm_sharded.contest.score import Costs, Score, Tally, bounds_ms, common_tasks
+from dlrm_sharded.files.text_table import UNKNOWN, Column, TextTable
+from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.runs.paired import PairedRatio
 
 MAX_FAILURES, MAX_REASON = 20, 120
@@ -39,6 +40,35 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
             row.append(tally_text(score.measured_tally))
         rows.append(row)
     return TextTable(columns, rows)
+
+
+def topology_table(entries: Sequence[Entry]) -> TextTable:
+    """Return a line for each case: whether the tables fit the ranks, and what the plan costs."""
+    bounds = bounds_ms(entries)
+    columns: list[Column | str] = ["task", "topology", Column("ranks", align=">")]
+    columns += [Column("hosts", align=">"), "cost model", "tables fit", "sharder"]
+    columns += [Column(title, ",.3f", ">") for title in ("cost, ms", "bound, ms")]
+    columns += [Column("gap, %", ".1f", ">"), Column("s to plan", ".2f", ">")]
+    rows = []
+    for entry in entries:
+        cost_ms, bound = entry.cost and entry.cost.cost_ms, bounds.get(entry.task)
+        task = entry.task.removesuffix(f"-{entry.topology}-{entry.world_size}")
+        rows.append(
+            [
+                *(task, entry.topology, entry.world_size, entry.num_hosts, entry.cost_model),
+                *(fit_text(entry), entry.sharder, cost_ms, bound),
+                100 * (cost_ms / bound - 1) if cost_ms and bound else None,
+                entry.solve_s,
+            ]
+        )
+    return TextTable(columns, rows)
+
+
+def fit_text(entry: Entry) -> str:
+    """Say whether the tables fit the memory of all ranks, and how much is missing if not."""
+    if entry.missing_bytes:
+        return f"no: {entry.missing_bytes / GIB:,.1f} GiB are missing"
+    return "yes" if entry.error is None else "yes, but no plan was found"
 
 
 def ratio_text(ratio: PairedRatio | None) -> str:

@@ -78,9 +78,18 @@ def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str
                 **{"peak_mib": entry.peak_mib, **diagnosis(entry)},
                 **_measured(entry, measurements.get(entry.task), reference),
                 "prices": entry.prices,
+                **_topology(entry),
             }
         )
     return rows
+
+
+def _topology(entry: Entry) -> Row:
+    """Return the columns of a task that was put on a topology; none for other tasks."""
+    if not entry.topology:
+        return {}
+    names = ("topology", "world_size", "num_hosts", "missing_bytes", "cost_model")
+    return {name: getattr(entry, name) for name in names}
 
 
 def diagnosis(entry: Entry) -> Row:

@@ -123,7 +123,8 @@ def _name_in_snapshot(
     start: FirstStart | None,
 ) -> str:
     """Return a name for the prices of jobs that must share them: alike but for data and sharder."""
-    hardware = None if context.hardware is None else context.hardware.fingerprint
+    of_run = context.hardware
+    hardware = None if of_run is None else of_run.fingerprint or of_run.name
     run = dataclasses.replace(context, hardware=None, started=None)
     alike = run, hardware, artifact, gpu and dict(gpu), start and start_digest(start)
     return hashlib.sha256(repr(alike).encode()).hexdigest()[:16]

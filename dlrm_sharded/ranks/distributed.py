@@ -258,6 +258,8 @@ def detect_topology(
     inter_host_gb_per_s: float | None = None,
     host_memory_gib: float | None = None,
     host_gb_per_s: float | None = None,
+    hardware: str | None = None,
+    gpus_per_host: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Topology:
     """Return the topology of this job, with the memory that is free on this rank's device.
@@ -269,6 +271,7 @@ def detect_topology(
         intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of a rank in one direction, in GB/s.
         host_memory_gib: host memory of a rank for tables that its device caches; None for no limit.
         host_gb_per_s: bandwidth between a device and host memory, both directions together.
+        hardware, gpus_per_host: what plans for such a topology assume. A job finds out its own.
         group: group of the ranks; None for all ranks of the job.
 
     Raises:

@@ -9,11 +9,14 @@ import polars as pl
 import pytest
 
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.plan_cost import STAGES
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task, with_optimizer
 from dlrm_sharded.ranks.process import start_ticks
 from dlrm_sharded.testing import small_tasks
 from tests import preloaded
+from tests.unit.made_up import tables_of
 
 pytestmark = pytest.mark.slow
 
@@ -140,6 +143,50 @@ def test_a_preset(tmp_path):
     assert (tmp_path / "comparison" / "tasks" / "task_000.json").exists()
 
 
+def test_8_against_64_ranks(tmp_path):
+    """On 64 ranks the lookups are fewer per rank, and tables fit that do not fit on 8."""
+    small = ShardingTask(tables_of(*[(10**6, 64, 20.0)] * 512), Topology(2, 2**40), 65_536)
+    large = small.with_values(num_embeddings={table.name: 8 * 10**6 for table in small.tables})
+    for name, task in (("small", small), ("large", large)):
+        write_json(tmp_path / f"{name}.json", with_optimizer(task, "rowwise_adagrad").to_json())
+    words = ["sharders=[dim]", "tasks=*.json", "topologies=[h100_80gb,a100_80gb]"]
+    done = compare(tmp_path, *words, "ranks=[8,64]", "out=out")
+    found = pl.read_csv(tmp_path / "out" / "by_plan.csv")
+    names = ["topology", "world_size", "num_hosts"]
+    sizes = [(name, *size) for name in ("h100_80gb", "a100_80gb") for size in ((8, 1), (64, 8))]
+    assert found.select(names).rows() == 2 * sizes
+    missing, cost_ms = found["missing_bytes"].to_list(), found["cost_ms"].to_list()
+    assert missing[0] == 512 * 8 * 10**6 * (4 * 64 + 4) - 8 * 56 * GIB
+    assert missing == [missing[0], 0, missing[0], 0, 0, 0, 0, 0]
+    assert [ms is None for ms in cost_ms] == [True, False, True, False, *[False] * 4]
+    assert cost_ms[5] < cost_ms[4] < cost_ms[6]  # on 8 ranks, an H100 takes less than an A100
+    assert cost_ms[7] < cost_ms[6]
+    assert f"no: {missing[0] / GIB:,.1f} GiB are missing" in done.output
+    for text in (done.output, (tmp_path / "out" / "summary.md").read_text()):
+        assert "NVIDIA H100 80GB HBM3: prior, within about 50 %" in text
+        assert "NVIDIA A100-SXM4-80GB: prior, within about" in text
+    task = read_task(tmp_path / "out" / "tasks" / "small-h100_80gb-64.json")
+    assert (task.tables, task.batch_size) == (small.tables, small.batch_size)
+    assert (task.topology.world_size, task.topology.ranks_per_host) == (64, 8)
+    assert task.optimizer == "rowwise_adagrad"
+
+
+def test_a_topology_of_ones_own(tmp_path):
+    """The memory is a fraction of the data sheet's unless the topology states it."""
+    write_json(tmp_path / "task.json", dataclasses.replace(TASK, batch_size=36).to_json())
+    (tmp_path / "mine" / "topology").mkdir(parents=True)
+    own = "defaults: [detect]\nhardware: v100_pcie\ngpus_per_host: 1\nreserved_gib: 2\n"
+    (tmp_path / "mine" / "topology" / "own.yaml").write_text(own)
+    words = ["--config-dir=mine", "sharders=[dim]", "tasks=task.json", "topologies=own"]
+    compare(tmp_path, *words, "out=out")
+    [file] = (tmp_path / "out" / "tasks").iterdir()
+    topology = read_task(file).topology
+    assert (topology.world_size, topology.ranks_per_host) == (TASK.topology.world_size, 1)
+    memory_gib = gpu_specs()["v100_pcie"].memory_gib
+    assert memory_gib is not None
+    assert topology.memory_bytes == int((0.7 * memory_gib - 2) * GIB)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -159,6 +206,16 @@ def test_a_preset(tmp_path):
         (["tasks=tasks", "cost_model=none"], "cost_model is none"),
         (["tasks=tasks", "hardware=h100"], "the task is for CPUs"),
         (["task_set=dreamshard_table_1", "num=1", "measured=true"], "leave measured out"),
+        (["tasks=tasks", "ranks=[8]"], "ranks=[8] has no effect: topologies="),
+        (["tasks=tasks", "topologies=[h100]"], "h100"),
+        (["tasks=tasks", "topologies=[detect]"], "topology detect names no hardware"),
+        (["tasks=tasks", "topologies=h100_80gb", "hardware=h100"], "topologies name their GPUs"),
+        (["tasks=tasks", "topologies=h100_80gb", "ranks=[8,8]"], "names one number twice"),
+        (["tasks=tasks", "topologies=h100_80gb", "ranks=12"], "do not fill hosts of 8 GPUs"),
+        (
+            ["tasks=tasks", "topologies=h100_80gb", "ranks=5"],
+            "batch_size of task_0 is 192; it is global and must be a multiple of the 5 ranks",
+        ),
         (["tasks=tasks", "limit_s=0"], "limit_s is 0"),
         (["tasks=tasks", "rounds=9"], "rounds=9 has no effect: measured=true"),
     ],

@@ -34,6 +34,8 @@ def in_a_folder_with_a_task(composed: Compose) -> None:
                 *("optimizer.clip_norm=1", "task_out=/x/y", "optimizer.dense=sgd"),
             )
         ),
+        ("plan", DATA, "topology=h100_80gb topology.hardware=a100"),
+        ("train", DATA, "topology=h100_80gb topology.gpus_per_host=4"),
         ("plan", FILE, "journal=/nonexist"),
         ("plan", FILE, "sharder=torchrec seed=3"),
         ("plan", FILE, "hardware=here cost_model=none journal=/nonexist"),

@@ -86,6 +86,14 @@ def test_jobs_of_a_sweep_share_the_prices_of_the_first(tmp_path: Path) -> None:
     assert prices_digest(cost_picture(HERE, journal=str(tmp_path / "journal"))) != first
 
 
+def test_gpus_that_share_a_snapshot_have_costs_of_their_own(tmp_path: Path) -> None:
+    models = [
+        cost_picture(dataclasses.replace(H100, hardware=Hardware(name)), snapshot=str(tmp_path))
+        for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
+    ]
+    assert [model.name for model in models] == ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"]
+
+
 @pytest.mark.parametrize(
     ("plan", "prices"),
     [("plan.json", "prices.safetensors"), ("b.json", "b.prices.safetensors")],

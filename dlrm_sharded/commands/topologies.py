@@ -1,0 +1,113 @@
+"""Puts the tasks of a comparison on the topologies of `topologies=[h100_80gb,...] ranks=[8,64]`.
+
+A topology of conf/topology names its GPU and the GPUs of a host, so it knows the hosts of any
+number of ranks. Tables, optimizer and global batch are those of the task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, open_dict
+
+from dlrm_sharded.commands.hydra_app import refuse_unused
+from dlrm_sharded.commands.sharders import plain
+from dlrm_sharded.commands.task import check_batch_size, stated_topology
+from dlrm_sharded.commands.words import checked_names
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.task_keys import MAX_RANKS
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTask:
+    """A task of a comparison.
+
+    Args:
+        kind: group of the task in the report; "" if it has none.
+        hardware: what its ranks compute on, see `run_context`.
+        topology: name of the topology that it was put on; "" for its own.
+    """
+
+    name: str
+    task: ShardingTask
+    kind: str
+    hardware: str | None
+    topology: str = ""
+
+
+def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[ComparedTask]:
+    """Return the tasks on each topology with each number of ranks that the config names.
+
+    Without topologies, the tasks stay as they are. Without numbers of ranks, each keeps its own.
+
+    Raises:
+        ConfigError: a topology names no GPU, or ranks do not fill its hosts or share the batch.
+    """
+    if cfg.topologies is None:
+        refuse_unused({"ranks": "topologies= has the hosts of the ranks; name some of them"})
+        return list(tasks)
+    refuse_unused({"hardware": "topologies name their GPUs"})
+    names = checked_names("topologies", _as_list(cfg.topologies), example="[h100_80gb]")
+    sizes = [] if cfg.ranks is None else _as_list(cfg.ranks)
+    for size in sizes:
+        check_count("ranks", size, least=1, most=MAX_RANKS)
+    if len(set(sizes)) < len(sizes):
+        raise ConfigError(f"ranks is {sizes}, and names one number twice")
+    overrides = HydraConfig.get().overrides.task
+    nodes = {
+        name: compose(HydraConfig.get().job.config_name, [*overrides, f"+topology={name}"]).topology
+        for name in names
+    }
+    return [
+        _on(one, name, node, num_ranks)
+        for one in tasks
+        for name, node in nodes.items()
+        for num_ranks in sizes or [one.task.topology.world_size]
+    ]
+
+
+def _on(one: ComparedTask, name: str, node: DictConfig, num_ranks: int) -> ComparedTask:
+    topology = _topology(name, node, num_ranks, one.task.topology)
+    check_batch_size(one.task.batch_size, num_ranks, key=f"batch_size of {one.name}")
+    size = f"{num_ranks} rank{'s' * (num_ranks > 1)} of {name}"
+    return ComparedTask(
+        f"{one.name}-{name}-{num_ranks}",
+        dataclasses.replace(one.task, topology=topology),
+        f"{one.kind}, {size}" if one.kind else size,
+        node.hardware,
+        name,
+    )
+
+
+def _topology(name: str, node: DictConfig, num_ranks: int, of_task: Topology) -> Topology:
+    """Return so many ranks on the hosts of a topology, with the optimizer state of the task."""
+    if node.get("hardware") is None:
+        raise ConfigError(f"topology {name} names no hardware, such as h100_sxm; use one that does")
+    spec = named_gpu_spec(node.hardware, key=f"hardware of topology {name}")
+    per_host = node.get("gpus_per_host") or spec.gpus_of_domain
+    check_count(f"gpus_per_host of topology {name}", per_host, least=1)
+    if num_ranks > per_host and num_ranks % per_host:
+        raise ConfigError(f"{num_ranks} ranks do not fill hosts of {per_host} GPUs ({name})")
+    node = node.copy()
+    with open_dict(node):
+        node.world_size, node.ranks_per_host = num_ranks, min(num_ranks, per_host)
+        node.compute_device = "cuda"
+        if node.memory_gib is None:
+            assert spec.memory_gib is not None, "all GPUs with a name have one"
+            node.memory_gib = node.memory_fraction * spec.memory_gib
+    memory = (of_task.bytes_per_element, of_task.optimizer_bytes_per_row)
+    return dataclasses.replace(
+        stated_topology(node, memory), optimizer_bytes_by_table=of_task.optimizer_bytes_by_table
+    )
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return a list of a config, or a single value as one."""
+    return value if isinstance(value := plain(value), list) else [value]
