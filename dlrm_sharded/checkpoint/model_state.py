@@ -40,10 +40,6 @@ TABLE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 class ModelState:
     """The logical tensors of a model. Their pieces are views of the memory that training changes.
 
-    Of a table whose rows a GPU caches, training changes rows in the cache. They reach this memory
-    when others take their place, or at a flush, and win over what is in memory until then. So
-    `newest` is for those who read weights, and `forget_cached` comes before they are changed.
-
     Args:
         weights: tables, dense weights and buffers.
         dense_optimizer: state of the dense optimizer.
@@ -51,7 +47,6 @@ class ModelState:
         row_states: state of the tables' optimizer with one number per row of a shard, [R, C] each.
         column_bounds: of all tables.
         buffers: names of the dense weights that are buffers.
-        kernels: fused lookups of this rank; those of tables that are not cached have empty caches.
     """
 
     weights: dict[str, LogicalTensor]
@@ -60,24 +55,11 @@ class ModelState:
     row_states: dict[str, LogicalTensor]
     column_bounds: ColumnBounds
     buffers: tuple[str, ...] = ()
-    kernels: tuple[BatchedFusedEmbeddingBag, ...] = ()
 
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
-        """All logical tensors by name, of whose values some may be in caches."""
+        """All logical tensors by name."""
         return self.weights | self.dense_optimizer | self.fused_optimizer | self.row_states
-
-    def newest(self) -> dict[str, LogicalTensor]:
-        """Return all logical tensors by name, after what is cached is written back to them."""
-        for kernel in self.kernels:
-            kernel.flush()
-        return self.tensors
-
-    def forget_cached(self) -> None:
-        """Write back what is cached and empty the caches: lookups read memory again."""
-        for kernel in self.kernels:
-            kernel.flush()
-            kernel.purge()
 
 
 def model_state(
@@ -131,7 +113,6 @@ def model_state(
         by_row,
         bounds,
         buffers,
-        tuple(fused_kernels(model)),
     )
 
 

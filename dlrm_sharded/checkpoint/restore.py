@@ -41,7 +41,6 @@ def load_model(manifest: Manifest, state: ModelState) -> None:
     tables = {name: _table_of(name) for name in state.row_states}
     other = {name: t for name, t in tables.items() if written_bounds[t] != bounds[t]}
     with all_or_none():
-        state.forget_cached()
         alike = {n: state.tensors[n].pieces for n in state.tensors if n not in other}
         read_pieces(manifest, alike)
         for name, table in other.items():
@@ -71,7 +70,6 @@ def load_weights(manifest: Manifest, state: ModelState) -> None:
         _check_names(manifest.folder, state.weights, written)
         _check_shapes(manifest, state.weights)
     with all_or_none():
-        state.forget_cached()
         read_pieces(manifest, {name: state.weights[name].pieces for name in state.weights})
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+IN_RANKS = "all tables are in the ranks' memory; use more ranks, or sharder.table_precision=fp16"
+
 REMOVED: dict[str, str] = {
     "data=dlrm_v3_streaming": "plan tables of sequences in a TorchRec model, with plan_model",
     "dedup": "plans do not count on deduplicated ids of sequences; leave it out",
@@ -22,6 +24,10 @@ REMOVED: dict[str, str] = {
     "sharder=dreamshard_portfolio": "use sharder=dreamshard, or sharder=search",
     "sharder.portfolio": "leave it out, or use sharder=search",
     "sharder.informed": "leave it out",
+    "sharder.cache_tables": IN_RANKS,
+    "topology.host_memory_gib": IN_RANKS,
+    "topology.host_gb_per_s": IN_RANKS,
+    "curve_batches": IN_RANKS,
 }
 """What to use instead, by `group=option` or by the dotted name of a key, with all keys below it."""
 

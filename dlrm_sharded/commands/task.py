@@ -17,7 +17,7 @@ from dlrm_sharded.commands.hydra_app import command_line, instantiate, refuse_li
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task, with_optimizer
-from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_BYTES, MAX_RANKS
+from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_RANKS
 
 if TYPE_CHECKING:
     from dlrm_sharded.datasets.base import Dataset
@@ -27,7 +27,7 @@ BYTES_PER_GB = 1e9
 OPTIMIZER_FILES = {"sgd": "sgd", "rowwise_adagrad": "adagrad", "adam": "adam"}
 """Files of conf/optimizer by the optimizer of the tables."""
 
-KEYS_OF_DATA = ("topology", "batch_size", "curve_batches", "task_out")
+KEYS_OF_DATA = ("topology", "batch_size", "task_out")
 """Keys that say of data what a task.json says itself."""
 
 KEYS_OF_TRAINING = ("embedding_learning_rate", "dense_learning_rate", "clip_norm", "schedule")
@@ -147,16 +147,13 @@ def _check_equal(name: str, found: Any, batch_size: int) -> None:
 
 def _task_of_data(cfg: DictConfig) -> AskedTask:
     """Return the task of the data, whose tables have the profile measured on it."""
-    from dlrm_sharded.host_memory.miss_curves import num_curve_batches, with_measured_curves
-
     check_count("batch_size", cfg.batch_size, least=1, most=MAX_BATCH_SIZE)
     embedding = instantiate(cfg.optimizer).embedding
     topology = stated_topology(cfg.topology, memory_of(embedding))
     check_batch_size(cfg.batch_size, topology.world_size)
     dataset = build_dataset(cfg)
     task = ShardingTask(dataset.tables, topology, cfg.batch_size, embedding)
-    num_batches = num_curve_batches(cfg.curve_batches, task)
-    return AskedTask(with_measured_curves(task, dataset, num_batches), dataset)
+    return AskedTask(task, dataset)
 
 
 def _task_of_file(cfg: DictConfig) -> AskedTask:
@@ -220,12 +217,8 @@ def stated_topology(node: DictConfig, memory: tuple[int, int]) -> Topology:
             f"topology.reserved_gib is {node.reserved_gib:g}, which leaves nothing of "
             f"topology.memory_gib = {node.memory_gib:g}; reserve less"
         )
-    host_memory_bytes = None
-    if node.host_memory_gib is not None:
-        check_number("topology.host_memory_gib", node.host_memory_gib, most=MAX_BYTES / GIB)
-        host_memory_bytes = int(node.host_memory_gib * GIB)
     bandwidths = {}
-    for link in ("intra_host", "inter_host", "host"):
+    for link in ("intra_host", "inter_host"):
         gb_per_s = node[f"{link}_gb_per_s"]
         if gb_per_s is not None:
             check_number(f"topology.{link}_gb_per_s", gb_per_s, above=True)
@@ -237,7 +230,6 @@ def stated_topology(node: DictConfig, memory: tuple[int, int]) -> Topology:
         bytes_per_element=memory[0],
         optimizer_bytes_per_row=memory[1],
         compute_device=node.compute_device,
-        host_memory_bytes=host_memory_bytes,
         **bandwidths,
     )
 

@@ -27,7 +27,7 @@ Means = Mapping[str, float | Sequence[float]]
 """Mean ids of a sample by table: of all its features together, or a list with one for each."""
 
 REFUSED = {
-    "cache_params": "tables are not cached; use sharder options, such as cache_tables",
+    "cache_params": "all tables are in the ranks' memory here",
     "key_value_params": "tables in key-value stores are not planned",
     "use_virtual_table": "virtual tables are not planned",
 }

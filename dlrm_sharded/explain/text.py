@@ -11,7 +11,6 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import (
     Alternative,
-    CacheForecast,
     Diagnosis,
     PlanReport,
     ProfileValue,
@@ -58,7 +57,6 @@ def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> li
         f"{_of_kinds(task)}{replicas(plan)}{halves(plan)} in {report.solve_s:.3f} s",
         forecast(report),
         f"{min(used):.2f} to {max(used):.2f} GiB a rank, of {task.topology.rank_memory_text}",
-        None if report.cached is None else cached_text(report.cached),
         None if report.profile_value is None else profile_value_text(report.profile_value),
     ]
     return [line for line in lines if line is not None]
@@ -108,28 +106,6 @@ def profile_value_text(value: ProfileValue) -> str:
         f"{text}; a search that knows them finds plans that cost {100 * value.gain:.1f} % less "
         "on average (plan from data, or from the task.json of a run, to have them measured)"
     )
-
-
-def cached_text(cached: CacheForecast) -> str:
-    """Write which tables are cached, and what that is expected to cost."""
-    measured = sum(table.is_measured for table in cached.tables)
-    host_gib, most_ms = max(cached.host_bytes_by_rank) / GIB, max(cached.added_ms_by_rank)
-    lines = [
-        f"{len(cached.tables)} tables are in host memory, up to {host_gib:.1f} GiB of a rank, and "
-        f"their most recent rows in device memory; caching adds up to {most_ms:.2f} ms to a step, "
-        "which the prediction includes (by public figures, within a factor of 2; miss ratios of "
-        f"{measured} tables are measured, the others expected of Zipf distributions; "
-        "explain=true leaves this time out)"
-    ]
-    by_time = sorted(cached.tables, key=lambda table: -table.added_ms)
-    lines += [
-        f"{table.table}: load factor {table.load_factor:.3g}, {100 * table.miss_ratio:.1f} % of "
-        f"unique ids miss, {table.added_ms:.2f} ms"
-        for table in by_time[:MAX_SHOWN]
-    ]
-    if others := by_time[MAX_SHOWN:]:
-        lines.append(f"{len(others)} more, {others[0].added_ms:.2f} ms or less each")
-    return "\n  ".join(lines)
 
 
 def sections(diagnosis: Diagnosis) -> list[Section]:

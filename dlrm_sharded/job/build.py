@@ -46,14 +46,7 @@ def build_sharded(
         model = settings.build_model(task, rank.device)
         if rank.is_zero:
             warn_of_slow_bf16(model, rank.device)
-    sharded = shard_model(
-        model,
-        plan,
-        task.tables,
-        task.topology,
-        seed=settings.seed,
-        fetches_ahead=settings.trainer.pipeline == "prefetch",
-    )
+    sharded = shard_model(model, plan, task.tables, task.topology, seed=settings.seed)
     optimizer = settings.optimizer.build(sharded)
     state = model_state(
         sharded,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dlrm_sharded.hardware.gpus.gpu_specs import find_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.host_memory.cache_prices import HOST_GB_PER_S
 from dlrm_sharded.job.memory_check import CheckedMemory
 from dlrm_sharded.plans.task import Topology
+
+HOST_GB_PER_S = 300.0
+"""Bandwidth that the memory of one host is taken to give to all its GPUs: about two thirds of the
+nominal one of two sockets (DGX A100 410 GB/s, DGX H100 614)."""
 
 
 def copy_s(memory: CheckedMemory, hardware: Hardware | None, topology: Topology) -> float | None:
@@ -26,8 +29,7 @@ def copy_s(memory: CheckedMemory, hardware: Hardware | None, topology: Topology)
         # The probe counts what is read and what is written.
         return None if probe is None else 2 * copy_bytes / (1e9 * probe.copy_gb_per_s)
     spec = find_gpu_spec(hardware.name)
-    link = None if spec is None else 1e9 * spec.host_gb_per_s
-    link = topology.host_bytes_per_s or link
-    if link is None:
+    if spec is None:
         return None
-    return copy_bytes / min(link, 1e9 * HOST_GB_PER_S / topology.ranks_per_host)
+    gb_per_s = min(spec.host_gb_per_s, HOST_GB_PER_S / topology.ranks_per_host)
+    return copy_bytes / (1e9 * gb_per_s)

@@ -95,12 +95,9 @@ def _choose(
 
 
 def _candidates(default: str, plan: ShardingPlan) -> Iterator[str]:
-    """Yield the pipelines that train alike and need no more memory than was estimated.
-
-    For `prefetch`, the caches are built in another way.
-    """
+    """Yield the pipelines that train alike and need no more memory than was estimated."""
     for name, pipeline in PIPELINES.items():
-        if not pipeline.is_exact or name == "prefetch":
+        if not pipeline.is_exact:
             continue
         if pipeline.num_batches > PIPELINES[default].num_batches:
             continue

@@ -47,20 +47,16 @@ def shard_model(
     topology: Topology,
     *,
     seed: int,
-    fetches_ahead: bool = False,
 ) -> DistributedModelParallel:
     """Shard the model by a plan, in TorchRec's DistributedModelParallel; a collective of all ranks.
 
     The seed alone decides the initial weights, so runs under different plans start from one model.
-
-    Args:
-        fetches_ahead: whether rows of cached tables are fetched before the step that looks them up.
     """
     spare_overhead()
     device = next(model.dense_arch.parameters()).device
     codecs = exchange_codecs(plan.exchange_precision)
     is_alone = topology.world_size == 1
-    module_plan = to_torchrec(plan, tables, topology, fetches_ahead=fetches_ahead)
+    module_plan = to_torchrec(plan, tables, topology)
     wrapped = DistributedModelParallel(
         module=model,
         env=sharding_env(None if is_alone else new_group()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, Shard
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import (
-    CacheParams,
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingEnv,
@@ -29,9 +27,6 @@ from dlrm_sharded.plans.task import Topology
 
 DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 """TorchRec's types of weights, by precision."""
-
-CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-"""Kernel of tables in host memory; the device caches some of their rows."""
 
 CACHE_LINE_BYTES = 128
 """Bytes that a GPU reads at a time. Lines of CPUs are as long or half as long."""
@@ -84,18 +79,9 @@ def _config(table: Table) -> dict[str, Any]:
 
 
 def to_torchrec(
-    plan: ShardingPlan,
-    tables: Sequence[Table],
-    topology: Topology,
-    *,
-    fetches_ahead: bool = False,
+    plan: ShardingPlan, tables: Sequence[Table], topology: Topology
 ) -> EmbeddingModuleShardingPlan:
-    """Return TorchRec's plan of one embedding module; the plan must be valid for the tables.
-
-    Args:
-        fetches_ahead: whether caches keep the rows of a step until its backward pass, while those
-            of the next one are fetched.
-    """
+    """Return TorchRec's plan of one embedding module; the plan must be valid for the tables."""
     shards = plan.shards_by_table()
     return EmbeddingModuleShardingPlan(
         {
@@ -103,7 +89,6 @@ def to_torchrec(
                 shards[table.name],
                 layout_of(shards[table.name], table, topology),
                 topology,
-                fetches_ahead=fetches_ahead,
             )
             for table in tables
         }
@@ -129,20 +114,18 @@ def from_torchrec(
                 f"table {name!r} is {parameter.sharding_type} without shards; a plan can say "
                 "table-, column-, row-wise and data-parallel only"
             )
-        cache = parameter.cache_params if parameter.compute_kernel == CACHED_KERNEL else None
-        load_factor = None if cache is None else cache.load_factor
         for metadata in parameter.sharding_spec.shards:
             (row, col), (num_rows, num_cols) = metadata.shard_offsets, metadata.shard_sizes
             if num_rows and num_cols:
                 rank = metadata.placement.rank()
                 rows, cols = (row, row + num_rows), (col, col + num_cols)
                 precision = table_by_name[name].precision
-                shards.append(Shard(name, rank, rows, cols, False, precision, load_factor))
+                shards.append(Shard(name, rank, rows, cols, False, precision))
     return tuple(shards)
 
 
 def parameter_sharding(
-    shards: Sequence[Shard], layout: Layout, topology: Topology, *, fetches_ahead: bool = False
+    shards: Sequence[Shard], layout: Layout, topology: Topology
 ) -> ParameterSharding:
     """Return TorchRec's form of the shards of one table."""
     if isinstance(layout, Replicas):  # an optimizer outside the lookup sees their mean gradients
@@ -151,10 +134,9 @@ def parameter_sharding(
             compute_kernel=EmbeddingComputeKernel.DENSE.value,
             ranks=list(range(topology.world_size)),
         )
-    cache = _cache_params(shards[0], fetches_ahead)
     return ParameterSharding(
         sharding_type=layout.torchrec_type(topology),
-        compute_kernel=EmbeddingComputeKernel.FUSED.value if cache is None else CACHED_KERNEL,
+        compute_kernel=EmbeddingComputeKernel.FUSED.value,
         ranks=[shard.rank for shard in shards],
         sharding_spec=EnumerableShardingSpec(
             [
@@ -168,22 +150,4 @@ def parameter_sharding(
                 for shard in shards
             ]
         ),
-        cache_params=cache,
-    )
-
-
-def _cache_params(shard: Shard, fetches_ahead: bool) -> CacheParams | None:
-    """Return the parameters of a shard's cache; None if it has none.
-
-    TorchRec puts cached tables of a rank into one module, whose one cache has the mean of their
-    load factors and rows as wide as the widest. Modules of different parameters stay apart, so each
-    table gets a number of its own: these bytes stay free on the device, which changes nothing.
-    """
-    if shard.load_factor is None:
-        return None
-    own_number = zlib.crc32(shard.table.encode()) / 2.0**8  # below 16 MiB, and exact in a float
-    return CacheParams(
-        load_factor=shard.load_factor,
-        reserved_memory=own_number,
-        prefetch_pipeline=fetches_ahead or None,
     )

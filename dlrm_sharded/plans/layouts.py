@@ -146,9 +146,7 @@ class RowBlocks:
                 f"table {table.name!r} is split by rows and by columns; TorchRec trains row blocks "
                 "only at the full width"
             )
-        # A cache does not change where rows lie.
-        bare = [dataclasses.replace(shard, load_factor=None) for shard in shards]
-        placed = sorted(bare, key=lambda shard: shard.rank)
+        placed = sorted(shards, key=lambda shard: shard.rank)
         table = dataclasses.replace(table, precision=placed[0].precision)
         for size in topology.group_sizes:
             first = placed[0].rank - placed[0].rank % size

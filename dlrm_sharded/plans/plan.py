@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.files.json_files import read_json_object
-from dlrm_sharded.files.json_forms import Number, form_of, read_form
-from dlrm_sharded.plans.cached_memory import cached_shard_bytes, host_shard_bytes
+from dlrm_sharded.files.json_forms import form_of, read_form
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -27,7 +25,7 @@ Interval = tuple[int, int]
 
 PLAN_KEYS = {
     *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
-    *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted", "cached"),
+    *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
     "made_from",
 }
 """Keys of plan.json: those of a plan, and those that a report adds."""
@@ -40,8 +38,6 @@ class Shard:
     Args:
         replicated: whether every rank holds this whole table and looks up its own samples in it.
         precision: of the weights, one of `TABLE_BYTES`; the same for all shards of a table.
-        load_factor: share of the shard's rows that the device caches, while all of them are in
-            host memory; None for a shard in device memory. It is that of all shards of the table.
     """
 
     table: str
@@ -50,7 +46,6 @@ class Shard:
     cols: Interval
     replicated: bool = False
     precision: str = "fp32"
-    load_factor: Number | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in list(TABLE_BYTES):  # it may not be hashable
@@ -78,12 +73,7 @@ class Shard:
         )
 
     def bytes_on(self, topology: Topology) -> int:
-        """Return the memory of the shard: weights, optimizer state, gradients of a replica.
-
-        Of a cached shard, this is what lies on the device.
-        """
-        if self.load_factor is not None:
-            return cached_shard_bytes(topology, self.num_rows, self.num_cols, self.load_factor)
+        """Return the memory of the shard: weights, optimizer state, gradients of a replica."""
         return topology.shard_bytes(
             self.table,
             self.num_rows,
@@ -94,21 +84,14 @@ class Shard:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights alone, wherever they are."""
+        """Memory of the weights alone."""
         return self.num_rows * self.num_cols * TABLE_BYTES[self.precision]
-
-    def host_bytes_on(self, topology: Topology) -> int:
-        """Return the host memory of the shard; 0 unless its rows are cached."""
-        if self.load_factor is None:
-            return 0
-        return host_shard_bytes(topology, self.num_rows, self.num_cols)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a shard in plan.json.
 
-        Only replicas have the key `replicated`, only tables that are not in fp32 the key
-        `precision`, and only cached shards the key `load_factor`. Readers that do not know them
-        refuse such plans.
+        Only replicas have the key `replicated`, and only tables that are not in fp32 the key
+        `precision`.
         """
         return form_of(self)
 
@@ -190,23 +173,11 @@ class ShardingPlan:
         """Return the names of the tables whose weights are in fp16, sorted."""
         return sorted({shard.table for shard in self.shards if shard.precision == "fp16"})
 
-    @property
-    def load_factors(self) -> dict[str, float]:
-        """Load factors of the cached tables; empty if all tables are in device memory."""
-        return {s.table: s.load_factor for s in self.shards if s.load_factor is not None}
-
     def bytes_by_rank(self, topology: Topology) -> list[int]:
         """Return the memory that the plan takes on each rank."""
         used = [0] * self.world_size
         for shard in self.shards:
             used[shard.rank] += shard.bytes_on(topology)
-        return used
-
-    def host_bytes_by_rank(self, topology: Topology) -> list[int]:
-        """Return the host memory that the cached tables of each rank take."""
-        used = [0] * self.world_size
-        for shard in self.shards:
-            used[shard.rank] += shard.host_bytes_on(topology)
         return used
 
     def to_json(self) -> dict[str, Any]:
@@ -230,8 +201,17 @@ class ShardingPlan:
             name: what to call the plan in messages.
 
         Raises:
-            InvalidPlanError: a key is missing or has a value of the wrong kind.
+            InvalidPlanError: a key is missing or has a value of the wrong kind, or a table is
+                cached, as in plans of release 0.2.
         """
+        shards = fields.get("shards")
+        for shard in shards if isinstance(shards, list) else ():
+            if isinstance(shard, Mapping) and "load_factor" in shard:
+                raise InvalidPlanError(
+                    f"{name} has table {shard.get('table')!r} in host memory (load_factor), and "
+                    "since 0.3 all tables are in the ranks' memory: make a new plan, on more ranks "
+                    "or with tables in fp16"
+                )
         name = f"{name} does not have the form of a plan.json"
         own = {key: fields[key] for key in cls.__dataclass_fields__ if key in fields}
         if "exchange_precision" in own:
@@ -273,14 +253,3 @@ def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
     """
     shards = (Shard.whole(table, rank) for table, rank in zip(task.tables, ranks, strict=True))
     return ShardingPlan(task.topology.world_size, tuple(shards))
-
-
-def with_load_factors(plan: ShardingPlan, load_factors: Mapping[str, float]) -> ShardingPlan:
-    """Return the plan with these tables cached, and no others."""
-    return ShardingPlan(
-        plan.world_size,
-        tuple(
-            dataclasses.replace(shard, load_factor=load_factors.get(shard.table))
-            for shard in plan.shards
-        ),
-    )

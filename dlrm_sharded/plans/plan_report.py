@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
+from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
@@ -120,48 +120,6 @@ class ProfileValue:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedTable:
-    """A table in host memory; the ranks' devices cache some of its rows.
-
-    Args:
-        load_factor: share of the rows in the caches.
-        miss_ratio: share of a batch's unique ids whose rows are fetched.
-        is_measured: whether that follows from accesses that were measured.
-        added_ms: time that the table's costliest shard adds to its rank.
-    """
-
-    table: str
-    load_factor: float
-    miss_ratio: float
-    is_measured: bool
-    added_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class CacheForecast:
-    """What cached tables take, by a model that nobody has compared with measurements.
-
-    Args:
-        tables: the cached tables.
-        added_ms_by_rank: time for misses and for looking up the caches, which the predicted cost
-            counts in the forward computation.
-        host_bytes_by_rank: host memory of the tables.
-    """
-
-    tables: tuple[CachedTable, ...]
-    added_ms_by_rank: tuple[float, ...]
-    host_bytes_by_rank: tuple[int, ...]
-
-    def added_to(self, cost: PlanCost) -> PlanCost:
-        """Return a predicted cost with the time of the caches."""
-        return cost.with_added(FWD_COMPUTE, self.added_ms_by_rank)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form of `cached` in plan.json."""
-        return {key: list(values) for key, values in dataclasses.asdict(self).items()}
-
-
-@dataclass(frozen=True, slots=True)
 class MadeFrom:
     """Says what a plan was made from besides its task, so that it can be made again.
 
@@ -199,7 +157,6 @@ class PlanReport:
         diagnosis: None if it was not requested or the cost model is not additive.
         profile_value: None if all profiles are known, or the cost model is not additive.
         exchange_precision: precision of the plan's exchanges.
-        cached: what cached tables add, which `cost` includes; None if no table is cached.
         made_from: None for a sharder without a config.
     """
 
@@ -212,7 +169,6 @@ class PlanReport:
     diagnosis: Diagnosis | None = None
     profile_value: ProfileValue | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
-    cached: CacheForecast | None = None
     made_from: MadeFrom | None = None
 
     def __repr__(self) -> str:
@@ -235,8 +191,8 @@ class PlanReport:
 
 
 def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
-    """Return the form of plan.json, which has the key `cached` only if tables are cached."""
-    fields = {
+    """Return the form of plan.json."""
+    return {
         "sharder": report.sharder,
         **plan.to_json(),
         "solve_s": report.solve_s,
@@ -248,4 +204,3 @@ def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
         "predicted": None if report.cost is None else report.cost.to_json(),
         "made_from": None if report.made_from is None else report.made_from.to_json(),
     }
-    return fields | ({} if report.cached is None else {"cached": report.cached.to_json()})

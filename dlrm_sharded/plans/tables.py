@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +66,6 @@ class Table:
             None if it was not measured.
         precision: of the weights in the model, one of `precision.TABLE_BYTES`; sharders keep it,
             unless they are asked for another one, and the shards of a plan say it.
-        miss_ratio_curve: shares of the rows that a cache holds, rising from 0 to 1, each with the
-            share of a batch's unique ids that miss it (`miss_ratio.MissRatioCurve`); None if it
-            was not measured.
         num_features: features that look up the table; each has a pooled vector of its own.
         pooled: whether the vectors of a sample's ids are pooled, into one for each feature; those
             of a sequence (TorchRec's `EmbeddingCollection`) are not.
@@ -85,7 +81,6 @@ class Table:
     pooling_factor: Number
     reuse_histogram: tuple[Number, ...] | None = None
     precision: str = "fp32"
-    miss_ratio_curve: tuple[tuple[Number, Number], ...] | None = None
     num_features: int = 1
     pooled: bool = True
     module: str = ""
@@ -96,8 +91,6 @@ class Table:
         # A yaml gives lists, which no other table equals that was read from a task.json.
         if isinstance(self.reuse_histogram, list):
             object.__setattr__(self, "reuse_histogram", tuple(self.reuse_histogram))
-        if isinstance(self.miss_ratio_curve, list):
-            object.__setattr__(self, "miss_ratio_curve", tuple(map(tuple, self.miss_ratio_curve)))
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a table is named {self.name!r}; give every table a unique name")
         if not self.name.isprintable() or not self.name.strip(". "):
@@ -134,8 +127,6 @@ class Table:
             total = sum(self.reuse_histogram)
             if abs(total - 1) > HISTOGRAM_SLACK and (total or self.pooling_factor):
                 raise ConfigError(f"{where}: reuse_histogram sums to {total:g}, must sum to 1")
-        if self.miss_ratio_curve is not None:
-            _check_curve(f"{where}: miss_ratio_curve", self.miss_ratio_curve)
 
     @property
     def vectors_per_sample(self) -> float:
@@ -145,22 +136,3 @@ class Table:
     def to_json(self) -> dict[str, Any]:
         """Return the form of a table in task.json."""
         return form_of(self)
-
-
-def _check_curve(key: str, points: tuple[tuple[Number, Number], ...]) -> None:
-    """Raise ConfigError unless points are [share, ratio] from share 0 to 1, and no ratio rises."""
-    if len(points) < 2 or any(len(point) != 2 for point in points):
-        raise ConfigError(f"{key} needs two points [share, ratio] or more, and no other lengths")
-    for share, ratio in points:
-        check_number(f"{key}: a share of the rows", share, most=1.0)
-        check_number(f"{key}: a miss ratio", ratio, most=1.0)
-    if points[0][0] != 0.0 or points[-1][0] != 1.0:
-        raise ConfigError(
-            f"{key} goes from share {points[0][0]:g} to {points[-1][0]:g}, must go from 0 to 1"
-        )
-    for (share, ratio), (next_share, next_ratio) in itertools.pairwise(points):
-        if next_share <= share or next_ratio > ratio:
-            raise ConfigError(
-                f"{key} has the point [{next_share:g}, {next_ratio:g}] after [{share:g}, "
-                f"{ratio:g}]; shares must rise, and a larger cache cannot miss more"
-            )

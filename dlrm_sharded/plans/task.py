@@ -23,6 +23,7 @@ from dlrm_sharded.plans.task_keys import (
     check_bandwidth,
     check_memory_by_rank,
     check_optimizer_bytes,
+    without_cache_keys,
 )
 
 GIB = 2**30
@@ -48,13 +49,9 @@ class Topology:
         compute_device: "cuda" or "cpu"; TorchRec's planner offers fewer plans on a CPU.
         intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth at which one rank sends to all
             ranks of its host together, and to those of other hosts; None if not known.
-        host_memory_bytes: host memory of one rank for tables that its device caches in part;
-            the ranks of a host share theirs. None if it is not limited.
-        host_bytes_per_s: bandwidth at which a device exchanges rows with host memory, both
-            directions together; None if not known.
         optimizer_bytes_by_table: optimizer state of a table in bytes per weight and per row of a
-            shard, by its name, if tables have optimizers of their own. Other tables, and cached
-            ones, count what `bytes_per_element` and `optimizer_bytes_per_row` say.
+            shard, by its name, if tables have optimizers of their own. Other tables count what
+            `bytes_per_element` and `optimizer_bytes_per_row` say.
     """
 
     world_size: int
@@ -66,8 +63,6 @@ class Topology:
     intra_host_bytes_per_s: Number | None = None
     inter_host_bytes_per_s: Number | None = None
     memory_bytes_by_rank: tuple[int, ...] | None = None
-    host_memory_bytes: int | None = None
-    host_bytes_per_s: Number | None = None
     optimizer_bytes_by_table: dict[str, tuple[int, int]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -79,10 +74,6 @@ class Topology:
         check_count(
             "topology.optimizer_bytes_per_row", self.optimizer_bytes_per_row, least=0, most=2**20
         )
-        if self.host_memory_bytes is not None:
-            check_count(
-                "topology.host_memory_bytes", self.host_memory_bytes, least=0, most=MAX_BYTES
-            )
         check_optimizer_bytes(self.optimizer_bytes_by_table)
         for key in BANDWIDTHS:
             if (value := getattr(self, key)) is not None:
@@ -173,7 +164,7 @@ class Topology:
         }
         if self.memory_bytes_by_rank is not None:
             fields["memory_bytes_by_rank"] = list(self.memory_bytes_by_rank)
-        for key in ("host_memory_bytes", *BANDWIDTHS):
+        for key in BANDWIDTHS:
             if getattr(self, key) is not None:
                 fields[key] = getattr(self, key)
         if by_table := self.optimizer_bytes_by_table:
@@ -283,6 +274,7 @@ class ShardingTask:
         Raises:
             ConfigError: a key is missing, unknown, or has a value of the wrong kind.
         """
+        fields = without_cache_keys(fields, name=name)
         optimizer, topology = fields.get("optimizer"), fields.get("topology")
         if optimizer in list(STATE_BYTES) and isinstance(topology, Mapping):
             counted = zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from typing import Any
+
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 
 MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
 """Where users set the memory of a rank, for messages."""
-
-HOST_MEMORY_KEYS = "topology.host_memory_gib, or host_memory_bytes in task.json"
-"""Where users set a rank's share of host memory, for messages."""
 
 OPTIMIZER_KEYS = ("bytes_per_element", "optimizer_bytes_per_row")
 """Keys of a topology that an optimizer of tables decides, in the order of `memory_of`."""
@@ -19,10 +20,42 @@ MAX_RANKS, MAX_BYTES = 2**20, 2**60
 MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
 """Limits beyond any real link, in bytes/s, between which predicted times are finite."""
 
-BANDWIDTHS = ("intra_host_bytes_per_s", "inter_host_bytes_per_s", "host_bytes_per_s")
+BANDWIDTHS = ("intra_host_bytes_per_s", "inter_host_bytes_per_s")
 """Keys of a topology that are bandwidths; all are optional."""
 
 MAX_BATCH_SIZE = 2**40
+
+CACHE_KEYS = {"miss_ratio_curve", "host_memory_bytes", "host_bytes_per_s"}
+"""Keys of tables and topologies with which release 0.2 planned tables in host memory."""
+
+log = logging.getLogger(__name__)
+
+
+def without_cache_keys(fields: Mapping[str, Any], *, name: str) -> Mapping[str, Any]:
+    """Return a task.json without the keys of tables in host memory, and warn if it has any.
+
+    Args:
+        name: what to call the task in the warning.
+    """
+    found: set[str] = set()
+
+    def without(form: object) -> object:
+        if isinstance(form, list):
+            return [without(item) for item in form]
+        if not isinstance(form, Mapping):
+            return form
+        found.update(CACHE_KEYS & form.keys())
+        return {key: value for key, value in form.items() if key not in CACHE_KEYS}
+
+    forms = {key: without(fields[key]) for key in ("tables", "topology") if key in fields}
+    if not found:
+        return fields
+    log.warning(
+        "%s has %s, for tables in host memory, which are not there since 0.3; ignored",
+        name,
+        ", ".join(sorted(found)),
+    )
+    return {**fields, **forms}
 
 
 def check_bandwidth(key: str, value: object) -> None:

@@ -13,7 +13,10 @@ from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.table_optimizers import why_not_replicated
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.task_keys import HOST_MEMORY_KEYS, MEMORY_KEYS
+from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+
+FP16_KEYS = "sharder.table_precision=fp16, or precision in task.json; docs/reference/precision.md"
+"""Where users put tables into fp16, for messages."""
 
 SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
 
@@ -26,9 +29,8 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
             exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
             does not train a split, or not of sequences; a table is replicated in part only, in
             fp16, or under an optimizer that trains no replicas; the shards of a table have
-            different precisions; a table is cached in part only, or where devices cannot cache; the
-            ranks do not exchange numbers of the plan's precision; or a rank needs more memory than
-            it has. The message has the numbers.
+            different precisions; the ranks do not exchange numbers of the plan's precision; or a
+            rank needs more memory than it has. The message has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -59,7 +61,6 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
                 f"table {table.name!r} is replicated, and the optimizer of the tables is "
                 f"{why_not_replicated(task.known_optimizer)}"
             )
-        _check_caching(shards, topology)
     split_widths(task.tables, shards_by_table)  # raises if a module has several
     local_batch_size = task.batch_size // topology.world_size
     if reason := why_not_exchanged(
@@ -67,7 +68,6 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
     ):
         raise InvalidPlanError(f"the plan's {reason}")
     _check_memory(plan, task)
-    _check_host_memory(plan, topology)
 
 
 def check_pooled(tables: Sequence[Table], why: str) -> None:
@@ -77,16 +77,30 @@ def check_pooled(tables: Sequence[Table], why: str) -> None:
             raise ConfigError(f"{sequence_title(table)}, and {why}")
 
 
-def why_too_large(table_bytes: int, rank_memory_bytes: Sequence[int]) -> str | None:
-    """Return the proof that no plan fits as the tables need more memory than all ranks have."""
-    memory = sum(rank_memory_bytes)
-    if table_bytes <= memory:
+def why_too_large(task: ShardingTask, rank_memory_bytes: Sequence[int]) -> str | None:
+    """Return the proof that no plan fits because the tables need more memory than all ranks have.
+
+    The message says on how many ranks they would fit, and whether they would fit in fp16.
+    """
+    needed, memory = task.table_bytes, sum(rank_memory_bytes)
+    if needed <= memory:
         return None
+    num_ranks = len(rank_memory_bytes)
+    enough = -(-needed * num_ranks // max(1, memory))
     return (
-        f"no plan can fit: the tables need {table_bytes:,} B ({table_bytes / GIB:.2f} GiB), all "
-        f"{len(rank_memory_bytes)} ranks together have {memory:,} B ({memory / GIB:.2f} GiB); add "
-        f"ranks or memory ({MEMORY_KEYS})"
+        f"no plan can fit: the tables need {needed:,} B ({needed / GIB:.2f} GiB), all {num_ranks} "
+        f"ranks together have {memory:,} B ({memory / GIB:.2f} GiB); add ranks ({enough:,} such "
+        f"ranks have room for as many bytes) or memory ({MEMORY_KEYS}){fp16_advice(task, memory)}"
     )
+
+
+def fp16_advice(task: ShardingTask, memory: int) -> str:
+    """Return a part of a sentence if the tables would fit a memory in fp16, else nothing."""
+    halves = task.with_values(precision=dict.fromkeys((t.name for t in task.tables), "fp16"))
+    needed = halves.table_bytes
+    if needed > memory or needed == task.table_bytes:
+        return ""
+    return f"; tables in fp16 ({FP16_KEYS}) would fit with {needed:,} B ({needed / GIB:.2f} GiB)"
 
 
 def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
@@ -176,58 +190,6 @@ def _check_tiling(shards: Sequence[Shard], table: Table) -> None:
             f"table {table.name!r}: rows [{start}, {stop}), cols [{edge}, {gap_end}) "
             "are in no shard; shards must cover the whole table"
         )
-
-
-def _check_caching(shards: Sequence[Shard], topology: Topology) -> None:
-    """Check the load factors of one table's shards, if any has one."""
-    name, load_factors = shards[0].table, {shard.load_factor for shard in shards}
-    if load_factors == {None}:
-        return
-    if len(load_factors) > 1:
-        found = ", ".join(f"{shard.load_factor} on rank {shard.rank}" for shard in shards)
-        raise InvalidPlanError(
-            f"table {name!r} has the load factors {found}; give all of its shards the same one, or "
-            "none"
-        )
-    load_factor = shards[0].load_factor
-    assert load_factor is not None
-    if not 0.0 < load_factor <= 1.0:
-        raise InvalidPlanError(
-            f"table {name!r} has the load factor {load_factor}, the share of its rows that the "
-            "device caches; it must be above 0 and at most 1"
-        )
-    if is_replicated(shards):
-        raise InvalidPlanError(
-            f"table {name!r} is replicated and has the load factor {load_factor}; TorchRec caches "
-            "no replicas: drop one of the two"
-        )
-    if shards[0].precision != "fp32":
-        raise InvalidPlanError(
-            f"table {name!r} is in {shards[0].precision} and has the load factor {load_factor}; "
-            "cached tables are in fp32: drop one of the two"
-        )
-    if topology.compute_device != "cuda":
-        raise InvalidPlanError(
-            f"table {name!r} has the load factor {load_factor}, but ranks that compute on "
-            f"{topology.compute_device} have no device memory to cache rows in; plan for cuda, or "
-            "without cached tables (sharder.cache_tables=never)"
-        )
-
-
-def _check_host_memory(plan: ShardingPlan, topology: Topology) -> None:
-    """Check what the ranks of each host keep in its memory."""
-    if topology.host_memory_bytes is None:
-        return
-    per_host, used = topology.ranks_per_host, plan.host_bytes_by_rank(topology)
-    limit = per_host * topology.host_memory_bytes
-    for host in range(topology.world_size // per_host):
-        on_host = sum(used[host * per_host : (host + 1) * per_host])
-        if on_host > limit:
-            raise InvalidPlanError(
-                f"the cached tables on host {host} would take {on_host:,} B of its memory "
-                f"({on_host / GIB:.2f} GiB), its {per_host} ranks may use {limit:,} B "
-                f"({limit / GIB:.2f} GiB); raise {HOST_MEMORY_KEYS}, or cache fewer tables"
-            )
 
 
 def _check_memory(plan: ShardingPlan, task: ShardingTask) -> None:

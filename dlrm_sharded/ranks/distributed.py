@@ -256,8 +256,6 @@ def detect_topology(
     reserved_gib: float = 0.0,
     intra_host_gb_per_s: float | None = None,
     inter_host_gb_per_s: float | None = None,
-    host_memory_gib: float | None = None,
-    host_gb_per_s: float | None = None,
     hardware: str | None = None,
     gpus_per_host: int | None = None,
     group: dist.ProcessGroup | None = None,
@@ -269,8 +267,6 @@ def detect_topology(
         memory_fraction: fraction for tables; activations, buffers and dense layers get the rest.
         reserved_gib: subtracted from either, for everything else that a rank holds.
         intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of a rank in one direction, in GB/s.
-        host_memory_gib: host memory of a rank for tables that its device caches; None for no limit.
-        host_gb_per_s: bandwidth between a device and host memory, both directions together.
         hardware, gpus_per_host: what plans for such a topology assume. A job finds out its own.
         group: group of the ranks; None for all ranks of the job.
 
@@ -283,8 +279,6 @@ def detect_topology(
         ("memory_gib", memory_gib),
         ("intra_host_gb_per_s", intra_host_gb_per_s),
         ("inter_host_gb_per_s", inter_host_gb_per_s),
-        ("host_memory_gib", host_memory_gib),
-        ("host_gb_per_s", host_gb_per_s),
     ):
         if value is not None:
             check_number(f"topology.{key}", value, above=True)
@@ -309,8 +303,6 @@ def detect_topology(
         compute_device=rank.device.type,
         intra_host_bytes_per_s=intra_host_gb_per_s and intra_host_gb_per_s * 1e9,
         inter_host_bytes_per_s=inter_host_gb_per_s and inter_host_gb_per_s * 1e9,
-        host_memory_bytes=None if host_memory_gib is None else int(host_memory_gib * GIB),
-        host_bytes_per_s=host_gb_per_s and host_gb_per_s * 1e9,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.plans.task_keys import MEMORY_KEYS
-from dlrm_sharded.plans.validation import why_too_large
+from dlrm_sharded.plans.validation import fp16_advice, why_too_large
 from dlrm_sharded.search.problem import Problem, by_group
 
 STEPS_IN_GAP = 4
@@ -21,7 +21,7 @@ def why_infeasible(problem: Problem) -> str | None:
     Plans have the columns of a table on a rank in one shard, or in equal ones that lookups support.
     """
     size, capacity = problem.size_bytes[problem.whole_shape], problem.capacity_bytes
-    if reason := why_too_large(int(size.sum()), capacity.tolist()):
+    if reason := why_too_large(problem.task, capacity.tolist()):
         return reason
     if reason := _why_too_wide(problem):
         return reason
@@ -54,11 +54,12 @@ def are_steps_large(problem: Problem) -> bool:
 
 def why_none_found(problem: Problem) -> str:
     """Return a proof that no plan fits, or else a sentence that none was found."""
-    used, capacity = problem.size_bytes[problem.whole_shape].sum(), problem.capacity_bytes.sum()
+    used, capacity = problem.task.table_bytes, int(problem.capacity_bytes.sum())
     return why_infeasible(problem) or (
         f"no plan was found for {len(problem.task.tables)} tables of {used:,} B "
         f"({used / GIB:.2f} GiB) on {problem.world_size} ranks with {capacity:,} B in all; that "
         f"there is none is not proven. Add ranks or memory ({MEMORY_KEYS}), or drop constraints"
+        f"{fp16_advice(problem.task, capacity)}"
     )
 
 
@@ -95,11 +96,9 @@ def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
     table = problem.task.tables[problem.tables[unit][0]]
     if not problem.columns_per_step[unit] and not _may_be_split_elsewhere(problem, unit):
         return int(problem.size_bytes[problem.whole_shape[unit]])
-    smallest = problem.task.topology.shard_bytes(
+    return problem.task.topology.shard_bytes(
         table.name, table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
     )
-    # of a cached table, a step takes less than so many columns in device memory
-    return min(smallest, int(problem.size_bytes[problem.first_shape[unit]]))
 
 
 def _may_be_split_elsewhere(problem: Problem, unit: int) -> bool:

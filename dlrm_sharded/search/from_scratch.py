@@ -7,13 +7,11 @@ sequences.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
-from dlrm_sharded.plans.task import without_memory_limit
 from dlrm_sharded.search.build_problem import MAX_WIDTHS
 from dlrm_sharded.search.equal_columns import Widths, split_sequences
 from dlrm_sharded.search.feasibility import are_steps_large, why_infeasible
@@ -124,8 +122,4 @@ def _bound_ms(problem: Problem) -> float:
     """Return the lower bound of the plans that the search makes."""
     # Plans that the search does not make are no reason for it to go on.
     replicas, priced = problem.replicas is not None, problem.priced
-    bound_ms = lower_bound_ms(priced, replicas=replicas)
-    if bound_ms == math.inf:  # tables fit because of caches, which the bound ignores
-        unlimited = priced.with_task(without_memory_limit(priced.task))
-        bound_ms = lower_bound_ms(unlimited, replicas=replicas)
-    return bound_ms
+    return lower_bound_ms(priced, replicas=replicas)

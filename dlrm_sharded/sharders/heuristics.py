@@ -172,7 +172,7 @@ def _place(
             shards = tuple(Shard.whole(table, rank) for table, rank in placed)
             return ShardingPlan(task.topology.world_size, shards)
     assert failure is not None
-    reason = why_too_large(task.table_bytes, task.topology.rank_memory_bytes)
+    reason = why_too_large(task, task.topology.rank_memory_bytes)
     raise InfeasibleTaskError(reason) if reason else failure
 
 

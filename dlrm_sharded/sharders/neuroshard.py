@@ -21,9 +21,14 @@ from dlrm_sharded.cost.base import PricedTask, is_additive
 from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.cost.linear import BYTES, NO_PRICES
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError, check_count, check_number
-from dlrm_sharded.host_memory.cached_search import CACHE_TABLES, cached_problem, find_cached_state
-from dlrm_sharded.plans.plan import ShardingPlan, with_load_factors
+from dlrm_sharded.files.errors import (
+    ConfigError,
+    InfeasibleTaskError,
+    InvalidPlanError,
+    check_count,
+    check_number,
+)
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.precision import (
     SAMPLE_MULTIPLE,
     TABLE_BYTES,
@@ -34,6 +39,7 @@ from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.feasibility import why_none_found
 from dlrm_sharded.search.find_by_prediction import find_by_prediction
 from dlrm_sharded.search.find_plan import improve_under, improve_within
 from dlrm_sharded.search.from_scratch import ALL_WIDTHS, Build, SearchFromScratch
@@ -79,8 +85,6 @@ class NeuroShardSharder:
             cheapest, see `precision_choice`; None for that of the run.
         table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it;
             "auto" for fp16 where the tables do not fit otherwise, see `table_precision`.
-        cache_tables: "auto" to keep tables in host memory and cache a part of their rows, if no
-            other plan fits GPUs, which no GPU has measured yet; "never" to refuse such tasks.
     """
 
     name: ClassVar[str] = "neuroshard"
@@ -96,7 +100,6 @@ class NeuroShardSharder:
     split_error: float | None = None
     exchange_precision: Any = None
     table_precision: str = "fp32"
-    cache_tables: str = "never"
 
     def __new__(cls, *_: Any, **keys: Any) -> Self:
         """Refuse arguments that are none, and say where constraints go.
@@ -140,11 +143,6 @@ class NeuroShardSharder:
             raise ConfigError(
                 f"sharder.table_precision is {self.table_precision!r}; known: "
                 f"{', '.join(TABLE_BYTES)}, auto"
-            )
-        if self.cache_tables not in CACHE_TABLES:
-            raise ConfigError(
-                f"sharder.cache_tables is {self.cache_tables!r}, must be "
-                f"{' or '.join(CACHE_TABLES)}"
             )
         _stated_precision(self.exchange_precision, self.context.run.device)
 
@@ -198,34 +196,20 @@ class NeuroShardSharder:
             max_widths=MAX_WIDTHS if earlier is None else ALL_WIDTHS,
             all_replicas=earlier is not None or are_few(len(task.tables), task.topology.world_size),
         )
-        load_factors: dict[str, float] = {}
         if earlier is not None:
-            load_factors, earlier = earlier.load_factors, with_load_factors(earlier, {})
-            if not load_factors:
-                build = functools.partial(
-                    build, equal=split_widths(task.tables, earlier.shards_by_table())
-                )
-            state = self._near(cached_problem(build(), load_factors), earlier, clock)
+            build = functools.partial(
+                build, equal=split_widths(task.tables, earlier.shards_by_table())
+            )
+            state = self._near(build(), earlier, clock)
         else:
-            search = self._from_scratch
-            scratch = search.find_in_steps(build, clock)
-            build = scratch.build
-            if scratch.state is not None:
-                state = scratch.state
-            else:
-                cached = find_cached_state(
-                    scratch.problem,
-                    lambda tried: search.find(tried, _clock(time_budget_s)),
-                    is_asked=self.cache_tables == AUTO,
-                    # Tables in fp16 cannot be, and where they may be in fp16, that costs less.
-                    can_cache=all(table.precision == "fp32" for table in task.tables)
-                    and self.table_precision == "fp32",
-                )
-                state, load_factors = cached.state, cached.load_factors
+            scratch = self._from_scratch.find_in_steps(build, clock)
+            if scratch.state is None:
+                raise InfeasibleTaskError(why_none_found(scratch.problem))
+            build, state = scratch.build, scratch.state
         by_table = None if earlier is None else earlier.shards_by_table()
         plans = [ShardingPlan(task.topology.world_size, state_shards(state, by_table))]
         value = functools.partial(self._value_ms, priced=priced)
-        if cluster is not None and not load_factors:
+        if cluster is not None:
             step = StepObjective.near(priced.predict(plans[0]), cluster.device_ms)
             found = self._by_step(build(step=step), state, earlier, _clock(time_budget_s))
             plans += [ShardingPlan(plans[0].world_size, state_shards(s, by_table)) for s in found]
@@ -233,7 +217,6 @@ class NeuroShardSharder:
         # The search's prices are linear in exchanged bytes, so what it improves may cost more.
         plans += [] if earlier is None else [earlier]
         plan = min(plans, key=value) if len(plans) > 1 else plans[0]
-        plan = with_load_factors(plan, load_factors) if load_factors else plan
         return with_precisions_of(plan, task)
 
     def _by_step(
@@ -256,7 +239,7 @@ class NeuroShardSharder:
         """Return the best plan found by a cost model that predicts plans and prices nothing."""
         model, context = self.context.cost_model, self.context
         assert model is not None
-        keys = ("objective", "exchange_precision", "table_precision", "cache_tables", "warm_start")
+        keys = ("objective", "exchange_precision", "table_precision", "warm_start")
         for key in keys:
             value = getattr(self.constraints if key == "warm_start" else self, key)
             if value in (AUTO, STEP) or (key == "warm_start" and value is not None):

@@ -25,11 +25,10 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import commit, versions
-from dlrm_sharded.host_memory.cache_prices import cache_forecast
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_report import Diagnosis, MadeFrom, PlanReport, ProfileValue
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.task import ShardingTask, without_memory_limit
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder, chooses_precision, in_precision, sharder_name
 
@@ -122,21 +121,16 @@ class Planner:
             priced = priced.with_task(with_precisions(priced.task, plan))
             priced = priced.with_precision(plan.exchange_precision)
             task, standing, caveat = priced.task, priced.standing, priced.caveat
-        cached = cache_forecast(plan, with_profiles(task), standing)
         cost = None
         if model is not None:
             cost = predict_plans(model, [plan], task)[0]
-            cost = cost if cached is None else cached.added_to(cost)
             cost = with_expected_excess(cost, standing.rank_error if standing else None)
         bound_ms = diagnosis = profile_value = None
         if priced is not None:
             # A bound of times that do not hold here would read as one of the real times.
-            # Plans that cache tables can be had in less memory, and cost no less than others.
-            bounded = task if cached is None else without_memory_limit(task)
-            priced_bound = priced.with_task(bounded)
-            bound_ms = None if caveat else lower_bound_ms(priced_bound)
+            bound_ms = None if caveat else lower_bound_ms(priced)
             diagnosis = self.diagnose(plan, priced) if self.diagnose else None
-            if self.value_profiles and unprofiled != task and cached is None:
+            if self.value_profiles and unprofiled != task:
                 profile_value = self.value_profiles(plan, unprofiled, priced)
         return PlanReport(
             sharder=sharder_name(self.sharder),
@@ -148,7 +142,6 @@ class Planner:
             diagnosis=diagnosis,
             profile_value=profile_value,
             exchange_precision=plan.exchange_precision,
-            cached=cached,
             made_from=self._made_from(),
         )
 

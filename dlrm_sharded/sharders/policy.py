@@ -113,7 +113,7 @@ def policy_sharder(
 def _check_feasible(task: ShardingTask, *, split: bool) -> None:
     """Raise InfeasibleTaskError if it is certain that the policy finds no plan."""
     topology = task.topology
-    if reason := why_too_large(task.table_bytes, topology.rank_memory_bytes):
+    if reason := why_too_large(task, topology.rank_memory_bytes):
         raise InfeasibleTaskError(reason)
     if reason := why_too_wide(task, splits=split):
         raise InfeasibleTaskError(reason)

@@ -46,9 +46,8 @@ PIPELINES = {
     "semi_sync": Pipeline(
         next_ids=True, next_lookup=TOP_BACKWARD, is_exact=False, num_batches=3, num_arrived=3
     ),
-    "prefetch": Pipeline(next_ids=True, num_batches=3, num_arrived=2),
 }
-"""By name. What `prefetch` fetches ahead is a part of lookups whose time is not known apart."""
+"""By name."""
 
 
 def default_pipeline(compute_device: str) -> str:

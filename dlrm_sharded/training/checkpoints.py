@@ -115,6 +115,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return PreemptedError(f"{stopped}; its checkpoint is written: go on with resume=auto")
 
     def _save(self, progress: Progress) -> None:
-        tensors = {**self._model.newest(), **progress.tensors(self._rank)}
+        tensors = {**self._model.tensors, **progress.tensors(self._rank)}
         self._saver.save(tensors, self._describe(progress))
         self._meeting.has_saved()

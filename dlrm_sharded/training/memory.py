@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from dlrm_sharded.checkpoint.logical import PART_BYTES
 from dlrm_sharded.dense.trace import DenseMemory
-from dlrm_sharded.plans.cached_memory import cached_weight_bytes
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
 from dlrm_sharded.step.pipelines import AUTO, PIPELINES, TOP_BACKWARD, pipeline_name
@@ -114,19 +113,11 @@ def estimate_host_memory(
     def estimate(shards: Sequence[Shard]) -> RankMemory:
         copy = copied_bytes(shards, task.topology, dense_bytes=workload.dense_bytes)
         return RankMemory(
-            cached_tables=sum(shard.host_bytes_on(task.topology) for shard in shards),
             cached_batches=PINNED_BATCH_FACTOR * workload.cached_batch_bytes,
             checkpoint_copy=copy if workload.checkpoint_copy else min(copy, PART_BYTES),
         )
 
     return tuple(map(estimate, plan.shards_by_rank()))
-
-
-def _weight_bytes(shard: Shard) -> int:
-    """Return the memory of a shard's weights on the rank's device."""
-    if shard.load_factor is not None:
-        return cached_weight_bytes(shard.num_rows, shard.num_cols, shard.load_factor)
-    return shard.weight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +165,7 @@ class _RankLoad:
             return num_samples(shard) * table.pooling_factor * share
 
         def weight_bytes(held: Sequence[Shard]) -> int:
-            return sum(map(_weight_bytes, held))
+            return sum(shard.weight_bytes for shard in held)
 
         def num_vectors(shard: Shard) -> float:
             table = tables[shard.table]

@@ -19,7 +19,7 @@ from torchrec.distributed.train_pipeline import (
 )
 from torchrec.optim.keyed import CombinedOptimizer
 
-from dlrm_sharded.checkpoint.model_state import fused_kernels, fused_steps_kept, set_fused_steps
+from dlrm_sharded.checkpoint.model_state import fused_steps_kept, set_fused_steps
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -32,11 +32,10 @@ CLASSES = {
     "sparse_dist_lite": "TrainPipelineSparseDistLite",
     "fused_sparse_dist": "TrainPipelineFusedSparseDist",
     "semi_sync": "TrainPipelineSemiSync",
-    "prefetch": "PrefetchTrainPipelineSparseDist",
 }
 """TorchRec's classes by the name of the pipeline. All versions from 1.6 to 1.9 have them."""
 
-NEED_STREAMS = ("fused_sparse_dist", "semi_sync", "prefetch")
+NEED_STREAMS = ("fused_sparse_dist", "semi_sync")
 """Pipelines that TorchRec has for devices with streams only."""
 
 Steps: TypeAlias = TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]]
@@ -68,12 +67,6 @@ def check_pipeline(name: str, plan: ShardingPlan, device_type: str) -> None:
             f"trainer.pipeline={name} looks the next vectors up beside the optimizer, which "
             "updates replicated tables, and the plan has some; take sparse_dist, or a plan without "
             "replicas"
-        )
-    if name == "prefetch" and all(shard.load_factor is None for shard in plan.shards):
-        raise ConfigError(
-            "trainer.pipeline=prefetch fetches rows of cached tables ahead, and the plan has no "
-            "cached table; take sparse_dist, or sharder.cache_tables=auto for tables that do not "
-            "fit the GPUs"
         )
 
 
@@ -154,16 +147,6 @@ def _wait_for_updates(pipeline: Steps, device: torch.device) -> None:
     stream = getattr(pipeline, "_data_dist_stream", None)
     if device.type == "cuda" and stream is not None:
         torch.cuda.current_stream(device).wait_stream(stream)
-
-
-def unlock_cached_rows(model: torch.nn.Module) -> None:
-    """Let rows leave the caches that FBGEMM keeps for a backward pass, as no step is under way.
-
-    Lookups without a backward pass, as in measurements and evaluations, would keep theirs for ever.
-    """
-    for kernel in fused_kernels(model):
-        if getattr(kernel.emb_module, "prefetch_pipeline", False):
-            kernel.emb_module.lxu_cache_locking_counter.zero_()
 
 
 def evaluate(

@@ -21,7 +21,6 @@ PART_NAMES = {
     "evaluation": "predictions of the evaluation",
     "nccl": "buffers of NCCL",
     "slack": "free blocks of the allocator",
-    "cached_tables": "tables in host memory",
     "cached_batches": "cached batches of the dataset",
     "checkpoint_copy": "copy of the model for a checkpoint",
 }
@@ -49,7 +48,6 @@ class RankMemory:
     evaluation: int = 0
     nccl: int = 0
     slack: int = 0
-    cached_tables: int = 0
     cached_batches: int = 0
     checkpoint_copy: int = 0
 
@@ -135,7 +133,7 @@ class Budget:
         )
         of_host = " of host memory" if self.is_host else ""
         remedy = (
-            "use trainer.checkpoint.background=false, lower data.cache_gib, cache fewer tables"
+            "use trainer.checkpoint.background=false, lower data.cache_gib"
             if self.is_host
             else "add ranks or hosts, lower batch_size or data.cache_gib, use optimizer=sgd"
         )

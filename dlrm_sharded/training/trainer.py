@@ -36,7 +36,6 @@ from dlrm_sharded.training.pipeline import (
     make_pipeline,
     set_schedule_step,
     settle,
-    unlock_cached_rows,
 )
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
@@ -157,14 +156,13 @@ class Trainer:
         self._make_up_for_evaluation()
         earlier = list(self.start.window_losses.to(self.rank.device))
         window = Window(first_step, self.rank, earlier=earlier)
-        batches = self._batches_from(self.start.step)
         for num_done in range(self.start.step + 1, self._num_steps + 1):
             if num_done == self.config.num_warmup_steps + 1:
                 self._steady_since_s = time.perf_counter()
             if self._profiler is not None and num_done == self._profiler.steps[0]:
                 window = self._next_window(num_done - 1, window)
                 self._profiler.start()
-            loss, _, _ = self._pipeline.progress(batches)
+            loss, _, _ = self._pipeline.progress(self._batches)
             self.lr_scheduler.step()
             self.rank.heartbeat.beat(num_done)
             window.add(loss)
@@ -180,21 +178,7 @@ class Trainer:
             if evaluates:
                 self._evaluate(num_done)
                 window = Window(num_done, self.rank)
-                batches = self._batches_from(num_done)
             self._checkpoint(num_done, window, bar)
-
-    def _batches_from(self, step: int) -> Iterator[Batch]:
-        """Return the batches after a step, under `prefetch` only those before the next evaluation.
-
-        FBGEMM takes what was fetched ahead for the batch that is looked up next, whichever this is.
-        So no batch must be under way while others are evaluated.
-        """
-        if self._pipeline_name != "prefetch":
-            return self._batches
-        unlock_cached_rows(self.model)
-        every = self.config.eval_every_steps or self._num_steps
-        until = min(self._num_steps, (step // every + 1) * every)
-        return itertools.islice(self._batches, until - step)
 
     def _profiled(self, profiler: StepProfiler, step: int, window: Window) -> Window:
         """End a profiled step; return the next window, which begins after the trace is written."""

@@ -64,6 +64,11 @@ class TrainerConfig:
             if getattr(self, key) is not None:
                 check_count(f"trainer.{key}", getattr(self, key), least=least)
         check_flag("trainer.trace", self.trace)
+        if self.pipeline == "prefetch":
+            raise ConfigError(
+                "trainer.pipeline=prefetch is not there since 0.3, as no table is in host memory; "
+                "use sparse_dist"
+            )
         if self.pipeline not in (AUTO, *PIPELINES):
             known = ", ".join((AUTO, *PIPELINES))
             raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {known}")

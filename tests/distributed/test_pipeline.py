@@ -10,13 +10,12 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from dlrm_sharded.checkpoint.folder import checkpoints
 from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
@@ -38,7 +37,6 @@ from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
-from tests.cached_lookups import cached_lookups
 from tests.cuda import streams_on
 from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
@@ -271,40 +269,3 @@ def test_a_signal_stops_a_run_that_goes_on(name, tmp_path):
     assert (whole == base) == PIPELINES[name].is_exact
     # without staleness in the step after the signal's checkpoint, which the whole run does not have
     assert (before + after == whole) == PIPELINES[name].is_exact
-
-
-def cached(rank: Rank, name: str) -> list[float]:
-    with cached_lookups():
-        return train_and_evaluate(rank, KIND, shares(rank), pipeline=name)
-
-
-def test_cached_tables_train_alike_with_prefetch():
-    assert run_ranks(cached, 2, "prefetch") == run_ranks(cached, 2, "base")
-
-
-def fetched_and_looked_up(rank: Rank, folder: str) -> list[str]:
-    """A run with evaluations notes what it fetches ahead (F) and what it looks up (L)."""
-    seen: list[str] = []
-    look_up = ShardedEmbeddingBagCollection.compute_and_output_dist
-
-    def compute(self: Any, *args: Any) -> Any:
-        seen.append("L")
-        return look_up(self, *args)
-
-    run = Run(rank, "prefetch", Path(folder))
-    with (
-        patch.object(
-            ShardedEmbeddingBagCollection,
-            "prefetch",
-            Mock(side_effect=lambda **_: seen.append("F")),
-        ),
-        patch.object(ShardedEmbeddingBagCollection, "compute_and_output_dist", compute),
-    ):
-        run.train(6, Progress())
-    return seen
-
-
-def test_nothing_is_fetched_ahead_of_an_evaluation(tmp_path):
-    """FBGEMM would take it for what is evaluated; there are two batches each time."""
-    seen = "".join(run_ranks(fetched_and_looked_up, 1, str(tmp_path)))
-    assert seen == 2 * "FLFLFLLL"

@@ -29,7 +29,6 @@ from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.distributed import small_model
-from tests.distributed import test_cached_tables as cached
 from tests.distributed import test_exchanges as exchanges
 from tests.distributed import test_half_tables as half
 from tests.distributed.small_model import (
@@ -82,24 +81,6 @@ def test_a_checkpoint_loads_under_every_plan(device, tmp_path):
     assert any(float(load_whole(before, f"tables.{t.name}.weight").abs().max()) for t in TABLES)
     for kind in PLANS:
         check_equal(before, newest(tmp_path / kind))
-
-
-@DEVICES
-def test_cached_tables(device, tmp_path):
-    """Managed memory that fits: a GPU may hang if it is asked for far more than it has free."""
-    kind = "rows_and_columns"
-    expected, found = (
-        run_on(device, cached.trained, is_cached, kind, str(tmp_path / name), True)
-        for is_cached, name in ((False, "whole"), (True, "cached"))
-    )
-    for (figures, _), (with_caches, _) in zip(expected, found, strict=True):
-        assert with_caches == close(figures)
-    resumed = run_on(device, cached.resumed, kind, str(tmp_path / "cached"), True)
-    for (figures, _), after in zip(expected, resumed, strict=True):
-        assert after == close(figures[2:])
-    for name in ("early", "late"):
-        manifests = (cached.newest(tmp_path / of / name) for of in ("whole", "cached"))
-        cached.check_equal(*manifests, tolerance=CLOSE)
 
 
 @DEVICES

@@ -36,7 +36,6 @@ TABLES = (Table("a", 10, 4, 1.0), Table("b", 20, 8, 2.0), Table("c", 30, 16, 0.5
 PROFILED_TABLE = Table(
     *("profiled", 40, 4, 1.0),
     reuse_histogram=(0.5, 0.5, *(0.0,) * 15),
-    miss_ratio_curve=((0.0, 1.0), (1.0, 0.1)),
 )
 RANDOM = "sharder._target_=dlrm_sharded.sharders.heuristics.RandomSharder"
 

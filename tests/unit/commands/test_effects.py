@@ -30,7 +30,7 @@ def in_a_folder_with_a_task(composed: Compose) -> None:
             for override in (
                 *("topology.world_size=-5", "topology.memory_gib=abc", "topology.reserved_gib=55"),
                 *("topology.compute_device=cpu", "topology.memory_fraction=1"),
-                *("topology=h100_80gb", "batch_size=-3", "curve_batches=foo"),
+                *("topology=h100_80gb", "batch_size=-3"),
                 *("optimizer.clip_norm=1", "task_out=/x/y", "optimizer.dense=sgd"),
             )
         ),

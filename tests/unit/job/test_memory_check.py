@@ -110,13 +110,12 @@ IDLE = (RankMemory(),) * 2
         # the fullest rank's 2 GB over 64 GB/s of PCIe 5.0, or its share of the host's 300 GB/s
         ((IDLE, COPYING, True), H100, {"local_world_size": 1}, 2 / 64),
         ((IDLE, COPYING, True), H100, {}, 2 / 37.5),
-        ((IDLE, COPYING, True), Hardware("a GPU"), {"host_bytes_per_s": 4e9}, 0.5),
         ((IDLE, COPYING, True), Hardware("a GPU"), {}, None),
         ((COPYING, (), True), Hardware("a CPU"), {}, None),
         ((COPYING, (), True), None, {}, None),
         ((IDLE, (), False), Hardware("a CPU", probe=PROBE), {}, None),
     ],
-    ids=["cpu", "gpu", "gpus", "stated", "unknown_gpu", "no_probe", "unknown", "no_copy"],
+    ids=["cpu", "gpu", "gpus", "unknown_gpu", "no_probe", "unknown", "no_copy"],
 )
 def test_how_long_a_copy_takes(
     memory: Any, hardware: Hardware | None, topology: Any, expected_s: float | None

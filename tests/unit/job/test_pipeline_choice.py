@@ -1,5 +1,6 @@
 """`trainer.pipeline=auto` is another pipeline only if runs here have shown that it is faster."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -25,7 +26,6 @@ CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=1)
 TABLE = Table("t", 10, 4, 1.0)
 WHOLE = ShardingPlan(1, (Shard.whole(TABLE, 0),))
 REPLICAS = ShardingPlan(1, tuple(Replicas(1).shards(TABLE)))
-CACHED = ShardingPlan(1, (Shard("t", 0, (0, 10), (0, 4), load_factor=0.5),))
 COST = PlanCost((StageCost(10, 4, 5, 20),), input_dist_ms=(3.0,))
 MEASURED = MeasuredCost(COST, {}, 1)
 DENSE = DensePart((dense_times(optimizer_ms=2.0),), 1.0)
@@ -70,12 +70,11 @@ def note(rank: Any, journal: RunJournal, name: str, factor: float, num_runs: int
         ([("base", 1.0, 9), ("sparse_dist_lite", 0.5, 9)], REPLICAS, "auto", "sparse_dist_lite"),
         ([("base", 1.0, 9), ("sparse_dist_lite", 0.5, 9)], WHOLE, "semi_sync", "semi_sync"),
         ([("base", 1.0, 9), ("semi_sync", 0.3, 9)], WHOLE, "auto", "base"),
-        ([("base", 1.0, 9), ("prefetch", 0.3, 9)], WHOLE, "auto", "base"),
         ([("base", 1.0, 9), ("sparse_dist", 0.3, 9)], WHOLE, "auto", "base"),
     ],
     ids=[
         *("no_runs", "few_runs", "no_runs_of_the_default", "faster", "replicas", "not_auto"),
-        *("other_losses", "other_caches", "more_memory"),
+        *("other_losses", "more_memory"),
     ],
 )
 def test_auto_is_what_was_measured_here(notes, plan, asked, expected, rank, tmp_path):
@@ -94,10 +93,9 @@ def test_auto_without_a_journal_is_the_default(rank):
     [
         ("base", WHOLE, ["base", "sparse_dist_lite"]),
         ("sparse_dist", WHOLE, ["base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist"]),
-        ("sparse_dist", CACHED, ["base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist"]),
         ("sparse_dist", REPLICAS, ["base", "sparse_dist", "sparse_dist_lite"]),
     ],
-    ids=["cpu", "gpu", "cached_on_gpu", "replicas_on_gpu"],
+    ids=["cpu", "gpu", "replicas_on_gpu"],
 )
 def test_only_pipelines_that_train_alike_in_the_estimated_memory_are_candidates(
     default, plan, expected
@@ -111,6 +109,7 @@ def test_the_training_gets_the_chosen_pipeline(monkeypatch):
     monkeypatch.setattr(train, "LambdaLR", Mock())
     settings = Mock(trainer=TrainerConfig())
     prepared = Mock(settings=settings, streams={"train": None, "val": None})
+    prepared.folder.path = Path()
     measured = Mock(trainer=chosen_config)
     train._trainer(Mock(), prepared, Mock(), Mock(), measured, Mock())
     assert trainer.call_args.kwargs["config"] == chosen_config

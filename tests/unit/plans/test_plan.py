@@ -36,10 +36,6 @@ def replica(rank: int) -> Shard:
     return dataclasses.replace(shard(rank), replicated=True)
 
 
-def cached(load_factor: float, *shards: Shard) -> list[Shard]:
-    return [dataclasses.replace(shard, load_factor=load_factor) for shard in shards]
-
-
 VALID = {
     "whole": plan(shard(1)),
     "columns": plan(shard(0, cols=(0, 4)), shard(1, cols=(4, 16))),
@@ -50,9 +46,6 @@ VALID = {
     "rows-any_order": plan(shard(1, rows=(50, 100)), shard(0, rows=(0, 50))),
     "replicas": plan(replica(1), replica(0)),
     "replica-alone": plan(replica(0), world_size=1),
-    "cached": plan(*cached(0.25, shard(1))),
-    "cached-columns": plan(*cached(1.0, shard(0, cols=(0, 4)), shard(1, cols=(4, 16)))),
-    "cached-rows": plan(*cached(0.5, shard(0, rows=(0, 50)), shard(1, rows=(50, 100)))),
 }
 
 
@@ -68,8 +61,6 @@ def test_json_there_and_back(name: str) -> None:
     assert fields.keys() == {"world_size", "shards"}
     has_key = ["replicated" in fields_of_shard for fields_of_shard in fields["shards"]]
     assert has_key == [shard.replicated for shard in VALID[name].shards]
-    has_key = ["load_factor" in fields_of_shard for fields_of_shard in fields["shards"]]
-    assert has_key == [shard.load_factor is not None for shard in VALID[name].shards]
 
 
 INVALID = {
@@ -81,21 +72,6 @@ INVALID = {
     "rows_out": (plan(shard(0, rows=(0, 101))), r"part of \[0, 100\)"),
     "cols_out": (plan(shard(0, cols=(0, 20))), r"part of \[0, 16\)"),
     "empty": (plan(shard(0), shard(1, cols=(4, 4))), "non-empty"),
-    "cached-in_part": (
-        plan(*cached(0.5, shard(0, cols=(0, 4))), shard(1, cols=(4, 16))),
-        "'t' has the load factors 0.5 on rank 0, None on rank 1; give all",
-    ),
-    "cached-unevenly": (
-        plan(*cached(0.5, shard(0, cols=(0, 4))), *cached(0.2, shard(1, cols=(4, 16)))),
-        "'t' has the load factors 0.5 on rank 0, 0.2 on rank 1; give all",
-    ),
-    "cached-nothing": (plan(*cached(0.0, shard(0))), "load factor 0.0, .* above 0 and at most 1"),
-    "cached-beyond": (plan(*cached(1.01, shard(0))), "load factor 1.01, .* above 0 and at most 1"),
-    "cached-nan": (plan(*cached(float("nan"), shard(0))), "load factor nan, .* above 0"),
-    "cached-replicas": (
-        plan(*cached(0.5, replica(0), replica(1))),
-        "'t' is replicated and has the load factor 0.5",
-    ),
     "replica-missing": (plan(replica(1)), r"replicas on the ranks \[1\]; .* all 2 ranks"),
     "replica-twice": (plan(replica(0), replica(0)), r"on the ranks \[0, 0\]"),
     "replica-mixed": (plan(replica(0), shard(1)), "has replicas and other shards"),
@@ -257,38 +233,9 @@ def test_missing_files(tmp_path: Path) -> None:
         write_json(tmp_path / "none" / "plan.json", {})
 
 
-def test_cached_tables_need_gpus() -> None:
-    with pytest.raises(InvalidPlanError, match=r"load factor 0.25, but ranks .* compute on cpu"):
-        validate(VALID["cached"], task(device="cpu"))
-
-
-def test_memory_of_a_cached_shard() -> None:
-    """25 of 100 rows take a set of 32: weights, 16 bytes for each; 4 bytes and state for all."""
-    (one,) = VALID["cached"].shards
-    topology = task(optimizer_bytes_per_row=4).topology
-    assert one.bytes_on(topology) == 32 * (16 * 4 + 16) + 100 * (4 + 4)
-    assert one.host_bytes_on(topology) == 100 * 16 * 4
-    adam = task(bytes_per_element=12).topology
-    assert one.bytes_on(adam) == 32 * (16 * 4 + 16) + 100 * 4
-    assert one.host_bytes_on(adam) == 100 * 16 * 12, "its state is in host memory"
-    assert shard(0).host_bytes_on(adam) == 0
-    needed = one.bytes_on(topology)
-    validate(VALID["cached"], task(memory=needed, optimizer_bytes_per_row=4))
-    with pytest.raises(InvalidPlanError, match="rank 1 would hold"):
-        validate(VALID["cached"], task(memory=needed - 1, optimizer_bytes_per_row=4))
-
-
-def test_host_memory_is_that_of_the_ranks_of_a_host() -> None:
-    validate(VALID["cached"], task(host_memory_bytes=3200))
-    with pytest.raises(InvalidPlanError, match=r"host 0 would take 6,400 B .* 2 ranks .* 6,398 B"):
-        validate(VALID["cached"], task(host_memory_bytes=3199))
-    with pytest.raises(InvalidPlanError, match=r"host 1 would take 6,400 B .* 1 ranks"):
-        validate(VALID["cached"], task(host_memory_bytes=3200, local_world_size=1))
-
-
-@pytest.mark.parametrize("value", ["0.5", True, [0.5]])
-def test_a_load_factor_is_a_number(value: Any) -> None:
-    fields = VALID["cached"].to_json()
-    fields["shards"][0]["load_factor"] = value
-    with pytest.raises(InvalidPlanError, match=r"`float . null`, got|`int . float . null`, got"):
+def test_a_plan_with_cached_tables_is_refused_and_says_what_to_do() -> None:
+    """As release 0.2 made them for tables beyond the memory of all GPUs."""
+    fields = VALID["columns"].to_json()
+    fields["shards"][1]["load_factor"] = 0.25
+    with pytest.raises(InvalidPlanError, match=r"^the plan has table 't' in host .* more ranks or"):
         ShardingPlan.from_json(fields)

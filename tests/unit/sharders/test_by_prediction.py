@@ -230,7 +230,6 @@ def test_a_model_that_predicts_too_few_plans_is_named():
     [
         ({"exchange_precision": "auto"}, "exchange_precision"),
         ({"table_precision": "auto"}, "table_precision"),
-        ({"cache_tables": "auto"}, "cache_tables"),
         ({"constraints": Constraints(warm_start="plan.json")}, "warm_start"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -171,7 +171,7 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
     assert {name: tuple(sizes - of_base) for name, sizes in more.items()} == {
         "base": (0, 0, 0),
         "sparse_dist_lite": (0, 0, 0),
-        **dict.fromkeys(("auto", "sparse_dist", "fused_sparse_dist", "prefetch"), pipelined),
+        **dict.fromkeys(("auto", "sparse_dist", "fused_sparse_dist"), pipelined),
         "semi_sync": (3456 + 2 * arrived + looked_up, 6144 + 3072, 6144 + 3072),
     }
 
@@ -187,10 +187,8 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
         (Shard("t", 0, (0, 512), (0, 128), precision="fp16"), (12, 0), MIB // 8 + 2 * MIB // 4),
         # a replica's gradients are not copied
         (Shard("t", 0, (0, 512), (0, 128), replicated=True), (4, 4), MIB // 4 + 2048),
-        # all rows of a cached shard, not those in the cache
-        (Shard("t", 0, (0, 512), (0, 128), load_factor=0.1), (4, 4), MIB // 4 + 2048),
     ],
-    ids=["tail", "odd_rows", "fp16_adam", "replica", "cached"],
+    ids=["tail", "odd_rows", "fp16_adam", "replica"],
 )
 def test_a_copy_counts_the_memory_that_its_blocks_take(shard, optimizer, expected):
     per_element, per_row = optimizer
@@ -200,11 +198,9 @@ def test_a_copy_counts_the_memory_that_its_blocks_take(shard, optimizer, expecte
 
 
 def test_a_gpu_and_its_host_have_budgets_of_their_own():
-    """Copies, cached batches and cached tables take host memory, and none of the GPU's."""
+    """Copies and cached batches take host memory, and none of the GPU's."""
     task = task_of(1, device="cuda")
-    plan = ShardingPlan(
-        1, (Shard.whole(TABLES[0], 0), Shard("b", 0, (0, 4000), (0, 8), load_factor=0.25))
-    )
+    plan = ShardingPlan(1, (Shard.whole(TABLES[0], 0), Shard("b", 0, (0, 4000), (0, 8))))
     copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
     (without,), (with_copy,) = (
         estimate_memory(plan, task, workload, [0]) for workload in (WORKLOAD, copying)
@@ -212,11 +208,10 @@ def test_a_gpu_and_its_host_have_budgets_of_their_own():
     assert without == with_copy
     assert (without.checkpoint_copy, without.cached_batches) == (0, 0)
     (host,) = estimate_host_memory(plan, task, copying)
-    assert host.cached_tables == 4000 * 8 * 4
     assert host.cached_batches == 2 * 12_345
     weights, states = (65_536, 131_072), (4096, 16_384)
     assert host.checkpoint_copy == sum(weights + states) + 16_384
-    assert host.needed == host.cached_tables + host.cached_batches + host.checkpoint_copy
+    assert host.needed == host.cached_batches + host.checkpoint_copy
 
 
 def test_without_a_whole_copy_one_block_at_a_time_is_copied():

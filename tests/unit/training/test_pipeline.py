@@ -14,13 +14,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training import pipeline as pipeline_module
-from dlrm_sharded.training.pipeline import (
-    CLASSES,
-    NEED_STREAMS,
-    check_pipeline,
-    evaluate,
-    unlock_cached_rows,
-)
+from dlrm_sharded.training.pipeline import CLASSES, NEED_STREAMS, check_pipeline, evaluate
 from dlrm_sharded.training.trainer_config import TrainerConfig
 
 TABLE = Table("t", 10, 4, 1.0)
@@ -49,13 +43,10 @@ def test_evaluation_is_given_up_only_if_told(stops, rank, monkeypatch):
 PLANS = {
     "whole": ShardingPlan(2, (Shard.whole(TABLE, 0),)),
     "replicas": ShardingPlan(2, tuple(Replicas(2).shards(TABLE))),
-    "cached": ShardingPlan(2, (Shard("t", 0, (0, 10), (0, 4), load_factor=0.5),)),
 }
 REFUSED = {
     ("fused_sparse_dist", "replicas"): "replicated tables, and the plan has some",
     ("semi_sync", "replicas"): "replicated tables, and the plan has some",
-    ("prefetch", "whole"): "the plan has no cached table",
-    ("prefetch", "replicas"): "the plan has no cached table",
 }
 
 
@@ -75,12 +66,14 @@ def test_a_torchrec_that_lacks_a_pipeline_is_named(name, monkeypatch):
     monkeypatch.delattr(train_pipelines, CLASSES[name])
     said = rf"{name} needs TorchRec's {CLASSES[name]}, .* torchrec 1\.6 to 1\.9 have it"
     with pytest.raises(ConfigError, match=said):
-        check_pipeline(name, PLANS["cached"], "cuda")
+        check_pipeline(name, PLANS["whole"], "cuda")
 
 
 def test_an_unknown_pipeline_is_refused_with_those_that_there_are():
-    with pytest.raises(ConfigError, match=r"is 'fused'; known: auto, base, .*semi_sync, prefetch"):
+    with pytest.raises(ConfigError, match=r"is 'fused'; known: auto, base, .*semi_sync"):
         TrainerConfig(pipeline="fused")
+    with pytest.raises(ConfigError, match=r"^trainer\.pipeline=prefetch .*; use sparse_dist$"):
+        TrainerConfig(pipeline="prefetch")
     with pytest.raises(ConfigError, match=r"trainer\.semi_sync_after is -1"):
         TrainerConfig(semi_sync_after=-1)
 
@@ -88,20 +81,7 @@ def test_an_unknown_pipeline_is_refused_with_those_that_there_are():
 @pytest.mark.parametrize("name", NEED_STREAMS)
 def test_a_pipeline_that_needs_streams_is_refused_on_a_cpu(name):
     with pytest.raises(ConfigError, match=f"trainer.pipeline={name} .* base or sparse_dist"):
-        check_pipeline(name, PLANS["cached"], "cpu")
-
-
-def test_rows_that_no_backward_pass_will_free_may_leave_their_caches(monkeypatch):
-    """Those of lookups in measurements and evaluations."""
-    locked, plain = (
-        SimpleNamespace(prefetch_pipeline=ahead, lxu_cache_locking_counter=torch.ones(2, 3))
-        for ahead in (True, False)
-    )
-    kernels = [SimpleNamespace(emb_module=module) for module in (locked, plain, object())]
-    monkeypatch.setattr(pipeline_module, "fused_kernels", lambda model: iter(kernels))
-    unlock_cached_rows(torch.nn.Linear(1, 1))
-    assert not locked.lxu_cache_locking_counter.any()
-    assert plain.lxu_cache_locking_counter.all()
+        check_pipeline(name, PLANS["whole"], "cpu")
 
 
 def test_a_checkpoint_waits_for_updates_on_another_stream(monkeypatch):
