@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -243,6 +244,16 @@ def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:
     if all(table.precision == by_table[table.name] for table in task.tables):
         return task
     return task.with_values(precision=by_table)
+
+
+def with_precisions_of(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
+    """Return the plan with its tables in the precisions of the task, except replicas: fp32."""
+    precision = {table.name: table.precision for table in task.tables}
+    shards = (
+        shard if shard.replicated else dataclasses.replace(shard, precision=precision[shard.table])
+        for shard in plan.shards
+    )
+    return dataclasses.replace(plan, shards=tuple(shards))
 
 
 def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:

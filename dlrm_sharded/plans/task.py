@@ -308,6 +308,11 @@ def with_optimizer(task: ShardingTask, optimizer: str) -> ShardingTask:
     return dataclasses.replace(task, topology=topology, optimizer=optimizer)
 
 
+def in_half(task: ShardingTask) -> ShardingTask:
+    """Return the task with all tables in fp16."""
+    return task.with_values(precision=dict.fromkeys((t.name for t in task.tables), "fp16"))
+
+
 def without_memory_limit(task: ShardingTask) -> ShardingTask:
     """Return the task on ranks whose memory holds any table."""
     topology = dataclasses.replace(task.topology, memory_bytes=MAX_BYTES, memory_bytes_by_rank=None)

@@ -12,7 +12,7 @@ from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.table_optimizers import why_not_replicated
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, in_half
 from dlrm_sharded.plans.task_keys import MEMORY_KEYS
 
 FP16_KEYS = "sharder.table_precision=fp16, or precision in task.json; docs/reference/precision.md"
@@ -96,8 +96,7 @@ def why_too_large(task: ShardingTask, rank_memory_bytes: Sequence[int]) -> str |
 
 def fp16_advice(task: ShardingTask, memory: int) -> str:
     """Return a part of a sentence if the tables would fit a memory in fp16, else nothing."""
-    halves = task.with_values(precision=dict.fromkeys((t.name for t in task.tables), "fp16"))
-    needed = halves.table_bytes
+    needed = in_half(task).table_bytes
     if needed > memory or needed == task.table_bytes:
         return ""
     return f"; tables in fp16 ({FP16_KEYS}) would fit with {needed:,} B ({needed / GIB:.2f} GiB)"

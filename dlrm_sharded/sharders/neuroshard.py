@@ -28,7 +28,7 @@ from dlrm_sharded.files.errors import (
     check_count,
     check_number,
 )
-from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions_of
 from dlrm_sharded.plans.precision import (
     SAMPLE_MULTIPLE,
     TABLE_BYTES,
@@ -36,7 +36,7 @@ from dlrm_sharded.plans.precision import (
     why_not_exchanged,
 )
 from dlrm_sharded.plans.sequences import split_widths
-from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.plans.task import GIB, ShardingTask, in_half
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_none_found
@@ -52,8 +52,6 @@ from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.precision_choice import plan_of_best_precision
-from dlrm_sharded.sharders.table_precision import in_half, plan_that_fits, with_precisions_of
 from dlrm_sharded.step.objective import StepObjective
 
 AUTO = "auto"
@@ -81,10 +79,8 @@ class NeuroShardSharder:
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
             it; None for what the cost model says of that, see `search.split_errors`.
-        exchange_precision: precision of exchanges; "auto" for the one whose plan is predicted
-            cheapest, see `precision_choice`; None for that of the run.
-        table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it;
-            "auto" for fp16 where the tables do not fit otherwise, see `table_precision`.
+        exchange_precision: precision of exchanges; None for that of the run.
+        table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it.
     """
 
     name: ClassVar[str] = "neuroshard"
@@ -139,10 +135,15 @@ class NeuroShardSharder:
         check_count("sharder.patience", self.patience, least=0)
         if self.split_error is not None:
             check_number("sharder.split_error", self.split_error)
-        if self.table_precision not in (*TABLE_BYTES, AUTO):
+        if self.table_precision == AUTO:
+            raise ConfigError(
+                "sharder.table_precision=auto is not there since 0.3: set fp16 if the tables do "
+                "not fit in fp32, or else leave it out"
+            )
+        if self.table_precision not in TABLE_BYTES:
             raise ConfigError(
                 f"sharder.table_precision is {self.table_precision!r}; known: "
-                f"{', '.join(TABLE_BYTES)}, auto"
+                f"{', '.join(TABLE_BYTES)}"
             )
         _stated_precision(self.exchange_precision, self.context.run.device)
 
@@ -159,18 +160,8 @@ class NeuroShardSharder:
         if not is_additive(self.context.cost_model):
             return self._by_prediction(task)
         priced = self.context.pricing_for(self.name)(task)
-        if self.table_precision == AUTO:
-            return plan_that_fits(priced.task, lambda tried: self._plan(priced.with_task(tried)))
         if self.table_precision == "fp16":
-            halves = in_half(priced.task, [table.name for table in task.tables])
-            return self._plan(priced.with_task(halves))
-        return self._plan(priced)
-
-    def _plan(self, priced: PricedTask) -> ShardingPlan:
-        """Return the best plan for tables in the precisions that the task has."""
-        if self.exchange_precision == AUTO:
-            half_s = None if self.time_budget_s is None else self.time_budget_s / 2
-            return plan_of_best_precision(priced, lambda tried: self._search(tried, half_s))
+            priced = priced.with_task(in_half(priced.task))
         precision = _stated_precision(self.exchange_precision, self.context.run.device)
         if precision is None:
             return self._search(priced, self.time_budget_s)
@@ -239,17 +230,17 @@ class NeuroShardSharder:
         """Return the best plan found by a cost model that predicts plans and prices nothing."""
         model, context = self.context.cost_model, self.context
         assert model is not None
-        keys = ("objective", "exchange_precision", "table_precision", "warm_start")
+        keys = ("objective", "warm_start")
         for key in keys:
             value = getattr(self.constraints if key == "warm_start" else self, key)
-            if value in (AUTO, STEP) or (key == "warm_start" and value is not None):
+            if value == STEP or (key == "warm_start" and value is not None):
                 raise ConfigError(
                     f"sharder.{key} is {value}, which needs an additive cost model, and "
                     f"{type(model).__name__} only predicts plans; leave it out, or choose "
                     "cost_model=learned"
                 )
         if self.table_precision == "fp16":
-            task = in_half(task, [table.name for table in task.tables])
+            task = in_half(task)
         clock = _clock(self.time_budget_s)
         stated = _stated_precision(self.exchange_precision, context.run.device)
         by_bytes = dataclasses.replace(context, cost_model=BYTES)
@@ -319,12 +310,17 @@ def _clock(time_budget_s: float | None) -> Clock:
 
 def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:
     """Return the precision that the key names; None if it names none."""
-    if value is None or value == AUTO:
+    if value is None:
         return None
+    if value == AUTO:
+        raise ConfigError(
+            "sharder.exchange_precision=auto is not there since 0.3: set fp16, or leave it out for "
+            "the exchange_precision of the run"
+        )
     try:
         precision = ExchangePrecision.parse(value)
     except ConfigError as error:
-        raise ConfigError(f"sharder.{error}, or auto") from error
+        raise ConfigError(f"sharder.{error}") from error
     if reason := why_not_exchanged(precision, device, SAMPLE_MULTIPLE):
         raise ConfigError(f"sharder.{reason}")
     return precision

@@ -228,8 +228,6 @@ def test_a_model_that_predicts_too_few_plans_is_named():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"exchange_precision": "auto"}, "exchange_precision"),
-        ({"table_precision": "auto"}, "table_precision"),
         ({"constraints": Constraints(warm_start="plan.json")}, "warm_start"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import logging
 from typing import Any
 
 import numpy as np
@@ -143,37 +142,30 @@ def test_the_catalogue_prices_what_plans_cost(of_device: AdditiveCostModel) -> N
     assert cost.cost_ms >= lower_bound_ms(of_device.price(task)) > 0
 
 
-def auto(model: AdditiveCostModel, precision: str = "auto") -> NeuroShardSharder:
+def search(model: AdditiveCostModel, precision: str = "fp32") -> NeuroShardSharder:
     context = SharderContext(cost_model=model)
     return NeuroShardSharder(context, table_precision=precision, time_budget_s=0.3, patience=1)
 
 
-def test_fp16_only_where_fp32_does_not_fit(
-    of_device: AdditiveCostModel, caplog: pytest.LogCaptureFixture
+def test_tables_that_do_not_fit_in_fp32_are_said_to_fit_in_fp16(
+    of_device: AdditiveCostModel,
 ) -> None:
-    """260,000 B, 79,200 B and 680 B in fp32; two thirds of a kB less for each that is halved."""
-    planner = Planner(auto(of_device), of_device)
-    assert not planner.plan(with_memory(TASK, 180_000))[0].half_tables()
-    assert not caplog.records or "fp16" not in caplog.text
+    """260,000 B, 79,200 B and 680 B in fp32; two bytes less for each weight in fp16."""
     task = with_memory(TASK, 120_000)
-    with pytest.raises(InfeasibleTaskError):
-        auto(of_device, "fp32").shard(task)
-    with caplog.at_level(logging.WARNING):
-        plan, report = planner.plan(task)
-    assert plan.half_tables() == ["a"]
-    assert "no plan was found with all tables in fp32; 1 of 3 are in fp16: a" in caplog.text
-    assert ", 1 table in fp16" in explain(plan, report, task, None)
+    with pytest.raises(InfeasibleTaskError, match=r"table_precision=fp16, .* with 173,160 B"):
+        search(of_device).shard(task)
+    plan, report = Planner(search(of_device, "fp16"), of_device).plan(task)
+    assert plan.half_tables() == ["a", "b", "c"]
+    assert ", 3 tables in fp16" in explain(plan, report, task, None)
     assert report.gap is None or report.gap >= -1e-7
     validate(plan, task)
-    assert planner.plan(with_memory(TASK, 87_600))[0].half_tables() == ["a", "b"]
-    with pytest.raises(InfeasibleTaskError):
-        auto(of_device).shard(with_memory(TASK, 60_000))
+    with pytest.raises(InfeasibleTaskError, match=r"need 173,160 B"):
+        search(of_device, "fp16").shard(with_memory(TASK, 60_000))
 
 
 def test_a_search_keeps_the_precision_that_the_model_has(of_device: AdditiveCostModel) -> None:
     task = with_memory(TASK.with_values(precision={"b": "fp16"}), 180_000)
-    assert auto(of_device, "fp32").shard(task).half_tables() == ["b"]
-    assert auto(of_device).shard(task).half_tables() == ["b"]
+    assert search(of_device).shard(task).half_tables() == ["b"]
 
 
 def test_a_small_table_in_fp16_is_replicated_in_fp32() -> None:
@@ -199,19 +191,24 @@ def test_a_small_table_in_fp16_is_replicated_in_fp32() -> None:
     assert set(sizes) == {half.block.size_bytes[1]} == {full.block.size_bytes[1]}
 
 
-def test_all_tables_in_fp16(of_device: AdditiveCostModel) -> None:
-    plan = auto(of_device, "fp16").shard(TASK)
-    assert plan.half_tables() == ["a", "b", "c"]
-    for message, value in (("known: fp32, fp16, auto", "bf16"), ("is None", None)):
-        with pytest.raises(ConfigError, match=f"sharder.table_precision is .*{message}|{message}"):
-            auto(of_device, value)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("bf16", r"'bf16'; known: fp32, fp16$"),
+        (None, "is None"),
+        ("auto", r"=auto is not there since 0\.3: set fp16 if .* or else leave it out$"),
+    ],
+)
+def test_unknown_precisions(of_device: AdditiveCostModel, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^sharder.table_precision.*{message}"):
+        search(of_device, value)
 
 
 def test_row_blocks_have_the_precision_of_their_table(of_device: AdditiveCostModel) -> None:
     """Only row blocks fit: a row of four columns has as much state as weights."""
     task = dataclasses.replace(with_memory(TASK, 70_000), batch_size=64)
     task = with_profiles(dataclasses.replace(task, tables=(Table("t", 10_000, 4, 1.0),)))
-    plan = auto(of_device).shard(task)
+    plan = search(of_device, "fp16").shard(task)
     assert {(s.num_rows, s.precision) for s in plan.shards} == {(5000, "fp16")}
     validate(plan, task)
     assert all(a.table == b.table for a, b in itertools.pairwise(plan.shards))
