@@ -84,16 +84,16 @@ def test_contract(name: str, task_name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
 def test_layouts_that_a_model_trains(name: str, layouts: tuple[str, ...]) -> None:
     """Busy and small tables, which sharders like to split or to replicate, in fp16 and fp32."""
-    tables = tables_of(*((50 if i % 2 else 400_000, 64, (1.0, 90.0, 2.0)[i % 3]) for i in range(8)))
+    tables = tables_of(*((50 if i % 2 else 400_000, 64, (1.0, 90.0, 2.0)[i % 3]) for i in range(4)))
     task = task_of(tables, 4, 10**9, 4096, device="cuda", local_world_size=2).with_values(
-        precision={f"t{i}": ("fp32", "fp16")[i // 2 % 2] for i in range(8)},
-        layouts={f"t{i}": frozenset(layouts) for i in range(8)},
+        precision={f"t{i}": ("fp32", "fp16")[i // 2 % 2] for i in range(4)},
+        layouts={f"t{i}": frozenset(layouts) for i in range(4)},
     )
 
     assert check_sharder(lambda: build(name, ()), task) is not None
 
 
-@pytest.mark.parametrize("width", [2052, 4096, 16_384])
+@pytest.mark.parametrize("width", [2052, 16_384])
 @pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
 def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:
     """Split by all that split freely, refused with the reason by the others, and left on a CPU."""

@@ -74,12 +74,14 @@ def compared() -> list[Compared]:
     return pairs
 
 
+@pytest.mark.slow
 def test_a_plan_that_knows_the_hosts_costs_less_on_them(compared: list[Compared]) -> None:
     ratios = [pair.knows_over_blind(pair.hosts) for pair in compared]
     assert max(ratios) < 1.0
     assert statistics.mean(ratios) < 0.95
 
 
+@pytest.mark.slow
 def test_it_costs_more_where_all_ranks_are_on_one_host(compared: list[Compared]) -> None:
     for pair in compared:
         plan = dataclasses.replace(pair.knows, shards=tuple(without_host_rows(pair)))
