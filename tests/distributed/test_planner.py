@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import Topology as TorchRecTopology
-from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.test_utils.test_model import ModelInput
 from torchrec.distributed.test_utils.test_model import TestSparseNN as SparseNN
@@ -26,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.drop_in import sharded_planner
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, RankError
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, RankError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.torchrec_adapter import from_torchrec, to_torchrec
 from dlrm_sharded.plans.layouts import Replicas
@@ -292,38 +290,6 @@ def test_pooling_factors_reach_the_sharder():
     assert module["t0"].ranks != module["t1"].ranks
 
 
-@pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")
-def test_same_form_as_torchrec():
-    """Paths, tables and shards are where TorchRec's planner puts them."""
-    sharders = get_default_sharders()
-    ours = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(small_dlrm(), sharders)
-    topology = TorchRecTopology(world_size=4, compute_device="cpu", local_world_size=2)
-    theirs = EmbeddingShardingPlanner(topology, debug=False).plan(small_dlrm(), sharders)
-    assert ours.plan.keys() == theirs.plan.keys()
-    for path, module in ours.plan.items():
-        assert module.keys() == theirs.plan[path].keys()
-
-
-def test_tables_of_one_name_in_two_modules():
-    model = torch.nn.ModuleDict({"left": small_dlrm(), "right": small_dlrm()})
-    plan = ShardedPlanner(GreedySharder("size"), topology=TOPOLOGY).plan(
-        model, get_default_sharders()
-    )
-    assert len(plan.plan) == 2
-    assert all(set(module) == {f"t{i}" for i in range(5)} for module in plan.plan.values())
-
-
-def test_pooling_factor_of_no_table():
-    planner = ShardedPlanner(RandomSharder(), topology=TOPOLOGY, pooling_factors={"tabel": 2.0})
-    with pytest.raises(ConfigError, match="tabel"):
-        planner.plan(small_dlrm(), get_default_sharders())
-
-
-def test_model_without_tables():
-    with pytest.raises(ConfigError, match="no embedding module"):
-        ShardedPlanner(RandomSharder(), topology=TOPOLOGY).plan(torch.nn.Linear(2, 2), [])
-
-
 TABLES = (Table("a", 40, 16, 1.0), Table("b", 30, 8, 1.0))
 
 
@@ -348,10 +314,3 @@ def test_there_and_back(shards):
     plan = ShardingPlan(4, shards)
     module_plan = to_torchrec(plan, TABLES, TOPOLOGY)
     assert sorted(from_torchrec(module_plan, TABLES, 4)) == sorted(shards)
-
-
-def test_a_table_without_shards_is_refused():
-    module_plan = to_torchrec(ShardingPlan(4, (Shard.whole(TABLES[0], 0),)), TABLES[:1], TOPOLOGY)
-    module_plan["a"].sharding_spec = None
-    with pytest.raises(InvalidPlanError, match="'a' is column_wise without shards"):
-        from_torchrec(module_plan, TABLES, 4)

@@ -1,7 +1,6 @@
 """An unfinished collection: goes on where it was, under the conditions under which it was begun."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -101,37 +100,9 @@ def test_a_kill_between_data_and_manifest_loses_nothing(out: Path, lines: Path) 
     assert read(out) == SAMPLES
 
 
-def test_damaged_settings_are_an_error(out: Path, lines: Path) -> None:
-    (lines.parent / "settings.json").write_text('{"hardw')
-    assert_refused(out, "is not JSON")
-
-
 def test_two_processes_do_not_collect_into_one(out: Path, lines: Path) -> None:
     first = Journal(out, SETTINGS)
     assert_refused(out, "another process collects into")
     first.append(dataclasses.replace(SAMPLES[0], number=9))
     first.close()
     assert len(read(out)) == 4
-
-
-DAMAGED_LINES = {
-    "no_json": b"{",
-    "no_keys": b"{}",
-    "shards": json.dumps(SAMPLES[0].to_row() | {"shards": 3}).encode(),
-    "no_shards": json.dumps(SAMPLES[0].to_row() | {"shards": []}).encode(),
-    "key": json.dumps(SAMPLES[0].to_row() | {"per_rank": [{"ms": 3}]}).encode(),
-    "time": json.dumps(SAMPLES[0].to_row()).replace('_ms": ', '_ms": -').encode(),
-}
-
-
-@pytest.mark.parametrize("line", DAMAGED_LINES.values(), ids=DAMAGED_LINES)
-def test_a_damaged_line_is_named_and_measured_again(
-    out: Path, lines: Path, line: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As a power cut leaves it, before lines that a resumed collection wrote."""
-    whole = lines.read_bytes().splitlines(keepends=True)
-    lines.write_bytes(b"".join([whole[0], line + b"\n", *whole[1:]]))
-    assert read(out) == SAMPLES
-    [said] = caplog.messages
-    assert f"1 of 4 lines of the journal of samples {lines} cannot be used" in said
-    assert ": line 2 (" in said

@@ -16,7 +16,6 @@ from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
 from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
 from dlrm_sharded.fitting.calibrate import FitConfig, Fitted, fit_cost_model
-from dlrm_sharded.fitting.fit import LookupData, fit_compute
 from dlrm_sharded.fitting.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.hardware.artifact import write_artifact
 from tests.unit.cost.hardware import MANIFEST, measured_plans
@@ -120,15 +119,6 @@ def error(compute: ComputeModel) -> float:
             if stages.fwd_compute_ms > 0:
                 errors += [forward / stages.fwd_compute_ms, backward / stages.bwd_compute_ms]
     return float(np.abs(np.array(errors) - 1).mean())
-
-
-def test_a_fit_finds_the_price_of_the_widest_shard() -> None:
-    samples = [sample for sample in gpu_plans(0) if sample.kind == "computation"]
-    with_widest = fit_compute(LookupData.from_samples(samples, GPU), seed=0, num_steps=400)
-    without = fit_compute(LookupData.from_samples(samples), seed=0, num_steps=400)
-    assert without.widest_ms is None
-    assert error(with_widest) < 0.5 * error(without)
-    np.testing.assert_allclose(with_widest.widest_ms, [[ID_MS] * 2, [2 * ID_MS] * 2], rtol=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +42,6 @@ def write(folder: Path, data: dict[str, npt.NDArray[np.generic]], *, piece_rows:
 def folder(tmp_path: Path, data: dict[str, npt.NDArray[np.generic]]) -> Path:
     write(tmp_path / "blocks", data, piece_rows=11)
     return tmp_path / "blocks"
-
-
-def change_manifest(folder: Path, **fields: object) -> None:
-    path = folder / MANIFEST
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 @pytest.mark.parametrize("piece_rows", [1, 7, 8, 16, 19, 50])
@@ -114,54 +108,8 @@ def test_no_manifest_is_no_dataset(tmp_path, folder):
             BlockReader(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format_version": 1}', "\x80"])
-def test_a_damaged_manifest(folder, text):
-    (folder / MANIFEST).write_bytes(text.encode("latin1"))
-    with pytest.raises(DataError, match=r"manifest.json is damaged.*convert again"):
-        BlockReader(folder)
-
-
 def test_a_writer_that_was_not_finished_leaves_no_manifest(tmp_path, data):
     with new_writer(tmp_path) as writer:
         writer.append_samples(dense=data["dense"], labels=data["labels"])
     with pytest.raises(DataError, match="is not a folder of blocks"):
         BlockReader(tmp_path)
-
-
-WRONG = {
-    "num_rows": [None, 5.0, "50", -1, 0, 10**9, True],
-    "num_train_rows": [None, "37", -1, 51],
-    "block_rows": [None, 8.0, 0, 7, 10**12],
-    "num_dense": [None, "3", 0, 4],
-    "feature_names": [None, [], ["a"], ["a"] * 4, [1, 2, 3, 4], {}],
-    "num_embeddings": [None, [], [9], [9, 9, 9, "9"], [9, 9, 9, 0], 9],
-    "file_bytes": [None, [], {}, {"ids.npy": "8", "dense.npy": 8, "labels.npy": 8}],
-    "source": [None, [], "x"],
-}
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [(key, value) for key, values in WRONG.items() for value in values],
-    ids=str,
-)
-def test_a_manifest_with_a_wrong_value(folder, key, value):
-    change_manifest(folder, **{key: value})
-    with pytest.raises(DataError, match=r"is damaged.*convert again"):
-        BlockReader(folder)
-
-
-@pytest.mark.parametrize("name", ["ids.npy", "labels.npy"])
-def test_damaged_values_are_noticed_where_they_are_read(folder, name):
-    """FBGEMM would look up row 0 for ids that are no rows, without an error."""
-    data = (folder / name).read_bytes()
-    (folder / name).write_bytes(data[:128] + b"\xff" * (len(data) - 128))
-    reader = BlockReader(folder)
-    with pytest.raises(DataError, match=r"in the rows 3 to 8: it is damaged; .*convert again"):
-        reader.rows(3, 9)
-
-
-def test_ids_of_another_table_are_noticed(folder):
-    change_manifest(folder, num_embeddings=[2**31 - 1, 5, 5, 5])
-    with pytest.raises(DataError, match="ids that are no rows of their table"):
-        BlockReader(folder).rows(0, NUM_ROWS)

@@ -1,9 +1,7 @@
 """Collected costs on disk: what is read is what was measured, or an error that says what to do."""
 
-import dataclasses
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,6 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from tests.unit.damage import change_a_byte, cut_off
 from tests.unit.fitting.cases import sample
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
@@ -135,95 +132,6 @@ def edit_frame(edit: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path],
         put(path.read_bytes())(path)
 
     return rewrite
-
-
-def with_samples(*samples: Sample) -> Callable[[Path], None]:
-    return lambda path: write_costs(path, samples, {})
-
-
-def with_shard(**changes: Any) -> Callable[[Path], None]:
-    shard = dataclasses.replace(SAMPLES[0].shards[1], **changes)
-    return with_samples(dataclasses.replace(SAMPLES[0], number=7, shards=(shard,)))
-
-
-def with_time(part: int, time_ms: float) -> Callable[[Path], None]:
-    times = [1.0, 2.0, 3.0, 4.0, 5.0]
-    times[part] = time_ms
-    return with_samples(sample(7, times_ms=((1, 2, 3, 4, 5), tuple(times))))  # type: ignore[arg-type]
-
-
-DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no_file": (lambda path: path.unlink(), "No such file"),
-    "no_manifest": (lambda path: manifest_path(path).unlink(), r"costs\.json: No such file"),
-    "truncated": (cut_off, "truncated, or changed"),
-    "empty": (lambda path: path.write_bytes(b""), r"\(0 B\)"),
-    "changed_byte": (change_a_byte, "truncated, or changed"),
-    "no_checksum": (edit_manifest(sha256=None), "is not the file that costs.json describes"),
-    "manifest_of_other_format": (edit_manifest(format=0), "not a manifest of format 1"),
-    "manifest_is_a_list": (lambda p: manifest_path(p).write_text("[]"), "not a manifest"),
-    "manifest_is_cut_off": (lambda p: cut_off(manifest_path(p)), "costs.json is not JSON"),
-    "no_parquet": (put(b"number,kind\n1,computation\n"), "is not a Parquet file"),
-    "nothing": (put(b""), "is not a Parquet file"),
-    "other_columns": (edit_frame(lambda f: f.drop("attempt")), "has the columns kind, number, w"),
-    "other_types": (
-        edit_frame(lambda f: f.with_columns(pl.col("number").cast(pl.Int16))),
-        "other types",
-    ),
-    "null_times": (
-        edit_frame(lambda f: f.with_columns(per_rank=pl.lit(None, SCHEMA["per_rank"]))),
-        "the times of the ranks are damaged",
-    ),
-    "null_rows": (
-        edit_frame(
-            lambda f: f.with_columns(
-                pl.col("shards").list.eval(
-                    pl.element().struct.with_fields(num_rows=pl.lit(None, pl.Int64))
-                )
-            )
-        ),
-        r"got `null` - at `\$.shards\[0\].num_rows`",
-    ),
-    "nan_time": (
-        with_time(1, math.nan),
-        "sample 7 cannot have been measured: fwd_compute on rank 1 in ms is nan",
-    ),
-    "negative_time": (with_time(4, -0.5), "sample 7 .*: bwd_compute on rank 1 in ms is -0.5"),
-    "infinite_time": (with_time(0, math.inf), "sample 7 .*: input_dist on rank 1 in ms is inf"),
-    "rank_too_high": (with_samples(sample(7, ranks=(0, 2))), "of a shard is 2, expected 0 to 1"),
-    "rank_too_low": (with_samples(sample(7, ranks=(0, -1))), "rank of a shard is -1, expected 0"),
-    "times_of_fewer_ranks": (
-        with_samples(dataclasses.replace(sample(7), world_size=3, ranks_per_host=3)),
-        "sample 7 .*: times of 2 ranks, expected 3",
-    ),
-    "no_shards": (with_samples(sample(7, ranks=())), "sample 7 .*: no shards"),
-    "no_rows": (with_shard(num_rows=0), "num_rows of a shard is 0"),
-    "negative_columns": (with_shard(num_cols=-4), "num_cols of a shard is -4"),
-    "nan_ids": (with_shard(pooling_factor=math.nan), "pooling_factor of a shard is nan"),
-    "no_feature": (
-        with_shard(num_features=0),
-        "num_features of a shard is 0, expected 1 to 10,000",
-    ),
-    "unknown_module": (with_shard(module=3), "module of a shard is 3, expected 0 to 0"),
-    "short_histogram": (
-        with_shard(reuse_histogram=(1.0,)),
-        "reuse_histogram of 1 bins, expected 17",
-    ),
-    "negative_share": (
-        with_shard(reuse_histogram=(-1.0,) * NUM_REUSE_BINS),
-        "a share of reuse_histogram is -1.0",
-    ),
-}
-
-
-@pytest.mark.parametrize(("damage", "what"), DAMAGE.values(), ids=DAMAGE)
-def test_says_what_is_wrong_and_what_to_do(
-    costs: Path, damage: Callable[[Path], None], what: str
-) -> None:
-    damage(costs)
-    with pytest.raises(DataError, match=what) as error:
-        read_costs(costs)
-    assert str(costs) in str(error.value) or str(manifest_path(costs)) in str(error.value)
-    assert "dlrm-calibrate" in str(error.value)
 
 
 def test_without_its_manifest_new_data_is_not_read(costs: Path) -> None:

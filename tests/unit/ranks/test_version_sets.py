@@ -1,8 +1,5 @@
 """Versions that do not belong together are named in one line, with the command that mends them."""
 
-import os
-import subprocess
-import sys
 import tomllib
 from typing import Any
 
@@ -157,30 +154,3 @@ def test_extras_are_the_defaults(build):
 )
 def test_the_installed_torch_is_kept(build, torch, command):
     assert install_command(build, torch=torch) == command
-
-
-@pytest.mark.parametrize(
-    ("rank", "torch", "says"),
-    [("0", "2.15.0", True), ("1", "2.15.0", False), ("0", "2.14.1", False)],
-    ids=["rank_0", "rank_1", "a_set"],
-)
-def test_the_import_says_it_once(rank, torch, says, tmp_path):
-    """In one line on stderr, also under -W error, and without loading torch."""
-    for package, text in packages(torch, None, "1.9.0", "1.9.2").items():
-        folder = tmp_path / f"{package.replace('-', '_')}-{text}.dist-info"
-        folder.mkdir()
-        metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {text}\n"
-        (folder / "METADATA").write_text(metadata)
-    code = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; "
-    code += "import dlrm_sharded; print('torch' in sys.modules)"
-    python = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "RANK": rank},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert python.stdout == "False\n"
-    lines = python.stderr.splitlines()
-    assert len(lines) == says
-    assert all(line.startswith("torch 2.15.0, fbgemm-gpu 1.9.0 and torchrec") for line in lines)

@@ -11,9 +11,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
-from dlrm_sharded.search.moves import Neighborhood
 from dlrm_sharded.search.problem import Load
-from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from tests.unit.cost.worked_bound import constant_prices
@@ -97,44 +95,3 @@ def test_costs_kept_while_editing_are_those_predicted() -> None:
     stages = [(rank.fwd_compute_ms, rank.bwd_compute_ms) for rank in cost.per_rank]
     kept = state.load[:, Load.COMPUTE] / 0.5  # half of the objective is the critical path
     np.testing.assert_allclose(kept, stages, rtol=1e-9)
-
-
-@pytest.mark.parametrize(("num_wide", "num_narrow", "num_pieces"), [(2, 4, 1), (3, 0, 2)])
-def test_gains_of_moves_count_the_widest_shard(
-    num_wide: int, num_narrow: int, num_pieces: int
-) -> None:
-    """Where reads do not matter, and no rank gets its first piece, estimates are exact.
-
-    Two pieces of a unit become one where one of them moves to the rank of the other.
-    """
-    task = mixed_task(4, 3, num_wide, num_narrow)
-    problem = problem_of(task, gpu_model(), critical_path_share=0.0)
-    state = State(problem)
-    for unit in range(problem.num_units):
-        for piece in range(num_pieces):
-            width = int(problem.num_steps[unit]) // num_pieces
-            state.set_width(unit, (unit + piece) % 3, width)
-    state.refresh()
-    state.log.clear()
-    objective = SmoothObjective(state)
-    near = Neighborhood(state, np.random.default_rng(0), splits=False)
-    moves = [
-        move
-        for rank in range(3)
-        for kind in (near.transfers, near.swaps)
-        for move in kind(rank, objective)
-    ]
-    checked = 0
-    for move in moves:
-        if not np.isfinite(move.change_ms):
-            continue
-        loads_before, shared_before_ms = state.load.copy(), state.shared_ms
-        for edit in move.edits:
-            state.apply(edit)
-        state.refresh()
-        change = (objective.powers_of(state.load) - objective.powers_of(loads_before)).sum(axis=0)
-        exact_ms = float(change @ objective.slope) + state.shared_ms - shared_before_ms
-        state.undo()
-        assert move.change_ms == pytest.approx(exact_ms, rel=1e-6, abs=1e-12)
-        checked += 1
-    assert checked > 6

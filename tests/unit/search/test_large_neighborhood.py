@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from dlrm_sharded.search.greedy_placer import GreedyPlacer
 from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import State
@@ -59,21 +58,3 @@ def test_rebuilds_cut_unevenly_what_others_leave_no_room_for() -> None:
             num_whole += len(state.widths[1]) == 1
             assert (state.free_bytes == 0).all()
     assert num_whole > 0
-
-
-def test_columns_are_spread_over_the_gaps() -> None:
-    """Where little room is left, and where that costs least if there is more."""
-    task = task_of(tables_of((500, 64, 9.0), (500, 32, 9.0)), 2)
-    table_bytes = [task.topology.table_bytes(table) for table in task.tables]
-    for memory, widths in (
-        (sum(table_bytes) // 2, {0: 4, 1: 12}),
-        (sum(table_bytes), {1: 16}),
-        (sum(table_bytes) // 2 - 4, None),
-    ):
-        tight = task_of(task.tables, 2, memory)
-        state = State(problem_of(tight, model_of("plain")))
-        placer = GreedyPlacer(state, scale=np.ones(state.load.shape[1]))
-        placer.place(1, 0, int(state.problem.num_steps[1]))
-        assert placer.spread(0) == (widths is not None)
-        assert state.widths[0] == (widths or {})
-        assert (placer.free_bytes == state.free_bytes).all()

@@ -93,18 +93,6 @@ def simple_model(**ms_by_term: float) -> LearnedCostModel:
     )
 
 
-def test_the_margin_is_the_standard_error_of_what_splitting_adds() -> None:
-    """By hand: a table whose ids take as long as its columns, and one of half as many columns."""
-    tables = [Table(name, 1000, cols, pooling_factor=10.0) for name, cols in (("a", 32), ("b", 16))]
-    task = with_profiles(task_of(tables, batch_size=1000))
-    # 10,000 ids take 1 ms, and 0.5 ms for each 16 columns
-    model = uncertain(simple_model(ids=0.1, id_columns=0.05), 0.2)
-    half = errors_of(model, task).columns[3]  # 16 of 32 columns
-    # The half of a takes 1.5 ms, 0.5 of it for ids beyond its share. All times have 2 ms for ids of
-    # 3.5: that takes 4/7 of the 0.5 from ids, and 3/7 of them from columns.
-    assert half == pytest.approx([0.2 * 0.5 * 3 / 7 * np.sqrt(2) / 1.5] * 2)
-
-
 @pytest.mark.parametrize(("spread", "is_split"), [(0.3, False), (0.01, True)])
 def test_a_split_is_made_by_those_who_are_sure_of_its_gain(spread: float, is_split: bool) -> None:
     """Two tables on two ranks, of 19.8 and 14.8 ms: a split evens them out and repeats ids.

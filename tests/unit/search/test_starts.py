@@ -8,18 +8,16 @@ import pytest
 from dlrm_sharded import Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.search import find_plan, starts
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.replication import replicas_fit, with_replicas
-from dlrm_sharded.search.slices import in_slices, in_slices_as, in_spread_slices
+from dlrm_sharded.search.slices import in_slices
 from dlrm_sharded.search.state import COLUMNS
 from dlrm_sharded.search.state_shards import state_shards
-from dlrm_sharded.search.stopping import StoppingRule
 from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
 from tests.unit.made_up import tables_of, task_of, with_memory
 from tests.unit.search.made_up import model_of, predicted, problem_of
-from tests.unit.search.states import CountingClock, kind_of_rows, state_of_whole_units
+from tests.unit.search.states import kind_of_rows, state_of_whole_units
 
 TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
 
@@ -92,36 +90,6 @@ def test_row_blocks_over_all_ranks_come_before_those_of_a_host() -> None:
     assert [problem.groups[group].kind for group in state.group.tolist()] == [over_all, over_all]
 
 
-def test_no_start_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
-
-    class NotedDescent(starts.Descent):
-        def run(self, max_stuck: int = 0) -> None:
-            begun.append((self._state.objective_ms, self._state.load.sum()))
-
-    monkeypatch.setattr(starts, "Descent", NotedDescent)
-    problem = problem_of(TASK, model_of("shipped"))
-    stopping, rng = StoppingRule(1, 0.0, CountingClock()), np.random.default_rng(0)
-    starts.best_starts(problem, (0.0,), 0.0, rng, stopping, extras=True)
-    assert len(begun) > 3
-    assert len(np.unique(np.round(begun, 9), axis=0)) == len(begun)
-
-
-def test_slices_of_few_units_come_before_walks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Walks take what time is left, and slices may save more."""
-    made = []
-    for name in ("starts_in_slices", "_walk"):
-        step = getattr(find_plan, name)
-        monkeypatch.setattr(
-            find_plan, name, lambda *given, n=name, do=step: made.append(n) or do(*given)
-        )
-    tables = (Table("wide", 500, 384, 1.0), Table("busy", 500, 32, 50.0))
-    task = with_profiles(task_of(tables, 2, 10**9, 512, device="cuda"))
-    stopping = StoppingRule(1, 0.0, CountingClock())
-    find_plan.find_state(problem_of(task, model_of("warps")), 0.0, 0, stopping)
-    assert made[:2] == ["starts_in_slices", "_walk"]
-
-
 @pytest.mark.parametrize("columns", [32, 64, 128])
 def test_slices_cost_what_the_model_predicts(columns: int) -> None:
     """On one rank nothing is exchanged, so the objective is exact."""
@@ -140,51 +108,3 @@ def test_slices_cost_what_the_model_predicts(columns: int) -> None:
     cost_ms = predicted(shards, task, model).cost_ms
     np.testing.assert_allclose(sliced.objective_ms, cost_ms, rtol=1e-9)
     assert sliced.objective_ms != state.objective_ms
-
-
-def test_slices_of_one_rank_are_equal() -> None:
-    """TorchRec trains no others; a piece of 5 steps is cut into steps."""
-    task = with_profiles(task_of(tables_of((500, 40, 1.0)), 2, device="cuda"))
-    state = state_of_whole_units(problem_of(task, model_of("warps")))
-    [(rank, width)] = state.widths[0].items()
-    state.set_width(0, rank, 5)
-    state.set_width(0, 1 - rank, width - 5)
-    state.refresh()
-    sliced = in_slices(state, 16)
-    assert sliced is not None
-    assert sorted(shard.num_cols for shard in state_shards(sliced)) == [4] * 10
-
-
-@pytest.mark.parametrize(
-    ("dim", "ranks", "widths"),
-    [
-        (256, 3, [32] * 8),
-        (80, 4, [16, 32, 32]),
-        (80, 2, [24, 24, 32]),  # those of one rank are equal
-        (32, 2, None),
-    ],
-)
-def test_slices_are_spread_over_the_ranks(dim: int, ranks: int, widths: list[int] | None) -> None:
-    task = with_profiles(task_of(tables_of((500, dim, 9.0)), ranks, device="cuda"))
-    state = state_of_whole_units(problem_of(task, model_of("warps")))
-    spread = in_spread_slices(state, 32)
-    if widths is None:
-        assert spread is None, "nothing is wider"
-        return
-    assert spread is not None
-    shards = state_shards(spread)
-    validate(ShardingPlan(ranks, shards), task)
-    assert sorted(shard.num_cols for shard in shards) == widths
-    num_on_rank = [sum(shard.rank == rank for shard in shards) for rank in range(ranks)]
-    assert max(num_on_rank) == -(-len(widths) // ranks)
-
-
-def test_a_state_keeps_its_slices_under_other_weights() -> None:
-    """On GPUs, whose slices are of one width for a table."""
-    task = with_profiles(task_of(tables_of((500, 256, 9.0)), 2, device="cuda"))
-    problem = problem_of(task, model_of("warps"))
-    sliced = in_slices(state_of_whole_units(problem), 64)
-    assert sliced is not None
-    again = in_slices_as(problem, sliced.problem)
-    assert (again.load == sliced.problem.load).all()
-    assert in_slices_as(problem, problem) is problem

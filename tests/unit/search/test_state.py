@@ -26,7 +26,7 @@ from tests.unit.search.made_up import (
     random_plan,
     roomy_task,
 )
-from tests.unit.search.states import assert_same_books, pieces
+from tests.unit.search.states import assert_same_books
 
 HOSTS = [(1, 1), (1, 2), (1, 5), (2, 4), (4, 1), (4, 2)]
 """Hosts, ranks on each."""
@@ -111,20 +111,6 @@ def test_books_do_not_depend_on_the_way(
     assert state.log == []
 
 
-@given(problem=problems(), some=changes)
-def test_other_prices_of_the_same_pieces(problem: Problem, some: list[tuple[int, ...]]) -> None:
-    state = State(problem)
-    for step in some:
-        change(state, *step)
-    state.refresh()
-    plain = state.copy_for(problem.without_margin())
-    assert pieces(plain) == pieces(state)
-    assert plain.log == []
-    assert (plain.load <= state.load * (1 + 1e-9) + 1e-9).all()
-    np.testing.assert_array_equal(plain.free_bytes, state.free_bytes)
-    np.testing.assert_array_equal(plain.separated_count, state.separated_count)
-
-
 def loaded(shards: tuple[Shard, ...], problem: Problem) -> State:
     state = State(problem)
     assert load_plan(state, ShardingPlan(problem.world_size, shards).shards_by_table())
@@ -206,18 +192,3 @@ def test_row_blocks_cost_what_is_predicted(kind: str, total: str) -> None:
             alone = dataclasses.replace(task, tables=tables[6:])
             of_rows = tuple(shards[6:])
             assert off(of_rows, alone, "plain", seed, total) == pytest.approx(0.0, abs=1e-7)
-
-
-@pytest.mark.parametrize(("hosts", "most"), [((1, 4), 1e-9), ((1, 8), 1e-9), ((2, 4), 0.05)])
-@pytest.mark.parametrize("total", TOTALS)
-def test_uneven_volumes_cost_about_what_is_predicted(
-    hosts: tuple[int, int], most: float, total: str
-) -> None:
-    """On several hosts the search leaves out which of a rank's links is busier."""
-    rng = np.random.default_rng(9)
-    found = []
-    for _ in range(60):
-        task = roomy_task(rng, hosts, int(rng.integers(2, 12)))
-        found.append(off(random_plan(rng, task), task, "shipped", 0, total))
-    assert max(map(abs, found)) < most
-    assert abs(np.median(found)) < most / 10
