@@ -78,7 +78,7 @@ class Start:
         if self.resumed is None or self.resumed.state.world_size != world_size:
             return None
         now, written = _lasting(config), _lasting(self.resumed.state.config)
-        if any(now.get(group) != written.get(group) for group in PLANNING):
+        if not all(_decide_alike(written.get(group), now.get(group)) for group in PLANNING):
             return None
         return ShardingPlan.from_json(self.resumed.state.plan)
 
@@ -90,6 +90,16 @@ def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(model := config.get("cost_model"), Mapping):
         lasting["cost_model"] = {key: model[key] for key in model if key not in of_a_start}
     return lasting
+
+
+def _decide_alike(written: Any, now: Any) -> bool:
+    """Return whether two values of a group decide the same plan.
+
+    Versions add and remove keys of a group, so a key that only one of the values has is ignored.
+    """
+    if isinstance(written, Mapping) and isinstance(now, Mapping):
+        return all(written[key] == now[key] for key in written.keys() & now.keys())
+    return bool(written == now)
 
 
 def find_start(

@@ -8,7 +8,7 @@ from dlrm_sharded.job.start import Start
 
 SHARDS = {"world_size": 2, "shards": []}
 IN_SWEEP = {
-    "sharder": {"seed": 0},
+    "sharder": {"seed": 0, "pin": None, "of_an_earlier_version": 1},
     "cost_model": {"artifact": None, "snapshot": "sweep/prices"},
     "price_snapshot": "sweep/prices",
     "resume": None,
@@ -39,7 +39,9 @@ def start():
         ({"seed": 1}, True, False),
         ({"cost_model": {"artifact": "mine", "snapshot": None}}, False, False),
         ({"cost_model": None}, False, False),
-        ({"sharder": {"seed": 1}}, False, False),
+        ({"sharder": {"seed": 1, "pin": None}}, False, False),
+        ({"sharder": {"seed": 0, "pin": None, "of_a_later_version": 2}}, True, False),
+        ({"sharder": {"seed": 0, "pin": {"a": [1]}}}, False, False),
     ],
     ids=str,
 )

@@ -1,0 +1,104 @@
+"""Files that release 0.2 has written are read, or refused in one line that says what to do.
+
+tests/fixtures/0.2 was written by commit 74764e8f; tests/e2e/test_from_02.py resumes its run.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.checkpoint.manifest import read_manifest
+from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.cost.price_file import prices_beside, read_prices
+from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model
+from dlrm_sharded.fitting.costs_file import read_costs
+from dlrm_sharded.fitting.run_journal import Conditions, RunJournal
+from dlrm_sharded.fitting.start_file import find_start, start_path
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import ShardingPlan, read_plan
+from dlrm_sharded.plans.task import read_task
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.runs.result import read_result
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "0.2"
+RUN, PLANS, CALIBRATION = FOLDER / "run", FOLDER / "plans", FOLDER / "calibration"
+[JOURNAL] = FOLDER.glob("cache/runs/*.jsonl")
+[START] = FOLDER.glob("cache/first_starts/*.json")
+[ARTEFACT] = CALIBRATION.glob("*.safetensors")
+
+
+def test_the_files_are_small_and_say_nothing_of_a_machine() -> None:
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 400_000
+    for path in files:
+        for word in (b"/work", b"/tmp", b"/home", b"/root"):
+            assert word not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("plan", "task"),
+    [
+        ("plans/bags.plan", "plans/bags.task"),
+        ("plans/half.plan", "plans/half.task"),
+        ("plans/whole.plan", "plans/whole.task"),
+        ("run/plan", "run/task"),
+    ],
+)
+def test_plans_and_tasks_are_read_as_they_were_written(plan: str, task: str) -> None:
+    path = FOLDER / f"{plan}.json"
+    written = json.loads(path.read_text())
+    read = read_plan(path)
+    of_plan = ("world_size", "shards", "exchange_precision")
+    assert read.to_json() == {key: written[key] for key in of_plan if key in written}
+    validate(read, read_task(FOLDER / f"{task}.json"))
+
+
+def test_a_plan_with_deduplicated_ids_is_one_without(caplog: pytest.LogCaptureFixture) -> None:
+    read = read_plan(PLANS / "dedup.plan.json")
+    assert "unknown keys, which have no effect: ['dedup']" in caplog.text
+    validate(read, read_task(PLANS / "sequences.task.json"))
+
+
+@pytest.mark.parametrize("folder", ["run/plan", "plans/bags.plan"])
+def test_prices_beside_a_plan_predict_what_they_did(folder: str) -> None:
+    path = FOLDER / f"{folder}.json"
+    task = read_task(path.with_name(path.name.replace("plan", "task")))
+    predicted = read_prices(prices_beside(path)).predict(read_plan(path), task)
+    written = json.loads(path.read_text())["predicted"]
+    assert predicted.cost_ms == pytest.approx(written["max_ms"], rel=1e-12)
+
+
+def test_the_checkpoint_has_the_plan_of_its_run() -> None:
+    state = read_manifest(RUN / "checkpoints" / "step-0000000004").state
+    assert ShardingPlan.from_json(state.plan) == read_plan(RUN / "plan.json")
+
+
+def test_a_result_is_read() -> None:
+    written = json.loads((RUN / "result.json").read_text())
+    result = read_result(RUN)
+    assert result is not None
+    for key in ("embedding_cost_ms", "predicted_ms", "loss", "auroc", "steps", "versions"):
+        assert getattr(result, key) == written[key]
+
+
+def test_a_calibrated_model_and_its_measurements() -> None:
+    costs = read_costs(CALIBRATION / "costs.parquet")
+    assert len(costs.samples) == costs.manifest["num_samples"] == 34
+    model = learned_cost_model(RunContext("cpu"), str(ARTEFACT))
+    assert model.name == costs.manifest["hardware"]
+    fitted = fit_cost_model(costs, FitConfig(num_steps=20), model)
+    assert fitted.meta["num_plans"]["fitted"] > 10
+
+
+def test_measured_runs_and_the_first_start_of_the_cache(tmp_path: Path) -> None:
+    conditions = Conditions("rowwise_adagrad", 2, "1.8.0", "cpu", 1)
+    [run] = RunJournal(JOURNAL).read(conditions).values()
+    assert run.batch_size == 128
+    hardware = read_costs(CALIBRATION / "costs.parquet").hardware
+    context = RunContext("cpu", hardware, "rowwise_adagrad", ranks_per_host=2, fbgemm="1.8.0")
+    shutil.copy(START, start_path(tmp_path, context))
+    found = find_start(context, [tmp_path])
+    assert found is not None
+    assert len(found.samples) == len(json.loads(START.read_text())["samples"]) == 6
