@@ -239,33 +239,17 @@ def learned_cost_model(
     return model
 
 
-def shipped_cost_model(context: RunContext) -> LearnedCostModel:
-    """Return the model of a run on hardware that nobody calibrated, from the package alone.
-
-    Raises:
-        DataError: the package has no sound model.
-    """
-    if context.device == "cuda":
-        return prior_cost_model(context)
-    return learned_cost_model(context, _shipped(context))
-
-
 def shipped_prior(context: RunContext) -> LearnedCostModel:
-    """Return the same for a calibration to begin with: not scaled by the probes of the hardware.
+    """Return the packaged model with which a calibration begins, not scaled by any probe.
 
     Raises:
         DataError: the package has no sound model.
     """
     if context.device == "cuda":
         return prior_cost_model(context)
+    packaged = find_artifact(cost_model_kind(KIND), context.hardware, context.device)
     # without the hardware there is no warning that the model is of another one
-    return learned_cost_model(RunContext(context.device), _shipped(context))
-
-
-def _shipped(context: RunContext) -> str:
-    """Return the path of the packaged model that fits a run's hardware best."""
-    kind = cost_model_kind(KIND)
-    return str(find_artifact(kind, context.hardware, context.device))
+    return learned_cost_model(RunContext(context.device), str(packaged))
 
 
 def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:
