@@ -64,11 +64,13 @@ def build_planner(
     step_model = functools.partial(_cluster_of, cfg, context)
     sharder_context = SharderContext(context, cost_model, precision, step_model)
     node = drop_keys_of_replaced_class(cfg.sharder)
-    sharder = _with_context(KEY, instantiate(node), sharder_context)
+    made = instantiate(node)
+    sharder = _with_context(KEY, made, sharder_context)
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
     options: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
-    return Planner(sharder, cost_model, diagnose, value_profiles, precision, options)
+    has_context = isinstance(made, functools.partial)
+    return Planner(sharder, cost_model, diagnose, value_profiles, precision, options, has_context)
 
 
 def _cluster_of(cfg: DictConfig, context: RunContext, priced: PricedTask) -> Cluster:
@@ -124,9 +126,13 @@ def make_planner(
         raise ConfigError(why_removed(f"{KEY}.{unknown[0]}") or message)
     root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
     context = SharderContext(run or RunContext(), cost_model)
-    sharder: Sharder = _with_context(KEY, instantiate(root[KEY]), context)
+    made = instantiate(root[KEY])
+    sharder: Sharder = _with_context(KEY, made, context)
+    has_context = isinstance(made, functools.partial)
     made_of: dict[str, Any] = OmegaConf.to_container(root[KEY], resolve=True)  # type: ignore[assignment]
-    return Planner(sharder, cost_model, diagnose, value_profiles, options=made_of)
+    return Planner(
+        sharder, cost_model, diagnose, value_profiles, options=made_of, has_context=has_context
+    )
 
 
 def make_sharder(

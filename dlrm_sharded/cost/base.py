@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -34,10 +33,8 @@ class CostModel(Protocol):
     A cost model may have a `standing` and a method `caveat(topology)`, see `standing_of` and
     `caveat_of`; an `AdditiveCostModel` says both of each task that it prices.
 
-    A model that predicts many plans faster together than one by one may have a method
-    `predict_plans(plans, task)`, which returns their costs in order; a search asks it for up to 64
-    at a time, see `predict_plans`. A model that assumes an access profile of tables without one
-    says so by `assumes_profiles = True`.
+    A model that assumes an access profile of tables without one says so by
+    `assumes_profiles = True`.
     """
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
@@ -162,32 +159,23 @@ def with_assumed_profiles(model: CostModel | None, task: ShardingTask) -> Shardi
     return with_profiles(task) if getattr(model, "assumes_profiles", False) else task
 
 
-def predict_plans(
-    model: CostModel, plans: Sequence[ShardingPlan], task: ShardingTask
-) -> list[PlanCost]:
-    """Predict plans of one task, all at once if the model can.
+def predict_plan(model: CostModel, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+    """Predict a plan by a model of anyone's.
 
     Raises:
         ConfigError: the model fails, or what it returns are not times of all ranks.
     """
-    name, together = type(model).__name__, getattr(model, "predict_plans", None)
     try:
-        if together is None:
-            costs = [model.predict(plan, task) for plan in plans]
-        else:
-            costs = list(together(plans, task))
+        cost = model.predict(plan, task)
     except UserError:
         raise
     except Exception as error:  # whatever a model of a user may raise
         raise ConfigError(
-            f"the cost model {name} failed at a plan of {len(task.tables)} tables on "
-            f"{task.topology.world_size} ranks: {type(error).__name__}: {error}"
+            f"the cost model {type(model).__name__} failed at a plan of {len(task.tables)} tables "
+            f"on {task.topology.world_size} ranks: {type(error).__name__}: {error}"
         ) from error
-    if len(costs) != len(plans):
-        raise ConfigError(f"{name}.predict_plans returned {len(costs)} costs of {len(plans)} plans")
-    for cost in costs:
-        check_prediction(model, cost, task)
-    return costs
+    check_prediction(model, cost, task)
+    return cost
 
 
 def check_prediction(model: CostModel, cost: PlanCost, task: ShardingTask) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
-from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, workload_of_plan
+from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.files.errors import check_number
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
@@ -95,16 +95,3 @@ def _lookups(shard_ms: ShardTimes, launch_ms: float) -> LinearLookups:
 
 _BUSIEST_RANK: CommunicationModel = with_stated(UNMEASURED, measured=())
 """Exchanges that take as long as the bytes of the busiest rank take on its links."""
-
-
-def _reading_bytes(workload: Workload) -> tuple[Floats, Floats]:
-    """Return the times of reading each id's columns at 10 GB/s, and of updating them."""
-    read_ms = (workload.num_ids + workload.num_vectors) * workload.num_cols * FLOAT_BYTES / 1e7
-    return read_ms, 2.0 * read_ms
-
-
-BYTES = LinearCostModel(_reading_bytes)
-"""Prices of no hardware in particular, by which a search finds a first plan."""
-
-NO_PRICES = LinearCostModel(lambda _: (np.zeros(1), np.zeros(1)), exchange_ms_per_mb=0.0)
-"""Model in which nothing takes time."""

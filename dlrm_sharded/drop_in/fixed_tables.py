@@ -12,7 +12,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.task_keys import MEMORY_KEYS
-from dlrm_sharded.sharders.base import Sharder, chooses_precision, plans_by_prices, sharder_name
+from dlrm_sharded.sharders.base import Sharder, chooses_precision, sharder_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SharderBesideFixed:
     def __post_init__(self) -> None:
         self.name = sharder_name(self.sharder)
         self.chooses_exchange_precision = chooses_precision(self.sharder)
-        self.plans_by_prices = plans_by_prices(self.sharder)
+        self.uses_costs = getattr(self.sharder, "uses_costs", None)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Return the plan of all tables.

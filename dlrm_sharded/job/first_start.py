@@ -26,7 +26,6 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.sharders.base import plans_by_prices
 from dlrm_sharded.sharders.planning import Planner
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ def may_need(planners: Sequence[Planner], context: RunContext, *, exchanges: boo
         exchanges: whether prices of exchanges must have been measured, too.
     """
     model = planners[0].cost_model
-    if context.hardware is None or not any(plans_by_prices(of.sharder) for of in planners):
+    if context.hardware is None or not any(of.uses_costs for of in planners):
         return False
     lacks_exchanges = (
         isinstance(model, LearnedCostModel)

@@ -1,7 +1,6 @@
 """Finds a plan under a cost model by a first plan, local search, and large neighborhood search.
 
-What a plan costs is decided in `cost`. The search needs the prices of an additive model;
-`find_by_prediction.py` gets such prices from any other one, near one plan after another.
+What a plan costs is decided in `cost`. The search needs the prices of an additive model.
 
 `docs/notes/search.md` explains the search along an example. Glossary of its code:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -15,6 +16,11 @@ class Clock:
     """
 
     deadline: float
+
+    @classmethod
+    def starting_now(cls, budget_s: float | None) -> Clock:
+        """Return the clock of a search that has a time budget; None for no limit."""
+        return cls(math.inf if budget_s is None else time.perf_counter() + budget_s)
 
     @property
     def is_over(self) -> bool:

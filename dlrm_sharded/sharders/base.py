@@ -29,7 +29,9 @@ class Sharder(Protocol):
     and no global random state, and it does not change the task. A sharder may have a `name`, which
     reports show; without it they show the name of its class. One that chooses the precision of
     exchanges says so by `chooses_exchange_precision = True`; the plans of others get the run's.
-    Whether it plans by the run's prices is found by `plans_by_prices`, which it may state, too.
+    A sharder that is made with a `SharderContext` counts as one whose plans depend on the run's
+    cost model, unless it says `uses_costs = False`; any other one does if it says
+    `uses_costs = True`.
     """
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -68,7 +70,8 @@ class SharderContext:
         """
         if not is_additive(self.cost_model):
             raise ConfigError(
-                f"sharder={sharder} needs an additive cost model; choose cost_model=learned"
+                f"sharder={sharder} needs a cost model with a method `price`; choose "
+                "cost_model=learned"
             )
         return functools.partial(self.cost_model.price, exchange_precision=self.exchange_precision)
 
@@ -107,16 +110,11 @@ def chooses_precision(sharder: Sharder) -> bool:
     return bool(getattr(sharder, "chooses_exchange_precision", False))
 
 
-def plans_by_prices(sharder: Sharder) -> bool:
-    """Return whether a sharder's plans depend on the prices of the run's cost model.
+def uses_costs(sharder: Sharder, *, has_context: bool) -> bool:
+    """Return whether a sharder's plans depend on the run's cost model.
 
-    A sharder may say so by an attribute of this name. Otherwise it does if it keeps the context of
-    a run with a cost model, the model itself, or a function that prices tasks.
+    Args:
+        has_context: whether the sharder was made with a `SharderContext`.
     """
-    stated = getattr(sharder, "plans_by_prices", None)
-    if stated is not None:
-        return bool(stated)
-    context = getattr(sharder, "context", None)
-    kept = [getattr(sharder, key, None) for key in ("cost_model", "price")]
-    kept += [context.cost_model] if isinstance(context, SharderContext) else []
-    return any(value is not None for value in kept)
+    stated = getattr(sharder, "uses_costs", None)
+    return has_context if stated is None else bool(stated)

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
-from dlrm_sharded.cost.base import PricedTask, is_additive
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.cost.expected_maximum import with_expected_excess
-from dlrm_sharded.cost.linear import BYTES, NO_PRICES
 from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -40,13 +37,10 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, in_half
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_none_found
-from dlrm_sharded.search.find_by_prediction import find_by_prediction
 from dlrm_sharded.search.find_plan import improve_under, improve_within
 from dlrm_sharded.search.from_scratch import ALL_WIDTHS, Build, SearchFromScratch
 from dlrm_sharded.search.move_budget import MoveBudget
-from dlrm_sharded.search.predictions import Predictions
 from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.search.split_errors import UNKNOWN_ERROR
 from dlrm_sharded.search.starts import are_few
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
@@ -63,17 +57,15 @@ class NeuroShardSharder:
     """Searches for the plan of the least predicted cost.
 
     Args:
-        context: has a cost model. One that is not additive is asked for predictions alone, see
-            `find_by_prediction`; then there is no lower bound, `time_budget_s` usually is used up
-            later, and precisions are stated.
+        context: has an additive cost model.
         constraints: what users require of the plan, besides a low cost.
         objective: "cost" for the cost and the critical path; "step" for the predicted step, which
             needs the context's step model. Then half of the time goes to the plan of the least
             cost, and the plan with the shorter step of the two is returned.
         critical_path_share: weight of the critical path in the cost; the rest is the embedding
             cost.
-        time_budget_s: time after which the search returns its best plan; small tasks end earlier.
-            None for no limit, so that a plan is the same on a loaded machine.
+        time_budget_s: time after which the whole search returns its best plan; small tasks end
+            earlier. None for no limit, so that a plan is the same on a loaded machine.
         patience: effort in rounds: each part of the search ends after this many rebuilds in a row
             without a better plan.
         split_error: a piece of a table is priced higher by this share of its computation when it
@@ -84,6 +76,7 @@ class NeuroShardSharder:
     """
 
     name: ClassVar[str] = "neuroshard"
+    uses_costs: ClassVar[bool] = True
 
     context: SharderContext
     constraints: Constraints = field(default_factory=Constraints)
@@ -114,11 +107,7 @@ class NeuroShardSharder:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        if self.context.cost_model is None:
-            raise ConfigError(
-                "sharder=neuroshard searches by predicted costs; choose cost_model=learned, or one "
-                "of your own"
-            )
+        self.context.pricing_for(self.name)  # which refuses a run without unit costs
         if self.objective not in OBJECTIVES:
             raise ConfigError(
                 f"sharder.objective is {self.objective!r}; known: {', '.join(OBJECTIVES)}"
@@ -157,25 +146,22 @@ class NeuroShardSharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         self.constraints.check(task)
-        if not is_additive(self.context.cost_model):
-            return self._by_prediction(task)
+        clock = Clock.starting_now(self.time_budget_s)
         priced = self.context.pricing_for(self.name)(task)
         if self.table_precision == "fp16":
             priced = priced.with_task(in_half(priced.task))
         precision = _stated_precision(self.exchange_precision, self.context.run.device)
         if precision is None:
-            return self._search(priced, self.time_budget_s)
-        plan = self._search(priced.with_precision(precision), self.time_budget_s)
+            return self._search(priced, clock)
+        plan = self._search(priced.with_precision(precision), clock)
         return dataclasses.replace(plan, exchange_precision=precision)
 
-    def _search(self, priced: PricedTask, time_budget_s: float | None) -> ShardingPlan:
+    def _search(self, priced: PricedTask, clock: Clock) -> ShardingPlan:
         """Return the best plan under the prices of a task, in any precision."""
         cluster = None
         if self.objective == STEP and self.context.step_model is not None:
             cluster = self.context.step_model(priced)
-            # each of the two searches has its half
-            time_budget_s = None if time_budget_s is None else time_budget_s / 2
-        clock, task = _clock(time_budget_s), priced.task
+        task = priced.task
         earlier = self.constraints.earlier_plan(task)
         build: Build = functools.partial(
             build_problem,
@@ -202,7 +188,7 @@ class NeuroShardSharder:
         value = functools.partial(self._value_ms, priced=priced)
         if cluster is not None:
             step = StepObjective.near(priced.predict(plans[0]), cluster.device_ms)
-            found = self._by_step(build(step=step), state, earlier, _clock(time_budget_s))
+            found = self._by_step(build(step=step), state, earlier, clock)
             plans += [ShardingPlan(plans[0].world_size, state_shards(s, by_table)) for s in found]
             value = functools.partial(_step_value_ms, priced=priced, cluster=cluster)
         # The search's prices are linear in exchanged bytes, so what it improves may cost more.
@@ -225,44 +211,6 @@ class NeuroShardSharder:
         near = improve_under(problem, start, self.seed, search.stopping(clock))
         found = search.find(problem, clock)
         return [near] if found is None else [near, found]
-
-    def _by_prediction(self, task: ShardingTask) -> ShardingPlan:
-        """Return the best plan found by a cost model that predicts plans and prices nothing."""
-        model, context = self.context.cost_model, self.context
-        assert model is not None
-        keys = ("objective", "warm_start")
-        for key in keys:
-            value = getattr(self.constraints if key == "warm_start" else self, key)
-            if value == STEP or (key == "warm_start" and value is not None):
-                raise ConfigError(
-                    f"sharder.{key} is {value}, which needs an additive cost model, and "
-                    f"{type(model).__name__} only predicts plans; leave it out, or choose "
-                    "cost_model=learned"
-                )
-        if self.table_precision == "fp16":
-            task = in_half(task)
-        clock = _clock(self.time_budget_s)
-        stated = _stated_precision(self.exchange_precision, context.run.device)
-        by_bytes = dataclasses.replace(context, cost_model=BYTES)
-        first = dataclasses.replace(self, context=by_bytes, patience=0, exchange_precision=None)
-        begin = first._search(BYTES.price(task), self.time_budget_s)
-        shards = find_by_prediction(
-            build_problem(
-                NO_PRICES.price(task),
-                self.constraints,
-                critical_path_share=self.critical_path_share,
-                split_error=0.0,
-                all_replicas=True,
-                equal=split_widths(task.tables, begin.shards_by_table()),
-            ),
-            begin.shards,
-            Predictions(model, task, stated or context.exchange_precision, clock),
-            split_error=UNKNOWN_ERROR if self.split_error is None else self.split_error,
-            seed=self.seed,
-            stopping=self._from_scratch.stopping(clock),
-        )
-        plan = with_precisions_of(ShardingPlan(task.topology.world_size, shards), task)
-        return plan if stated is None else dataclasses.replace(plan, exchange_precision=stated)
 
     def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> tuple[float, ...]:
         """Return the predicted cost and critical path of a plan, weighed as in the objective."""
@@ -302,10 +250,6 @@ def _step_value_ms(plan: ShardingPlan, priced: PricedTask, cluster: Cluster) -> 
     rank_error = priced.standing.rank_error if priced.standing else None
     cost = with_expected_excess(priced.predict(plan), rank_error)
     return round(cluster.step(plan, cost).step_ms, 6), cost.cost_ms
-
-
-def _clock(time_budget_s: float | None) -> Clock:
-    return Clock(math.inf if time_budget_s is None else time.perf_counter() + time_budget_s)
 
 
 def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:

@@ -14,7 +14,7 @@ from dlrm_sharded.cost.base import (
     CostModel,
     PricedTask,
     caveat_of,
-    predict_plans,
+    predict_plan,
     price,
     standing_of,
     with_assumed_profiles,
@@ -30,7 +30,13 @@ from dlrm_sharded.plans.plan_report import Diagnosis, MadeFrom, PlanReport, Prof
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import Sharder, chooses_precision, in_precision, sharder_name
+from dlrm_sharded.sharders.base import (
+    Sharder,
+    chooses_precision,
+    in_precision,
+    sharder_name,
+    uses_costs,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +56,7 @@ class Planner:
         exchange_precision: precision of plans whose sharder does not choose one.
         options: the sharder's node of the config, for `PlanReport.made_from`; None without a
             config.
+        has_context: whether the sharder was made with a `SharderContext`.
     """
 
     sharder: Sharder
@@ -58,11 +65,17 @@ class Planner:
     value_profiles: ValueProfiles | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
     options: Mapping[str, Any] | None = None
+    has_context: bool = False
 
     def __repr__(self) -> str:
         model = repr(self.cost_model).partition("\n")[0]
         sharder, precision = sharder_name(self.sharder), self.exchange_precision
         return f"Planner: sharder {sharder}\n  cost model {model}\n  exchanges in {precision}"
+
+    @property
+    def uses_costs(self) -> bool:
+        """Tell whether plans depend on the run's cost model, see `Sharder`."""
+        return uses_costs(self.sharder, has_context=self.has_context)
 
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
         """Return the sharder's validated plan and a report on it.
@@ -123,7 +136,7 @@ class Planner:
             task, standing, caveat = priced.task, priced.standing, priced.caveat
         cost = None
         if model is not None:
-            cost = predict_plans(model, [plan], task)[0]
+            cost = predict_plan(model, plan, task)
             cost = with_expected_excess(cost, standing.rank_error if standing else None)
         bound_ms = diagnosis = profile_value = None
         if priced is not None:

@@ -47,8 +47,8 @@ class PolicySharder:
         check_count("sharder.seed", self.seed, least=0)
 
     @property
-    def plans_by_prices(self) -> bool:
-        """Tell whether the policy reads the run's prices."""
+    def uses_costs(self) -> bool:
+        """Tell whether the policy reads the costs of the run's cost model."""
         return bool(getattr(self.policy, "reads_prices", False))
 
     def shard(self, task: ShardingTask) -> ShardingPlan:

@@ -15,7 +15,7 @@ from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, Sha
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask, with_optimizer
-from dlrm_sharded.sharders.base import plans_by_prices
+from dlrm_sharded.sharders.base import uses_costs
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 from tests.unit.made_up import tables_of, task_of, with_topology
@@ -35,7 +35,7 @@ POLICIES = ("autoshard", "dreamshard")
 SPLIT_FREELY = (*REPLICATE, *POLICIES, "torchrec")
 """Sharders that split tables into any number of shards."""
 
-BY_PRICES = {"neuroshard", "neuroshard_paper"}
+USE_COSTS = {"neuroshard", "neuroshard_paper"}
 """Sharders whose plans depend on the run's cost model."""
 
 NO_CLOCK = {"neuroshard": ("sharder.time_budget_s=null", "sharder.patience=1")}
@@ -180,15 +180,16 @@ def test_finds_all_yamls() -> None:
 
 
 @pytest.mark.parametrize("name", SHARDERS)
-def test_a_first_start_knows_who_plans_by_prices(name, tmp_path):
-    """Others would wait for prices that they do not look at."""
-    sharder = build(name, overrides_of(name, TASKS["w3-mixed"], tmp_path))
-    assert plans_by_prices(sharder) == (name in BY_PRICES)
+def test_sharders_that_use_the_costs_of_the_run(name, tmp_path):
+    """Others would wait for a measurement that does not concern them."""
+    overrides = overrides_of(name, TASKS["w3-mixed"], tmp_path)
+    planner = build_planner(config(name, overrides), RunContext())
+    assert planner.uses_costs == (name in USE_COSTS)
 
 
-def test_a_sharder_may_say_whether_it_plans_by_prices():
-    class ByPrices(GreedySharder):
-        plans_by_prices = True
+def test_a_sharder_without_a_context_may_say_that_it_uses_costs():
+    class UsesCosts(GreedySharder):
+        uses_costs = True
 
-    assert plans_by_prices(ByPrices("size"))
-    assert not plans_by_prices(GreedySharder("size"))
+    assert uses_costs(UsesCosts("size"), has_context=False)
+    assert not uses_costs(GreedySharder("size"), has_context=False)

@@ -1,5 +1,6 @@
 """Every example of the guide's pages extending.md, planning.md and tour.md works as it stands."""
 
+import dataclasses
 import importlib
 import re
 import subprocess
@@ -16,12 +17,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from dlrm_sharded import Planner, RunContext, ShardingTask, Table, Topology, validate
+from dlrm_sharded import Planner, RunContext, ShardingTask, Table, validate
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.task import build_dataset
+from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.fitting.costs_file import read_costs, write_costs
 from dlrm_sharded.fitting.samples import workload_of_sample
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.job.first_start import may_need
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
@@ -72,7 +76,6 @@ def test_every_file_of_the_page_is_used() -> None:
     assert sorted(name for name, _ in files) == [
         "best_of.py",
         "fit_linear_model.py",
-        "my_conf/cost_model/bandwidth.yaml",
         "my_conf/cost_model/linear.yaml",
         "my_conf/data/films.yaml",
         "my_conf/model/concatenated.yaml",
@@ -81,7 +84,6 @@ def test_every_file_of_the_page_is_used() -> None:
         "my_conf/topology/my_cluster.yaml",
         "my_cost_model.py",
         "my_dataset.py",
-        "my_linear_model.py",
         "my_model.py",
         "my_sharder.py",
         "test_my_cost_model.py",
@@ -124,6 +126,10 @@ def test_sharder_that_uses_the_cost_model(project: Path) -> None:
     for name in ("size", "lookup", "size_lookup"):
         other = planner(project, f"sharder={name}").sharder.shard(TASK)
         assert best_ms <= made.cost_model.predict(other, TASK).cost_ms
+    elsewhere = RunContext("cpu", Hardware("cpu: x"))
+    prior = learned_cost_model(elsewhere, warns=False)
+    made = dataclasses.replace(made, cost_model=prior)
+    assert may_need([made], elsewhere, exchanges=False), "a first run measures for it"
 
 
 def test_dataset(project: Path) -> None:
@@ -143,58 +149,16 @@ def test_dataset_with_a_yaml(project: Path) -> None:
 def test_cost_model(project: Path, task: ShardingTask) -> None:
     page = module(project, "test_my_cost_model")
 
-    page.test_bandwidth(task)
+    page.test_linear(task)
 
 
 def test_cost_model_with_a_yaml(project: Path) -> None:
-    made = planner(project, "cost_model=bandwidth", "sharder=size_lookup")
-
-    _, report = made.plan(TASK)
-
-    assert report.cost.critical_path_ms >= report.cost.cost_ms > 0
-    assert report.lower_bound_ms is None
-
-
-def test_cost_model_counts_bytes(project: Path) -> None:
-    model = module(project, "my_cost_model").BandwidthCostModel(
-        memory_gb_per_s=1.0, network_gb_per_s=2.0
-    )
-    task = ShardingTask((Table("t", 100, 8, 3.0),), Topology(1, 10**6), batch_size=1000)
-    plan, _ = planner(project, "sharder=size").plan(task)
-
-    (cost,) = model.predict(plan, task).per_rank
-
-    # 1000 samples x 3 ids x 32 B = 0.096 MB read, 1000 x 32 B = 0.032 MB sent
-    assert cost.fwd_compute_ms == pytest.approx(0.096)
-    assert cost.bwd_compute_ms == pytest.approx(0.192)
-    assert cost.fwd_comm_ms == cost.bwd_comm_ms == pytest.approx(0.016)
-
-
-@pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
-def test_linear_cost_model(project: Path, task: ShardingTask) -> None:
-    model = module(project, "my_linear_model").linear(network_gb_per_s=2)
-
-    check_cost_model(model, task)
-
-
-def test_linear_cost_model_with_a_yaml(project: Path) -> None:
     made = planner(project, "cost_model=linear", "sharder=neuroshard")
 
     plan, report = made.plan(TASK)
 
     validate(plan, TASK)
     assert 0 <= report.gap < 0.25
-
-
-def test_search_on_a_cost_model_that_only_predicts(project: Path) -> None:
-    made = planner(project, "cost_model=bandwidth", "sharder=neuroshard")
-    heuristic = planner(project, "cost_model=bandwidth", "sharder=size_lookup")
-
-    plan, report = made.plan(TASK)
-
-    validate(plan, TASK)
-    assert report.lower_bound_ms is None
-    assert report.cost.cost_ms <= heuristic.plan(TASK)[1].cost.cost_ms
 
 
 def test_linear_cost_model_of_measurements(project: Path) -> None:

@@ -12,13 +12,22 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dlrm_sharded import Constraints, NeuroShardSharder, Planner, ShardingPlan, validate
+from dlrm_sharded import (
+    Constraints,
+    NeuroShardSharder,
+    PlanCost,
+    Planner,
+    ShardingPlan,
+    validate,
+)
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -190,6 +199,20 @@ def test_time_ends_a_search_without_end() -> None:
     validate(plan, task)
 
 
+WIDE = task_of(tables_of(*[(1000, 2048, 3.0)] * 9, (400, 64, 20.0)), 4, batch_size=1024)
+
+
+def test_one_clock_limits_all_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes a second; wide tables are searched for in several stages."""
+    looks = itertools.count()
+    fake = SimpleNamespace(perf_counter=lambda: float(next(looks)))
+    monkeypatch.setattr("dlrm_sharded.search.stopping.time", fake)
+    budget_s = 200
+    plan = neuroshard(time_budget_s=budget_s, patience=10**6).shard(with_profiles(WIDE))
+    assert budget_s <= next(looks) < budget_s + 50
+    validate(plan, WIDE)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -216,9 +239,15 @@ def test_bad_arguments(keys: dict[str, Any], message: str) -> None:
         neuroshard(**keys)
 
 
-def test_needs_a_model() -> None:
-    with pytest.raises(ConfigError, match="searches by predicted costs; choose cost_model=learned"):
-        NeuroShardSharder(SharderContext())
+class OnlyPredicts:
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("model", [None, OnlyPredicts()], ids=["none", "only_predicts"])
+def test_needs_a_cost_model_with_unit_costs(model: CostModel | None) -> None:
+    with pytest.raises(ConfigError, match=r"needs a cost model with a method `price`; choose cost"):
+        NeuroShardSharder(SharderContext(cost_model=model))
 
 
 def odd(

@@ -18,6 +18,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.plan_report import Diagnosis, plan_json
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.sharders.base import sharder_name
@@ -153,6 +154,36 @@ def test_says_once_which_profiles_it_assumes(
     caplog.clear()
     planner.plan(with_profiles(TASK))
     assert "reuse_histogram" not in caplog.text
+
+
+def fail(cost: PlanCost) -> PlanCost:
+    raise KeyError("t7")
+
+
+BROKEN: dict[str, tuple[Callable[[PlanCost], object], str]] = {
+    "fails": (fail, "the cost model Broken failed at a plan of 2 tables .*: KeyError: 't7'"),
+    "nan": (
+        lambda cost: cost.with_added(STAGES[0], [math.nan] * len(cost.per_rank)),
+        "the cost model Broken predicts nan ms for rank 0",
+    ),
+    "too_few_ranks": (
+        lambda cost: dataclasses.replace(cost, per_rank=cost.per_rank[1:]),
+        "the cost model Broken predicted 1 ranks of 2",
+    ),
+    "no_cost": (lambda cost: cost.cost_ms, "the cost model Broken returned .*, no PlanCost"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_cost_model_is_named_in_one_message(name: str) -> None:
+    spoil, message = BROKEN[name]
+
+    class Broken(Flat):
+        def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+            return spoil(super().predict(plan, task))  # type: ignore[return-value]
+
+    with pytest.raises(ConfigError, match=message):
+        Planner(Fixed(PLAN), Broken()).plan(TASK)
 
 
 @pytest.mark.parametrize("returned", [None, {}, (PLAN, 1.0)], ids=["nothing", "dict", "pair"])
