@@ -101,24 +101,22 @@ def cycles_ms(spec: GpuSpec, cycles: float) -> float:
     return cycles / spec.multiprocessor_ghz / 1e3
 
 
-def gpu_compute(
-    spec: GpuSpec, optimizer: str | None, figures: LookupFigures = FITTED
-) -> ComputeModel:
+def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
     """Return the computation of lookups on a GPU, with a fused optimizer of the tables."""
     work = DEVICE_WORK["cuda"]
     line_ms = _LINE_BYTES * 1e3 / (spec.memory_gb_per_s * 1e6)
-    update_ms = figures.update_factor * line_ms
+    update_ms = FITTED.update_factor * line_ms
     update_lines, row_lines = UPDATE_LINES[optimizer or DEFAULT_OPTIMIZER]
-    near_ms = cycles_ms(spec, figures.line_cycles)
-    beyond_ms = figures.read_factor * line_ms
+    near_ms = cycles_ms(spec, FITTED.line_cycles)
+    beyond_ms = FITTED.read_factor * line_ms
     forward = {
-        "bags": cycles_ms(spec, figures.sample_cycles),
-        "pooled_columns": figures.write_factor * line_ms,
-        "ids": cycles_ms(spec, figures.id_cycles),
+        "bags": cycles_ms(spec, FITTED.sample_cycles),
+        "pooled_columns": FITTED.write_factor * line_ms,
+        "ids": cycles_ms(spec, FITTED.id_cycles),
         **_cached(work, "rows", near_ms, beyond_ms, spec.l2_mb),
     }
     backward = {
-        "ids": cycles_ms(spec, figures.backward_id_cycles),
+        "ids": cycles_ms(spec, FITTED.backward_id_cycles),
         "id_sort_passes": cycles_ms(spec, SORT_CYCLES),
         **_cached(work, "gradients", near_ms, beyond_ms, spec.l2_mb),
         "unique_ids": row_lines * update_ms,
@@ -134,7 +132,7 @@ def gpu_compute(
         backward=_constant_prices(work, backward, NUM_KERNELS[1]),
         device=work,
         # groups of threads as large as the widest shard needs hold up the ids of all shards
-        widest_ms=np.full((2, 2), cycles_ms(spec, figures.warp_cycles)),
+        widest_ms=np.full((2, 2), cycles_ms(spec, FITTED.warp_cycles)),
         dense=DensePrices(mb_ms=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s)),
     )
 

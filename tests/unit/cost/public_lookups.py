@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.gpu_lookups import FITTED, LookupFigures, gpu_compute
+from dlrm_sharded.cost.gpu_lookups import gpu_compute
 from dlrm_sharded.cost.workload import Workload, workload_of_rows
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
@@ -53,9 +53,9 @@ class PublicLookup:
     is_half: bool = False
     is_kernel: bool = False
 
-    def predicted_ms(self, figures: LookupFigures = FITTED) -> float:
+    def predicted_ms(self) -> float:
         """Return the time that the prior of the source's GPU predicts."""
-        compute = gpu_compute(self.gpu, self.optimizer, figures)
+        compute = gpu_compute(self.gpu, self.optimizer)
         workload = self._workload()
         sums = workload.by_rank(compute.vectors(workload))
         num_launches = np.zeros(1) if self.is_kernel else np.ones(1)
@@ -66,9 +66,9 @@ class PublicLookup:
             predicted -= sum(parts[terms.index(name)] for name in ("ids", "id_sort_passes"))
         return predicted
 
-    def error(self, figures: LookupFigures = FITTED) -> float:
+    def error(self) -> float:
         """Return the relative error of the prediction."""
-        return self.predicted_ms(figures) / self.measured_ms - 1.0
+        return self.predicted_ms() / self.measured_ms - 1.0
 
     def backward(self, name: str, measured_ms: float, optimizer: str) -> PublicLookup:
         """Return the backward pass of this lookup."""
