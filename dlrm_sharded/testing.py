@@ -34,7 +34,6 @@ from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
-from dlrm_sharded.plans.sequences import equal_widths
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer, without_memory_limit
 from dlrm_sharded.plans.task_keys import MAX_BYTES
@@ -96,8 +95,6 @@ def _check_layouts(plan: ShardingPlan, task: ShardingTask) -> None:
     for table in task.tables:
         layout = layout_name(shards[table.name], table, task.topology)
         trained = trained_layouts(table, task.topology)
-        if not table.pooled and table.module in equal_widths(task.tables, task.topology):
-            trained |= {"columns"}
         assert layout is None or layout in trained, f"{table.name} lies in {layout}"
         if table.precision != "fp32" and layout != "replicas":
             assert shards[table.name][0].precision == table.precision, f"{table.name} is in fp32"

@@ -7,7 +7,7 @@ Letters: T tables, N column shapes, n pieces, V numbers of a shard (`compute.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, pooling_of
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout, trained_layouts
 from dlrm_sharded.plans.precision import TABLE_BYTES
-from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask, Topology
 
 Indices = NDArray[np.int64]
@@ -115,7 +115,6 @@ class Shapes:
         compute: ComputeModel,
         *,
         max_widths: int = MAX_COLUMNS,
-        equal: Mapping[str, int] | None = None,
         sequences: Sequence[float] = (1.0, 1.0),
     ) -> Shapes:
         """Price all shapes of a task whose tables all have a reuse histogram (`with_profiles`).
@@ -123,8 +122,6 @@ class Shapes:
         Args:
             max_widths: most widths of one table; wider tables are cut in steps of 8, 12, ...
                 columns. A table has more of them if its steps would be large for the memory.
-            equal: width of all column shards in modules of sequences, by module. It is the step of
-                their tables, and narrower columns than the whole table are shards of one step.
             sequences: what bytes of sequences count for, see `ExchangePrices`.
         """
         dims = np.array([table.embedding_dim for table in task.tables], dtype=np.int64)
@@ -134,8 +131,6 @@ class Shapes:
         # it include it.
         is_too_wide = dims > task.topology.max_shard_columns
         step[is_too_wide] = 1 << np.ceil(np.log2(step[is_too_wide])).astype(np.int64)
-        equal_step = np.array([equal_width(table, equal) for table in task.tables], dtype=np.int64)
-        step = np.where(equal_step, equal_step, step)
         num_widths = -(-dims // step)
         # the widths of all tables lie in one array, one table after the other
         first = np.concatenate([[0], num_widths.cumsum()])
@@ -148,9 +143,6 @@ class Shapes:
         for i in np.flatnonzero(is_too_wide).tolist():
             of_table = slice(first[i], first[i + 1])
             num_shards[of_table] = _num_shards(num_cols[of_table].tolist(), topology)
-        is_equal = equal_step[table] > 0
-        is_one = (num_cols == dims[table]) & ~is_too_wide[table]
-        num_shards[is_equal] = np.where(is_one, 1, num_steps)[is_equal]
         parts = np.maximum(num_shards, 1)
         return cls(
             step=step,
@@ -170,11 +162,6 @@ class Shapes:
     def table(self) -> Indices:
         """[N], place in the task of the table that has the shape."""
         return np.repeat(np.arange(len(self.step)), np.diff(self.first))
-
-
-def equal_width(table: Table, equal: Mapping[str, int] | None) -> int:
-    """Return the width of a table's column shards, see `Shapes.from_task`; 0 if it has any."""
-    return 0 if table.pooled or equal is None else equal.get(table.module, 0)
 
 
 def _divisor(step: int, most: int) -> int:

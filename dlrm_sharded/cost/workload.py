@@ -81,8 +81,6 @@ class Workload:
         num_features: [S], features that look up the shard; None for one each.
         is_sequence: [S], whether the vectors of a sample's ids are not pooled; None if all are.
         owner: [S], number of the module of the shard's table, see `owners`; None for one of bags.
-            Column shards of sequences have a lookup and exchanges beside those of whole tables, so
-            they count as a module of their own.
     """
 
     world_size: int
@@ -282,23 +280,14 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
     is_half = np.array([shard.precision == "fp16" for shard in plan.shards], dtype=bool)
     if is_half.any():
         workload = replace(workload, is_half=is_half)
-    of_shards = [tables[shard.table] for shard in plan.shards]
-    is_split = [
-        not table.pooled and shard.num_cols < table.embedding_dim
-        for table, shard in zip(of_shards, plan.shards, strict=True)
-    ]
-    return replace(workload, **pooling_of(of_shards, is_split))
+    return replace(workload, **pooling_of([tables[shard.table] for shard in plan.shards]))
 
 
-def pooling_of(tables: Sequence[Table], is_split: Sequence[bool] = ()) -> dict[str, Any]:
-    """Return what a workload of shards of these tables [S] knows of their vectors and modules.
-
-    Args:
-        is_split: [S], whether the shard is one of the column shards of a sequence; none without.
-    """
+def pooling_of(tables: Sequence[Table]) -> dict[str, Any]:
+    """Return what a workload of shards of these tables [S] knows of their vectors and modules."""
     num_features = np.array([table.num_features for table in tables], dtype=np.float64)
     is_sequence = np.array([not table.pooled for table in tables], dtype=bool)
-    owner = owners(tables, is_split)
+    owner = owners(tables)
     return {
         "num_features": num_features if (num_features > 1).any() else None,
         "is_sequence": is_sequence if is_sequence.any() else None,
@@ -306,14 +295,9 @@ def pooling_of(tables: Sequence[Table], is_split: Sequence[bool] = ()) -> dict[s
     }
 
 
-def owners(tables: Sequence[Table], is_split: Sequence[bool] = ()) -> NDArray[np.int64]:
-    """Return [T], numbers of the tables' modules: bags and sequences are never of the same one.
-
-    Args:
-        is_split: [T], see `pooling_of`.
-    """
-    split = is_split or [False] * len(tables)
-    keys = [(t.module, t.pooled, apart) for t, apart in zip(tables, split, strict=True)]
+def owners(tables: Sequence[Table]) -> NDArray[np.int64]:
+    """Return [T], numbers of the tables' modules: bags and sequences are never of the same one."""
+    keys = [(table.module, table.pooled) for table in tables]
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.array([number[key] for key in keys], dtype=np.int64)
 

@@ -197,14 +197,11 @@ def _check_module(
 def _layouts(types: frozenset[str], topology: Topology, *, is_pooled: bool) -> frozenset[str]:
     """Return the layouts that sharders may choose for the tables of a module.
 
-    Whole sequences beside column shards have a lookup of their own. Sequences have no replicas, as
-    FBGEMM's lookup of replicas pools on CPUs.
+    Sequences are not split by columns. They have no replicas, as FBGEMM's lookup of replicas pools
+    on CPUs.
     """
     trained = layouts_of_types(types, topology)
-    if is_pooled:
-        return trained
-    has_whole = ShardingType.TABLE_WISE.value in types
-    return trained - ({"replicas"} if has_whole else {"columns", "replicas"})
+    return trained if is_pooled else trained - {"columns", "replicas"}
 
 
 def _pooled_by(kind: PoolingType, module: nn.Module) -> list[BaseEmbeddingConfig]:

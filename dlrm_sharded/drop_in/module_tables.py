@@ -23,9 +23,6 @@ WHOLE_TYPES = (
 )
 """TorchRec's types that train a whole table on one rank."""
 
-COLUMN_TYPES = frozenset(WHOLE_TYPES[:2])
-"""TorchRec's types of column shards."""
-
 ROW_TYPES = frozenset({ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value})
 """TorchRec's types of row blocks."""
 
@@ -95,8 +92,7 @@ class ModuleTables:
             )
         columns, host_columns, _ = WHOLE_TYPES
         rows, host_rows = ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value
-        # Column shards of sequences have one width, so whole tables have another lookup.
-        whole = WHOLE_TYPES if self.is_pooled else WHOLE_TYPES[::-1]
+        whole = WHOLE_TYPES if self.is_pooled else WHOLE_TYPES[::-1]  # as `ColumnShards` declares
         types = {
             None: [*whole, *([rows, host_rows] if topology.world_size == 1 else [])],
             "columns": [columns, *([host_columns] if on_one_host else [])],
@@ -120,30 +116,18 @@ class ModuleTables:
         """Refuse shards that the module as a whole does not train.
 
         Raises:
-            InvalidPlanError: FBGEMM would look up sequences of different widths, TorchRec would
-                take the mean of other tables than the model, a table has another precision than in
-                the model.
+            InvalidPlanError: TorchRec would take the mean of other tables than the model, or a
+                table has another precision than in the model.
         """
         shards = plan.shards_by_table()
         self._check_means(shards, topology)
-        widths: dict[int, str] = {}
         for table in self.tables.values():
-            own = shards[table.name]
-            if own[0].precision != table.precision:
+            planned = shards[table.name][0].precision
+            if planned != table.precision:
                 raise InvalidPlanError(
-                    f"table {table.name!r} of {self.title} is planned in {own[0].precision}, and "
-                    f"the model has it in {table.precision}; change the data_type of its config, "
-                    "or the sharder's table_precision"
-                )
-            if self.is_pooled or self.torchrec_type(own, table, topology) not in COLUMN_TYPES:
-                continue
-            widths |= {shard.num_cols: table.name for shard in own}
-            if len(widths) > 1:
-                (one, first), (other, second), *_ = widths.items()
-                raise InvalidPlanError(
-                    f"the plan has column shards of {one} columns for table {first!r} of "
-                    f"{self.title} and of {other} for {second!r}; TorchRec looks up sequences in "
-                    f"column shards of one width: {OBEY_LAYOUTS}"
+                    f"table {table.name!r} of {self.title} is planned in {planned}, and the model "
+                    f"has it in {table.precision}; change the data_type of its config, or the "
+                    "sharder's table_precision"
                 )
 
     def _check_means(self, shards: Mapping[str, Sequence[Shard]], topology: Topology) -> None:

@@ -27,9 +27,9 @@ REPLICA_GROUP = 0
 """Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
 
 SEQUENCE_LAYOUTS = {"cpu": frozenset({"rows"}), "cuda": frozenset({"rows", "replicas"})}
-"""A sequence table can have these of `LAYOUTS` whatever the others have, by compute device.
-TorchRec has no row blocks on one host for them; columns are split alike in all tables of a module,
-see `plans.sequences`; and FBGEMM's lookup of replicas pools on CPUs."""
+"""A sequence table can have these of `LAYOUTS`, by compute device. TorchRec has no row blocks on
+one host for them, and trains column shards of a module only at one width, so no plan has those.
+FBGEMM's lookup of replicas pools on CPUs."""
 
 MOST_SHARDS = 4
 """Equal shards on one rank are no more than so many times the least number of shards: narrow ones
@@ -55,18 +55,18 @@ class ColumnShards:
     """Ranges of columns with all rows, on any ranks; a whole table is one such range.
 
     TorchRec fuses the lookups of one sharding type, so whole tables are declared column-wise too,
-    and a rank looks all of them up with one kernel launch. Those of sequences are not, see
-    `plans.sequences`.
+    and a rank looks all of them up with one kernel launch. Sequences are always whole, and declared
+    table-wise.
 
     Args:
-        is_whole_sequence: whether the one range is a whole table whose vectors are not pooled.
+        is_sequence: whether the vectors of the table are not pooled.
     """
 
     group_size: int = 1
-    is_whole_sequence: bool = False
+    is_sequence: bool = False
 
     def torchrec_type(self, topology: Topology) -> str:
-        return "table_wise" if self.is_whole_sequence else "column_wise"
+        return "table_wise" if self.is_sequence else "column_wise"
 
     @staticmethod
     def shards(table: Table, widths: Iterable[tuple[int, int]]) -> list[Shard]:
@@ -101,7 +101,7 @@ class ColumnShards:
                     f"on rank {rank}; TorchRec trains several shards of a table on one rank only "
                     "at equal width; merge them into one shard"
                 )
-        return cls(is_whole_sequence=not table.pooled and len(shards) == 1)
+        return cls(is_sequence=not table.pooled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,17 +241,20 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
     elif is_row_wise(shards, table):
         kind = RowBlocks
     layout, name = kind.from_shards(shards, table, topology), layout_name(shards, table, topology)
-    if name in ("replicas", "host_rows") and name not in _trained(table, topology):
-        why = "lies in row blocks on the ranks of one host, which TorchRec trains on all ranks only"
-        if name == "replicas":
-            device = topology.compute_device
-            why = f"is replicated, and FBGEMM's lookup of replicas pools on {device}"
+    if name is not None and name not in _trained(table, topology):
+        device = topology.compute_device
+        why = {
+            "columns": "is split by columns, which only pooled tables are",
+            "host_rows": "lies in row blocks on the ranks of one host, which TorchRec trains on "
+            "all ranks only",
+            "replicas": f"is replicated, and FBGEMM's lookup of replicas pools on {device}",
+        }[name]
         raise InvalidPlanError(f"{sequence_title(table)}, {why}: {OTHER_LAYOUTS}")
     return layout
 
 
 def trained_layouts(table: Table, topology: Topology) -> frozenset[str]:
-    """Return which of `table.layouts` a sharder may choose for it without a look at the others."""
+    """Return which of `table.layouts` a sharder may choose for it."""
     return table.layouts & _trained(table, topology)
 
 

@@ -9,7 +9,6 @@ from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plans.layouts import is_replicated, layout_of, sequence_title
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.precision import why_not_exchanged
-from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.table_optimizers import why_not_replicated
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, in_half
@@ -61,7 +60,6 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
                 f"table {table.name!r} is replicated, and the optimizer of the tables is "
                 f"{why_not_replicated(task.known_optimizer)}"
             )
-    split_widths(task.tables, shards_by_table)  # raises if a module has several
     local_batch_size = task.batch_size // topology.world_size
     if reason := why_not_exchanged(
         plan.exchange_precision, topology.compute_device, local_batch_size
@@ -111,10 +109,12 @@ def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
         splits: whether the plan may split tables.
     """
     topology = task.topology
-    widest = max(task.tables, key=lambda table: table.embedding_dim)
+    widest = max(task.tables, key=lambda table: (table.embedding_dim, not table.pooled))
     num_shards = -(-widest.embedding_dim // topology.max_shard_columns)
-    if num_shards <= (topology.world_size if splits else 1):
+    if num_shards <= (topology.world_size if splits and widest.pooled else 1):
         return None
+    if not widest.pooled:
+        return why_sequence_too_wide(widest, topology)
     if num_shards <= topology.world_size:
         advice = f"it has to be split; {SPLITTING_ADVICE}"
     else:
@@ -126,6 +126,15 @@ def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
     return (
         f"table {widest.name!r} has {widest.embedding_dim:,} columns, and FBGEMM looks up shards "
         f"of {topology.max_shard_columns:,} columns or fewer on {topology.compute_device}: {advice}"
+    )
+
+
+def why_sequence_too_wide(table: Table, topology: Topology) -> str:
+    """Return why no plan has a sequence table of more columns than lookups support."""
+    return (
+        f"{sequence_title(table)} of {table.embedding_dim:,} columns, which no plan splits, and "
+        f"FBGEMM looks up {topology.max_shard_columns:,} columns or fewer on "
+        f"{topology.compute_device}; reduce its embedding_dim"
     )
 
 
@@ -143,6 +152,8 @@ def _check_rectangle(shard: Shard, table: Table, topology: Topology) -> None:
     if shard.cols[0] % COLUMN_MULTIPLE or shard.cols[1] % COLUMN_MULTIPLE:
         raise InvalidPlanError(f"{shard}: cols must start and end at multiples of 4 (FBGEMM)")
     if shard.num_cols > topology.max_shard_columns:
+        if not table.pooled:
+            raise InvalidPlanError(why_sequence_too_wide(table, topology))
         raise InvalidPlanError(
             f"{shard}: the shard has {shard.num_cols:,} columns, and FBGEMM looks up shards of "
             f"{topology.max_shard_columns:,} columns or fewer on {topology.compute_device}; split "

@@ -63,8 +63,7 @@ class BlockNeighborhood(StateMoves):
                 free_bytes[other] += problem.size_bytes[shape]
                 shared_ms -= float(problem.shared_ms[shape])
             remove = [SetWidth(unit, other, 0) for other in state.widths[unit]]
-            width = next(iter(state.widths[unit].values()))  # whole, or one of the pieces
-            is_last = state.num_in_all_to_all[problem.owners_at(unit, width)[0]] == len(remove)
+            is_last = state.num_in_all_to_all[problem.owners[unit][0]] == len(remove)
             for group, value_ms in self._best_groups(unit, load, free_bytes, objective):
                 change_ms = value_ms + slope * shared_ms - objective.linear_ms
                 if is_last and problem.blocks_of_group(group).is_global:  # no all-to-all is left

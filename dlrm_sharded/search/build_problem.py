@@ -5,7 +5,6 @@ Letters: U units, N shapes of all units, L loads, W ranks, T tables, n pieces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.shapes import Indices, Pieces, Shapes, equal_width
+from dlrm_sharded.cost.shapes import Indices, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats, owners
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, trained_layouts
@@ -47,7 +46,6 @@ def build_problem(
     max_widths: int = MAX_WIDTHS,
     all_replicas: bool = False,
     step: StepObjective | None = None,
-    equal: Mapping[str, int] | None = None,
 ) -> Problem:
     """Return the search problem of a task.
 
@@ -60,16 +58,13 @@ def build_problem(
         all_replicas: whether to offer replicas also of tables for which they do not seem to pay,
             as an earlier plan may have them.
         step: what to minimize in place of cost and critical path, see `LoadWeights`.
-        equal: width of all column shards in some modules of sequences, one of `equal_widths`; the
-            sequences of the others have none.
     """
-    equal = equal or {}
     task, hosts = priced.task, priced.hosts
     prices = ExchangePrices.from_model(priced.communication, hosts)
     shapes = Shapes.from_task(
-        task, priced.compute, max_widths=max_widths, equal=equal, sequences=prices.sequences
+        task, priced.compute, max_widths=max_widths, sequences=prices.sequences
     )
-    units = _Units.from_task(task, constraints, equal)
+    units = _Units.from_task(task, constraints)
     kept_shapes = _kept_shapes(shapes, units)
     columns = kept_shapes.pieces(shapes.columns)
     errors = (
@@ -122,11 +117,9 @@ def build_problem(
         prices=prices,
         weights=pricing.weights,
         tables=units.tables,
-        owners=units.owners(task, equal),
-        whole_owners=units.owners(task, {}),
+        owners=units.owners(task),
         # 0 marks units that may not be split; their only shape is one step.
         columns_per_step=np.where(units.is_splittable, shapes.step[units.first_table], 0),
-        is_equal=units.is_splittable & is_sequence,
         first_shape=kept_shapes.first_shape,
         possible=kept_shapes.possible(shapes, units.is_splittable),
         demand=Demand.pack(columns.vectors, columns.volume, kept_shapes.num_shards, margin),
@@ -173,9 +166,7 @@ class _Units:
     is_movable: Mask
 
     @classmethod
-    def from_task(
-        cls, task: ShardingTask, constraints: Constraints, equal: Mapping[str, int]
-    ) -> _Units:
+    def from_task(cls, task: ShardingTask, constraints: Constraints) -> _Units:
         """Make a unit of each set of tables that stay together, and of every other table."""
         table_index = {table.name: i for i, table in enumerate(task.tables)}
         bundles = [
@@ -189,8 +180,7 @@ class _Units:
         unsplit = bundled | {table_index[name] for name in constraints.unsplit}
         is_movable = np.array([bundle[0] not in unsplit for bundle in tables])
         has_columns = [
-            "columns" in trained_layouts(first, task.topology) or equal_width(first, equal) > 0
-            for first in (task.tables[bundle[0]] for bundle in tables)
+            "columns" in trained_layouts(task.tables[bundle[0]], task.topology) for bundle in tables
         ]
         return cls(
             tables=tuple(tables),
@@ -199,16 +189,9 @@ class _Units:
             is_movable=is_movable,
         )
 
-    def owners(self, task: ShardingTask, equal: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-        """Return the numbers of the modules of each unit's tables.
-
-        Args:
-            equal: modules of sequences whose column shards are counted apart.
-        """
-        number = owners(task.tables)
-        most = task.topology.max_shard_columns  # wider tables are column shards on one rank, too
-        is_apart = [t.embedding_dim <= most and equal_width(t, equal) > 0 for t in task.tables]
-        number = (number + np.where(is_apart, number.max() + 1, 0)).tolist()
+    def owners(self, task: ShardingTask) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the modules of each unit's tables."""
+        number = owners(task.tables).tolist()
         return tuple(tuple(sorted({number[i] for i in of_unit})) for of_unit in self.tables)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.plans.task_keys import MEMORY_KEYS
-from dlrm_sharded.plans.validation import fp16_advice, why_too_large
+from dlrm_sharded.plans.validation import fp16_advice, why_sequence_too_wide, why_too_large
 from dlrm_sharded.search.problem import Problem, by_group
 
 STEPS_IN_GAP = 4
@@ -71,8 +71,10 @@ def _why_too_wide(problem: Problem) -> str | None:
         if problem.allowed is not None:
             num_ranks = int(problem.allowed[unit].sum())
         too_few = num_ranks * problem.max_width(unit) < problem.num_steps[unit]
-        if too_few and not _may_be_split_elsewhere(problem, unit):
+        if too_few:
             tables = [problem.task.tables[i] for i in problem.tables[unit]]
+            if not tables[0].pooled:
+                return why_sequence_too_wide(tables[0], problem.task.topology)
             names = ", ".join(repr(table.name) for table in tables)
             if problem.columns_per_step[unit] and problem.allowed is None:
                 return (
@@ -94,20 +96,11 @@ def _why_too_wide(problem: Problem) -> str | None:
 def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
     """Return the size of the smallest column shard that a plan may have, in steps or not."""
     table = problem.task.tables[problem.tables[unit][0]]
-    if not problem.columns_per_step[unit] and not _may_be_split_elsewhere(problem, unit):
+    if not problem.columns_per_step[unit]:
         return int(problem.size_bytes[problem.whole_shape[unit]])
     return problem.task.topology.shard_bytes(
         table.name, table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
     )
-
-
-def _may_be_split_elsewhere(problem: Problem, unit: int) -> bool:
-    """Return whether plans may split the unit in columns that this problem does not have.
-
-    Those of a sequence are alike in its module, and the search has a problem for each width.
-    """
-    first, *others = problem.tables[unit]
-    return not others and not problem.task.tables[first].pooled
 
 
 def _row_blocks_may_fit(problem: Problem, unit: int) -> bool:

@@ -1,8 +1,4 @@
-"""Searches without an earlier plan, in the choices that are a problem each.
-
-These are the steps in which columns of wide tables are counted, and the widths of columns of
-sequences.
-"""
+"""Searches without an earlier plan, in wide steps of columns, and in narrow ones if need be."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from dataclasses import dataclass
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.search.build_problem import MAX_WIDTHS
-from dlrm_sharded.search.equal_columns import Widths, split_sequences
 from dlrm_sharded.search.feasibility import are_steps_large, why_infeasible
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.problem import Problem
@@ -36,8 +31,8 @@ class Found:
 
     Args:
         state: the best state found; None if none was found that fits.
-        problem: without columns of sequences.
-        build: returns the problem of the state, or a like one, given further keys.
+        problem: that of the state.
+        build: returns the problem, or a like one, given further keys.
     """
 
     state: State | None
@@ -51,12 +46,10 @@ class SearchFromScratch:
 
     Args:
         seed, patience: see `NeuroShardSharder`.
-        can_split: whether constraints let tables be split.
     """
 
     seed: int
     patience: int
-    can_split: bool
 
     def stopping(self, clock: Clock) -> StoppingRule:
         """Return when to stop a search under a clock."""
@@ -87,35 +80,16 @@ class SearchFromScratch:
         """
         problem = build()
         is_wide = any(table.embedding_dim > WIDE for table in problem.task.tables)
-        best = self._find_split(problem, build, clock)
+        best = Found(self.find(problem, clock), problem, build)
         if is_wide and (best.state is None or (are_steps_large(problem) and not clock.is_over)):
             narrow = functools.partial(build, max_widths=ALL_WIDTHS)
-            other = self._find_split(narrow(), narrow, clock)
+            narrow_problem = narrow()
+            other = Found(self.find(narrow_problem, clock), narrow_problem, narrow)
             if best.state is None or (
                 other.state and other.state.objective_ms < best.state.objective_ms
             ):
                 return other
         return best
-
-    def _find_split(self, problem: Problem, build: Build, clock: Clock) -> Found:
-        """Return the best state found, with columns of sequences at their best widths.
-
-        Args:
-            build: returns the problem with columns of sequences at widths `equal`.
-        """
-        state = self.find(problem, clock)
-        equal: Widths = {}
-        if self.can_split and not all(table.pooled for table in problem.task.tables):
-            state, equal = split_sequences(
-                problem,
-                state,
-                lambda widths: build(equal=widths),
-                lambda tried: self.find(tried, clock),
-                seed=self.seed,
-                stopping=self.stopping(clock),
-                good_ms=_bound_ms(problem) * (1 + GOOD_GAP) if state else 0.0,
-            )
-        return Found(state, problem, functools.partial(build, equal=equal))
 
 
 def _bound_ms(problem: Problem) -> float:

@@ -110,8 +110,7 @@ class Rebuilder:
 
     def _can_spread(self, unit: int) -> bool:
         """Return whether a unit may be in pieces of any widths."""
-        problem = self._state.problem
-        return bool(problem.num_steps[unit] > 1 and not problem.is_equal[unit])
+        return bool(self._state.problem.num_steps[unit] > 1)
 
     def _change_cut(self, rank: int) -> list[Piece]:
         """Take one of the rank's costliest units from everywhere and cut it in another way.

@@ -209,10 +209,7 @@ class Problem:
     Args:
         tables: places in the task of each unit's tables.
         owners: numbers of the modules of each unit's tables, see `workload.owners`.
-        whole_owners: the same for whole units: whole sequences have a lookup of their own, which
-            counts as a module, where column shards of the module have one width.
         columns_per_step: [U], 0 for units that may not be split.
-        is_equal: [U], whether column shards of the unit have one step each, unless it is whole.
         first_shape: [U + 1], index of each unit's first shape; its shapes have 1, 2, ... steps.
         possible: [N], whether lookups support the widths of the shape.
         demand: [N, D], what a column shape adds to its rank.
@@ -238,9 +235,7 @@ class Problem:
     weights: LoadWeights
     tables: tuple[tuple[int, ...], ...]
     owners: tuple[tuple[int, ...], ...]
-    whole_owners: tuple[tuple[int, ...], ...]
     columns_per_step: Indices
-    is_equal: Mask
     first_shape: Indices
     possible: Mask
     demand: Floats
@@ -276,8 +271,8 @@ class Problem:
 
     @property
     def num_owners(self) -> int:
-        """Number of modules, with those that whole sequences count as."""
-        return max(map(max, self.owners + self.whole_owners)) + 1
+        """Number of modules."""
+        return max(map(max, self.owners)) + 1
 
     @property
     def whole_shape(self) -> Indices:
@@ -303,11 +298,6 @@ class Problem:
         step = int(self.columns_per_step[unit])
         return step * width or max(self.task.tables[i].embedding_dim for i in self.tables[unit])
 
-    def owners_at(self, unit: int, width: int) -> tuple[int, ...]:
-        """Return the numbers of the modules that look up a piece of a unit."""
-        whole = width == int(self.first_shape[unit + 1] - self.first_shape[unit])
-        return (self.whole_owners if whole else self.owners)[unit]
-
     def max_width(self, unit: int) -> int:
         """Return the width up to which all pieces of a unit are possible; 0 if none is."""
         possible = self.possible[self.first_shape[unit] : self.first_shape[unit + 1]]
@@ -318,9 +308,6 @@ class Problem:
 
         TorchRec trains several shards of a table on one rank at equal width only.
         """
-        if self.is_equal[unit]:
-            is_one = self.num_columns(unit, width) <= self.task.topology.max_shard_columns
-            return width if is_one and width == self.num_steps[unit] else 1
         most = width
         if self.most_steps is not None:
             most = int(self.most_steps[self.shape(unit, width)])
@@ -368,7 +355,7 @@ class Problem:
         total = self.demand[self.whole_shape].sum(axis=0)
         # A rank's own exchanges are part of its processing time; the rest of `even_byte_ms` is not.
         per_byte = prices.even_byte_ms - weights.exchange[Load.COST] * prices.own_byte_ms
-        shared_ms = (max(map(max, self.whole_owners)) + 1) * prices.fixed_ms
+        shared_ms = self.num_owners * prices.fixed_ms
         shared_ms += prices.shard_ms * total[Demand.NUM_SHARDS]
         return float(cost_ms - shared_ms - per_byte * total[Demand.VOLUME] / self.world_size)
 

@@ -93,8 +93,7 @@ def in_spread_slices(
     changes = is_wide if blocks == "narrow" else is_wide & in_columns
     if blocks == "none":
         changes = is_wide | ~in_columns
-    # units of one width in their module have no slices of another one
-    changes = changes & ~problem.is_equal & ~problem.must_replicate
+    changes = changes & ~problem.must_replicate
     most_bytes = MOST_OF_RANK * int(problem.capacity_bytes.min())
     spread = list(cuts)
     for unit in np.flatnonzero(changes).tolist():
@@ -126,8 +125,6 @@ def _spread(steps: int, most: int, num_ranks: int) -> tuple[int, ...]:
 def with_slices(problem: Problem, most_steps: Indices) -> Problem:
     """Return the problem in which wider pieces than [N] steps are several equal shards."""
     num_steps = problem.num_steps
-    is_equal = np.repeat(problem.is_equal, num_steps)  # [N], of the shape's unit
-    most_steps = np.where(is_equal, np.repeat(num_steps, num_steps), most_steps)
     first = np.repeat(problem.first_shape[:-1], num_steps)
     width = np.arange(len(first)) - first + 1
     steps = np.ones_like(width)

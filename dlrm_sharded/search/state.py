@@ -216,9 +216,6 @@ class State:
             self.widths[unit][rank] = width
             if slot is None:
                 slot = self._add_piece(unit, rank)
-            elif problem.owners_at(unit, before) != problem.owners_at(unit, width):
-                self._count_lookups(unit, rank, before, -1)
-                self._count_lookups(unit, rank, width, 1)
             self.piece_shape[slot] = new
         elif slot is not None:
             self._remove_piece(unit, rank, slot)
@@ -229,23 +226,20 @@ class State:
         self._slot[unit][rank] = slot
         self.slots_on_rank[rank].append(slot)
         self.piece_unit[slot], self.piece_rank[slot] = unit, rank
-        self._count_piece(unit, rank, self.widths[unit][rank], 1)
+        self._count_piece(unit, rank, 1)
         return slot
 
     def _remove_piece(self, unit: int, rank: int, slot: int) -> None:
-        self._count_piece(unit, rank, self.widths[unit][rank], -1)
+        self._count_piece(unit, rank, -1)
         del self.widths[unit][rank], self._slot[unit][rank]
         self.slots_on_rank[rank].remove(slot)
         self.piece_rank[slot] = FREE_SLOT
         self._free_slots.append(slot)
 
-    def _count_lookups(self, unit: int, rank: int, width: int, more: int) -> None:
-        for owner in self.problem.owners_at(unit, width):
+    def _count_piece(self, unit: int, rank: int, more: int) -> None:
+        for owner in self.problem.owners[unit]:
             self._num_columns[rank, owner] += more
             self._count_in_all_to_all(owner, more)
-
-    def _count_piece(self, unit: int, rank: int, width: int, more: int) -> None:
-        self._count_lookups(unit, rank, width, more)
         if self.separated_count.size:
             self.separated_count[self.problem.separated[unit], rank] += more
 

@@ -32,7 +32,6 @@ from dlrm_sharded.plans.precision import (
     ExchangePrecision,
     why_not_exchanged,
 )
-from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.task import GIB, ShardingTask, in_half
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
@@ -138,7 +137,7 @@ class NeuroShardSharder:
 
     @property
     def _from_scratch(self) -> SearchFromScratch:
-        return SearchFromScratch(self.seed, self.patience, self.constraints.can_split)
+        return SearchFromScratch(self.seed, self.patience)
 
     @property
     def chooses_exchange_precision(self) -> bool:
@@ -174,9 +173,6 @@ class NeuroShardSharder:
             all_replicas=earlier is not None or are_few(len(task.tables), task.topology.world_size),
         )
         if earlier is not None:
-            build = functools.partial(
-                build, equal=split_widths(task.tables, earlier.shards_by_table())
-            )
             state = self._near(build(), earlier, clock)
         else:
             scratch = self._from_scratch.find_in_steps(build, clock)

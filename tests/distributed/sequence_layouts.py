@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
-from dlrm_sharded.plans.layouts import ColumnShards, Replicas, RowBlocks, layout_of
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_of
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
@@ -56,19 +56,6 @@ def rows_and_whole(table: Table, i: int, world_size: int) -> list[Shard]:
     return (rows if i == 1 else whole)(table, i, world_size)
 
 
-def halves(table: Table, i: int, world_size: int) -> list[Shard]:
-    return ColumnShards.shards(table, [((i + j) % world_size, DIM // 2) for j in range(2)])
-
-
-def quarters(table: Table, i: int, world_size: int) -> list[Shard]:
-    """Every rank of two has two shards of a table, the first and the third or the other two."""
-    return ColumnShards.shards(table, [((i + j % 2) % world_size, DIM // 4) for j in range(4)])
-
-
-def halves_and_rows(table: Table, i: int, world_size: int) -> list[Shard]:
-    return (rows if i == 1 else halves)(table, i, world_size)
-
-
 def replicas(table: Table, i: int, world_size: int) -> list[Shard]:
     return Replicas(world_size).shards(table)
 
@@ -82,9 +69,6 @@ LAYOUTS: dict[str, tuple[LaysOut, list[str]]] = {
     "on_the_last_rank": (on_the_last_rank, ["table_wise"] * 3),
     "rows": (rows, ["row_wise"] * 3),
     "rows_and_whole": (rows_and_whole, ["table_wise", "row_wise", "table_wise"]),
-    "halves": (halves, ["column_wise"] * 3),
-    "quarters": (quarters, ["column_wise"] * 3),
-    "halves_and_rows": (halves_and_rows, ["column_wise", "row_wise", "column_wise"]),
 }
 """Layouts of the three tables, with the types that TorchRec then gives them on several ranks."""
 

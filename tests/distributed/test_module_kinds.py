@@ -1,6 +1,5 @@
 """`ShardedPlanner` on modules of every kind: trained on ranks as they train on one."""
 
-import dataclasses
 import functools
 import re
 from collections import Counter
@@ -16,15 +15,9 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import (
-    Constraints,
-    RunContext,
     ShardedPlanner,
-    SharderContext,
-    ShardingPlan,
-    ShardingTask,
     Topology,
 )
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.layouts import ColumnShards, RowBlocks
 from dlrm_sharded.plans.plan import Shard
@@ -32,7 +25,6 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from tests.distributed.module_kinds import (
     KINDS,
@@ -45,7 +37,6 @@ from tests.distributed.module_kinds import (
 )
 from tests.distributed.torchrec_modules import LaidOut, local_weights
 from tests.preloaded.ranks import gathered, run_ranks
-from tests.unit.made_up import with_memory
 
 pytestmark = pytest.mark.slow
 
@@ -67,39 +58,13 @@ def columns_but_of_some(table: Table, i: int, world_size: int) -> list[Shard]:
     return [Shard.whole(table, i % world_size)]
 
 
-def halves_beside_whole(table: Table, i: int, world_size: int) -> list[Shard]:
-    """Halves of every second table, the first of which has both on one rank; others are whole."""
-    whole, middle = Shard.whole(table, i % world_size), table.embedding_dim // 2
-    if i % 2:
-        return [whole]
-    right = dataclasses.replace(whole, rank=min(i, 1), cols=(middle, table.embedding_dim))
-    return [dataclasses.replace(whole, cols=(0, middle)), right]
-
-
-class InColumns:
-    """Searches for a plan without row blocks in memory that whole tables do not fit."""
-
-    name = "in_columns"
-
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        world_size = task.topology.world_size
-        memory_bytes = int((0.86 + 0.08 * world_size) * task.table_bytes / world_size)
-        context = SharderContext(cost_model=learned_cost_model(RunContext()))
-        return NeuroShardSharder(context, Constraints(rows="never"), patience=0).shard(
-            with_memory(task, memory_bytes)
-        )
-
-
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
     "columns": lambda: LaidOut(columns_but_of_some),
     "torchrec_full": lambda: TorchRecSharder(full=True, min_partition=4),
     "rows": lambda: LaidOut(rows_but_of_the_first),
-    "beside_whole": lambda: LaidOut(halves_beside_whole),
-    "in_columns": InColumns,
 }
-"""For whole tables, column shards, any layouts with replicas where these may be, row blocks, and
-sequences in columns."""
+"""For whole tables, column shards, any layouts with replicas where these may be, and row blocks."""
 
 
 def tables(model: nn.Module) -> dict[str, Any]:
@@ -192,12 +157,9 @@ def _distance(one: Tensor, other: Tensor) -> float:
 CASES = [
     *((kind, name) for kind in KINDS for name in ("columns", "rows")),
     *((kind, name) for kind in ("bags", "sequences") for name in ("dim", "torchrec_full")),
-    ("sequences", "in_columns"),
-    ("sequences", "beside_whole"),
 ]
 ON_THREE = [
     *((kind, "rows") for kind in ("several modules", "managed collisions of bags", "sequences")),
-    ("sequences", "in_columns"),
 ]
 
 
@@ -212,11 +174,6 @@ def test_trains_as_alone(kind, name):
     _check(results(2)[f"{kind}-{name}"], KINDS[kind], name)
 
 
-def test_sequences_in_columns_are_found_and_lie_beside_whole_ones():
-    assert "column_wise" in results(2)["sequences-in_columns"]["types"]
-    assert results(2)["sequences-beside_whole"]["types"] == ["column_wise", "table_wise"]
-
-
 @pytest.mark.parametrize(("kind", "name"), ON_THREE)
 def test_trains_as_alone_on_three_ranks(kind, name):
     _check(results(3)[f"{kind}-{name}"], KINDS[kind], name)
@@ -228,7 +185,7 @@ def _check(result: dict[str, Any], kind: Kind, name: str) -> None:
     assert result["lies"] == result["planned"]
     assert {rank for rank, *_ in result["lies"]} >= {0, 1}
     is_split = result["planned"].total() > result["num_tables"]
-    if name == "columns":  # sequences have some in test_sequence_layouts.py
+    if name == "columns":
         assert is_split or result["types"] == ["table_wise"]
     assert name != "rows" or "row_wise" in result["types"]
     assert result["precisions"] == {kind.precision}

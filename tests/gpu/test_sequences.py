@@ -18,18 +18,16 @@ RULES = {
 NUM_RANKS = {"cpu": [2], "cuda": [1, 2, max(len(gpus()), 3)]}
 
 
-def cases(device: str, num_ranks: int) -> list[tuple[str, str]]:
+def cases(device: str) -> list[tuple[str, str]]:
     """Layout and optimizer; replicas have the dense lookup, and no fused optimizer."""
-    layouts = ["rows_and_whole", "quarters"] if device == "cpu" else list(LAYOUTS)
-    if num_ranks == 1:  # the only row block is the whole table, which is wider than the halves
-        layouts = [layout for layout in layouts if layout != "halves_and_rows"]
+    layouts = ["rows_and_whole"] if device == "cpu" else list(LAYOUTS)
     found = [(layout, rule) for layout in layouts for rule in RULES[device]]
     # beside row blocks with fused optimizers, a test would need both kinds at once
     return found + [(layout, "dense_adam") for layout in REPLICATED if device == "cuda"]
 
 
 def train_all(rank: Rank) -> dict[str, Any]:
-    chosen = cases(rank.device.type, rank.world_size)
+    chosen = cases(rank.device.type)
     return {f"{layout}-{rule}": train(rank, layout, rule) for layout, rule in chosen}
 
 
@@ -42,7 +40,7 @@ def train_all(rank: Rank) -> dict[str, Any]:
         )
         for device in NUM_RANKS
         for num_ranks in NUM_RANKS[device]
-        for layout, rule in cases(device, num_ranks)
+        for layout, rule in cases(device)
     ],
 )
 def test_sequences_train_like_one_cpu_in_fp64(

@@ -68,9 +68,6 @@ def shards_of(
 ) -> list[Shard]:
     layout = draw(st.sampled_from(layouts))
     first, second = draw(st.tuples(*[st.integers(0, topology.world_size - 1)] * 2))
-    if not table.pooled and layout == "columns" and table.embedding_dim % 8 == 0:
-        # halves, as the columns of its module, whose tables have one width, are alike
-        return column_shards(table, *((rank, table.embedding_dim // 2) for rank in (first, second)))
     if not table.pooled and layout in ("columns", "rows_of_host"):
         layout = "rows" if "rows" in layouts else "whole"
     if layout == "columns" and table.embedding_dim > 4 and first != second:

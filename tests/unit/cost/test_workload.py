@@ -32,14 +32,16 @@ def workload(*shards: Shard, tables: tuple[Table, ...]) -> Workload:
 
 @pytest.mark.parametrize(("table", "per_sample"), [(POOLED, 1), (SHARED, 3), (SEQUENCE, 50)])
 def test_a_rank_sends_the_vectors_of_each_feature_or_of_each_id(table, per_sample):
-    found = workload(*ColumnShards.shards(table, [(1, 24), (2, 8)]), tables=(table,))
+    widths = [0, 24, 8, 0] if table.pooled else [0, 32, 0, 0]
+    pieces = [(rank, width) for rank, width in enumerate(widths) if width]
+    found = workload(*ColumnShards.shards(table, pieces), tables=(table,))
     vectors = found.exchange(for_ids=False)
     column_bytes = FLOAT_BYTES * BATCH_SIZE * per_sample / NUM_RANKS
-    assert vectors.volume.tolist() == pytest.approx([0, 24 * column_bytes, 8 * column_bytes, 0])
+    assert vectors.volume.tolist() == pytest.approx([width * column_bytes for width in widths])
     lengths = max(table.num_features, 1)
     ids = found.exchange(for_ids=True).volume
     of_table = ID_BYTES * BATCH_SIZE * (50 + lengths) / NUM_RANKS
-    assert ids.tolist() == pytest.approx([0, of_table, of_table, 0])
+    assert ids.tolist() == pytest.approx([of_table * (width > 0) for width in widths])
 
 
 def test_row_blocks_of_sequences_are_exchanged_and_not_reduced():
@@ -110,7 +112,9 @@ def test_volumes_are_those_that_counting_every_vector_gives(seed):
     ]
     layouts = (
         lambda t: [Shard.whole(t, int(rng.integers(NUM_RANKS)))],
-        lambda t: ColumnShards.shards(t, [(int(rng.integers(NUM_RANKS)), 4) for _ in range(2)]),
+        lambda t: ColumnShards.shards(
+            t, [(int(rng.integers(NUM_RANKS)), 4 if t.pooled else 8) for _ in range(1 + t.pooled)]
+        ),
         RowBlocks(range(NUM_RANKS)).shards,
         Replicas(NUM_RANKS).shards,
     )
@@ -178,7 +182,7 @@ def test_each_module_launches_its_own_lookups_and_exchanges(layouts, lookups):
         assert more_ms.tolist() == pytest.approx([expected] * NUM_RANKS)
 
 
-def test_row_blocks_of_sequences_have_an_all_to_all_beside_that_of_columns():
+def test_row_blocks_of_sequences_have_an_all_to_all_beside_that_of_whole_ones():
     second = dataclasses.replace(SEQUENCE, name="second")
     shards = Shard.whole(second, 0), *RowBlocks(range(NUM_RANKS)).shards(SEQUENCE)
     both = workload(*shards, tables=(SEQUENCE, second, POOLED)[:2])

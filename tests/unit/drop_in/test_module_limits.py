@@ -76,22 +76,17 @@ def test_sequences_are_whole_or_in_row_blocks_on_all_ranks(name):
             plan(sequences(), SHARDERS[name](), tight)
         return
     module_plan = plan(sequences(), SHARDERS[name](), tight)[""]
-    split = {"row_wise", "column_wise"} if name == "neuroshard" else {"row_wise"}
-    assert split & types(module_plan) == types(module_plan) - {"table_wise"} != set()
-    for parameter in module_plan.values():
-        widths = {shard.shard_sizes[1] for shard in parameter.sharding_spec.shards}
-        assert (widths == {64}) == (parameter.sharding_type != "column_wise")
+    assert types(module_plan) - {"table_wise"} == {"row_wise"}
 
 
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        (columns(16, 48), "shard of 48 columns, and table 's0' one of 16"),
-        (columns(16, 16, 32), "shard of 32 columns, and table 's0' one of 16"),
+        (columns(32, 32), "'s0' .* is split by columns, which only pooled tables are"),
         (host_rows, "'s0' .* lies in row blocks on the ranks of one host, which TorchRec trains"),
         (replicas, "'s0' .* is replicated, and FBGEMM's lookup of replicas pools on cpu"),
     ],
-    ids=["unequal", "unequal_to_others", "host_rows", "replicas"],
+    ids=["columns", "host_rows", "replicas"],
 )
 def test_what_sequences_do_not_train_is_refused(shards, message):
     with pytest.raises(InvalidPlanError, match=message):

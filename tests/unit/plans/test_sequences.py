@@ -1,26 +1,19 @@
-"""TorchRec 1.8 trains some layouts of tables whose vectors are not pooled; plans of others say why.
-
-Tried on 2 gloo ranks: whole tables, row blocks on all ranks, and column shards that have one width
-in the whole module, also several of a table on one rank, and beside whole tables, which have a
-lookup of their own, train as on one rank. Others end in
-FBGEMM's "Mixed dimension tables only supported for pooling tables", and replicas on CPUs in pooled
-vectors.
-"""
+"""Tables whose vectors are not pooled are whole or in row blocks; plans of others say why."""
 
 import dataclasses
+import json
 import re
+from pathlib import Path
 
 import pytest
 
-from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
+from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, read_plan, validate
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_of
-from dlrm_sharded.plans.sequences import equal_widths
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.made_up import column_shards
 
 TABLES = tuple(Table(f"t{i}", 40, 16, 5.0, pooled=False, module="history") for i in range(2))
-HALVES = [(0, 8), (1, 8)]
 WHOLE = [Shard.whole(TABLES[1], 1)]
 
 
@@ -35,26 +28,26 @@ def test_what_trains() -> None:
     rows = [RowBlocks(range(4)).shards(table) for table in TABLES]
     check([Shard.whole(TABLES[0], 0)], WHOLE)
     check(*rows)
-    check(rows[0], column_shards(TABLES[1], *HALVES))
-    check(column_shards(TABLES[0], *HALVES), column_shards(TABLES[1], (2, 8), (2, 8)))
-    check(column_shards(TABLES[0], *HALVES), WHOLE)
-    # of another module, or not a sequence: then its width is its own affair
-    check(column_shards(TABLES[0], *HALVES), WHOLE, module="candidates")
-    task = ShardingTask(
-        (TABLES[0], dataclasses.replace(TABLES[1], pooled=True)), Topology(4, 10**6), 64
-    )
-    validate(ShardingPlan(4, (*column_shards(TABLES[0], *HALVES), *WHOLE)), task)
+    check(rows[0], WHOLE)
+    check(rows[0], WHOLE, module="candidates")
     check(Replicas(4).shards(TABLES[0]), WHOLE, device="cuda")
 
 
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (column_shards(TABLES[0], (0, 12), (1, 4)), "'t0' .* a shard of 4 columns"),
+        (
+            column_shards(TABLES[0], (0, 8), (1, 8)),
+            "'t0' .* is split by columns, which only pooled",
+        ),
+        (
+            column_shards(TABLES[0], (0, 12), (1, 4)),
+            "'t0' .* is split by columns, which only pooled",
+        ),
         (RowBlocks(range(2)).shards(TABLES[0]), "'t0' .* row blocks on the ranks of one host"),
         (Replicas(4).shards(TABLES[0]), "'t0' .* is replicated, and .* pools on cpu"),
     ],
-    ids=["uneven", "host_rows", "replicas"],
+    ids=["halves", "uneven", "host_rows", "replicas"],
 )
 def test_what_does_not_train_is_refused_by_table_module_and_reason(
     first: list[Shard], message: str
@@ -74,29 +67,27 @@ def test_tables_of_one_module_have_one_width() -> None:
         ShardingTask(tables, Topology(4, 10**6), 64)
 
 
-def test_column_shards_of_a_module_have_one_width() -> None:
-    quarters = column_shards(TABLES[1], *[(rank, 4) for rank in range(4)])
-    with pytest.raises(InvalidPlanError, match=r"'t1' .* a shard of 4 columns, and table 't0' one"):
-        check(column_shards(TABLES[0], *HALVES), quarters)
+def test_a_plan_file_with_a_sequence_in_columns_is_refused_in_one_line(tmp_path: Path) -> None:
+    halves = [Shard.whole(TABLES[0], 0).to_json() | {"cols": cols} for cols in ([0, 8], [8, 16])]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"world_size": 1, "shards": halves}), encoding="utf-8")
+    with pytest.raises(InvalidPlanError, match=r"'t0' .* is split by columns.*: keep it") as error:
+        validate(read_plan(plan), ShardingTask(TABLES[:1], Topology(1, 10**6), 64))
+    assert "\n" not in str(error.value)
 
 
-def test_widths_that_a_module_can_have() -> None:
-    """Equal multiples of 4 columns; one of wide tables, and none where a table may not be split."""
-    bag, wide = Table("bag", 40, 24, 5.0), Table("wide", 40, 4096, 5.0, pooled=False)
-    kept = dataclasses.replace(TABLES[1], layouts=frozenset({"rows"}))
-    narrow = Table("narrow", 40, 4, 5.0, pooled=False, module="narrow")
-    gpus = Topology(4, 10**6, compute_device="cuda")
-    assert equal_widths([*TABLES, bag, narrow], gpus) == {"history": (8, 4)}
-    assert equal_widths([TABLES[0], kept, wide], gpus) == {"": (2048,)}
+def test_sequences_wider_than_a_lookup_are_refused() -> None:
+    wide = dataclasses.replace(TABLES[0], embedding_dim=4096)
+    task = ShardingTask((wide,), Topology(1, 10**6), 64)
+    with pytest.raises(InvalidPlanError, match=r"'t0' .* of 4,096 columns, which no plan splits"):
+        validate(ShardingPlan(1, (Shard.whole(wide, 0),)), task)
 
 
 def test_whole_sequences_have_a_lookup_of_their_own() -> None:
     """TorchRec has one for each sharding type."""
     topology = Topology(4, 10**6)
-    halves = column_shards(TABLES[0], *HALVES)
     bag = dataclasses.replace(TABLES[1], pooled=True)
     for shards, table, name in (
-        (halves, TABLES[0], "column_wise"),
         (WHOLE, TABLES[1], "table_wise"),
         (WHOLE, bag, "column_wise"),
     ):

@@ -9,7 +9,7 @@ Letters: W ranks.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,6 @@ def problem_of(
     critical_path_share: float = 0.0,
     split_error: float = 0.0,
     step: StepObjective | None = None,
-    equal: Mapping[str, int] | None = None,
 ) -> Problem:
     return build_problem(
         model.price(with_profiles(task)),
@@ -131,7 +130,6 @@ def problem_of(
         split_error=split_error,
         all_replicas=True,
         step=step,
-        equal=equal,
     )
 
 

@@ -4,21 +4,20 @@ Letters: W ranks.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from dlrm_sharded import InfeasibleTaskError, Shard, ShardingPlan, Table, validate
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name
-from dlrm_sharded.plans.sequences import split_widths
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
 from tests.odd_tasks import FIRST_MIXED, odd_task
-from tests.unit.made_up import USED_ONCE, column_shards, task_of, with_memory, with_topology
+from tests.unit.made_up import USED_ONCE, task_of, with_memory, with_topology
 from tests.unit.search.made_up import (
     COST_ALONE,
     MODELS,
@@ -57,21 +56,13 @@ def even_task(rng: np.random.Generator, hosts: tuple[int, int], num_per_rank: in
     return dataclasses.replace(task, tables=tables)
 
 
-def even_plan(
-    rng: np.random.Generator, task: ShardingTask, equal: Mapping[str, int]
-) -> tuple[Shard, ...]:
-    """Every W tables whole on a rank each, in columns, in row blocks on all ranks, or replicas."""
+def even_plan(rng: np.random.Generator, task: ShardingTask) -> tuple[Shard, ...]:
+    """Every W tables whole on a rank each, in row blocks on all ranks, or replicas."""
     world_size, shards = task.topology.world_size, list[Shard]()
     for first in range(0, len(task.tables), world_size):
         kind = rng.choice(["whole", "rows", "replicas"], p=[0.5, 0.3, 0.2])
-        if task.tables[first].module in equal and rng.random() < 0.5:
-            kind = "columns"
         for rank, table in enumerate(task.tables[first : first + world_size]):
-            if kind == "columns" and table.module in equal and world_size > 1:
-                width = equal[table.module]
-                ranks = [(rank + i) % world_size for i in range(table.embedding_dim // width)]
-                shards += column_shards(table, *[(rank, width) for rank in sorted(ranks)])
-            elif kind == "rows" and world_size > 1:
+            if kind == "rows" and world_size > 1:
                 shards += RowBlocks(range(world_size)).shards(table)
             elif kind == "replicas" and world_size > 1:
                 shards += Replicas(world_size).shards(table)
@@ -86,11 +77,10 @@ def test_states_cost_what_is_predicted_whatever_moves_led_there(name: str, total
     rng = np.random.default_rng(11)
     for seed, hosts in enumerate(HOSTS * 2):
         task, model = even_task(rng, hosts, 1 + seed % 2), model_of(name, seed)
-        equal = [{}, {"c": 8}, {"c": 12, "d": 4}][seed % 3]
-        problem = problem_of(task, model, critical_path_share=TOTALS[total], equal=equal)
+        problem = problem_of(task, model, critical_path_share=TOTALS[total])
         state = State(problem)
         for _ in range(3):
-            shards = even_plan(rng, task, equal)
+            shards = even_plan(rng, task)
             for unit in range(state.problem.num_units):  # from the plan before, and not from none
                 for rank in list(state.widths[unit]):
                     state.set_width(unit, rank, 0)
@@ -152,42 +142,25 @@ def test_long_sequences_of_a_large_table_lie_in_row_blocks() -> None:
     assert layout_name(plan.shards_by_table()["t0"], busy, task.topology) == "rows"
 
 
-def test_equal_columns_where_nothing_else_fits() -> None:
-    tables = [  # too few rows for blocks on all ranks
-        *[Table(f"ids{i}", 3, 16, 2.0, pooled=False, module="a") for i in range(2)],
-        Table("more", 3, 8, 2.0, pooled=False, module="b"),
-    ]
-    task = task_of(tables, 5, 2 * 3 * 4 * 4, 64)
-    plan = neuroshard("plain", 0).shard(task)
-    validate(plan, task)
-    widths = split_widths(tables, plan.shards_by_table())
-    assert set(widths) == {"a"}
-    with pytest.raises(InfeasibleTaskError, match="not proven"):
-        neuroshard("plain", 0, split="never").shard(task)
+def test_sequences_that_fit_neither_whole_nor_in_row_blocks_have_no_plan() -> None:
+    """They have too few rows for blocks on all ranks, and are not split by columns."""
+    tables = [Table(f"ids{i}", 3, 16, 2.0, pooled=False) for i in range(2)]
+    task = task_of(tables, 5, 3 * 16 * 4 - 1, 64)
+    with pytest.raises(InfeasibleTaskError, match="'ids0' needs 192 B, in pieces of 192 B or more"):
+        neuroshard("plain", 0).shard(task)
 
 
-def test_a_plan_with_equal_columns_is_a_start() -> None:
-    table = Table("ids", 3, 16, 2.0, pooled=False)
-    task = task_of([table], 4, 3 * 8 * 4, 64)
-    pieces = column_shards(table, (0, 4), (0, 4), (3, 4), (1, 4))
-    plan = ShardingPlan(4, tuple(pieces))
-    problem = problem_of(task, model_of("plain"), equal={"": 4})
-    state = State(problem)
-    assert load_plan(state, plan.shards_by_table())
-    assert sorted(state_shards(state, plan.shards_by_table())) == sorted(plan.shards)
-
-
-def test_tables_too_wide_for_a_lookup_have_their_equal_shards_on_any_ranks() -> None:
-    tables = [Table(f"wide{i}", 3, 4096, 2.0, pooled=False) for i in range(2)]
-    task = with_topology(task_of(tables, 4, 3 * 2048 * 4 + 64, 64), compute_device="cuda")
-    plan = neuroshard("plain", 0, replicate="never").shard(task)
-    validate(plan, task)
-    assert {shard.num_cols for shard in plan.shards} == {2048}
-    assert {shard.rank for shard in plan.shards} == {0, 1, 2, 3}
+def test_sequences_too_wide_for_a_lookup_are_refused_by_table() -> None:
+    tables = [Table("bag", 3, 4096, 2.0), Table("wide", 3, 4096, 2.0, pooled=False)]
+    task = with_topology(task_of(tables, 4, 2**20, 64), compute_device="cuda")
+    message = r"^table 'wide' is a sequence .* of 4,096 columns, .* 2,048 columns .* reduce its emb"
+    for sharder in (neuroshard("plain", 0, replicate="never"), GreedySharder("dim")):
+        with pytest.raises(InfeasibleTaskError, match=message):
+            sharder.shard(task)
 
 
 def test_valid_plans_of_odd_tasks() -> None:
-    num_split = 0
+    num_planned = 0
     for seed in range(FIRST_MIXED, FIRST_MIXED + 40):
         task = odd_task(seed)
         if len(task.tables) * task.topology.world_size > 40:
@@ -197,5 +170,5 @@ def test_valid_plans_of_odd_tasks() -> None:
         except InfeasibleTaskError:
             continue
         validate(plan, task)
-        num_split += bool(split_widths(task.tables, plan.shards_by_table()))
-    assert num_split > 0
+        num_planned += 1
+    assert num_planned > 0
