@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dlrm_sharded.commands.sharders import make_sharder
     from dlrm_sharded.cost.learned import learned_cost_model
     from dlrm_sharded.cost.linear import LinearCostModel
-    from dlrm_sharded.drop_in.planner_provider import ShardedPlannerProvider
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner, plan_model
     from dlrm_sharded.hardware.context import RunContext
     from dlrm_sharded.plans.frames import task_from_frame
@@ -52,7 +51,6 @@ __all__ = [
     "RunContext",
     "Shard",
     "ShardedPlanner",
-    "ShardedPlannerProvider",
     "Sharder",
     "SharderContext",
     "ShardingError",
@@ -77,7 +75,6 @@ _LOADED_WHEN_ASKED = {
     "Planner": "sharders.planning",
     "RunContext": "hardware.context",
     "ShardedPlanner": "drop_in.sharded_planner",
-    "ShardedPlannerProvider": "drop_in.planner_provider",
     "Sharder": "sharders.base",
     "SharderContext": "sharders.base",
     "learned_cost_model": "cost.learned",

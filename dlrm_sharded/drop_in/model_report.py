@@ -47,8 +47,6 @@ class ModelReport:
         plan_s: time that planning took, with the measurement of data.
         files: the files that were written.
         replica_rules: fused optimizers that replicas have left, by the path of their module.
-        table_names: names of the tables in `task`, by the path of their module and their own name
-            there.
     """
 
     task: ShardingTask
@@ -60,7 +58,6 @@ class ModelReport:
     plan_s: float = 0.0
     files: tuple[Path, ...] = ()
     replica_rules: Mapping[str, FusedRule] = field(default_factory=dict)
-    table_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def cost_ms(self) -> float | None:

@@ -202,7 +202,7 @@ class ShardedPlanner(TorchRecPlanner):
             return requests[0].task
 
         task = on_rank_zero(request)
-        context = self._context(context, task.topology, optimizer)
+        context = context_of_ranks(context, task.topology, optimizer)
         with all_or_none():
             planner = self._planner(context) if rank.is_zero else None
         if optimizer is None:
@@ -242,7 +242,7 @@ class ShardedPlanner(TorchRecPlanner):
         request = self._request(model, sharders, topology)
         if self._needs_prices:
             optimizer = optimizer_of_tables(model, sharders)
-            context = self._context(context, request.task.topology, optimizer)
+            context = context_of_ranks(context, request.task.topology, optimizer)
         return self._planned(request, self._planner(context))
 
     def _request(
@@ -305,22 +305,11 @@ class ShardedPlanner(TorchRecPlanner):
             deduplicating=request.deduplicating,
             plan_s=plan_s,
             replica_rules=rules_of_replicas(plan, modules, request.rules),
-            table_names={
-                (found.path, parameter): table.name
-                for found in modules
-                for parameter, table in found.tables.items()
-            },
         )
         if self.output_dir is not None:
             report = report.write(self.output_dir)
         log.info("%s", report)
         return torchrec_plan, report
-
-    def _context(
-        self, detected: RunContext | None, topology: Topology, optimizer: str | None
-    ) -> RunContext:
-        """Return what the ranks compute on, for prices."""
-        return context_of_ranks(detected, topology, optimizer)
 
     @property
     def _needs_prices(self) -> bool:

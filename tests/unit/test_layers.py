@@ -20,12 +20,10 @@ COMMANDS = {name for name, value in vars(console).items() if isinstance(value, f
 PLANNING_PARTS = ("planner", "sharding_plan", "embedding_types")
 PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
-    "drop_in/chosen_options.py",
     "drop_in/find_tables.py",
     "drop_in/model_request.py",
     "drop_in/module_tables.py",
     "drop_in/parameter_constraints.py",
-    "drop_in/planner_provider.py",
     "drop_in/sharded_planner.py",
     "model/torchrec_adapter.py",
     "sharders/torchrec.py",
