@@ -22,6 +22,7 @@ from omegaconf import DictConfig, open_dict
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.first_start import measured_here
 from dlrm_sharded.commands.hydra_app import run_hydra
+from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.sharders import build_planner, run_context
 from dlrm_sharded.commands.task import HERE, AskedTask, asked_task
 from dlrm_sharded.commands.yamls import CONF_DIR
@@ -125,6 +126,8 @@ def _task(cfg: DictConfig) -> AskedTask:
 def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
     """Set the sharder and the prices of a config to those of an earlier plan; return its fields.
 
+    Options that only an earlier release had are left out; `_likeness` says what that changes.
+
     Raises:
         ConfigError: the file has no plan, or does not say what it was made from.
     """
@@ -132,8 +135,13 @@ def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
     made_from = fields.get("made_from")
     if not isinstance(made_from, dict) or not isinstance(made_from.get("sharder"), dict):
         raise ConfigError(f"{path} does not say what it was made from; earlier versions did not")
+    sharder = {
+        key: value
+        for key, value in made_from["sharder"].items()
+        if why_removed(f"sharder.{key}") is None
+    }
     with open_dict(cfg):
-        cfg.sharder = made_from["sharder"]
+        cfg.sharder = sharder
         if (prices := prices_beside(path)).exists():
             cfg.cost_model.artifact = str(prices)
     return fields

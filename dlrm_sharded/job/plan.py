@@ -63,7 +63,9 @@ def plan(prepared: Prepared) -> Planned:
         logs_all_ranks=settings.dry_run,
     )
     resumed = prepared.start.resumed
-    before = None if resumed is None else ShardingPlan.from_json(resumed.state.plan)
+    before = prepared.start.checkpoint_plan()
+    if resumed is not None and before is None and prepared.rank.is_zero:
+        log.warning("the checkpoint's plan is one that cannot be trained any more; this one is new")
     planned = Planned(
         sharding_plan,
         report,

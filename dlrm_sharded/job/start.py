@@ -19,7 +19,12 @@ from dlrm_sharded.checkpoint.folder import (
 )
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.checkpoint.storage import check_finite
-from dlrm_sharded.files.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from dlrm_sharded.files.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpointError,
+    InvalidPlanError,
+)
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.remote_files import Location, location
 from dlrm_sharded.job.run_folder import RunFolder
@@ -80,7 +85,16 @@ class Start:
         now, written = _lasting(config), _lasting(self.resumed.state.config)
         if not all(_decide_alike(written.get(group), now.get(group)) for group in PLANNING):
             return None
-        return ShardingPlan.from_json(self.resumed.state.plan)
+        return self.checkpoint_plan()
+
+    def checkpoint_plan(self) -> ShardingPlan | None:
+        """Return the plan of the checkpoint; None if there is none, or none of this release."""
+        if self.resumed is None:
+            return None
+        try:
+            return ShardingPlan.from_json(self.resumed.state.plan)
+        except InvalidPlanError:  # such as one of tables in host memory, which 0.2 trained
+            return None
 
 
 def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:

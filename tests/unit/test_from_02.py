@@ -12,6 +12,7 @@ import pytest
 from dlrm_sharded.checkpoint.manifest import read_manifest
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.price_file import prices_beside, read_prices
+from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.fitting.costs_file import read_costs
 from dlrm_sharded.fitting.run_journal import Conditions, RunJournal
@@ -21,6 +22,7 @@ from dlrm_sharded.plans.plan import ShardingPlan, read_plan
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.runs.result import read_result
+from tests import preloaded
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "0.2"
 RUN, PLANS, CALIBRATION = FOLDER / "run", FOLDER / "plans", FOLDER / "calibration"
@@ -59,6 +61,33 @@ def test_a_plan_with_deduplicated_ids_is_one_without(caplog: pytest.LogCaptureFi
     read = read_plan(PLANS / "dedup.plan.json")
     assert "unknown keys, which have no effect: ['dedup']" in caplog.text
     validate(read, read_task(PLANS / "sequences.task.json"))
+
+
+def test_column_shards_of_sequences_are_refused() -> None:
+    read = read_plan(PLANS / "columns.plan.json")
+    with pytest.raises(InvalidPlanError, match=r"split by columns.*whole or in row blocks"):
+        validate(read, read_task(PLANS / "sequences.task.json"))
+
+
+def test_a_plan_with_cached_tables_is_refused_and_its_task_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(InvalidPlanError, match=r"in host memory.*make a new plan, on more ranks"):
+        read_plan(PLANS / "cached.plan.json")
+    written = json.loads((PLANS / "cached.task.json").read_text())
+    task = read_task(PLANS / "cached.task.json")
+    assert "miss_ratio_curve, for tables in host memory" in caplog.text
+    assert [table.num_embeddings for table in task.tables] == [
+        table["num_embeddings"] for table in written["tables"]
+    ]
+
+
+def test_a_plan_is_made_again(tmp_path: Path) -> None:
+    """Of the options that 0.2 wrote down, those that are gone are left out."""
+    again = (f"again={PLANS / 'bags.plan.json'}", f"task={PLANS / 'bags.task.json'}")
+    module = "dlrm_sharded.commands.plan"
+    output = preloaded.run("-m", module, *again, cwd=tmp_path, exit_code=0).output
+    assert "the plan, its predicted cost and its bound are those of" in output
 
 
 @pytest.mark.parametrize("folder", ["run/plan", "plans/bags.plan"])

@@ -21,8 +21,8 @@ ALONE = IN_SWEEP | {
 }
 
 
-def start():
-    state = SimpleNamespace(run="it", world_size=2, config=IN_SWEEP, plan=SHARDS)
+def start(plan=SHARDS):
+    state = SimpleNamespace(run="it", world_size=2, config=IN_SWEEP, plan=plan)
     return Start(
         run="it",
         num_interruptions=1,
@@ -49,3 +49,9 @@ def test_what_a_sweep_says_of_a_start_decides_nothing(change, keeps, is_alike):
     config = ALONE | change
     assert (start().plan_to_keep(config, world_size=2) is not None) == keeps
     assert start().goes_on_alike(config) == is_alike
+
+
+def test_a_plan_that_only_an_earlier_release_could_train_is_not_kept():
+    shard = {"table": "a", "rank": 0, "rows": [0, 8], "cols": [0, 4], "load_factor": 0.5}
+    assert start(SHARDS).checkpoint_plan() is not None
+    assert start(SHARDS | {"shards": [shard]}).plan_to_keep(ALONE, world_size=2) is None
