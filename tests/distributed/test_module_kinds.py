@@ -112,7 +112,7 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
     )
     for _ in range(NUM_STEPS * (kind.batches == "few_ids")):
         with torch.no_grad():
-            alone(every_id()), sharded(every_id())
+            alone(every_id()), sharded(every_id().to(rank.device))
     for name, place, weight in local_weights(tables(sharded)):
         weight.copy_(before[name][place])
     sharded_dense = [w for n, w in sharded.named_parameters() if plain(n) not in before]
@@ -121,7 +121,7 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
     for step in range(NUM_STEPS):
         outputs = [alone(features(kind.batches, step, r)) for r in range(rank.world_size)]
         (sum(o.square().sum() for o in outputs) / rank.world_size).backward()
-        output = sharded(features(kind.batches, step, rank.rank))
+        output = sharded(features(kind.batches, step, rank.rank).to(rank.device))
         output.square().sum().backward()
         output_error = max(output_error, _distance(output, outputs[rank.rank]))
         for optimizer in optimizers:
@@ -151,7 +151,7 @@ def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max()) if one.numel() else 0.0
+    return float((one.cpu() - other).abs().max()) if one.numel() else 0.0
 
 
 CASES = [
