@@ -63,7 +63,15 @@ TINY: dict[str, tuple[dict[str, Any], float, float]] = {
 """Shape of a task, and how much dearer than the best a plan is at most and on average. On
 hosts, exchanges are linearised; where caches overflow, pieces cost much else than on most ranks."""
 
-CASES = [*itertools.product(list(TINY)[:4], ("shipped", "plain", "links", "sparse"))]
+CASES = [
+    *itertools.product(list(TINY)[:4], ["shipped"]),
+    ("strong_caches", "overflowing"),
+    *(
+        pytest.param(shape, name, marks=pytest.mark.slow)
+        for shape in list(TINY)[:4]
+        for name in ("plain", "links", "sparse")
+    ),
+]
 
 NUM_TINY = 3
 
@@ -80,7 +88,7 @@ def costs_of_all_plans(task: ShardingTask, model: LearnedCostModel) -> list[floa
     return [model.predict_workload(w, hosts).cost_ms for w in workloads_of_all_plans(task)]
 
 
-@pytest.mark.parametrize(("shape", "name"), [*CASES, ("strong_caches", "overflowing")])
+@pytest.mark.parametrize(("shape", "name"), CASES)
 def test_against_every_plan_of_a_tiny_task(shape: str, name: str) -> None:
     keys, most, mean = TINY[shape]
     ratios = []
