@@ -141,17 +141,6 @@ def test_reasons_are_those_of_the_last_attempt(run_sweep, tmp_path):
     assert job["reason"] == "a rank ended without a message: killed, or out of memory?"
 
 
-def test_nohup(sweep_command, tmp_path):
-    """A signal that was ignored before stays ignored."""
-    process = preloaded.start(*sweep_command("+do=meet_a"), cwd=tmp_path, before=("nohup",))
-    wait_until(lambda: (tmp_path / "meet_a").exists(), "the job runs")
-    process.send_signal(signal.SIGHUP)
-    (tmp_path / "meet_b").touch()
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert states_of(tmp_path / "sweep") == ["succeeded"]
-
-
 def test_a_sweep_has_one_driver(run_sweep, tmp_path):
     after = "hydra.launcher.after=json.loads"
     run_sweep("+do=succeed", after)

@@ -73,22 +73,6 @@ def test_what_is_not_finite_is_never_written(name, bad, background, tmp_path, ra
     check_finite(read_manifest(good))
 
 
-def test_what_may_be_infinite_or_large(tmp_path, rank):
-    """Sums of these values overflow, buffers may hold masks, and integers have no NaN."""
-    state = {
-        "tables.t.weight": LogicalTensor.whole(torch.full((9,), 3e38)),
-        "dense.half": LogicalTensor.whole(torch.full((9,), 6e4, dtype=torch.float16)),
-        "dense.mask": LogicalTensor.whole(torch.tensor([0.0, -math.inf])),
-        "dense.count": LogicalTensor.whole(torch.full((9,), 127, dtype=torch.int8)),
-        "dense.none": LogicalTensor.whole(torch.empty(0)),
-    }
-    saver = Saver(tmp_path, keep=1, background=True, rank=rank)
-    saver.save(state, run_state(buffers=("dense.mask",)))
-    saver.close()
-    (path,) = checkpoints(tmp_path)
-    check_finite(read_manifest(path))
-
-
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("num_checks", [0, 1])
 def test_nothing_is_written_to_a_folder_that_was_lost(num_checks, background, tmp_path, rank):

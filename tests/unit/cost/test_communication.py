@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Reduce, Workload
-from dlrm_sharded.fitting.fit import communication_rows, fit_communication, fit_nonnegative
-from dlrm_sharded.plans.layouts import REPLICA_GROUP
+from dlrm_sharded.fitting.fit import fit_communication, fit_nonnegative
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.plans.task import Topology
@@ -108,30 +107,6 @@ def test_what_one_host_cannot_tell_is_not_free() -> None:
         for at in (Hosts(16, 16), Hosts(16, 8))
     )
     assert apart >= together * 0.99
-
-
-@pytest.mark.parametrize(
-    "group_size", [1, 8, 4, REPLICA_GROUP], ids=["columns", "rows", "host", "replicas"]
-)
-@pytest.mark.parametrize("kind", ["fwd_comm", "bwd_comm", "input_dist"])
-def test_what_is_fitted_is_what_predicts(kind: str, group_size: int) -> None:
-    """The rows of the least squares, times any weights, are the prediction."""
-    rng = np.random.default_rng(0)
-    at = Hosts(8, 4, 0.5, 2.0)
-    columns = np.array([64.0, 128, 0, 0, 32, 4, 4, 256])
-    if group_size == REPLICA_GROUP:
-        columns[:] = 64.0  # every rank has the same replicas
-    of = workload(columns, 4, group_size)
-    rows = communication_rows(of, kind, at)
-    weights = rng.random(rows.shape[1])
-    num_reduce = UNMEASURED.reduce.shape[1]
-    model = CommunicationModel(
-        np.tile(weights[: -2 * num_reduce], (3, 1)),
-        np.tile(weights[-2 * num_reduce : -num_reduce], (3, 1)),
-        weights[-num_reduce:],
-    )
-    assert (rows @ weights).any() == (group_size != REPLICA_GROUP or kind == "bwd_comm")
-    np.testing.assert_allclose(predict(model, kind, of, at), rows @ weights, rtol=1e-12)
 
 
 def two_hosts(*measured: str) -> Hosts:

@@ -1,7 +1,5 @@
 """Lines that meet the curves of exchanges at the even volumes of a task."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -10,8 +8,6 @@ from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
-from dlrm_sharded.plans.tables import Table
-from tests.unit.made_up import task_of
 
 CURVES = ExchangeCurves(HostCollectives(gpu_specs()["h100_sxm"]))
 KINDS = ("fwd_comm", "bwd_comm", "input_dist")
@@ -68,37 +64,3 @@ def test_all_wait_for_the_busiest_rank() -> None:
     before = all_to_all_ms(of, volumes)
     volumes[3] *= 1.5
     assert (all_to_all_ms(of, volumes) > before).all()
-
-
-def test_adapters_bound_exchanges_between_hosts() -> None:
-    """47.5 of 50 GB/s; twice the bandwidth takes half the time, but for latencies."""
-    of = even(16, 8, 1e7)
-    ms, link = CURVES.all_to_all_ms(1e7, of)
-    assert link == "inter"
-    assert ms == pytest.approx(8 * 1e7 / 47.5e6, rel=0.03)
-    stated = dataclasses.replace(of, inter_gb_per_s=100.0)
-    assert CURVES.all_to_all_ms(1e7, stated)[0] == pytest.approx(ms / 2, rel=0.03)
-    slow_links = dataclasses.replace(of, intra_gb_per_s=10.0)
-    assert CURVES.all_to_all_ms(1e7, slow_links)[1] == "intra"
-
-
-def test_groups_of_a_host_pay_nothing_between_hosts() -> None:
-    of = even(16, 8, 1e6)
-    alone = reduce_ms(even(8, 8, 1e6), "fwd_comm", 1e6, 8)
-    assert reduce_ms(of, "fwd_comm", 1e6, 8) == pytest.approx(alone)
-    assert reduce_ms(of, "fwd_comm", 1e6, 16) > alone
-
-
-def test_one_rank_exchanges_nothing() -> None:
-    lines = CURVES.at(even(1, 1))
-    assert not lines.exchange.any()
-    assert not lines.reduce.any()
-
-
-def test_volumes_of_a_task() -> None:
-    tables = (Table("a", 100, 16, 3.0), Table("b", 100, 48, 1.0))
-    task = task_of(tables, 4, batch_size=800, local_world_size=2, inter_host_bytes_per_s=5e9)
-    of = EvenVolumes.of_task(task)
-    assert of.volume == pytest.approx(64 * 800 * 4 / 4 / 4)
-    assert of.id_volume == pytest.approx(800 * (4 + 2) * 4 / 4 / 4)
-    assert (of.intra_gb_per_s, of.inter_gb_per_s) == (None, 5.0)

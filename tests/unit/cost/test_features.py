@@ -1,7 +1,5 @@
 """What cost models read of a plan: volumes and work, by hand and against exact counts."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.cost.features import (
     CPU_WORK,
-    DEVICE_WORK,
     profile_of,
     work_of,
 )
@@ -175,21 +172,3 @@ def test_unique_ids_are_what_draws_show(num_ids: int, num_rows: int, exponent: f
     table = Table("t", num_rows, 8, num_ids / BATCH_SIZE, zipf.expected_reuse_histogram(num_ids))
     of = workload(Shard.whole(table, 0), task=small_task((table,)))
     assert of.num_unique.tolist() == pytest.approx([exact], rel=0.15)
-
-
-@pytest.mark.parametrize(("num_cols", "lines"), [(16, 1), (256, 16), (272, 16.6), (2048, 83.2)])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_long_rows_are_streamed_on_cpus(device: str, num_cols: int, lines: float) -> None:
-    """From 257 columns on, a line counts 0.6 where it leaves or enters a cache; on GPUs, 1."""
-    table = dataclasses.replace(A, embedding_dim=num_cols)
-    work = DEVICE_WORK[device]
-    of = workload(Shard.whole(table, 0), task=small_task((table,)))
-    found = dict(zip(work.terms, work_of(of, work)[0], strict=True))
-    lines = lines if device == "cpu" else num_cols / 16
-    assert found["pooled_columns"] == pytest.approx(BATCH_SIZE * lines / 1e3)
-    assert found["id_lines"] == pytest.approx(float(of.num_ids[0]) * (num_cols / 16) / 1e3)
-    gradient_mb = BATCH_SIZE * num_cols * 4 / 1e6
-    beyond = gradient_mb / (gradient_mb + 2.0)
-    assert found["id_lines_of_gradients_beyond_2_mb"] == pytest.approx(
-        float(of.num_ids[0]) * lines * beyond / 1e3
-    )

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from dlrm_sharded import RunContext, Shard
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
-from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.fitting.calibrate import Fitted, predictor
 from dlrm_sharded.fitting.evaluate import compare
 from dlrm_sharded.fitting.samples import Sample
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.tables import Table
 from tests.unit.cost.plans import (
     COMPUTING,
     EXCHANGING,
@@ -89,37 +89,6 @@ def test_more_ids_never_cost_less(
     table = data.draw(st.sampled_from(task.tables))
     more = task.with_values(pooling_factor={table.name: table.pooling_factor * factor})
     assert none_lower(model.predict(plan, more), model.predict(plan, task))
-
-
-def test_more_ids_never_cost_less_where_a_step_uses_every_row(model: LearnedCostModel) -> None:
-    """By its form, so also where prices differ more between tables than was fitted.
-
-    Many tables, each on a rank of its own, whose rows are fewer than the histogram says.
-    """
-    steep = [
-        dataclasses.replace(net, weights=(*net.weights[:-1], 5.0 * net.weights[-1]))
-        for net in (model.compute.forward, model.compute.backward)
-    ]
-    compute = dataclasses.replace(model.compute, forward=steep[0], backward=steep[1])
-    rng = np.random.default_rng(0)
-    num = 20_000
-    one, other = rng.integers(0, NUM_REUSE_BINS, (2, num))
-    share = rng.random(num)[:, None]
-    bins = np.eye(NUM_REUSE_BINS)
-    workload = Workload(
-        world_size=num,
-        ranks_per_host=num,
-        batch_size=8192,
-        rank=np.arange(num),
-        group_size=np.ones(num, dtype=np.int64),
-        num_rows=np.round(10 ** rng.uniform(0, 4, num)),
-        num_cols=4.0 * rng.integers(1, 65, num),
-        num_ids=10 ** rng.uniform(3, 6, num),
-        reuse_histogram=share * bins[one] + (1 - share) * bins[other],
-    )
-    more = dataclasses.replace(workload, num_ids=3 * workload.num_ids)
-    before, after = (compute.times_ms(compute.vectors(of), np.ones(num)) for of in (workload, more))
-    assert (after / before).min() >= 1 - 1e-9
 
 
 @given(of=planned(), data=st.data())
@@ -214,35 +183,6 @@ def test_learns_the_made_up_hardware(
     assert errors["computation, groups"]["spearman"] > 0.98
     held_out = {name: row["mape"] for name, row in fitted.meta["held_out_errors"].items()}
     assert held_out["computation, groups"] == pytest.approx(mape["computation, groups"], abs=2.0)
-
-
-def test_scaled_times_are_times_the_factors(model: LearnedCostModel) -> None:
-    factors = {"fwd_compute": 2.0, "fwd_comm": 3.0, "bwd_comm": 0.5, "bwd_compute": 5.0}
-    scaled = dataclasses.replace(
-        model,
-        compute=model.compute.scaled(forward=2.0, backward=5.0),
-        communication=model.communication.scaled({**factors, "input_dist": 1.5}),
-    )
-    task = task_of((uniform("a"), uniform("b")), 2, 2**40, 2048)
-    plan = in_turns(task)
-    before, after = model.predict(plan, task), scaled.predict(plan, task)
-    for stage, factor in factors.items():
-        expected = factor * before.stage_max_ms(stage)
-        assert after.stage_max_ms(stage) == pytest.approx(expected, rel=1e-9)
-    assert after.input_dist_max_ms == pytest.approx(1.5 * (before.input_dist_max_ms or 0.0))
-
-
-@given(planned())
-def test_parts_sum_to_times(model: LearnedCostModel, of: Planned) -> None:
-    plan, task = of
-    workload = workload_of_plan(plan, task)
-    hosts, cost = model.price(task).hosts, model.predict(plan, task)
-    forward, backward = model.compute.parts_ms(workload).sum(axis=2)
-    assert forward == pytest.approx([rank.fwd_compute_ms for rank in cost.per_rank])
-    assert backward == pytest.approx([rank.bwd_compute_ms for rank in cost.per_rank])
-    exchange = workload.exchange(for_ids=False)
-    parts = model.communication.parts_ms("fwd_comm", exchange, hosts)
-    assert parts.sum(axis=1) == pytest.approx([rank.fwd_comm_ms for rank in cost.per_rank])
 
 
 @pytest.mark.parametrize(

@@ -12,23 +12,15 @@ from dlrm_sharded.datasets.task_sets import (
     TASK_SETS,
     paper_tasks,
     production_tasks,
-    scale_tasks,
 )
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.heuristics import GreedySharder
 
 FEASIBILITY = feasibility_tasks(3, num=60)
 
 
 def memory_use(task: ShardingTask) -> float:
     return task.table_bytes / (task.topology.world_size * task.topology.memory_bytes)
-
-
-def largest(task: ShardingTask) -> float:
-    """Over the memory of a rank."""
-    sizes = (task.topology.table_bytes(table) for table in task.tables)
-    return max(sizes) / task.topology.memory_bytes
 
 
 @pytest.mark.parametrize("name", TASK_SETS)
@@ -60,17 +52,6 @@ def test_a_witness_proves_that_there_is_a_plan(number):
         assert memory_use(benchmark.task) > 1
     else:
         validate(benchmark.witness, benchmark.task)
-
-
-def test_scale_tasks():
-    for benchmark, whole in zip(scale_tasks(num=2), TASK_SETS["scale_whole"](num=2), strict=True):
-        for task in (benchmark.task, whole.task):
-            assert memory_use(task) == pytest.approx(0.7, rel=1e-3)
-            on_hosts = task.topology.world_size >= 128
-            assert task.topology.ranks_per_host == (8 if on_hosts else task.topology.world_size)
-        assert largest(benchmark.task) > 1
-        assert largest(whole.task) <= 0.5
-        validate(GreedySharder("size").shard(whole.task), whole.task)
 
 
 @pytest.mark.parametrize("number", range(12))

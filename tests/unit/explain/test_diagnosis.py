@@ -16,7 +16,7 @@ from dlrm_sharded.explain import diagnosis as module
 from dlrm_sharded.explain.diagnosis import BOUNDING_FRACTION, MAX_RANKS, MAX_SPLITS, diagnose
 from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
+from dlrm_sharded.plans.plan_report import Diagnosis
 from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.made_up import column_shards, tables_of, task_of, with_memory
@@ -225,57 +225,6 @@ def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     (line,) = sections(found)[1].lines
     assert_in_order(line, ["not looked at", "1"])
     assert len(found.bounding) == found.num_bounding > 0
-
-
-def shard_cost(table: Table, shard: Shard, compute_ms: float) -> ShardCost:
-    return ShardCost(shard, table, compute_ms, comm_ms=0.5)
-
-
-SHOWN = Diagnosis(
-    world_size=4,
-    cost_ms=20.0,
-    bounding=(
-        RankCost(
-            3,
-            20.0,
-            (
-                shard_cost(BUSY, Shard.whole(BUSY, 3), 5.0),
-                shard_cost(BUSY, Shard("busy", 3, (0, 5000), (4, 32)), 4.0),
-                shard_cost(BUSY, Shard("busy", 3, (1250, 2500), (0, 32)), 3.0),
-                *[shard_cost(IDLE, Shard.whole(IDLE, 3), 1.0)] * 3,
-            ),
-        ),
-    ),
-    num_bounding=2,
-    splits=(
-        *(SplitGain(f"t{i}", 2, kind="column shards", gain_ms=6.0 - i) for i in range(10)),
-        SplitGain("huge", 4, kind="row blocks", gain_ms=None),
-    ),
-    num_split=11,
-    alternatives=(
-        Alternative("another plan", None),
-        Alternative("one more rank", 15.0),
-    ),
-)
-
-
-def test_in_words() -> None:
-    bounds, splits, more = sections(SHOWN)
-    assert (bounds.title, splits.title) == ("Ranks that bound the cost", "Gains of splits")
-    assert more.title == "Gains of alternatives"
-    summary, rank = bounds.lines
-    assert "20.00 ms" in summary
-    assert "2 of 4 ranks" in summary
-    assert rank.startswith("rank 3, 20.00 ms: ")
-    assert_in_order(rank, ["busy 5.50 ms", "columns 4 to 32", "4.50 ms", "rows 1,250 to 2,500"])
-    assert_in_order(rank, ["3.50 ms", "idle 1.50 ms", "2 more 3.00 ms", "exchanges", "2.00 ms"])
-    assert_in_order(splits.lines[1], ["t0", "2 column shards", "6.00 ms"])
-    assert_in_order(splits.lines[8], ["t7", "2 column shards", "-1.00 ms"])
-    assert_in_order(splits.lines[9], ["2 more", "-2.00 ms", "-3.00 ms"])
-    assert_in_order(splits.lines[10], ["huge", "4 row blocks", "no rank"])
-    _, same, larger = more.lines
-    assert_in_order(same, ["another plan", "nothing"])
-    assert_in_order(larger, ["one more rank", "15.00 ms", "25.0 % less"])
 
 
 def assert_in_order(line: str, parts: list[str]) -> None:

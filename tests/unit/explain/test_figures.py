@@ -15,14 +15,9 @@ from dlrm_sharded.explain.shard_shares import ShardShare, shares_of_rank
 from dlrm_sharded.explain.text import (
     STAGE_LABELS,
     explain,
-    forecast,
-    plan_lines,
-    sections,
 )
-from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from tests.unit.explain.test_diagnosis import SHOWN
 from tests.unit.made_up import task_of
 
 WIDE = Table("wide", 1000, 128, 1.0)
@@ -142,21 +137,6 @@ def test_predicted_beside_measured() -> None:
     assert "predicted" not in explain(PLAN, REPORT, TASK, COST)
 
 
-def test_what_the_cost_model_says_comes_before_the_ranks() -> None:
-    """As lists below titles, after what was measured."""
-    report = PlanReport("test", 0.1, cost=PREDICTED, lower_bound_ms=10.0, diagnosis=SHOWN)
-    lines = explain(PLAN, report, TASK, COST).splitlines()
-    (start,) = [i for i, line in enumerate(lines) if str(forecast(report)) in line]
-    expected = []
-    for section in sections(SHOWN):
-        expected += ["", f"**{section.title}**", "", *(f"- {line}" for line in section.lines)]
-    end = start + 1 + len(expected)
-    assert lines[start + 1 : end] == expected
-    assert lines[end] == ""
-    assert lines[end + 1].startswith("| rank | shards |")
-    assert start > lines.index("| embedding cost | 13.00 | 14.00 | -7 % |")
-
-
 def bars(figure: Figure) -> list[list[float]]:
     """Widths of the segments, by label and rank."""
     return [[bar.get_width() for bar in group] for group in figure.axes[0].containers]
@@ -198,21 +178,3 @@ def test_memory_figure() -> None:
     assert len(widths) == len(TASK.tables)
     used = [sum(of_rank) * 2**20 for of_rank in zip(*widths, strict=True)]
     assert used == pytest.approx(PLAN.bytes_by_rank(TASK.topology))
-
-
-def test_shows_which_tables_are_sequences_and_their_modules() -> None:
-    """A sequence has its part in the exchange by its ids, of which each has a vector."""
-    tables = (
-        Table("bag", 100, 16, 9.0, module="user"),
-        Table("clicks", 100, 16, 9.0, pooled=False, module="history"),
-    )
-    task = task_of(tables, 1)
-    plan = whole_tables(task, (0, 0))
-    cost = PlanCost((StageCost(0.0, 5.0, 5.0, 0.0),))
-    shares = {share.table.name: share.cost_ms for share in shares_of_rank(plan, task, 0, cost)}
-    assert shares == pytest.approx({"bag": 1.0, "clicks": 9.0})
-    text = explain(plan, REPORT, task, cost)
-    assert "2 shards of 2 tables, 1 of them sequence, in 2 modules on 1 ranks" in text
-    assert "clicks (sequence of history)" in text
-    assert "bag (of user)" in text
-    assert plan_lines(plan, REPORT, task)[0].endswith("1 of them sequence, in 2 modules in 0.100 s")

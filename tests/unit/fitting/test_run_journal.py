@@ -12,9 +12,9 @@ from dlrm_sharded.cost.features import profile_of, work_of
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.fitting.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.fitting.samples import TIMES, Sample, workload_of_sample
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks
+from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from tests.unit.made_up import column_shards, task_of, with_topology
+from tests.unit.made_up import column_shards, task_of
 
 SGD = Conditions("sgd", 2)
 TIME_KEYS = [f"{name}_ms" for name in TIMES]
@@ -49,26 +49,6 @@ def test_a_run_is_the_plan_that_it_measured(run: Sample) -> None:
     assert work_of(ours) == pytest.approx(work_of(planned), rel=1e-5)
     assert profile_of(ours) == pytest.approx(profile_of(planned), abs=1e-5)
     assert run.cost == COST
-
-
-def test_row_blocks_within_a_host_are_not_noted() -> None:
-    hosts = with_topology(TASK, world_size=4, local_world_size=2)
-    blocks = RowBlocks(range(2)).shards(TABLES[1])
-    shards = (Shard.whole(TABLES[0], 0), *blocks, Shard.whole(TABLES[2], 3))
-    cost = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * 4, (0.5,) * 4)
-    assert measured_run(ShardingPlan(4, shards), hosts, cost) is None
-
-
-def test_replicas_are_noted() -> None:
-    shards = (*Replicas(2).shards(TABLES[0]), Shard.whole(TABLES[1], 0), Shard.whole(TABLES[2], 1))
-    plan = ShardingPlan(2, shards)
-    run = measured_run(plan, TASK, COST)
-    assert run.has_replicas
-    noted, planned = workload_of_sample(run), workload_of_plan(plan, TASK)
-    assert noted.is_replica.tolist() == planned.is_replica.tolist() == [True, True, False, False]
-    assert noted.num_ids == pytest.approx(planned.num_ids)
-    of_table = TABLES[0].num_embeddings * TABLES[0].embedding_dim
-    assert noted.exchange(for_ids=False).replica_bytes == 4 * of_table
 
 
 def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal, run: Sample) -> None:

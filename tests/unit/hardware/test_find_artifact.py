@@ -9,7 +9,6 @@ from dlrm_sharded import DataError, RunContext
 from dlrm_sharded.hardware import artifact
 from dlrm_sharded.hardware.artifact import (
     ARTIFACT_SUFFIX,
-    UNNAMED,
     artifact_name,
     find_artifact,
     load_artifact,
@@ -129,56 +128,7 @@ def test_the_hardwares_own_damaged_model_is_named(folders: tuple[Path, Path]) ->
         read_artifact(mine, kind=KIND, features=FEATURES)
 
 
-OTHER = with_cpu(with_probe(gather_gb_per_s=0.5), cores=8)
 PRIOR = "is a prior, made on cpu: x: "
-UNCALIBRATED = (
-    f"the cost model {PRIOR}its times may be wrong by a factor, and its order of plans is less "
-    "reliable; run `dlrm-calibrate` (2 minutes) for a model of this hardware"
-)
-WARNINGS = {
-    "cost_model_of_other_hardware": (KIND, OTHER, "cpu", "sgd", UNCALIBRATED),
-    "cost_model_of_older_files": (KIND, Hardware("cpu: x"), "cpu", "sgd", UNCALIBRATED),
-    "cost_model_of_other_device": (
-        *(KIND, ON_GPU, "cuda", "sgd"),
-        "the cost model is a prior, made on GPU A, and the run is on cpu: x: its computation says "
-        "nothing about this device, and its exchanges follow from stated bandwidths; run "
-        "`dlrm-calibrate` (2 minutes) for a model of this hardware, or plan with sharder=torchrec",
-    ),
-    "cost_model_of_other_optimizer": (
-        *(KIND, HARDWARE, "cpu", "adam"),
-        "the cost model belongs to the fused optimizer sgd, the run has adam: backward computation "
-        "may be wrong; run `dlrm-calibrate collect.optimizer=adam`",
-    ),
-    "policy_of_other_hardware": (
-        *(POLICY, OTHER, "cpu", "sgd"),
-        f"the policy {PRIOR}it balances the costs of that hardware, so plans may be less balanced; "
-        "after a calibration, `dlrm-train-policy policy=dreamshard init_from=packaged "
-        "costs=predicted schedule.num_rounds=3` re-tunes it in about a minute",
-    ),
-    "policy_of_other_optimizer": (
-        *(POLICY, HARDWARE, "cpu", "adam"),
-        "the policy belongs to the fused optimizer sgd, the run has adam: it balances the backward "
-        "computation of that optimizer, so plans may be less balanced; run `dlrm-train-policy "
-        "policy=dreamshard optimizer=adam`",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WARNINGS)
-def test_says_where_it_is_of_something_else(
-    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    kind, hardware, device, optimizer, said = WARNINGS[name]
-    fields = meta(kind=kind.name, device=device, **hardware.to_meta())
-    write_artifact(folders[1], artifact_name(kind.name, hardware.name), ARRAYS, fields)
-    loaded = load_artifact(None, kind, FEATURES, RunContext("cpu", HARDWARE, optimizer))
-    assert caplog.messages == [said]
-    assert loaded.match.is_same == (hardware == HARDWARE)
-    caplog.clear()
-    if device == "cpu":  # a run on unknown hardware can differ in its device alone
-        loaded = load_artifact(None, kind, FEATURES, RunContext("cpu"))
-        assert caplog.messages == []
-        assert loaded.match.reasons == (UNNAMED,)
 
 
 @pytest.mark.parametrize("hardware", [None, ON_GPU], ids=["unknown", "known"])

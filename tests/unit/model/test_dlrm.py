@@ -200,24 +200,6 @@ def test_tables_wait_for_the_sharding():
     assert {p.device.type for p in model.parameters() if id(p) in others} == {"cpu"}
 
 
-@pytest.mark.parametrize(
-    ("layers", "key"),
-    [
-        ({"dense_layers": []}, r"model.dense_layers is \[\]"),
-        ({"dense_layers": [8, -3]}, "model.dense_layers is -3"),
-        ({"dense_layers": "abc"}, "model.dense_layers is .abc."),
-        ({"over_layers": []}, r"model.over_layers is \[\]"),
-        ({"over_layers": [1]}, r"model.over_layers is \[1\]"),
-        ({"over_layers": [16, 2]}, r"model.over_layers is \[16, 2\]"),
-    ],
-    ids=["no_dense", "negative", "text", "no_over", "one_over", "two_logits"],
-)
-@pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
-def test_bad_layers(interaction, layers, key):
-    with pytest.raises(ConfigError, match=key):
-        make(interaction, EQUAL, **layers)
-
-
 def test_bad_compile_mode():
     with pytest.raises(
         ConfigError, match=r"model\.compile_mode is 'fast'; known: null, auto, default"

@@ -48,23 +48,6 @@ def test_schedule(schedule, factors):
     assert {step: schedule.factor(step) for step in factors} == pytest.approx(factors)
 
 
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        ({"warmup_steps": -1}, r"optimizer\.schedule\.warmup_steps is -1"),
-        ({"decay_steps": -5}, r"optimizer\.schedule\.decay_steps is -5"),
-        (
-            {"warmup_steps": 9, "decay_start_step": 8, "decay_steps": 1},
-            r"optimizer\.schedule\.decay_start_step is 8, before the 9 warm-up steps end",
-        ),
-    ],
-    ids=["warmup", "decay", "order"],
-)
-def test_bad_schedules(steps, message):
-    with pytest.raises(ConfigError, match=message):
-        Schedule(**steps)
-
-
 BAD_VALUES = {
     "embedding": ("adamw",),
     "dense": ("rowwise_adagrad",),

@@ -156,36 +156,6 @@ def test_bad_task(change: dict[str, object], message: str) -> None:
         ShardingTask.from_json(task().to_json() | change)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (("", 1, 4, 1.0), "named ''"),
-        ((None, 1, 4, 1.0), "named None"),
-        (("t", 10.5, 4, 1.0), "num_embeddings is 10.5"),
-        (("t", True, 4, 1.0), "num_embeddings is True"),
-        (("t", 10**30, 4, 1.0), "num_embeddings is 10{30}"),
-        (("t", "many", 4, 1.0), "num_embeddings is 'many'"),
-        (("t", 1, 4, "abc"), "pooling_factor is 'abc'"),
-        (("t", 1, 4, 1e300), "pooling_factor is 1e.300"),
-        (("t", 1, 4, 1.0, (float("nan"),) * 17), "share of reuse_histogram is nan"),
-        (("t", 1, 4, 1.0, (0.0,) * 17), "sums to 0, must sum to 1"),
-        (("t", 1, 4, 0.0, (1.0,) * 17), "sums to 17, must sum to 1"),
-        *(
-            (((name, 1, 4, 1.0), "control characters"))
-            for name in ("a\0b", "a\n", "\x1b[1m", ".", " ")
-        ),
-        (("t", 0, 4, 1.0), "num_embeddings is 0"),
-        (("t", 1, 6, 1.0), "embedding_dim is 6"),
-        (("t", 1, 4, -1.0), "pooling_factor is -1"),
-        (("t", 1, 4, float("nan")), "pooling_factor is nan"),
-        (("t", 1, 4, 1.0, (1.0,)), "1 bins"),
-    ],
-)
-def test_bad_table(fields: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Table(*fields)  # type: ignore[arg-type]
-
-
 def test_keys_of_cached_tables_are_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     """As release 0.2 wrote them for tables beyond the memory of all GPUs."""
     fields = task().to_json() | with_fields(miss_ratio_curve=[[0.0, 1.0], [1.0, 0.0]])

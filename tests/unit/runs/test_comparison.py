@@ -203,20 +203,6 @@ def test_options_of_a_sharder_make_rows_but_share_the_random_runs():
     assert gains == pytest.approx([0.2, 0.5])
 
 
-def test_runs_without_a_result_join_those_they_were_started_with():
-    on_gpu = [ran(seed=0, platform=GPU, sweep="gpu"), failed(seed=1, sweep="gpu")]
-    on_cpu = [ran(seed=0, platform=CPU, sweep="cpu"), failed(seed=1, sweep="cpu")]
-    elsewhere = [failed(seed=1, sweep="other")]
-    rows = summarize([*on_gpu, *on_cpu, *elsewhere]).rows
-    assert [(row.conditions["device"], len(row.runs)) for row in rows] == [
-        ("unknown", 1),
-        ("cpu: test", 2),
-        ("H100", 2),
-    ]
-    (row,) = summarize([*on_cpu, *elsewhere]).rows
-    assert (len(row.results), len(row.runs)) == (1, 3)
-
-
 def test_nothing_succeeded():
     comparison = summarize([failed("dim"), failed("size")], ["sweep.json is broken"])
     assert [row[-1] for row in cells(comparison)[1:]] == ["0 / 1", "0 / 1"]

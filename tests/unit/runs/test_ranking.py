@@ -93,16 +93,6 @@ def test_the_lines_say_ratios_and_what_would_tell() -> None:
     assert told.closing == "size is the fastest, with 95 % confidence in each ratio"
 
 
-def test_the_same_plan_tells_the_noise() -> None:
-    rng = np.random.default_rng(5)
-    speeds = {"a": 1.0, "b": 1.0, "c": 1.5}
-    assert ranked(sweep(rng, speeds)).noise is None
-    noise = ranked(sweep(rng, speeds, same_plan=("a", "b"), num_rounds=40)).noise
-    # two normal errors of 3 % differ by 2 * 1.41 * 3 % at most in 95 of 100 cases; tails are longer
-    assert noise is not None
-    assert 1.05 < noise < 1.2
-
-
 def test_what_was_not_measured_together_is_not_ranked() -> None:
     runs = sweep(np.random.default_rng(6), {"a": 1.0, "b": 1.0}, num_seeds=1)
     apart = dataclasses.replace(runs[1], seed=7)

@@ -17,7 +17,6 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.step.pipelines import PIPELINES
-from dlrm_sharded.training.copies import copied_bytes
 from dlrm_sharded.training.memory import (
     NCCL_BYTES,
     Workload,
@@ -174,27 +173,6 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
         **dict.fromkeys(("auto", "sparse_dist", "fused_sparse_dist"), pipelined),
         "semi_sync": (3456 + 2 * arrived + looked_up, 6144 + 3072, 6144 + 3072),
     }
-
-
-@pytest.mark.parametrize(
-    ("shard", "optimizer", "expected"),
-    [
-        # 512 B a row: 2 blocks of 64 MiB and one of 1 KiB, and 4 bytes for each of 262,146 rows
-        (Shard("t", 0, (0, 2**18 + 2), (0, 128)), (4, 4), 128 * MIB + 1024 + 2 * MIB),
-        # 384 B a row: a block of 64 MiB less 256 B, and 288 KiB of 750 rows in 512 KiB
-        (Shard("t", 0, (0, 174_762 + 750), (0, 96)), (4, 0), 64 * MIB + MIB // 2),
-        # weights in fp16, and two states of Adam in fp32
-        (Shard("t", 0, (0, 512), (0, 128), precision="fp16"), (12, 0), MIB // 8 + 2 * MIB // 4),
-        # a replica's gradients are not copied
-        (Shard("t", 0, (0, 512), (0, 128), replicated=True), (4, 4), MIB // 4 + 2048),
-    ],
-    ids=["tail", "odd_rows", "fp16_adam", "replica"],
-)
-def test_a_copy_counts_the_memory_that_its_blocks_take(shard, optimizer, expected):
-    per_element, per_row = optimizer
-    topology = Topology(1, GIB, bytes_per_element=per_element, optimizer_bytes_per_row=per_row)
-    assert copied_bytes([shard], topology, dense_bytes=0) == expected
-    assert copied_bytes([shard], topology, dense_bytes=5000) == expected + 8192
 
 
 def test_a_gpu_and_its_host_have_budgets_of_their_own():
