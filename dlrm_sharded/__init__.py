@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dlrm_sharded.plans.frames import task_from_frame
     from dlrm_sharded.search.constraints import Constraints
     from dlrm_sharded.sharders.base import Sharder, SharderContext
-    from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
     from dlrm_sharded.sharders.planning import Planner
+    from dlrm_sharded.sharders.search import SearchSharder
 
 __all__ = [
     "ConfigError",
@@ -44,11 +44,11 @@ __all__ = [
     "InfeasibleTaskError",
     "InvalidPlanError",
     "LinearCostModel",
-    "NeuroShardSharder",
     "PlanCost",
     "PlanReport",
     "Planner",
     "RunContext",
+    "SearchSharder",
     "Shard",
     "ShardedPlanner",
     "Sharder",
@@ -71,7 +71,7 @@ __all__ = [
 _LOADED_WHEN_ASKED = {
     "Constraints": "search.constraints",
     "LinearCostModel": "cost.linear",
-    "NeuroShardSharder": "sharders.neuroshard",
+    "SearchSharder": "sharders.search",
     "Planner": "sharders.planning",
     "RunContext": "hardware.context",
     "ShardedPlanner": "drop_in.sharded_planner",

@@ -64,7 +64,7 @@ from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "preset"
 SETS = ("paper", "feasibility", "scale_whole", "models")
 SWEEP = ("dlrm_sharded.train", "-m", "sharder=glob(*,exclude=plan_file)")
-SHARDER = "neuroshard"
+SHARDER = "search"
 PLAIN, OURS = "TorchRec", "dlrm_sharded"
 NUM_DENSE, NUM_BATCHES = 13, 4
 LEARNING_RATE = 0.01

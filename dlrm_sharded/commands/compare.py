@@ -1,6 +1,6 @@
 """Compare the plans of several sharders on many tasks: the command `dlrm-compare`.
 
-dlrm-compare sharders=[neuroshard,torchrec,size_lookup] tasks=FOLDER out=FOLDER
+dlrm-compare sharders=[search,torchrec,size_lookup] tasks=FOLDER out=FOLDER
 dlrm-compare preset=neuroshard_table_1 out=FOLDER
 dlrm-compare tasks=task.json topologies=[h100_80gb,a100_80gb] ranks=[8,16,64] out=FOLDER
 """
@@ -56,7 +56,7 @@ log = logging.getLogger("dlrm_sharded.compare")
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
 def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
-        sharders = checked_names("sharders", plain(cfg.sharders), example="sharders=[neuroshard]")
+        sharders = checked_names("sharders", plain(cfg.sharders), example="sharders=[search]")
         setting = _setting(cfg, sharders)
         tasks = on_topologies(cfg, _tasks(cfg))
         rounds = Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)

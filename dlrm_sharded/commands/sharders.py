@@ -36,7 +36,7 @@ from dlrm_sharded.sharders.planning import Diagnose, Planner
 
 KEY, LIST = "sharder", "sharders"
 SEPARATOR = ";"
-"""Character between a sharder's name and its settings: neuroshard;replicate=never."""
+"""Character between a sharder's name and its settings: search;replicate=never."""
 
 
 def build_planner(
@@ -259,7 +259,7 @@ def with_sharder_list(arguments: Sequence[str]) -> list[str]:
             setting = argument.lstrip("+~").removeprefix(f"{KEY}.")
             raise ConfigError(
                 f"{argument} does not say which sharder it is for; write it behind its name: "
-                f"'{KEY}=neuroshard{SEPARATOR}{setting}'"
+                f"'{KEY}=search{SEPARATOR}{setting}'"
             )
         else:
             others.append(argument)

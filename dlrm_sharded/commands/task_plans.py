@@ -16,7 +16,7 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.search import SearchSharder
 
 NUM_PRICES = 6
 """Prices under which the search plans: those of the prior, and others that it deems possible."""
@@ -43,7 +43,7 @@ def plans_to_measure(task: ShardingTask, context: RunContext) -> TaskPlans:
 
 
 def _sharder(context: RunContext, prices: LearnedCostModel) -> Sharder:
-    return NeuroShardSharder(SharderContext(context, prices), time_budget_s=SEARCH_S)
+    return SearchSharder(SharderContext(context, prices), time_budget_s=SEARCH_S)
 
 
 def _possible(prior: LearnedCostModel) -> Iterator[LearnedCostModel]:

@@ -12,7 +12,7 @@ CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent /
 
 
 def options_of(group: str) -> list[str]:
-    """Return the names of a group's options, such as "neuroshard" of "sharder", sorted."""
+    """Return the names of a group's options, such as "search" of "sharder", sorted."""
     return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
 
 

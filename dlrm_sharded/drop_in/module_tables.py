@@ -29,7 +29,7 @@ ROW_TYPES = frozenset({ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.
 PLANNED_TYPES = frozenset({*WHOLE_TYPES, *ROW_TYPES, ShardingType.DATA_PARALLEL.value})
 """TorchRec's types that a plan can have."""
 
-OBEY_LAYOUTS = "use a sharder that reads `Table.layouts` (sharder=neuroshard)"
+OBEY_LAYOUTS = "use a sharder that reads `Table.layouts` (sharder=search)"
 
 
 def layouts_of_types(types: frozenset[str], topology: Topology) -> frozenset[str]:

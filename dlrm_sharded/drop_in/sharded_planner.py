@@ -97,7 +97,7 @@ class ShardedPlanner(TorchRecPlanner):
 
     def __init__(
         self,
-        sharder: str | Sharder = "neuroshard",
+        sharder: str | Sharder = "search",
         *,
         topology: Topology | None = None,
         batch_size: int | None = None,
@@ -353,7 +353,7 @@ class ShardedPlanner(TorchRecPlanner):
 
 def plan_model(
     model: nn.Module,
-    sharder: str | Sharder = "neuroshard",
+    sharder: str | Sharder = "search",
     *,
     sharders: list[ModuleSharder[Any]] | None = None,
     pg: dist.ProcessGroup | None = None,

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.cost import learned, learned_arrays, neuroshard_paper
+from dlrm_sharded.cost import learned, learned_arrays, neuroshard
 from dlrm_sharded.cost.codecs import CodecTimes, codecs_to_array
 from dlrm_sharded.cost.communication import LINKS, STEP_EXCHANGES, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import DENSE_PRICES, SEQUENCE_PRICES
-from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
+from dlrm_sharded.cost.neuroshard import NeuroShardCostModel
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
 from dlrm_sharded.files.json_forms import read_form
@@ -44,7 +44,7 @@ from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 MIN_PLANS = {"computation": 100, "communication": 50}
 """Smallest numbers of measured plans for a fit."""
 
-MODELS = ("learned", "neuroshard_paper")
+MODELS = ("learned", "neuroshard")
 """Kinds of models that can be fitted."""
 
 
@@ -110,10 +110,10 @@ def fit_cost_model(
         predict = predictor(model)
     else:
         nets = fit_paper(fitted, seed=config.seed, num_steps=config.num_steps)
-        arrays = neuroshard_paper.to_arrays(nets)
-        kind, features = neuroshard_paper.KIND, neuroshard_paper.PAPER_FEATURES
+        arrays = neuroshard.to_arrays(nets)
+        kind, features = neuroshard.KIND, neuroshard.PAPER_FEATURES
         hardware, device = costs.manifest["hardware"], costs.manifest["device"]
-        predict = PaperCostModel(nets, name=hardware, device=device).predict_workload
+        predict = NeuroShardCostModel(nets, name=hardware, device=device).predict_workload
     error = rank_error(
         (predict(workload_of_sample(sample)), sample)
         for sample in held_out

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.cost.neuroshard_paper import PaperNets, columns_by_rank, table_features
+from dlrm_sharded.cost.neuroshard import PaperNets, columns_by_rank, table_features
 from dlrm_sharded.cost.workload import Workload
 from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 

@@ -34,6 +34,9 @@ from dlrm_sharded.hardware.hardware import Hardware
 
 log = logging.getLogger(__name__)
 
+RENAMED_KINDS = {"neuroshard_paper": "neuroshard"}
+"""Kinds of artefacts by the names that files of 0.2 have for them."""
+
 ARTIFACT_FORMAT = 2
 HEADER = "dlrm_sharded"
 """Key of the file's header whose value is a JSON object that describes the arrays."""
@@ -296,7 +299,8 @@ def _header(file: Any) -> dict[str, Any]:
 
 def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None:
     """Remove the checksum from the description; raise DataError unless the content is sound."""
-    if (meta.get("format"), meta.get("kind")) != (ARTIFACT_FORMAT, kind.name):
+    kind_name = RENAMED_KINDS.get(str(meta.get("kind")), meta.get("kind"))
+    if (meta.get("format"), kind_name) != (ARTIFACT_FORMAT, kind.name):
         raise DataError(
             f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {ARTIFACT_FORMAT}"
         )

@@ -20,7 +20,7 @@ from dlrm_sharded.plans.plan import Interval, Shard
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, LAYOUTS, Table
 from dlrm_sharded.plans.task import Topology
 
-OTHER_LAYOUTS = "keep it whole or in row blocks on all ranks (sharder=neuroshard does)"
+OTHER_LAYOUTS = "keep it whole or in row blocks on all ranks (sharder=search does)"
 """Messages on a layout that a sequence table cannot have end with this advice."""
 
 REPLICA_GROUP = 0

@@ -17,7 +17,7 @@ from dlrm_sharded.plans.task_keys import MEMORY_KEYS
 FP16_KEYS = "sharder.table_precision=fp16, or precision in task.json; docs/reference/precision.md"
 """Where users put tables into fp16, for messages."""
 
-SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
+SPLITTING_ADVICE = "use a sharder that splits tables (sharder=search)"
 
 
 def validate(plan: ShardingPlan, task: ShardingTask) -> None:
@@ -121,7 +121,7 @@ def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
         advice = (
             f"with one shard of it on a rank it needs {num_shards} ranks, the job has "
             f"{topology.world_size}; add ranks, reduce its embedding_dim, or use "
-            "sharder=neuroshard or torchrec, which put several shards of a table on a rank"
+            "sharder=search or torchrec, which put several shards of a table on a rank"
         )
     return (
         f"table {widest.name!r} has {widest.embedding_dim:,} columns, and FBGEMM looks up shards "

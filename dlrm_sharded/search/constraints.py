@@ -1,4 +1,4 @@
-"""Requirements of users on a plan, besides a low cost: the keys of `sharder=neuroshard` for them.
+"""Requirements of users on a plan, besides a low cost: the keys of `sharder=search` for them.
 
 Letters: U units, W ranks, S sets of tables that are kept apart; see `problem.py`.
 """

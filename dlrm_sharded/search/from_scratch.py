@@ -45,7 +45,7 @@ class SearchFromScratch:
     """Finds states of problems.
 
     Args:
-        seed, patience: see `NeuroShardSharder`.
+        seed, patience: see `SearchSharder`.
     """
 
     seed: int

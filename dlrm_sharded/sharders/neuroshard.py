@@ -1,266 +1,309 @@
-"""NeuroShard (arXiv:2305.01868), sec. 3.3: search for a plan on a learned cost model.
+"""NeuroShard's published search (arXiv:2305.01868, sec. 3.3), for comparison.
 
-An outer search decides what is split, and an inner one places the pieces. Departures from the
-published search, each for one of its faults, which `neuroshard_paper` keeps:
-- Columns are cut at any multiple of 4, and rows into the blocks that TorchRec trains.
-- The choice of cuts follows from a lower bound of the cost, not from a beam of ten steps.
-- Placements are improved by swaps, and repaired if memory is short.
-- A split must gain more than the model's error on it.
+The outer search is a beam search over column splits. A node is a list of shards. A child of it
+halves the columns of one shard, one of the largest or of the most costly. The cheapest children
+form the next beam, and the best node of all steps becomes the plan. The inner search places the
+shards of a node for several limits on the columns of a rank: in descending order of predicted cost,
+each shard goes to the rank with the least computation so far that has memory and columns left. The
+placement with the least predicted cost, exchanges included, belongs to the node.
+
+Weaknesses of the published search are kept: a node without a placement has infinite cost, and if
+all nodes have, the first ones form the beam; there is no repair, there are at most 10 splits, each
+in halves, and no row blocks; nodes that differ only in the order of splits fill the beam.
+
+Differs: the learned cost model replaces the published nets; optimizer state counts as memory;
+shards of equal cost are placed in the order of their tables; shards that are too wide for a lookup
+are not placed. Shards of a table that meet on a rank become one shard of the plan, or shards of
+equal widths if one would be too wide, as TorchRec trains no different widths there, although the
+search prices them separately.
+
+Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, W ranks.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Self
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.cluster import Cluster
-from dlrm_sharded.cost.expected_maximum import with_expected_excess
-from dlrm_sharded.files.errors import (
-    ConfigError,
-    InfeasibleTaskError,
-    InvalidPlanError,
-    check_count,
-    check_number,
-)
-from dlrm_sharded.plans.plan import ShardingPlan, with_precisions_of
-from dlrm_sharded.plans.precision import (
-    SAMPLE_MULTIPLE,
-    TABLE_BYTES,
-    ExchangePrecision,
-    why_not_exchanged,
-)
-from dlrm_sharded.plans.task import GIB, ShardingTask, in_half
-from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
-from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.feasibility import why_none_found
-from dlrm_sharded.search.find_plan import improve_under, improve_within
-from dlrm_sharded.search.from_scratch import ALL_WIDTHS, Build, SearchFromScratch
-from dlrm_sharded.search.move_budget import MoveBudget
-from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.search.starts import are_few
-from dlrm_sharded.search.state import State
-from dlrm_sharded.search.state_shards import load_plan, state_shards
-from dlrm_sharded.search.stopping import Clock
+from dlrm_sharded.cost.communication import STEP_EXCHANGES
+from dlrm_sharded.cost.shapes import PiecePricer
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
+from dlrm_sharded.files.errors import InfeasibleTaskError, check_count
+from dlrm_sharded.plans.layouts import ColumnShards, trained_layouts
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+from dlrm_sharded.plans.validation import why_too_wide
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.step.objective import StepObjective
 
-AUTO = "auto"
-COST, STEP = OBJECTIVES = ("cost", "step")
+NAME = "neuroshard"
+MIN_LIMIT, MAX_LIMIT = 1.0, 1.5
+"""Range of the limits on the columns of a rank, relative to the mean."""
+
+Indices = NDArray[np.int64]
+Node = tuple[int, ...]
+"""Shape of every shard; a split puts one half in place of the shard and the other at the end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuroShardSharder:
-    """Searches for the plan of the least predicted cost.
+    """Plans with the search of the paper; the defaults are the paper's.
 
     Args:
-        context: has an additive cost model.
-        constraints: what users require of the plan, besides a low cost.
-        objective: "cost" for the cost and the critical path; "step" for the predicted step, which
-            needs the context's step model. Then half of the time goes to the plan of the least
-            cost, and the plan with the shorter step of the two is returned.
-        critical_path_share: weight of the critical path in the cost; the rest is the embedding
-            cost.
-        time_budget_s: time after which the whole search returns its best plan; small tasks end
-            earlier. None for no limit, so that a plan is the same on a loaded machine.
-        patience: effort in rounds: each part of the search ends after this many rebuilds in a row
-            without a better plan.
-        split_error: a piece of a table is priced higher by this share of its computation when it
-            is decided what to split, so that a split gains more than the cost model is wrong about
-            it; None for what the cost model says of that, see `search.split_errors`.
-        exchange_precision: precision of exchanges; None for that of the run.
-        table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it.
+        beam_width: number of nodes that are kept in every step.
+        num_candidates: number of largest shards, and of most costly ones, that are tried for a
+            split.
+        num_limits: number of limits on the columns of a rank, evenly from 1.0 to 1.5 x the mean.
+        max_splits: number of steps.
     """
 
-    name: ClassVar[str] = "neuroshard"
-    uses_costs: ClassVar[bool] = True
+    name: ClassVar[str] = NAME
 
     context: SharderContext
-    constraints: Constraints = field(default_factory=Constraints)
     _: KW_ONLY
-    objective: str = COST
-    critical_path_share: float = 0.05
-    seed: int = 0
-    time_budget_s: float | None = 10.0
-    patience: int = 10
-    split_error: float | None = None
-    exchange_precision: Any = None
-    table_precision: str = "fp32"
-
-    def __new__(cls, *_: Any, **keys: Any) -> Self:
-        """Refuse arguments that are none, and say where constraints go.
-
-        Raises:
-            TypeError: an argument is unknown; `constraints` once were arguments of their own.
-        """
-        known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(keys.keys() - set(known)):
-            of_plans = ", ".join(f"{field.name}=" for field in dataclasses.fields(Constraints))
-            raise TypeError(
-                f"NeuroShardSharder has no argument {', '.join(unknown)}; known: "
-                f"{', '.join(known)}. What a plan must keep goes into "
-                f"constraints=Constraints(...), which has {of_plans}"
-            )
-        return object.__new__(cls)
+    beam_width: int = 3
+    num_candidates: int = 10
+    num_limits: int = 11
+    max_splits: int = 10
 
     def __post_init__(self) -> None:
-        self.context.pricing_for(self.name)  # which refuses a run without unit costs
-        if self.objective not in OBJECTIVES:
-            raise ConfigError(
-                f"sharder.objective is {self.objective!r}; known: {', '.join(OBJECTIVES)}"
-            )
-        if self.objective == STEP and self.context.step_model is None:
-            raise ConfigError(
-                "sharder.objective is step, and nothing is known of the steps here; leave it out, "
-                "plan with dlrm-train or dlrm-plan, or give a SharderContext its step_model"
-            )
-        check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
-        check_count("sharder.seed", self.seed, least=0)
-        if self.time_budget_s is not None:
-            check_number("sharder.time_budget_s", self.time_budget_s, above=True)
-        check_count("sharder.patience", self.patience, least=0)
-        if self.split_error is not None:
-            check_number("sharder.split_error", self.split_error)
-        if self.table_precision == AUTO:
-            raise ConfigError(
-                "sharder.table_precision=auto is not there since 0.3: set fp16 if the tables do "
-                "not fit in fp32, or else leave it out"
-            )
-        if self.table_precision not in TABLE_BYTES:
-            raise ConfigError(
-                f"sharder.table_precision is {self.table_precision!r}; known: "
-                f"{', '.join(TABLE_BYTES)}"
-            )
-        _stated_precision(self.exchange_precision, self.context.run.device)
-
-    @property
-    def _from_scratch(self) -> SearchFromScratch:
-        return SearchFromScratch(self.seed, self.patience)
-
-    @property
-    def chooses_exchange_precision(self) -> bool:
-        return self.exchange_precision is not None
+        self.context.pricing_for(NAME)  # which refuses a run without prices
+        check_count("sharder.beam_width", self.beam_width, least=1)
+        check_count("sharder.num_candidates", self.num_candidates, least=1)
+        check_count("sharder.num_limits", self.num_limits, least=1, most=1000)
+        check_count("sharder.max_splits", self.max_splits, least=0)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        self.constraints.check(task)
-        clock = Clock.starting_now(self.time_budget_s)
-        priced = self.context.pricing_for(self.name)(task)
-        if self.table_precision == "fp16":
-            priced = priced.with_task(in_half(priced.task))
-        precision = _stated_precision(self.exchange_precision, self.context.run.device)
-        if precision is None:
-            return self._search(priced, clock)
-        plan = self._search(priced.with_precision(precision), clock)
-        return dataclasses.replace(plan, exchange_precision=precision)
+        priced = self.context.pricing_for(NAME)(task)
+        shapes = _Shapes.from_task(priced)
+        limits = np.linspace(MIN_LIMIT, MAX_LIMIT, self.num_limits)
+        inner = _GreedyGrid(priced, shapes, limits)
+        beam = [shapes.whole]
+        [best] = inner.place(beam)
+        num_nodes = 1
+        for _ in range(self.max_splits):
+            nodes = [child for node in beam for child in self._children(node, shapes)]
+            if not nodes:
+                break
+            placed = inner.place(nodes)
+            num_nodes += len(nodes)
+            best = min(best, *placed, key=lambda placement: placement.cost_ms)
+            cheapest = sorted(range(len(nodes)), key=lambda i: placed[i].cost_ms)
+            beam = [nodes[i] for i in cheapest[: self.beam_width]]
+        if best.cost_ms == math.inf:
+            raise _none_found(task, num_nodes, self.max_splits)
+        return ShardingPlan(task.topology.world_size, _merged(task, shapes, best))
 
-    def _search(self, priced: PricedTask, clock: Clock) -> ShardingPlan:
-        """Return the best plan under the prices of a task, in any precision."""
-        cluster = None
-        if self.objective == STEP and self.context.step_model is not None:
-            cluster = self.context.step_model(priced)
-        task = priced.task
-        earlier = self.constraints.earlier_plan(task)
-        build: Build = functools.partial(
-            build_problem,
-            priced,
-            self.constraints,
-            critical_path_share=self.critical_path_share,
-            split_error=self.split_error,
-            # an earlier plan may have any widths
-            max_widths=MAX_WIDTHS if earlier is None else ALL_WIDTHS,
-            all_replicas=earlier is not None or are_few(len(task.tables), task.topology.world_size),
-        )
-        if earlier is not None:
-            state = self._near(build(), earlier, clock)
-        else:
-            scratch = self._from_scratch.find_in_steps(build, clock)
-            if scratch.state is None:
-                raise InfeasibleTaskError(why_none_found(scratch.problem))
-            build, state = scratch.build, scratch.state
-        by_table = None if earlier is None else earlier.shards_by_table()
-        plans = [ShardingPlan(task.topology.world_size, state_shards(state, by_table))]
-        value = functools.partial(self._value_ms, priced=priced)
-        if cluster is not None:
-            step = StepObjective.near(priced.predict(plans[0]), cluster.device_ms)
-            found = self._by_step(build(step=step), state, earlier, clock)
-            plans += [ShardingPlan(plans[0].world_size, state_shards(s, by_table)) for s in found]
-            value = functools.partial(_step_value_ms, priced=priced, cluster=cluster)
-        # The search's prices are linear in exchanged bytes, so what it improves may cost more.
-        plans += [] if earlier is None else [earlier]
-        plan = min(plans, key=value) if len(plans) > 1 else plans[0]
-        return with_precisions_of(plan, task)
-
-    def _by_step(
-        self, problem: Problem, start: State, earlier: ShardingPlan | None, clock: Clock
-    ) -> list[State]:
-        """Return states of short steps: near the state of least cost, and found from scratch.
-
-        Args:
-            problem: has the step as its objective.
-            earlier: a plan near which the state has to be instead; None if there is none.
-        """
-        if earlier is not None:
-            return [self._near(problem, earlier, clock)]
-        search = self._from_scratch
-        near = improve_under(problem, start, self.seed, search.stopping(clock))
-        found = search.find(problem, clock)
-        return [near] if found is None else [near, found]
-
-    def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> tuple[float, ...]:
-        """Return the predicted cost and critical path of a plan, weighed as in the objective."""
-        return (priced.predict(plan).weighed_ms(self.critical_path_share),)
-
-    def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
-        state, by_table = State(problem), earlier.shards_by_table()
-        limits = self.constraints
-        if not load_plan(state, by_table):
-            raise InvalidPlanError(
-                f"the plan {limits.warm_start} violates sharder.pin, together, apart, unsplit, "
-                "split, rows, reserved_gib or replicate, has row blocks that leave no memory, or "
-                "has shards of a table on one rank that are too wide as one shard; start without "
-                "sharder.warm_start"
-            )
-        max_gib = limits.max_moved_gib
-        max_bytes = None if max_gib is None else int(max_gib * GIB)
-        budget = MoveBudget(state, by_table, limits.max_moved_tables, max_bytes)
-        improve_within(state, budget, self.seed, clock)
-        return state
+    def _children(self, node: Node, shapes: _Shapes) -> Iterator[Node]:
+        """Yield a child for each candidate that can be halved, in the order of the shards."""
+        for i in candidates(node, shapes.size_bytes, self.num_candidates):
+            half = shapes.half.get(node[i])
+            if half is not None:
+                yield (*node[:i], half, *node[i + 1 :], half)
 
 
-def neuroshard_sharder(context: SharderContext, **keys: Any) -> NeuroShardSharder:
-    """Build the sharder from flat keys, as conf/sharder/neuroshard.yaml and overrides have them.
+def candidates(node: Node, size_bytes: Indices, num_candidates: int) -> list[int]:
+    """Return the indices of a node's largest shards and of its most costly ones, ascending.
+
+    Some of them may be too narrow to be halved.
+    """
+    by_size = np.argsort(-size_bytes[list(node)], kind="stable")
+    by_cost = np.argsort(node, kind="stable")  # shapes are numbered by descending cost
+    return np.union1d(by_size[:num_candidates], by_cost[:num_candidates]).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Shapes of shards: all tables and their halves, quarters, ..., by descending cost.
 
     Args:
-        keys: the fields of `Constraints`, and the other arguments of `NeuroShardSharder`.
+        whole: shape of each whole table.
+        half: the shape with half the columns, for each shape that can be halved.
+        table: [K], index of the table in the task.
+        num_cols, size_bytes: [K].
+        vectors: [K, V], see `ComputeModel.vectors`.
     """
-    keys["pin"] = keys.get("pin") or {}  # null pins nothing
-    names = {field.name for field in dataclasses.fields(Constraints)} & keys.keys()
-    constraints = Constraints(**{name: keys.pop(name) for name in names})
-    return NeuroShardSharder(context, constraints, **keys)
 
+    whole: Node
+    half: dict[int, int]
+    table: Indices
+    num_cols: Indices
+    size_bytes: Indices
+    vectors: Floats
 
-def _step_value_ms(plan: ShardingPlan, priced: PricedTask, cluster: Cluster) -> tuple[float, ...]:
-    """Return the predicted step of a plan, and its cost, which decides where hosts are slower."""
-    rank_error = priced.standing.rank_error if priced.standing else None
-    cost = with_expected_excess(priced.predict(plan), rank_error)
-    return round(cluster.step(plan, cost).step_ms, 6), cost.cost_ms
-
-
-def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:
-    """Return the precision that the key names; None if it names none."""
-    if value is None:
-        return None
-    if value == AUTO:
-        raise ConfigError(
-            "sharder.exchange_precision=auto is not there since 0.3: set fp16, or leave it out for "
-            "the exchange_precision of the run"
+    @classmethod
+    def from_task(cls, priced: PricedTask) -> _Shapes:
+        task, compute = priced.task, priced.compute
+        shapes = [
+            (i, width)
+            for i, table in enumerate(task.tables)
+            for width in _widths(table, task.topology)
+        ]
+        table, num_cols = np.array(shapes).T
+        pieces = PiecePricer(task, compute).columns(table, num_cols)
+        vectors = pieces.vectors
+        alone_ms = compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
+        order = np.argsort(-alone_ms, kind="stable")
+        place = {shapes[k]: i for i, k in enumerate(order.tolist())}
+        return cls(
+            whole=tuple(place[i, table.embedding_dim] for i, table in enumerate(task.tables)),
+            half={
+                shape: place[i, width // 2]
+                for (i, width), shape in place.items()
+                if (i, width // 2) in place
+            },
+            table=table[order],
+            num_cols=num_cols[order],
+            size_bytes=pieces.size_bytes[order],
+            vectors=vectors[order],
         )
-    try:
-        precision = ExchangePrecision.parse(value)
-    except ConfigError as error:
-        raise ConfigError(f"sharder.{error}") from error
-    if reason := why_not_exchanged(precision, device, SAMPLE_MULTIPLE):
-        raise ConfigError(f"sharder.{reason}")
-    return precision
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The rank of every shard of a node; the cost is infinite if no placement was found."""
+
+    cost_ms: float
+    shapes: Indices
+    ranks: Indices
+
+
+class _GreedyGrid:
+    """The inner search, vectorized over nodes and limits, whose placements are independent."""
+
+    def __init__(self, priced: PricedTask, shapes: _Shapes, limits: Floats) -> None:
+        task = priced.task
+        self._compute, self._communication = priced.compute, priced.communication
+        self._hosts = priced.hosts
+        self._shapes = shapes
+        total = sum(table.embedding_dim for table in task.tables)
+        self._max_cols = limits * (total / task.topology.world_size)
+        self._max_shard_cols = task.topology.max_shard_columns
+        self._max_bytes = np.array(task.topology.rank_memory_bytes)
+        self._col_bytes = FLOAT_BYTES * task.batch_size / task.topology.world_size
+
+    def place(self, nodes: Sequence[Node]) -> list[_Placement]:
+        """Return the best placement of each node; all nodes have the same number of shards.
+
+        Nodes that differ only in the order of their shards have the same placement.
+        """
+        # shapes are numbered by descending cost, so sorted nodes are in the order of placement
+        in_order = [tuple(sorted(node)) for node in nodes]
+        distinct = list(dict.fromkeys(in_order))
+        placed = dict(zip(distinct, self._place(np.array(distinct)), strict=True))
+        return [placed[node] for node in in_order]
+
+    def _place(self, nodes: Indices) -> Iterator[_Placement]:
+        """Yield the placements of nodes [N, S], whose shards are in the order of placement."""
+        shapes = self._shapes
+        num_nodes, num_shards = nodes.shape
+        runs = (num_nodes, len(self._max_cols))
+        # one greedy run for each node and limit, [N, L]; its ranks are the next axis
+        by_rank = (*runs, self._hosts.world_size)
+        sums = np.zeros((*by_rank, shapes.vectors.shape[1]))
+        used = np.zeros(by_rank, dtype=np.int64)
+        cols, count, rank_ms = np.zeros(by_rank), np.zeros(by_rank), np.zeros(by_rank)
+        ranks = np.zeros((*runs, num_shards), dtype=np.int64)
+        found = np.ones(runs, dtype=bool)
+        run = tuple(np.indices(runs))
+        for i, shape in enumerate(nodes.T):
+            vector = shapes.vectors[shape][:, None]
+            size, width = (x[shape][:, None] for x in (shapes.size_bytes, shapes.num_cols))
+            fits = (used + size[..., None] <= self._max_bytes) & (
+                cols + width[..., None] <= self._max_cols[:, None]
+            )
+            fits &= width[..., None] <= self._max_shard_cols
+            found &= fits.any(axis=-1)
+            times = np.where(fits, rank_ms, np.inf)
+            # of several ranks with the least computation, the one with the least memory used
+            is_least = times == times.min(axis=-1, keepdims=True)
+            rank = np.where(is_least, used, np.inf).argmin(axis=-1)
+            ranks[..., i] = rank
+            sums[(*run, rank)] += vector
+            used[(*run, rank)] += size
+            cols[(*run, rank)] += width
+            count[(*run, rank)] += 1
+            rank_ms[(*run, rank)] = self._compute_ms(sums[(*run, rank)])
+        costs = np.where(found, self._costs_ms(rank_ms, cols, count), np.inf)
+        for limit_costs, limit_ranks, node in zip(costs, ranks, nodes, strict=True):
+            best = int(limit_costs.argmin())
+            yield _Placement(float(limit_costs[best]), node, limit_ranks[best])
+
+    def _compute_ms(self, sums: Floats) -> Floats:
+        """Return [...], computation in both directions of ranks with sums [..., V]."""
+        flat = sums.reshape(-1, sums.shape[-1])
+        times: Floats = self._compute.times_ms(flat, np.ones(len(flat))).sum(axis=1)
+        return times.reshape(sums.shape[:-1])
+
+    def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
+        """Return [N, L], `PlanCost.cost_ms` from computation, columns and shards, all [N, L, W]."""
+        totals = rank_ms.copy()
+        num_ranks = totals.shape[-1]
+        volume = cols.reshape(-1, num_ranks) * self._col_bytes
+        num_shards = count.reshape(-1, num_ranks)
+        for kind in STEP_EXCHANGES:
+            totals += self._communication.all_to_all_ms(
+                kind, volume, num_shards, self._hosts
+            ).reshape(totals.shape)
+        return totals.max(axis=-1)
+
+
+def _widths(table: Table, topology: Topology) -> Iterator[int]:
+    """Yield a table's columns, half of them, a quarter, ..., as long as they are multiples of 4.
+
+    Where columns may not be split, all columns are the only width.
+    """
+    num_cols = table.embedding_dim
+    yield num_cols
+    while num_cols % (2 * COLUMN_MULTIPLE) == 0 and "columns" in trained_layouts(table, topology):
+        num_cols //= 2
+        yield num_cols
+
+
+def _merged(task: ShardingTask, shapes: _Shapes, placed: _Placement) -> tuple[Shard, ...]:
+    """Merge the shards of a table on the same rank, and lay all of them side by side."""
+    cols: list[Counter[int]] = [Counter() for _ in task.tables]
+    for shape, rank in zip(placed.shapes.tolist(), placed.ranks.tolist(), strict=True):
+        cols[shapes.table[shape]][rank] += int(shapes.num_cols[shape])
+    shards: list[Shard] = []
+    for table, cols_by_rank in zip(task.tables, cols, strict=True):
+        widths = [
+            (rank, width)
+            for rank, num_cols in sorted(cols_by_rank.items())
+            for width in _equal_parts(num_cols, task.topology.max_shard_columns)
+        ]
+        shards += ColumnShards.shards(table, widths)
+    return tuple(shards)
+
+
+def _equal_parts(num_cols: int, max_cols: int) -> list[int]:
+    """Return the widths of the fewest equal parts of these columns that are not too wide."""
+    widths = range(min(num_cols, max_cols), 0, -COLUMN_MULTIPLE)
+    width = next(width for width in widths if num_cols % width == 0)
+    return [width] * (num_cols // width)
+
+
+def _none_found(task: ShardingTask, num_nodes: int, max_splits: int) -> InfeasibleTaskError:
+    if reason := why_too_wide(task):
+        return InfeasibleTaskError(reason)
+    topology = task.topology
+    largest = max(task.tables, key=topology.table_bytes)
+    widest = max(task.tables, key=lambda table: table.embedding_dim)
+    return InfeasibleTaskError(
+        f"the search of the NeuroShard paper found no plan, though there may be one; it tried "
+        f"{num_nodes:,} choices of at most {max_splits} column splits; tables of "
+        f"{task.table_bytes / GIB:.2f} GiB, the largest {largest.name!r} with "
+        f"{topology.table_bytes(largest):,} B and the widest {widest.name!r} with "
+        f"{widest.embedding_dim:,} columns, on {topology.world_size} ranks of "
+        f"{topology.rank_memory_text}, with {topology.max_shard_columns:,} columns of a shard at "
+        f"most; use sharder=search, or add ranks or memory "
+        f"({MEMORY_KEYS})"
+    )

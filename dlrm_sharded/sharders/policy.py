@@ -75,7 +75,7 @@ class PolicySharder:
 
     def _not_found(self, task: ShardingTask) -> str:
         topology, used = task.topology, task.table_bytes
-        advice = "use sharder=neuroshard" if self.split else "set sharder.split=true"
+        advice = "use sharder=search" if self.split else "set sharder.split=true"
         return (
             f"sharder={self.name} found no room for {len(task.tables)} "
             f"{'tables, split ever finer' if self.split else 'whole tables'}, of {used:,} B "

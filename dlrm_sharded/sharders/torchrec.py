@@ -256,7 +256,7 @@ def _why_none(task: ShardingTask, error: PlannerError, search: TimedSearch) -> s
         return (
             f"TorchRec's planner found no plan that fits within sharder.timeout_s = "
             f"{search.box.limit_s:g} s, in {search.num_proposals:,} proposals; raise "
-            "sharder.timeout_s, or use sharder=neuroshard"
+            "sharder.timeout_s, or use sharder=search"
         )
     topology = task.topology
     largest = max(task.tables, key=topology.table_bytes)

@@ -90,7 +90,7 @@ class TimedEnumerator(EmbeddingEnumerator):
                     f"TorchRec's planner has no plan yet after sharder.timeout_s = "
                     f"{box.limit_s:g} s, in which it priced {num_priced:,} of "
                     f"{len(sharding_options):,} ways to place shards; raise sharder.timeout_s, or "
-                    "use sharder=neuroshard"
+                    "use sharder=search"
                 )
             super().populate_estimates(options)
             num_priced = first + len(options)

@@ -25,23 +25,23 @@ SHARDERS = [*options_of("sharder"), FULL]
 """Names of yamls, and perhaps a setting, as `dlrm-compare` has them."""
 
 TASKS = small_tasks()
-MISS_PLANS = ("neuroshard_paper",)
+MISS_PLANS = ("neuroshard",)
 """It keeps a published fault; all others find what is there."""
 
-REPLICATE = ("neuroshard", FULL)
+REPLICATE = ("search", FULL)
 """Sharders that replicate tables where the optimizer of these allows it."""
 
 POLICIES = ("autoshard", "dreamshard")
 SPLIT_FREELY = (*REPLICATE, *POLICIES, "torchrec")
 """Sharders that split tables into any number of shards."""
 
-USE_COSTS = {"neuroshard", "neuroshard_paper"}
+USE_COSTS = {"search", "neuroshard"}
 """Sharders whose plans depend on the run's cost model."""
 
-NO_CLOCK = {"neuroshard": ("sharder.time_budget_s=null", "sharder.patience=1")}
+NO_CLOCK = {"search": ("sharder.time_budget_s=null", "sharder.patience=1")}
 """Plans of a search that the clock ends depend on the speed of the machine."""
 
-SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}
+SHORT = {"search": ("sharder.time_budget_s=0.5",)}
 
 
 @functools.cache
@@ -107,7 +107,7 @@ def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:
     if name not in SPLIT_FREELY:
         with pytest.raises(InfeasibleTaskError, match="2,048 columns"):
             build(name, ()).shard(task)
-    if name != "neuroshard_paper":
+    if name != "neuroshard":
         assert check_sharder(lambda: build(name, ()), on_cpu) is not None
 
 

@@ -148,7 +148,7 @@ def train_command(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[
 @pytest.mark.parametrize(
     ("world_size", "local_world_size", "overrides"),
     [
-        (2, 2, ["sharder=neuroshard", "trainer.pipeline=base"]),
+        (2, 2, ["sharder=search", "trainer.pipeline=base"]),
         (4, 2, ["sharder=torchrec", "trainer.pipeline=sparse_dist", "exchange_precision=fp16"]),
     ],
     ids=["2", "2+2"],

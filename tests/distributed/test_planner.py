@@ -34,7 +34,7 @@ from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.search import SearchSharder
 from tests.distributed.torchrec_modules import LaidOut, table_configs
 from tests.preloaded.ranks import gathered, run_ranks
 
@@ -94,7 +94,7 @@ def train_a_table_wider_than_lookups(rank: Rank) -> dict[str, Any]:
     model = EmbeddingBagCollection(tables=table_configs([30, 20, 40], [64, 16]), device=rank.device)
     plain = copy.deepcopy(model)
     apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.5})
-    searching = NeuroShardSharder(SharderContext(cost_model=learned_cost_model(RunContext())))
+    searching = SearchSharder(SharderContext(cost_model=learned_cost_model(RunContext())))
     with mock.patch.dict(MAX_SHARD_COLUMNS, cpu=16):
         plan = ShardedPlanner(searching).collective_plan(model)
     sharded = DistributedModelParallel(model, plan=plan, device=rank.device)

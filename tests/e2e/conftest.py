@@ -67,7 +67,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory, artifact: Path) -> Path:
     """One finished run, to be read."""
-    folder = tmp_path_factory.mktemp("runs") / "neuroshard"
+    folder = tmp_path_factory.mktemp("runs") / "search"
     done = train(folder, *SMALL_RUN, "seed=3", f"cost_model.artifact={artifact}")
     assert "embedding cost" in done.stderr
     assert done.stderr.count("predicted ") == 5, "cost: after planning and measuring; step; summary"

@@ -73,7 +73,7 @@ def test_without_a_cost_model_nothing_is_predicted(task_json):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharder", ["dim", "neuroshard"])
+@pytest.mark.parametrize("sharder", ["dim", "search"])
 def test_explains_a_plan(task_json, sharder):
     overrides = ["task=task.json", f"sharder={sharder}", "explain=true", "out=p.json"]
     done = plan(task_json.parent, *overrides)
@@ -92,7 +92,7 @@ def test_the_last_lines_say_whose_prices_a_plan_has(task_json):
     task = small_tasks()["w3-mixed"].to_json()
     del task["topology"]["compute_device"]
     write_json(task_json, task)
-    done = plan(task_json.parent, "task=task.json", "sharder=neuroshard", "out=p.json")
+    done = plan(task_json.parent, "task=task.json", "sharder=search", "out=p.json")
     prices = (done.output).split("prices: ")[-1]
     for said in ("prior, within about 100 %", "no GPU is named", "h100_sxm", "device to cpu"):
         assert said in prices

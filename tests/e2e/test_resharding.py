@@ -16,4 +16,4 @@ def test_random_plans(tmp_path):
 
 
 def test_a_run_under_one_plan_after_another(tmp_path):
-    assert resharding.whole_run_faults(tmp_path, [(1, "dim"), (2, "neuroshard")]) == []
+    assert resharding.whole_run_faults(tmp_path, [(1, "dim"), (2, "search")]) == []

@@ -33,7 +33,7 @@ RESULT_KEYS = {key.name for key in dataclasses.fields(RunResult)}
 def test_result_json(run_dir):
     result = result_of(run_dir)
     assert set(result) == RESULT_KEYS
-    assert result["sharder"] == "neuroshard"
+    assert result["sharder"] == "search"
     assert result["world_size"] == 2
     assert result["steps"] == 12
     assert result["seed"] == 3

@@ -133,7 +133,7 @@ def test_optuna_finds_the_better_one(tmp_path):
         "optimizer.embedding_learning_rate=choice(0.0001,1.0)",
     )
     assert states_of(tmp_path) == ["succeeded"] * 2
-    losses = [float(result_of(path)["loss"]) for path in tmp_path.glob("neuroshard_*")]
+    losses = [float(result_of(path)["loss"]) for path in tmp_path.glob("search_*")]
     assert len(losses) == 2
     best = (tmp_path / "optimization_results.yaml").read_text()
     assert f"best_value: {min(losses)}" in best

@@ -24,7 +24,7 @@ from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.commands.yamls import CONF_DIR, options_of
 from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
@@ -240,7 +240,7 @@ def _is_good(line: bytes) -> bool:
 
 LOADERS: dict[str, Callable[[str], object]] = {
     "learned": lambda path: learned_cost_model(CPU, path),
-    "neuroshard_paper": lambda path: paper_cost_model(CPU, path),
+    "neuroshard": lambda path: neuroshard_cost_model(CPU, path),
     "autoshard": lambda path: load_policy("autoshard", path, CPU),
     "dreamshard": lambda path: load_policy("dreamshard", path, CPU),
 }

@@ -45,7 +45,7 @@ RELATIVE_ERROR = 1e-6
 """Tolerance for state that is a mean of several shards' states."""
 
 
-SETUPS = ((1, "dim"), (2, "dim"), (2, "neuroshard"), (3, "neuroshard"), (3, "size"), (2, "dim"))
+SETUPS = ((1, "dim"), (2, "dim"), (2, "search"), (3, "search"), (3, "size"), (2, "dim"))
 """Numbers of ranks and sharders under which a whole run goes on in turn."""
 
 STEPS_OF_SETUP = 10

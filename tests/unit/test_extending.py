@@ -153,7 +153,7 @@ def test_cost_model(project: Path, task: ShardingTask) -> None:
 
 
 def test_cost_model_with_a_yaml(project: Path) -> None:
-    made = planner(project, "cost_model=linear", "sharder=neuroshard")
+    made = planner(project, "cost_model=linear", "sharder=search")
 
     plan, report = made.plan(TASK)
 

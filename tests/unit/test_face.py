@@ -83,7 +83,7 @@ def test_a_plan_of_ones_own_is_priced_and_shown_as_frames() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["dim", "neuroshard", "torchrec"])
+@pytest.mark.parametrize("name", ["dim", "search", "torchrec"])
 def test_a_sharder_by_its_name(name: str) -> None:
     run = d.RunContext("cpu")
     sharder = d.make_sharder(name, d.learned_cost_model(run), run=run, seed=3)
@@ -92,8 +92,8 @@ def test_a_sharder_by_its_name(name: str) -> None:
 
 def test_options_of_a_sharder_are_those_of_its_yaml() -> None:
     model = d.learned_cost_model(d.RunContext("cpu"))
-    sharder = d.make_sharder("neuroshard", model, seed=7, replicate="never", patience=1)
-    assert isinstance(sharder, d.NeuroShardSharder)
+    sharder = d.make_sharder("search", model, seed=7, replicate="never", patience=1)
+    assert isinstance(sharder, d.SearchSharder)
     assert (sharder.seed, sharder.patience, sharder.constraints.replicate) == (7, 1, "never")
 
 

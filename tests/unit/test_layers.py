@@ -68,8 +68,8 @@ def test_values_need_no_other_library() -> None:
         ("dlrm_sharded", ["torch", "torchrec", "fbgemm_gpu", "hydra", "omegaconf"]),
         ("dlrm_sharded.sharders.heuristics", ["torch"]),
         ("dlrm_sharded.sharders.plan_file", ["torch"]),
-        ("dlrm_sharded.sharders.neuroshard", ["torch", "torchrec", "fbgemm_gpu"]),
-        ("dlrm_sharded.sharders.baselines.neuroshard_paper", ["torch"]),
+        ("dlrm_sharded.sharders.search", ["torch", "torchrec", "fbgemm_gpu"]),
+        ("dlrm_sharded.sharders.neuroshard", ["torch"]),
         ("dlrm_sharded.datasets.task_sets", ["torch"]),
         ("dlrm_sharded.train", ["torch", "torchx", "matplotlib"]),
         ("dlrm_sharded.runs", ["torch", "hydra", "omegaconf", "matplotlib", "tensorboard"]),
@@ -87,7 +87,7 @@ def test_loads_light(module: str, heavy: list[str]) -> None:
     assert not set(heavy) & set(loaded)
 
 
-@pytest.mark.parametrize("sharder", ["dim", "neuroshard"])
+@pytest.mark.parametrize("sharder", ["dim", "search"])
 def test_planning_loads_no_torch(tmp_path: Path, sharder: str) -> None:
     """A whole `dlrm-plan` of a task.json, with prices, the lower bound and the diagnosis."""
     write_json(tmp_path / "task.json", small_tasks()["w3-mixed"].to_json())

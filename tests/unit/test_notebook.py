@@ -47,7 +47,7 @@ def test_it_runs_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         exec(cell, names)
 
     reports = names["reports"]
-    assert reports["neuroshard"].cost.cost_ms <= reports["size"].cost.cost_ms
+    assert reports["search"].cost.cost_ms <= reports["size"].cost.cost_ms
     assert names["report"].gap >= 0
     assert len(names["cost"].to_frame()) == 4
     names["plt"].close("all")

@@ -83,9 +83,9 @@ def test_the_published_networks_are_fitted_and_no_policy_to_them(
     commands, composed, capsys, caplog
 ):
     measured(Path("costs.parquet"))
-    fit = (*QUICK, "costs=costs.parquet", "fit.model=neuroshard_paper")
+    fit = (*QUICK, "costs=costs.parquet", "fit.model=neuroshard")
     assert run(composed, *fit) == 0
-    assert list(Path("calibration").glob("neuroshard_paper-*"))
+    assert list(Path("calibration").glob("neuroshard-*"))
     assert commands == []
     assert "policy" not in capsys.readouterr().out
     assert run(composed, *fit, "policies=true") == 2
@@ -158,7 +158,7 @@ def test_a_task_decides_what_is_measured_and_with_which_optimizer(
         ("policies=dreamshard", "policies is 'dreamshard', must be true or false"),
         ("minutes=0", "minutes is 0, must be a number > 0"),
         ("num_ranks=0", "num_ranks is 0"),
-        ("fit.model=other", "fit.model is 'other'; known: learned, neuroshard_paper"),
+        ("fit.model=other", "fit.model is 'other'; known: learned, neuroshard"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_anything_is_measured(

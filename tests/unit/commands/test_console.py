@@ -45,7 +45,7 @@ def write_task(folder: Path) -> str:
     return "task=task.json"
 
 
-@pytest.mark.parametrize("sharder", ["neuroshard", "size_lookup"])
+@pytest.mark.parametrize("sharder", ["search", "size_lookup"])
 def test_plans_without_torch(sharder, tmp_path):
     done = run(tmp_path, "plan", write_task(tmp_path), f"sharder={sharder}", "out=plan.json")
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_plans_without_torch(sharder, tmp_path):
 
 
 def test_compares_without_torch(tmp_path):
-    words = [write_task(tmp_path).replace("task=", "tasks="), "sharders=[neuroshard,dim]"]
+    words = [write_task(tmp_path).replace("task=", "tasks="), "sharders=[search,dim]"]
     done = run(tmp_path, "compare", *words, "out=out")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "summary.md").exists()

@@ -11,11 +11,11 @@ from dlrm_sharded.files.errors import ConfigError
     ("text", "expected"),
     [
         ("sharder=dim", "sharders=['dim']"),
-        ("sharder=random,neuroshard", "sharders=['random','neuroshard']"),
-        ("sharder=[random, neuroshard]", "sharders=['random','neuroshard']"),
+        ("sharder=random,search", "sharders=['random','search']"),
+        ("sharder=[random, search]", "sharders=['random','search']"),
         (
-            "sharder=dim,neuroshard;replicate=never;pin={a: [0,1]}",
-            "sharders=['dim','neuroshard;replicate=never;pin={a: [0,1]}']",
+            "sharder=dim,search;replicate=never;pin={a: [0,1]}",
+            "sharders=['dim','search;replicate=never;pin={a: [0,1]}']",
         ),
     ],
 )

@@ -11,8 +11,8 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.sharders.search import SearchSharder
 from tests.unit.commands.conftest import Compose, composed_config
 
 TABLES = tuple(Table(f"t{i}", 20_000 * (i + 1), 64, 4.0 + 3 * i) for i in range(6))
@@ -34,7 +34,7 @@ def test_a_cpu_needs_no_model() -> None:
     plan, report = planner_of(RunContext()).plan(task_on("cpu"))
     assert plan_json(plan, report)["made_from"]["sharder"]["objective"] == "step"
     sharder = planner_of(RunContext()).sharder
-    assert isinstance(sharder, NeuroShardSharder)
+    assert isinstance(sharder, SearchSharder)
     assert sharder.context.step_model is not None
     cluster = sharder.context.step_model(sharder.context.pricing_for("it")(task_on("cpu")))
     assert not cluster.overlap.exchanges
@@ -53,7 +53,7 @@ def test_a_gpu_has_the_prior_of_its_dense_part() -> None:
     plan, report = planner.plan(task_on("cuda"))
     assert plan_json(plan, report)["made_from"]["sharder"]["objective"] == "step"
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert isinstance(planner.sharder, NeuroShardSharder)
+    assert isinstance(planner.sharder, SearchSharder)
     context = planner.sharder.context
     assert context.step_model is not None
     cluster = context.step_model(context.pricing_for("it")(task_on("cuda")))
@@ -65,10 +65,10 @@ def test_a_gpu_has_the_prior_of_its_dense_part() -> None:
 
 def test_the_pipeline_is_that_of_the_steps() -> None:
     data = ["data=synthetic", "data.max_rows=100"]
-    cfg = composed_config("train", *data, "trainer.pipeline=semi_sync", "sharder=neuroshard")
+    cfg = composed_config("train", *data, "trainer.pipeline=semi_sync", "sharder=search")
     cfg.sharder.objective = "step"
     sharder = build_planner(cfg, H100).sharder
-    assert isinstance(sharder, NeuroShardSharder)
+    assert isinstance(sharder, SearchSharder)
     context = sharder.context
     assert context.step_model is not None
     cluster = context.step_model(context.pricing_for("it")(task_on("cuda")))

@@ -88,7 +88,7 @@ def test_a_plan_that_is_gone_is_made_again(tmp_path):
 
 
 def test_names_that_differ_have_different_paths(tmp_path):
-    names = ["a b", "a_b", "a/b", "neuroshard;pin={t: [0]}", "neuroshard;pin={t: [1]}"]
+    names = ["a b", "a_b", "a/b", "search;pin={t: [0]}", "search;pin={t: [1]}"]
     paths = {plan_path(tmp_path, "t", name) for name in names}
     assert len(paths) == len(names)
     assert {path.parent for path in paths} == {tmp_path / PLANS / "t"}

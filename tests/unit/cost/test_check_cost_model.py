@@ -9,7 +9,7 @@ import pytest
 
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
 from dlrm_sharded.cost.features import CPU_WORK
-from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.cost.worked_bound import worked_model, worked_task
@@ -32,7 +32,7 @@ def test_models_of_the_same_form(name: str) -> None:
 
 
 def test_published_model_is_checked_for_what_it_can_do() -> None:
-    check_cost_model(paper_cost_model(RunContext()), TASKS["w2-mixed"])
+    check_cost_model(neuroshard_cost_model(RunContext()), TASKS["w2-mixed"])
 
 
 def changed_compute(**fields: Any) -> Any:

@@ -23,7 +23,7 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.search import SearchSharder
 from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from tests.distributed.torchrec_modules import managed_collisions, table_configs
 
@@ -34,7 +34,7 @@ MODEL = learned_cost_model(RunContext())
 Plan = Mapping[str, ParameterSharding]
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
-    "neuroshard": lambda: NeuroShardSharder(SharderContext(cost_model=MODEL), patience=1),
+    "search": lambda: SearchSharder(SharderContext(cost_model=MODEL), patience=1),
     "torchrec_full": lambda: TorchRecSharder(full=True, min_partition=4),
 }
 

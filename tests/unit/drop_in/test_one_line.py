@@ -26,7 +26,7 @@ def test_a_name_makes_the_planner_of_runs(tmp_path: Path) -> None:
     """With the cost, its bound and a diagnosis, in the files that a run writes."""
     plan, report = plan_model(bags(), batch_size=1024, output_dir=tmp_path, **NAMED)
     assert len(plan.plan[""]) == 6
-    assert report.details.sharder == "neuroshard"
+    assert report.details.sharder == "search"
     assert report.task.batch_size == 1024 * 4
     assert report.cost_ms is not None
     assert report.bound_ms is not None

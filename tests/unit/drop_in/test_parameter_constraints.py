@@ -18,7 +18,7 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.search import SearchSharder
 from tests.distributed.torchrec_modules import LaidOut
 from tests.unit.drop_in.made_up import (
     META,
@@ -60,7 +60,7 @@ def tables(planner: ShardedPlanner) -> dict[str, Table]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["dim", "neuroshard"])
+@pytest.mark.parametrize("name", ["dim", "search"])
 def test_pinned_kinds_are_kept(kind: str, name: str) -> None:
     own = {t: ParameterConstraints(sharding_types=[kind]) for t in ("t0", "t3")}
     plan, _ = planned(own, SHARDERS[name](), batch_size=16_384)
@@ -73,10 +73,10 @@ def test_pinned_kinds_are_kept(kind: str, name: str) -> None:
 def test_a_kind_that_is_not_allowed_is_not_chosen() -> None:
     """The largest table would be split by columns and not by rows."""
     tight = Topology(4, 8 * 10**6, local_world_size=2, compute_device="cpu")
-    free, _ = planned({}, SHARDERS["neuroshard"](), topology=tight)
+    free, _ = planned({}, SHARDERS["search"](), topology=tight)
     assert free["t0"].sharding_type == "column_wise"
     own = {"t0": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
-    plan, _ = planned(own, SHARDERS["neuroshard"](), topology=tight)
+    plan, _ = planned(own, SHARDERS["search"](), topology=tight)
     assert plan["t0"].sharding_type == "row_wise"
 
 
@@ -185,9 +185,7 @@ def test_half_of_a_replica_is_refused() -> None:
 def test_sequences_are_in_columns_if_whole_ones_may_lie_beside():
     """A table that constraints keep column_wise or row_wise is no whole one beside columns."""
     tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
-    sharder = NeuroShardSharder(
-        SharderContext(cost_model=MODEL), Constraints(rows="never"), patience=0
-    )
+    sharder = SearchSharder(SharderContext(cost_model=MODEL), Constraints(rows="never"), patience=0)
     module_plan = plan(sequences(), sharder, tight)[""]
     assert types(module_plan) == {"table_wise", "column_wise"}
     kept = {"s0": ParameterConstraints(sharding_types=["column_wise", "row_wise"])}

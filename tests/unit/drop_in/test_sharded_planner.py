@@ -16,7 +16,7 @@ from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidP
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.search import SearchSharder
 from tests.distributed.torchrec_modules import LaidOut
 from tests.unit.drop_in.made_up import (
     META,
@@ -63,7 +63,7 @@ def test_no_table_is_replicated_unless_asked(name):
 
 
 def test_the_report_says_what_replicas_would_gain(caplog):
-    planner = ShardedPlanner(SHARDERS["neuroshard"](), topology=TOPOLOGY, global_batch_size=65_536)
+    planner = ShardedPlanner(SHARDERS["search"](), topology=TOPOLOGY, global_batch_size=65_536)
     with caplog.at_level(logging.INFO):
         planner.plan(bags(), get_default_sharders())
     assert str(planner.report) in caplog.messages
@@ -100,7 +100,7 @@ def test_prices_of_another_device_are_named(by, caplog):
     """They are those of GPUs, and the ranks are CPUs."""
     run = RunContext(device="cuda")
     prices = learned_cost_model(run)
-    sharder = NeuroShardSharder(SharderContext(run, prices), patience=1)
+    sharder = SearchSharder(SharderContext(run, prices), patience=1)
     planner = ShardedPlanner(
         sharder if by == "sharder" else GreedySharder("dim"),
         topology=TOPOLOGY,
@@ -140,8 +140,8 @@ def test_precisions_that_a_plan_does_not_know(caplog):
         plan(bags(DataType.INT8), GreedySharder("dim"))
     context = SharderContext(cost_model=MODEL)
     with pytest.raises(InvalidPlanError, match="planned in fp16, and the model has it in fp32"):
-        plan(bags(), NeuroShardSharder(context, table_precision="fp16", patience=1))
-    plan(bags(), NeuroShardSharder(context, exchange_precision="fp16", patience=1))
+        plan(bags(), SearchSharder(context, table_precision="fp16", patience=1))
+    plan(bags(), SearchSharder(context, exchange_precision="fp16", patience=1))
     assert "exchanges in fp16" in caplog.text
 
 

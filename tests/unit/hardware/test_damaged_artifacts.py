@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded import DataError, RunContext, learned_cost_model
-from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.hardware.artifact import CALIBRATED, SHIPPED
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.rl.policy import load_policy
@@ -21,7 +21,7 @@ def loader_of_policy(method: str) -> Load:
 
 LOADERS: dict[str, Load] = {
     "learned": learned_cost_model,
-    "neuroshard_paper": paper_cost_model,
+    "neuroshard": neuroshard_cost_model,
     "autoshard": loader_of_policy("autoshard"),
     "dreamshard": loader_of_policy("dreamshard"),
 }

@@ -90,10 +90,10 @@ def test_what_lies_where(places, lines):
 
 @pytest.mark.parametrize("cost", [PREDICTED, None], ids=["predicted", "unpredicted"])
 def test_closing(cost):
-    text = closing(PlanReport("neuroshard", 0.5, cost=cost), UNVALIDATED)
+    text = closing(PlanReport("search", 0.5, cost=cost), UNVALIDATED)
     shown = [f"{STEP.samples_per_s:,.0f} samples/s ({STEP.step_ms:.1f} ms a step, +20 %"]
     shown += ["10.00 ms", "14.00 ms", "0.75 ms", "6,400", "5,000"]
-    shown += ["neuroshard", "2 ranks", "runs/x"]
+    shown += ["search", "2 ranks", "runs/x"]
     assert [words for words in shown if words not in text] == []
     assert ("predicted 6.25" in text) == (cost is not None)
     assert "no validation" in text
@@ -121,7 +121,7 @@ def test_closing_says_what_bounds_a_step(dense_ms, said):
 
 
 def test_closing_says_what_a_prediction_is_worth():
-    report = PlanReport("neuroshard", 0.5, cost=PREDICTED, caveat="those are times of a CPU")
+    report = PlanReport("search", 0.5, cost=PREDICTED, caveat="those are times of a CPU")
     assert closing(report, UNVALIDATED).splitlines()[-1] == "  caveat: those are times of a CPU"
     assert "caveat" not in closing(PlanReport("dim", 0.5, cost=PREDICTED), UNVALIDATED)
 

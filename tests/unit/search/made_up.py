@@ -34,7 +34,7 @@ from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, neuroshard_sharder
+from dlrm_sharded.sharders.search import SearchSharder, search_sharder
 from dlrm_sharded.step.objective import StepObjective
 from tests.unit.made_up import column_shards, task_of, with_memory
 
@@ -154,10 +154,10 @@ def crowded_task(
     return with_memory(task, int(task.table_bytes / task.topology.world_size / full) + 64)
 
 
-def neuroshard(name: str = "shipped", model_seed: int = 0, **arguments: Any) -> NeuroShardSharder:
+def searcher(name: str = "shipped", model_seed: int = 0, **arguments: Any) -> SearchSharder:
     """Return a NeuroShard sharder with one of `MODELS`, see `model_of`."""
     context = SharderContext(cost_model=model_of(name, model_seed))
-    return neuroshard_sharder(context, **arguments)
+    return search_sharder(context, **arguments)
 
 
 def predicted(shards: tuple[Shard, ...], task: ShardingTask, model: LearnedCostModel) -> PlanCost:

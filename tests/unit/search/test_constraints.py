@@ -13,7 +13,7 @@ from dlrm_sharded import Constraints, ShardingPlan, Table, Topology, validate
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from tests.unit.made_up import packed_tasks, tables_of, task_of
-from tests.unit.search.made_up import MODELS, neuroshard
+from tests.unit.search.made_up import MODELS, searcher
 
 Keys = dict[str, Any]
 
@@ -76,7 +76,7 @@ def test_kept_or_refused(case: tuple[ShardingTask, Keys], model: str, seed: int)
     task, keys = case
     before = repr(task), repr(keys)
     try:
-        sharder = neuroshard(model, seed=seed, patience=1, **keys)
+        sharder = searcher(model, seed=seed, patience=1, **keys)
         plan = sharder.shard(task)
     except ConfigError as error:
         event("refused")
@@ -95,7 +95,7 @@ TASK = task_of(tables_of(*[(100, 16, 2.0)] * 5), 3, 10**6, 256)
 
 
 def plan(**keys: Any) -> ShardingPlan:
-    return neuroshard(patience=1, **keys).shard(TASK)
+    return searcher(patience=1, **keys).shard(TASK)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_may_not_be_split(key: str) -> None:
     topology = Topology(4, 80_000, compute_device="cpu")
     tables = (table, dataclasses.replace(table, name="b"))
     task = dataclasses.replace(TASK, tables=tables, topology=topology)
-    sharder = neuroshard(patience=1, **{key: "never"})
+    sharder = searcher(patience=1, **{key: "never"})
     if key == "rows":
         assert_kept(sharder.shard(task), task, {key: "never"})
     else:
@@ -194,10 +194,10 @@ def test_without_a_time_limit_the_plan_is_the_same_at_any_speed(
     """A clock on which every look takes a day ends a search with a time limit, and no other."""
     task = dataclasses.replace(TASK, tables=(*TASK.tables, Table("big", 3000, 64, 9.0)))
     limits: Keys = {"time_budget_s": None, "patience": 2}
-    expected = neuroshard(**limits).shard(task)
+    expected = searcher(**limits).shard(task)
     days = itertools.count(step=86_400.0)
     monkeypatch.setattr(time, "perf_counter", lambda: next(days))
-    assert neuroshard(**limits).shard(task) == expected
+    assert searcher(**limits).shard(task) == expected
 
 
 def test_more_apart_than_ranks() -> None:
@@ -210,7 +210,7 @@ def test_row_blocks_only_where_a_table_may_be() -> None:
     tall = Table("tall", 4000, 4, 1.0)
     task = task_of((tall,), 4, 40_000, 256, local_world_size=2)
     for ranks, found in (([0, 1, 2, 3], True), ([2, 3], True), ([1, 2, 3], True), ([1, 2], False)):
-        sharder = neuroshard(patience=1, pin={"tall": ranks})
+        sharder = searcher(patience=1, pin={"tall": ranks})
         if found:
             assert_kept(sharder.shard(task), task, {"pin": {"tall": ranks}})
         else:

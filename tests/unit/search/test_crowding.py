@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded import NeuroShardSharder, SharderContext, ShardingTask, Table
+from dlrm_sharded import SearchSharder, SharderContext, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import DEVICE_WORK
@@ -68,7 +68,7 @@ def test_separates_narrow_tables_from_wide_ones(
     seed: int, world_size: int, num_wide: int, num_narrow: int
 ) -> None:
     task, model = mixed_task(seed, world_size, num_wide, num_narrow), gpu_model()
-    sharder = NeuroShardSharder(
+    sharder = SearchSharder(
         SharderContext(cost_model=model), time_budget_s=1e6, patience=3, **COST_ALONE
     )
     cost_ms = predicted(sharder.shard(task).shards, task, model).cost_ms

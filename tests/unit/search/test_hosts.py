@@ -17,7 +17,7 @@ from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import StoppingRule
 from tests.unit.made_up import column_shards, task_of, with_topology
-from tests.unit.search.made_up import model_of, neuroshard, problem_of
+from tests.unit.search.made_up import model_of, problem_of, searcher
 from tests.unit.search.states import CountingClock
 
 SEEDS = (0, 1, 2)
@@ -120,7 +120,7 @@ def test_row_blocks_stay_on_one_host_where_links_between_hosts_are_slow(
     inter_host_bytes_per_s: float, num_blocks: int
 ) -> None:
     task = dominated(inter_host_bytes_per_s=inter_host_bytes_per_s)
-    plan, report = Planner(neuroshard(patience=2), MODEL).plan(task)
+    plan, report = Planner(searcher(patience=2), MODEL).plan(task)
     validate(plan, task)
     shards = plan.shards_by_table()[LARGE.name]
     assert is_row_wise(shards, LARGE)
@@ -145,12 +145,12 @@ def other_costs_ms(task: ShardingTask, plan: ShardingPlan) -> Iterator[float]:
             other = dataclasses.replace(plan, shards=(*others, *shards))
             validate(other, task)
             yield MODEL.predict(other, task).cost_ms
-    whole = neuroshard(patience=2, unsplit=[LARGE.name]).shard(task)
+    whole = searcher(patience=2, unsplit=[LARGE.name]).shard(task)
     yield MODEL.predict(whole, task).cost_ms
 
 
 def test_row_blocks_on_one_host_need_hosts() -> None:
     task = dominated(inter_host_bytes_per_s=1e8)
-    plan = neuroshard(patience=0).shard(task)
+    plan = searcher(patience=0).shard(task)
     with pytest.raises(InvalidPlanError, match="'large' is split by rows"):
         validate(plan, with_topology(task, local_world_size=None))

@@ -15,7 +15,7 @@ from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
+from dlrm_sharded.sharders.search import search_sharder
 from tests.odd_tasks import FIRST_MIXED, odd_task
 from tests.unit.made_up import USED_ONCE, task_of, with_memory, with_topology
 from tests.unit.search.made_up import (
@@ -23,10 +23,10 @@ from tests.unit.search.made_up import (
     MODELS,
     all_plans,
     model_of,
-    neuroshard,
     predicted,
     problem_of,
     roomy_task,
+    searcher,
     tiny_task,
 )
 
@@ -108,7 +108,7 @@ def test_row_blocks_that_take_longer_lose_to_whole_tables(blocks: float) -> None
     sequences = np.array([[1.0, blocks]] * 2)
     communication = dataclasses.replace(model.communication, sequences=sequences)
     model = dataclasses.replace(model, communication=communication)
-    plan = neuroshard_sharder(SharderContext(cost_model=model)).shard(task)
+    plan = search_sharder(SharderContext(cost_model=model)).shard(task)
     assert (len(plan.shards) == 2) == (blocks > 1.0)
 
 
@@ -126,7 +126,7 @@ def test_plans_are_near_the_best_of_all(name: str, sequences: tuple[int, ...] | 
             task = dataclasses.replace(task, tables=tables)
             share = 1.0 / task.topology.world_size + 0.1
             task = with_memory(task, int(share * task.table_bytes) + 64)
-        plan = neuroshard(name, seed, **COST_ALONE).shard(task)
+        plan = searcher(name, seed, **COST_ALONE).shard(task)
         model = model_of(name, seed)
         best = min(predicted(shards, task, model).cost_ms for shards in all_plans(task))
         assert predicted(plan.shards, task, model).cost_ms <= best * 1.02
@@ -138,7 +138,7 @@ def test_long_sequences_of_a_large_table_lie_in_row_blocks() -> None:
     busy = dataclasses.replace(task.tables[0], pooling_factor=500.0, num_embeddings=100_000)
     task = dataclasses.replace(task, tables=(busy, *task.tables[1:]))
     task = with_topology(task, memory_bytes=2**40)
-    plan = neuroshard("plain", 0, **COST_ALONE).shard(task)
+    plan = searcher("plain", 0, **COST_ALONE).shard(task)
     assert layout_name(plan.shards_by_table()["t0"], busy, task.topology) == "rows"
 
 
@@ -147,14 +147,14 @@ def test_sequences_that_fit_neither_whole_nor_in_row_blocks_have_no_plan() -> No
     tables = [Table(f"ids{i}", 3, 16, 2.0, pooled=False) for i in range(2)]
     task = task_of(tables, 5, 3 * 16 * 4 - 1, 64)
     with pytest.raises(InfeasibleTaskError, match="'ids0' needs 192 B, in pieces of 192 B or more"):
-        neuroshard("plain", 0).shard(task)
+        searcher("plain", 0).shard(task)
 
 
 def test_sequences_too_wide_for_a_lookup_are_refused_by_table() -> None:
     tables = [Table("bag", 3, 4096, 2.0), Table("wide", 3, 4096, 2.0, pooled=False)]
     task = with_topology(task_of(tables, 4, 2**20, 64), compute_device="cuda")
     message = r"^table 'wide' is a sequence .* of 4,096 columns, .* 2,048 columns .* reduce its emb"
-    for sharder in (neuroshard("plain", 0, replicate="never"), GreedySharder("dim")):
+    for sharder in (searcher("plain", 0, replicate="never"), GreedySharder("dim")):
         with pytest.raises(InfeasibleTaskError, match=message):
             sharder.shard(task)
 
@@ -166,7 +166,7 @@ def test_valid_plans_of_odd_tasks() -> None:
         if len(task.tables) * task.topology.world_size > 40:
             continue
         try:
-            plan = neuroshard("plain", seed, patience=0, time_budget_s=None).shard(task)
+            plan = searcher("plain", seed, patience=0, time_budget_s=None).shard(task)
         except InfeasibleTaskError:
             continue
         validate(plan, task)

@@ -15,7 +15,7 @@ from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.search import split_errors
 from dlrm_sharded.search.split_errors import LEAST_ERROR, UNKNOWN_ERROR, SplitErrors
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.search import SearchSharder
 from tests.unit.made_up import task_of
 from tests.unit.search.made_up import model_of, roomy_task
 
@@ -110,7 +110,7 @@ def test_a_split_is_made_by_those_who_are_sure_of_its_gain(spread: float, is_spl
     for error, prices in ((None, model), (0.0, plain), (0.5, plain)):
         context = SharderContext(cost_model=prices)
         constraints = Constraints(replicate="never", rows="never")
-        plans[error] = NeuroShardSharder(context, constraints, split_error=error).shard(task)
+        plans[error] = SearchSharder(context, constraints, split_error=error).shard(task)
     costs = {error: plain.price(task).predict(plan).cost_ms for error, plan in plans.items()}
     gain = 1 - costs[0.0] / costs[0.5]
     assert gain == pytest.approx(0.032, abs=0.001)

@@ -17,10 +17,10 @@ from tests.unit.made_up import tables_of, task_of
 from tests.unit.search.made_up import (
     COST_ALONE,
     model_of,
-    neuroshard,
     predicted,
     random_plan,
     roomy_task,
+    searcher,
 )
 
 MODEL = "shipped"
@@ -39,7 +39,7 @@ def moved_tables(before: ShardingPlan, after: ShardingPlan) -> int:
 
 def planned_from(path: Path, plan: ShardingPlan, task: ShardingTask, **keys: Any) -> ShardingPlan:
     write_json(path, plan.to_json())
-    return neuroshard(MODEL, warm_start=path, **COST_ALONE, **keys).shard(with_profiles(task))
+    return searcher(MODEL, warm_start=path, **COST_ALONE, **keys).shard(with_profiles(task))
 
 
 @pytest.mark.parametrize("hosts", [(1, 1), (1, 4), (2, 2), (3, 1)])
@@ -146,7 +146,7 @@ def test_a_start_that_is_no_plan(
     if text is not None:
         (tmp_path / "plan.json").write_text(text)
     with pytest.raises(error, match=message):
-        neuroshard(MODEL, warm_start=tmp_path / "plan.json").shard(busy_task())
+        searcher(MODEL, warm_start=tmp_path / "plan.json").shard(busy_task())
 
 
 def test_starts_from_plans_of_other_sharders(tmp_path: Path) -> None:

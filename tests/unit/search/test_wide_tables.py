@@ -17,7 +17,7 @@ from dlrm_sharded.search.problem import Demand
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from tests.unit.made_up import task_of, with_memory
-from tests.unit.search.made_up import COST_ALONE, model_of, neuroshard, predicted, problem_of
+from tests.unit.search.made_up import COST_ALONE, model_of, predicted, problem_of, searcher
 
 LIMIT = MAX_SHARD_COLUMNS["cuda"]
 SMALL = (Table("a", 300, 16, 3.0), Table("b", 200, 128, 1.0))
@@ -40,7 +40,7 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
     task = wide_task(*widths.tolist(), world_size=world_size)
     task = with_memory(task, int(task.table_bytes / world_size / rng.uniform(0.3, 0.9)))
     name = ("shipped", "plain", "overflowing", "warps")[seed % 4]
-    plan = neuroshard(name, time_budget_s=1e6, patience=2, **COST_ALONE).shard(task)
+    plan = searcher(name, time_budget_s=1e6, patience=2, **COST_ALONE).shard(task)
     validate(plan, task)
     cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
     assert lower_bound_ms(model_of(name).price(task)) <= cost_ms * (1 + 1e-9)
@@ -57,7 +57,7 @@ def test_blocks_of_rows_may_be_as_wide_as_a_lookup_supports() -> None:
 @pytest.mark.parametrize("name", ["plain", "warps"])
 def test_one_rank_cuts_a_table_into_equal_shards(name: str, width: int, num_shards: int) -> None:
     task, model = wide_task(width, world_size=1), model_of(name)
-    plan = neuroshard(name, **COST_ALONE).shard(task)
+    plan = searcher(name, **COST_ALONE).shard(task)
     validate(plan, task)
     widths = [s.num_cols for s in plan.shards if s.table == "wide0"]
     assert len(set(widths)) == 1
@@ -106,7 +106,7 @@ def test_a_cpu_has_no_limit() -> None:
     task = wide_task(16_384, 2052, world_size=1, device="cpu")
     whole = ShardingPlan(1, tuple(Shard.whole(table, 0) for table in task.tables))
     validate(whole, task)
-    plan = neuroshard("shipped", **COST_ALONE).shard(task)
+    plan = searcher("shipped", **COST_ALONE).shard(task)
     validate(plan, task)
     model = model_of("shipped")
     cost_ms = predicted(plan.shards, task, model).cost_ms
@@ -120,7 +120,7 @@ def test_a_cpu_that_slices_do_not_fit_holds_the_table_whole() -> None:
     topology = dataclasses.replace(roomy.topology, optimizer_bytes_per_row=4)
     roomy = dataclasses.replace(roomy, topology=topology)
     full = with_memory(roomy, roomy.table_bytes)
-    num_shards = [len(neuroshard("shipped").shard(task).shards) for task in (roomy, full)]
+    num_shards = [len(searcher("shipped").shard(task).shards) for task in (roomy, full)]
     assert num_shards[0] > 1
     assert num_shards[1] == 1
 
@@ -128,7 +128,7 @@ def test_a_cpu_that_slices_do_not_fit_holds_the_table_whole() -> None:
 def test_why_infeasible() -> None:
     task = wide_task(4 * 523, world_size=1)  # no equal shards but those of 4 columns
     with pytest.raises(InfeasibleTaskError, match=r"'wide0' has 2,092 columns.* 2,048 .*on cuda"):
-        neuroshard("shipped").shard(task)
+        searcher("shipped").shard(task)
 
     def why(constraints: Constraints, world_size: int = 4) -> str | None:
         task = wide_task(2 * LIMIT, world_size=world_size)

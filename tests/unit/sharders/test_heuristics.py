@@ -43,7 +43,7 @@ def test_valid_plan_or_clear_error(task: ShardingTask, seed: int) -> None:
                 continue
             assert "table 't" in str(error)
             assert "freest" in str(error)
-            assert "sharder=neuroshard" in str(error)
+            assert "sharder=search" in str(error)
         else:
             validate(plan, task)
             assert len(plan.shards) == len(task.tables)

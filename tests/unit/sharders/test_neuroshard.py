@@ -1,315 +1,302 @@
-"""The sharder as a whole: against all plans there are, on many tasks and on odd ones."""
+"""NeuroShard's search: each published rule, faults included, and a plain version of it all."""
 
-import copy
 import dataclasses
 import functools
-import itertools
-import json
 import math
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterable
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from dlrm_sharded import (
-    Constraints,
-    NeuroShardSharder,
-    PlanCost,
-    Planner,
-    ShardingPlan,
-    validate,
-)
+from dlrm_sharded import PlanCost, Planner, RunContext, ShardingTask, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.workload import Workload, workload_of_plan
-from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
-from dlrm_sharded.sharders.base import Sharder, SharderContext
-from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from tests.unit.made_up import tables_of, task_of, with_memory
-from tests.unit.search.made_up import (
-    COST_ALONE,
-    MODELS,
-    all_plans,
-    model_of,
-    neuroshard,
-    predicted,
-    tiny_task,
-)
+from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
+from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, candidates
+from dlrm_sharded.testing import check_sharder, small_tasks
+from tests.unit.made_up import in_turns, tables_of, task_of, with_topology
+from tests.unit.search.made_up import model_of
 
-ROUNDING = 1e-9
+SMALL = small_tasks()
+HAVE_PLANS = {"w2-mixed", "w3-mixed", "w3-tight", "w3-different_memory", "w8-equal"}
+HAVE_NONE = {"w2-huge_table", "w3-one_too_many", "w2-repair"}
+MODEL = model_of("shipped")
+Columns = dict[tuple[str, int], int]
+"""How many columns of a table a rank has."""
 
 
-TINY: dict[str, tuple[dict[str, Any], float, float]] = {
-    "2_or_3_ranks": ({"num_tables": 3}, 1.01, 1.002),
-    "roomy": ({"num_tables": 3, "full": 0.3}, 1.01, 1.002),
-    "nearly_full": ({"num_tables": 2, "full": 0.95}, 1.01, 1.002),
-    "2x2": ({"num_tables": 2, "hosts": (2, 2), "full": 0.3}, 1.12, 1.03),
-    "strong_caches": ({"num_tables": 3}, 1.1, 1.02),
-}
-"""Shape of a task, and how much dearer than the best a plan is at most and on average. On
-hosts, exchanges are linearised; where caches overflow, pieces cost much else than on most ranks."""
-
-CASES = [
-    *itertools.product(list(TINY)[:4], ["shipped"]),
-    ("strong_caches", "overflowing"),
-    *(
-        pytest.param(shape, name, marks=pytest.mark.slow)
-        for shape in list(TINY)[:4]
-        for name in ("plain", "links", "sparse")
-    ),
-]
-
-NUM_TINY = 3
+def paper_sharder(model: LearnedCostModel = MODEL, **arguments: int) -> NeuroShardSharder:
+    return NeuroShardSharder(SharderContext(cost_model=model), **arguments)
 
 
-@functools.cache
-def workloads_of_all_plans(task: ShardingTask) -> list[Workload]:
-    """Enumerate the plans of a task once for all models."""
-    world_size = task.topology.world_size
-    return [workload_of_plan(ShardingPlan(world_size, s), task) for s in all_plans(task)]
+def profiled(world_size: int, *shapes: tuple[int, int, float], memory: int = 10**10):
+    return with_profiles(task_of(tables_of(*shapes), world_size, memory, 1024 * world_size))
 
 
-def costs_of_all_plans(task: ShardingTask, model: LearnedCostModel) -> list[float]:
-    hosts = model.price(task).hosts
-    return [model.predict_workload(w, hosts).cost_ms for w in workloads_of_all_plans(task)]
+def columns_of(plan: ShardingPlan) -> Columns:
+    columns: Columns = defaultdict(int)
+    for shard in plan.shards:
+        columns[shard.table, shard.rank] += shard.num_cols
+    return dict(columns)
 
 
-@pytest.mark.parametrize(("shape", "name"), CASES)
-def test_against_every_plan_of_a_tiny_task(shape: str, name: str) -> None:
-    keys, most, mean = TINY[shape]
-    ratios = []
-    for seed in range(NUM_TINY):
-        task, model = tiny_task(seed, **keys), model_of(name, seed)
-        costs = costs_of_all_plans(task, model)
-        _, report = Planner(neuroshard(name, seed, patience=20, **COST_ALONE), model).plan(task)
-        ratios.append(report.cost.cost_ms / min(costs))
-        assert report.lower_bound_ms <= min(costs) * (1 + ROUNDING)
-        assert report.gap >= -ROUNDING
-    assert min(ratios) >= 1 - ROUNDING
-    assert max(ratios) <= most
-    assert np.mean(ratios) <= mean
+def by_rank(plan: ShardingPlan) -> list[int]:
+    return [sum(s.num_cols for s in plan.shards if s.rank == r) for r in range(plan.world_size)]
 
 
-def small_task(rng: np.random.Generator) -> ShardingTask:
-    """Any few tables on any few ranks, with more or less memory than is needed."""
-    hosts, per_host = int(rng.integers(1, 4)), int(rng.integers(1, 4))
-    tables = tuple(
-        Table(
-            f"t{i}",
-            num_embeddings=round(10 ** rng.uniform(0, 6)),
-            embedding_dim=int(4 * rng.integers(1, 33)),
-            pooling_factor=float(rng.choice([0.0, 1.0, 10.0]) * rng.random()),
-        )
-        for i in range(int(rng.integers(1, 13)))
-    )
-    needed = sum(t.num_embeddings * t.embedding_dim * 4 for t in tables)
-    memory = int(needed / (hosts * per_host) * 10 ** rng.uniform(-0.05, 0.7)) + 1
-    batch_size = int(rng.choice([16, 1024]))
-    return task_of(tables, hosts * per_host, memory, batch_size, local_world_size=per_host)
+@pytest.mark.parametrize("name", SMALL)
+def test_contract(name: str) -> None:
+    task = SMALL[name]
+    plan = check_sharder(paper_sharder, task)
+    assert name not in (HAVE_PLANS if plan is None else HAVE_NONE)
+    if plan is None:
+        return
+    assert len(columns_of(plan)) == len(plan.shards), "a rank has one shard of a table"
+    mean = sum(table.embedding_dim for table in task.tables) / plan.world_size
+    assert max(by_rank(plan)) <= 1.5 * mean
 
 
-def found(sharder: Sharder, task: ShardingTask) -> ShardingPlan | None:
-    try:
-        return sharder.shard(task)
-    except InfeasibleTaskError:
-        return None
+@pytest.mark.parametrize("name", ["none", "neuroshard"])
+def test_needs_the_learned_cost_model(name: str) -> None:
+    cost_model = None if name == "none" else neuroshard_cost_model(RunContext())
+    with pytest.raises(ConfigError, match="choose cost_model=learned"):
+        NeuroShardSharder(SharderContext(cost_model=cost_model))
 
 
-NUM_TASKS = 200
-
-
-def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("ERROR")  # the cost model warns of the same things for every task
-    rng = np.random.default_rng(5)
-    solved = {"neuroshard": 0, "heuristics": 0}
-    for number in range(NUM_TASKS):
-        task = with_profiles(small_task(rng))
-        name = MODELS[number % len(MODELS)]
-        plan = found(neuroshard(name, seed=number, time_budget_s=0.02), task)
-        others = [found(GreedySharder("size"), task), found(RandomSharder(seed=number), task)]
-        has_other = any(other is not None for other in others)
-        assert plan is not None or not has_other, task
-        solved["heuristics"] += has_other
-        if plan is not None:
-            solved["neuroshard"] += 1
-            validate(plan, task)
-            cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
-            assert cost_ms >= lower_bound_ms(model_of(name).price(task)) * (1 - ROUNDING)
-    assert solved["heuristics"] > NUM_TASKS / 3
-    assert solved["neuroshard"] > solved["heuristics"] + NUM_TASKS / 10
-
-
-SCRIPT = """
-import json, sys
-from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.plans.task import read_task
-from tests.unit.search.made_up import neuroshard
-sharder = neuroshard(**json.loads(sys.argv[2]))
-print(sharder.shard(with_profiles(read_task(sys.argv[1]))).shards)
-"""
-
-
-def pool_task(num_tables: int, world_size: int, *, memory_gib: int, per_host: int | None = None):
-    tables = draw_tables(dlrm_datasets_pool(), num_tables=num_tables, seed=1)
-    return task_of(tables, world_size, memory_gib * GIB, 65_536, local_world_size=per_host)
-
-
-def test_the_same_in_another_process(tmp_path: Path) -> None:
-    task = pool_task(30, 4, memory_gib=4)
-    first, second, third = (table.name for table in task.tables[:3])
-    keys = {"apart": [[first, second]], "pin": {third: [0, 1]}, "seed": 3, "patience": 2}
-    path = tmp_path / "task.json"
-    path.write_text(json.dumps(task.to_json()))
-    outputs = set()
-    for hash_seed in ("0", "1234"):
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(path), json.dumps(keys)],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        outputs.add(done.stdout)
-    here = neuroshard(**keys).shard(with_profiles(read_task(path)))
-    assert outputs == {f"{here.shards}\n"}
-
-
-def test_the_same_again_and_the_task_untouched() -> None:
-    task = pool_task(40, 8, memory_gib=4, per_host=4)
-    before = copy.deepcopy(task)
-    plans = [neuroshard(seed=seed, patience=2).shard(task).shards for seed in (1, 1, 2, 3)]
-    assert task == before
-    assert plans[0] == plans[1]
-    assert len(set(plans)) > 1, "the seed changes nothing"
-
-
-def test_time_ends_a_search_without_end() -> None:
-    """`test_find_plan` says how often the clock is asked."""
-    task, budget_s = pool_task(400, 32, memory_gib=8), 0.2
-    started = time.perf_counter()
-    plan = neuroshard(time_budget_s=budget_s, patience=10**6).shard(with_profiles(task))
-    assert time.perf_counter() - started >= budget_s
-    validate(plan, task)
-
-
-WIDE = task_of(tables_of(*[(1000, 2048, 3.0)] * 9, (400, 64, 20.0)), 4, batch_size=1024)
-
-
-def test_one_clock_limits_all_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock takes a second; wide tables are searched for in several stages."""
-    looks = itertools.count()
-    fake = SimpleNamespace(perf_counter=lambda: float(next(looks)))
-    monkeypatch.setattr("dlrm_sharded.search.stopping.time", fake)
-    budget_s = 200
-    plan = neuroshard(time_budget_s=budget_s, patience=10**6).shard(with_profiles(WIDE))
-    assert budget_s <= next(looks) < budget_s + 50
-    validate(plan, WIDE)
+@pytest.mark.parametrize("key", ["beam_width", "num_candidates", "num_limits"])
+def test_counts_are_checked(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"sharder\.{key} is 0"):
+        paper_sharder(**{key: 0})
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"critical_path_share": 1.1}, r"sharder\.critical_path_share is 1\.1"),
-        ({"critical_path_share": -0.1}, r"sharder\.critical_path_share is -0\.1"),
-        ({"seed": -1}, r"sharder\.seed is -1"),
-        ({"seed": 0.5}, r"sharder\.seed is 0\.5"),
-        ({"time_budget_s": 0}, r"sharder\.time_budget_s is 0, must be a number > 0"),
-        ({"time_budget_s": math.inf}, r"sharder\.time_budget_s is inf"),
-        ({"patience": -1}, r"sharder\.patience is -1"),
-        ({"patience": 1.0}, r"sharder\.patience is 1\.0"),
-        ({"split_error": -0.1}, r"sharder\.split_error is -0\.1"),
-        ({"max_moved_tables": 3}, r"name its plan\.json in sharder\.warm_start"),
-        ({"max_moved_gib": 0.5}, r"name its plan\.json in sharder\.warm_start"),
-        ({"warm_start": "p", "max_moved_tables": -1}, r"sharder\.max_moved_tables is -1"),
-        ({"warm_start": "p", "max_moved_tables": 1.5}, r"sharder\.max_moved_tables is 1\.5"),
-        ({"warm_start": "p", "max_moved_gib": -0.1}, r"sharder\.max_moved_gib is -0\.1"),
-        ({"warm_start": "p", "max_moved_gib": math.inf}, r"sharder\.max_moved_gib is inf"),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ("num_candidates", "chosen"),
+    [(1, [0, 3]), (2, [0, 2, 3]), (3, [0, 1, 2, 3]), (9, [0, 1, 2, 3, 4])],
 )
-def test_bad_arguments(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        neuroshard(**keys)
+def test_candidates_are_the_largest_and_the_most_costly(num_candidates: int, chosen: list[int]):
+    """Shapes are numbered in descending order of cost."""
+    size_bytes_of_shape = np.array([3, 9, 5, 4, 7])
+    assert candidates((0, 2, 4, 1, 3), size_bytes_of_shape, num_candidates) == chosen
 
 
-class OnlyPredicts:
-    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("model", [None, OnlyPredicts()], ids=["none", "only_predicts"])
-def test_needs_a_cost_model_with_unit_costs(model: CostModel | None) -> None:
-    with pytest.raises(ConfigError, match=r"needs a cost model with a method `price`; choose cost"):
-        NeuroShardSharder(SharderContext(cost_model=model))
-
-
-def odd(
-    tables: Iterable[Table],
-    world_size: int,
-    *memory_bytes: int,
-    batch_size: int = 1024,
-    **topology: int,
-) -> ShardingTask:
-    task = task_of(tables, world_size, batch_size=batch_size, **topology)
-    return with_memory(task, *memory_bytes)
-
-
-def same(count: int, *shape: Any) -> tuple[Table, ...]:
-    return tables_of(*[shape] * count)
-
-
-def with_codecs(codec_ms: float) -> LearnedCostModel:
-    """A model that converts numbers in so many ms per MB."""
-    times = CodecTimes(*(codec_ms,) * 5)
-    return dataclasses.replace(model_of("plain"), codecs={"fp16": times})
-
-
-@pytest.mark.parametrize(("codec_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "dear"])
-def test_a_plan_in_a_stated_precision_is_priced_and_bounded_in_it(
-    codec_ms: float, gains: bool
-) -> None:
-    task = with_profiles(odd(same(6, 1000, 64, 2.0), 3, 10**7, batch_size=4096))
-    model = with_codecs(codec_ms)
-    sharder = NeuroShardSharder(
-        SharderContext(cost_model=model),
-        Constraints(replicate="never"),  # replicas exchange no vectors
-        exchange_precision="fp16",
-        time_budget_s=0.4,
+def test_a_split_that_pays_is_made() -> None:
+    task = profiled(2, (1_000_000, 256, 50.0), *[(1000, 64, 1.0)] * 3)
+    (whole, whole_report), (split, split_report) = (
+        Planner(paper_sharder(max_splits=n), MODEL).plan(task) for n in (0, 1)
     )
-    plan, report = Planner(sharder, model).plan(task)
-    assert plan.exchange_precision == report.exchange_precision == ExchangePrecision.parse("fp16")
-    exact = dataclasses.replace(plan, exchange_precision=FP32_EXCHANGE)
-    assert (report.cost.cost_ms < model.predict(exact, task).cost_ms) == gains
-    assert report.gap >= -1e-7
+    assert len(whole.shards) == 4
+    assert [shard.num_cols for shard in split.shards if shard.table == "t0"] == [128, 128]
+    assert split_report.cost.cost_ms < 0.7 * whole_report.cost.cost_ms
+    assert split_report.sharder == whole_report.sharder == "neuroshard"
 
 
-def test_a_stated_precision_is_that_of_the_plan() -> None:
-    task = with_profiles(odd(same(3, 1000, 64, 2.0), 2, 10**7))
-    stated = neuroshard("plain", exchange_precision={"forward": "fp16", "backward": "fp32"})
-    assert stated.shard(task).exchange_precision == ExchangePrecision("fp16", "fp32")
-    assert not neuroshard("plain").chooses_exchange_precision
-    for value, message in (
-        ("half", r"^sharder.exchange_precision is 'half'; known: "),
+def test_limits_begin_at_the_mean() -> None:
+    """The first one alone asks for even columns; the others allow half as much again."""
+    task = profiled(2, (1000, 8, 9.0), (1000, 8, 1.0), (1000, 8, 1.0))
+    assert by_rank(paper_sharder(num_limits=1).shard(task)) == [12, 12]
+    with pytest.raises(InfeasibleTaskError):
+        paper_sharder(num_limits=1, max_splits=0).shard(task)
+    assert sorted(by_rank(paper_sharder(max_splits=0).shard(task))) == [8, 16]
+    nearly = profiled(2, (1000, 76, 1.0), (1000, 84, 1.0))  # neither has a half
+    with pytest.raises(InfeasibleTaskError):
+        paper_sharder(num_limits=1).shard(nearly)
+    assert sorted(by_rank(paper_sharder().shard(nearly))) == [76, 84]
+
+
+def test_ranks_of_equal_cost_by_memory() -> None:
+    """Without ids, and beyond the fitted rows, the number of rows costs nothing but memory."""
+    rows = (4 * 10**8, 2 * 10**8, 10**8)
+    plan = paper_sharder().shard(profiled(2, *[(n, 4, 0.0) for n in rows]))
+    assert [shard.rank for shard in plan.shards] == [0, 1, 1]
+
+
+def test_ranks_are_compared_as_they_are_without_the_shard() -> None:
+    """`t2` goes beside `t1`, the cheaper one, though it would cost less beside `t0`.
+
+    A cache of 4 MB holds what a step reads of `t1` or `t2`, not of both.
+    """
+    prices = MODEL.compute.forward
+    cache = dataclasses.replace(
+        prices,
+        cache_gain=np.ones_like(prices.cache_gain),
+        cache_mb=np.full_like(prices.cache_mb, math.log10(4.0)),
+        cache_slope=np.full_like(prices.cache_slope, 100.0),
+    )
+    model = dataclasses.replace(MODEL, compute=dataclasses.replace(MODEL.compute, forward=cache))
+    task = profiled(2, (1000, 32, 100.0), (10**6, 32, 20.0), (10**6, 32, 8.0))
+    plan = paper_sharder(model, max_splits=0).shard(task)
+    assert [shard.rank for shard in plan.shards] == [0, 1, 1]
+    beside_t0_ms = model.predict(in_turns(task), task).cost_ms
+    assert beside_t0_ms < 0.7 * model.predict(plan, task).cost_ms
+
+
+def test_at_most_10_splits() -> None:
+    """15 halvings give each of 16 ranks its 4 columns; published, the search ends after 10."""
+    task = profiled(16, (1000, 64, 1.0))
+    message = r"may be one; it tried \d+ choices of at most 10 column splits;"
+    with pytest.raises(InfeasibleTaskError, match=message):
+        paper_sharder().shard(task)
+    assert by_rank(paper_sharder(max_splits=15).shard(task)) == [4] * 16
+
+
+def quarters_needed(order: str) -> ShardingTask:
+    """2 ranks for 24 columns each, and for `tiny`: `large` must be 16, 8 and 8 to go beside `odd`.
+
+    `odd` and `rest` have no halves.
+    """
+    shapes = {"large": (1000, 32, 3.0), "odd": (1000, 12, 3.0), "rest": (1000, 4, 3.0)}
+    shapes["tiny"] = (10, 8, 1.0)
+    tables = [Table(name, *shapes[name]) for name in order.split()]
+    return with_profiles(task_of(tables, 2, 24 * 4 * 1000 + 10 * 8 * 4, 2048))
+
+
+def test_the_beam_keeps_the_first_of_nodes_without_a_plan() -> None:
+    """No node has a plan after one split; whether `large` is split on is a matter of the order."""
+    two_splits = paper_sharder(beam_width=1, max_splits=2)
+    assert two_splits.shard(quarters_needed("large odd rest tiny")).shards
+    with pytest.raises(InfeasibleTaskError, match="tried 4 choices"):
+        two_splits.shard(quarters_needed("tiny large odd rest"))
+    wider = paper_sharder(beam_width=2, max_splits=2)
+    assert wider.shard(quarters_needed("tiny large odd rest")).shards
+
+
+# 8, 16 -> 4, 16, 4 | 8, 8, 8 -> 4, 8, 4, 8 || 4, 8, 8, 4 | 8, 4, 8, 4 | 8, 8, 4, 4
+@pytest.mark.parametrize(("max_splits", "num_choices"), [(0, 1), (1, 3), (2, 7)])
+def test_nodes_are_visited_again(max_splits: int, num_choices: int) -> None:
+    """Both orders of two splits are tried."""
+    task = profiled(2, (10, 8, 1.0), (10, 16, 1.0), (1000, 4, 1.0), memory=2000)
+    with pytest.raises(InfeasibleTaskError, match=f"tried {num_choices} choices"):
+        paper_sharder(max_splits=max_splits).shard(task)
+
+
+def test_halves_that_meet_are_one_shard() -> None:
+    """A half and a quarter, which TorchRec would not train beside each other."""
+    task = quarters_needed("large odd rest tiny")
+    plan = paper_sharder().shard(task)
+    validate(plan, task)
+    of_large = [shard for shard in plan.shards if shard.table == "large"]
+    assert [shard.cols for shard in of_large] in ([(0, 24), (24, 32)], [(0, 8), (8, 32)])
+
+
+def plain_search(
+    task: ShardingTask, *, beam_width: int, num_candidates: int, num_limits: int, max_splits: int
+) -> Columns | None:
+    """The published rules one after another, with a prediction of a whole plan for every price.
+
+    A node is a list of (table, width).
+    """
+    num_ranks, tables, topology = task.topology.world_size, task.tables, task.topology
+    mean = sum(table.embedding_dim for table in tables) / num_ranks
+
+    def predict(placed: list[tuple[int, int, int]]) -> PlanCost:
+        # shards of different widths that meet on a rank have a price only as separate tables
+        pieces = tuple(
+            dataclasses.replace(tables[t], name=str(i), embedding_dim=width)
+            for i, (t, width, _) in enumerate(placed)
+        )
+        piece_task = dataclasses.replace(task, tables=pieces)
+        return MODEL.predict(whole_tables(piece_task, [rank for *_, rank in placed]), piece_task)
+
+    @functools.cache
+    def compute_ms(shards: tuple[tuple[int, int], ...]) -> float:
+        if not shards:
+            return 0.0
+        cost = predict([(t, width, 0) for t, width in shards]).per_rank[0]
+        return cost.fwd_compute_ms + cost.bwd_compute_ms
+
+    def size(shard: tuple[int, int]) -> int:
+        return topology.shard_bytes("", tables[shard[0]].num_embeddings, shard[1])
+
+    def greedy(node: list[tuple[int, int]], most_cols: float) -> list[tuple[int, int, int]] | None:
+        ranks: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
+        placed = []
+        for shard in sorted(node, key=lambda shard: (-compute_ms((shard,)), shard)):
+            best = None
+            for r in range(num_ranks):
+                memory = sum(map(size, ranks[r]))
+                cols = sum(width for _, width in ranks[r])
+                if memory + size(shard) > topology.memory_bytes or cols + shard[1] > most_cols:
+                    continue
+                key = (compute_ms(tuple(ranks[r])), memory, r)
+                best = key if best is None else min(best, key)
+            if best is None:
+                return None
+            ranks[best[2]].append(shard)
+            placed.append((*shard, best[2]))
+        return placed
+
+    def evaluate(node: list[tuple[int, int]]) -> tuple[float, list[tuple[int, int, int]]]:
+        found: tuple[float, list[tuple[int, int, int]]] = (math.inf, [])
+        for i in range(num_limits):
+            placed = greedy(node, (1.0 + 0.5 * i / (num_limits - 1)) * mean)
+            if placed is not None:
+                cost_ms = predict(placed).cost_ms
+                found = min(found, (cost_ms, placed), key=lambda pair: pair[0])
+        return found
+
+    def children(node: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        indices = range(len(node))
+        chosen = sorted(indices, key=lambda i: -size(node[i]))[:num_candidates]
+        chosen += sorted(indices, key=lambda i: -compute_ms((node[i],)))[:num_candidates]
+        for i in sorted(set(chosen)):
+            t, width = node[i]
+            if width % 8 == 0:
+                yield [*node[:i], (t, width // 2), *node[i + 1 :], (t, width // 2)]
+
+    beam = [[(t, table.embedding_dim) for t, table in enumerate(tables)]]
+    best = evaluate(beam[0])
+    for _ in range(max_splits):
+        nodes = [(evaluate(child), child) for node in beam for child in children(node)]
+        best = min([best, *(found for found, _ in nodes)], key=lambda pair: pair[0])
+        nodes.sort(key=lambda pair: pair[0][0])
+        beam = [child for _, child in nodes[:beam_width]]
+    if best[0] == math.inf:
+        return None
+    columns: Columns = defaultdict(int)
+    for t, width, rank in best[1]:
+        columns[tables[t].name, rank] += width
+    return dict(columns)
+
+
+def random_task(seed: int) -> ShardingTask:
+    """Tables of all sizes: few that fill the ranks, or many, with few ids and much to exchange."""
+    rng = np.random.default_rng(seed)
+    world_size = int(rng.integers(1, 4))
+    few = rng.random() < 0.5
+    shapes = [
         (
-            "auto",
-            r"^sharder.exchange_precision=auto is not there since 0\.3: set fp16, or leave it",
-        ),
-        ("fp8", r"sharder.exchange_precision is 'fp8', which ranks on cpu cannot exchange"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            neuroshard("plain", exchange_precision=value)
+            round(10 ** rng.uniform(2, 4 if few else 6)),
+            int(rng.choice([4, 8, 12, 16, 24, 32, 48, 64, 128])),
+            float(10 ** rng.uniform(-2, 2 if few else 0)),
+        )
+        for _ in range(rng.integers(1, 5) if few else rng.integers(6, 13))
+    ]
+    total = sum(4 * rows * cols for rows, cols, _ in shapes)
+    room = rng.uniform(1.0, 1.3 if few else 3.0)
+    return profiled(world_size, *shapes, memory=int(total / world_size * room))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_finds_what_a_plain_search_finds(seed: int) -> None:
+    task = random_task(seed)
+    arguments = {"beam_width": 2, "num_candidates": 2, "num_limits": 4, "max_splits": 3}
+    expected = plain_search(task, **arguments)
+    sharder = paper_sharder(**arguments)
+    if expected is None:
+        with pytest.raises(InfeasibleTaskError, match="found no plan"):
+            sharder.shard(task)
+    else:
+        assert columns_of(sharder.shard(task)) == expected
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_shards_are_not_too_wide_for_a_gpu(world_size: int) -> None:
+    """Also where halves of a table meet on a rank, which become shards of equal widths there."""
+    task = with_topology(profiled(world_size, (100, 4096, 2.0)), compute_device="cuda")
+    plan = paper_sharder().shard(task)
+    validate(plan, task)
+    assert [shard.num_cols for shard in plan.shards] == [2048, 2048]

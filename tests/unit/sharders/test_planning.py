@@ -15,7 +15,7 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.plans.plan_cost import STAGES
@@ -103,7 +103,7 @@ def test_with_an_additive_cost_model(model: LearnedCostModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "load", [functools.partial(learned_cost_model, artifact=OF_A_CPU), paper_cost_model]
+    "load", [functools.partial(learned_cost_model, artifact=OF_A_CPU), neuroshard_cost_model]
 )
 def test_times_of_another_device_bound_nothing(
     load: Callable[[RunContext], CostModel], caplog: pytest.LogCaptureFixture

@@ -12,7 +12,7 @@ from dlrm_sharded.datasets.presets import criteo_kaggle
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.task import ShardingTask, with_optimizer
-from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
+from dlrm_sharded.sharders.search import search_sharder
 from tests.unit.made_up import task_of, with_topology
 from tests.unit.search.made_up import model_of, predicted, with_memory
 
@@ -36,7 +36,7 @@ TASK = tiny_tables()
 
 def plan_of(task: ShardingTask = TASK, **keys: Any) -> ShardingPlan:
     context = SharderContext(RunContext(), MODEL)
-    plan = neuroshard_sharder(context, time_budget_s=5.0, **keys).shard(task)
+    plan = search_sharder(context, time_budget_s=5.0, **keys).shard(task)
     validate(plan, task)
     return plan
 

@@ -22,8 +22,8 @@ from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, neuroshard_sharder
 from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.sharders.search import SearchSharder, search_sharder
 from dlrm_sharded.step.objective import StepObjective
 from dlrm_sharded.step.parts import NO_DENSE
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
@@ -42,10 +42,10 @@ def cluster_of(priced: PricedTask, *, hidden_ms: float, overlap: Overlap = PIPEL
     )
 
 
-def sharder_of(name: str, objective: str, **cluster: Any) -> NeuroShardSharder:
+def sharder_of(name: str, objective: str, **cluster: Any) -> SearchSharder:
     step_model = functools.partial(cluster_of, **cluster)
     context = SharderContext(cost_model=model_of(name), step_model=step_model)
-    return neuroshard_sharder(context, objective=objective, **ALONE)
+    return search_sharder(context, objective=objective, **ALONE)
 
 
 def planned(task: ShardingTask, name: str, objective: str, **cluster: Any) -> PlanCost:
@@ -140,7 +140,7 @@ def test_where_the_host_is_slower_the_cost_decides() -> None:
         step_model = functools.partial(cluster, launch_ms=launch_ms)
         context = SharderContext(cost_model=model_of("links"), step_model=step_model)
         for objective in ("cost", "step"):
-            sharder = neuroshard_sharder(context, objective=objective, **ALONE)
+            sharder = search_sharder(context, objective=objective, **ALONE)
             plans[launch_ms, objective] = sharder.shard(task)
     assert plans[1000.0, "step"] == plans[1000.0, "cost"] == plans[0.0, "cost"]
     assert plans[0.0, "step"] != plans[0.0, "cost"]  # nothing waits for the host
@@ -184,9 +184,9 @@ def test_the_value_of_a_state_is_that_of_its_plan(joins: bool) -> None:
 
 def test_objective_is_one_of_two() -> None:
     with pytest.raises(ConfigError, match=r"sharder\.objective is 'foo'; known: cost, step"):
-        neuroshard_sharder(SharderContext(cost_model=model_of("plain")), objective="foo")
+        search_sharder(SharderContext(cost_model=model_of("plain")), objective="foo")
 
 
 def test_step_needs_a_step_model() -> None:
     with pytest.raises(ConfigError, match="nothing is known of the steps here; leave it out"):
-        neuroshard_sharder(SharderContext(cost_model=model_of("plain")), objective="step")
+        search_sharder(SharderContext(cost_model=model_of("plain")), objective="step")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dlrm_sharded import (
-    NeuroShardSharder,
     Planner,
     RunContext,
+    SearchSharder,
     SharderContext,
     Table,
     make_sharder,
@@ -142,9 +142,9 @@ def test_the_catalogue_prices_what_plans_cost(of_device: AdditiveCostModel) -> N
     assert cost.cost_ms >= lower_bound_ms(of_device.price(task)) > 0
 
 
-def search(model: AdditiveCostModel, precision: str = "fp32") -> NeuroShardSharder:
+def search(model: AdditiveCostModel, precision: str = "fp32") -> SearchSharder:
     context = SharderContext(cost_model=model)
-    return NeuroShardSharder(context, table_precision=precision, time_budget_s=0.3, patience=1)
+    return SearchSharder(context, table_precision=precision, time_budget_s=0.3, patience=1)
 
 
 def test_tables_that_do_not_fit_in_fp32_are_said_to_fit_in_fp16(
@@ -178,7 +178,7 @@ def test_a_small_table_in_fp16_is_replicated_in_fp32() -> None:
     task = with_profiles(ShardingTask(tables, topology, 1024))
     run = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"))
     model = learned_cost_model(run)
-    plan, report = Planner(make_sharder("neuroshard", model, run=run), model).plan(task)
+    plan, report = Planner(make_sharder("search", model, run=run), model).plan(task)
     assert plan.replicated_tables == ("category",)
     assert plan.half_tables() == ["item"]
     assert report.gap is not None

@@ -36,7 +36,7 @@ from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
-KIND = "neuroshard_paper"
+KIND = "neuroshard"
 TABLE_FEATURES = (
     "embedding_dim",
     "num_embeddings",
@@ -87,7 +87,7 @@ class PaperNets(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class PaperCostModel:
+class NeuroShardCostModel:
     """Predicts with `PaperNets`.
 
     Args:
@@ -120,7 +120,7 @@ class PaperCostModel:
         if str(size) not in self.nets.communication and size > 1:
             known = ", ".join(self.nets.communication)
             raise ConfigError(
-                f"cost_model=neuroshard_paper has a communication net for each of {known} ranks, "
+                f"cost_model=neuroshard has a communication net for each of {known} ranks, "
                 f"none for {size}; use cost_model=learned"
             )
         with torch.no_grad():
@@ -144,13 +144,13 @@ class PaperCostModel:
         )
 
 
-def paper_cost_model(context: RunContext, artifact: str | None = None) -> PaperCostModel:
+def neuroshard_cost_model(context: RunContext, artifact: str | None = None) -> NeuroShardCostModel:
     """Load the nets of some hardware, as `learned_cost_model` finds them."""
     kind = cost_model_kind(KIND)
     loaded = load_artifact(artifact, kind, PAPER_FEATURES, context)
     with built_from(loaded, kind):
         nets = from_arrays(loaded.arrays)
-        model = PaperCostModel(
+        model = NeuroShardCostModel(
             nets,
             name=loaded.meta["hardware"],
             device=loaded.meta["device"],

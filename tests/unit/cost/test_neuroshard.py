@@ -8,11 +8,11 @@ import torch
 
 from dlrm_sharded import ConfigError, RunContext, ShardingPlan, ShardingTask
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.neuroshard_paper import (
-    PaperCostModel,
+from dlrm_sharded.cost.neuroshard import (
+    NeuroShardCostModel,
     PaperNets,
     from_arrays,
-    paper_cost_model,
+    neuroshard_cost_model,
     to_arrays,
 )
 from dlrm_sharded.cost.workload import workload_of_plan
@@ -28,12 +28,12 @@ from tests.unit.made_up import assert_same_arrays, in_turns, tables_of, task_of
 NUM_STEPS = 60
 
 
-def model_of(nets: PaperNets) -> PaperCostModel:
-    return PaperCostModel(nets, name="made up", device="cpu")
+def model_of(nets: PaperNets) -> NeuroShardCostModel:
+    return NeuroShardCostModel(nets, name="made up", device="cpu")
 
 
 @pytest.fixture(scope="module")
-def paper(costs: CollectedCosts) -> PaperCostModel:
+def paper(costs: CollectedCosts) -> NeuroShardCostModel:
     return model_of(fit_paper(costs.samples, seed=0, num_steps=NUM_STEPS))
 
 
@@ -46,7 +46,7 @@ def planned(world_size: int) -> tuple[ShardingPlan, ShardingTask]:
     return in_turns(task), task
 
 
-def error_ms(model: PaperCostModel, samples: tuple[Sample, ...], name: str) -> float:
+def error_ms(model: NeuroShardCostModel, samples: tuple[Sample, ...], name: str) -> float:
     """Root of the mean squared error, which is what the nets are trained for."""
     pairs = compare(model.predict_workload, samples)[name]
     differences = np.array(pairs.predicted) - np.array(pairs.measured)
@@ -58,13 +58,13 @@ def error_ms(model: PaperCostModel, samples: tuple[Sample, ...], name: str) -> f
     ["forward computation", "backward computation", "forward communication, 4 ranks"],
 )
 def test_learns_something(
-    paper: PaperCostModel, costs: CollectedCosts, unseen: tuple[Sample, ...], name: str
+    paper: NeuroShardCostModel, costs: CollectedCosts, unseen: tuple[Sample, ...], name: str
 ) -> None:
     untrained = model_of(fit_paper(costs.samples, seed=0, num_steps=1))
     assert error_ms(paper, unseen, name) < 0.8 * error_ms(untrained, unseen, name)
 
 
-def test_says_which_world_sizes_it_knows(paper: PaperCostModel) -> None:
+def test_says_which_world_sizes_it_knows(paper: NeuroShardCostModel) -> None:
     assert len(paper.predict(*planned(4)).per_rank) == 4
     with pytest.raises(ConfigError, match="2, 4 ranks, none for 3; use cost_model=learned"):
         paper.predict(*planned(3))
@@ -73,9 +73,9 @@ def test_says_which_world_sizes_it_knows(paper: PaperCostModel) -> None:
 def test_an_artefact_is_the_model(
     costs: CollectedCosts, unseen: tuple[Sample, ...], tmp_path: Path
 ) -> None:
-    fitted = fit_cost_model(costs, FitConfig(model="neuroshard_paper", num_steps=3))
-    path = write_artifact(tmp_path, "neuroshard_paper-made_up", fitted.arrays, fitted.meta)
-    loaded = paper_cost_model(RunContext(), str(path))
+    fitted = fit_cost_model(costs, FitConfig(model="neuroshard", num_steps=3))
+    path = write_artifact(tmp_path, "neuroshard-made_up", fitted.arrays, fitted.meta)
+    loaded = neuroshard_cost_model(RunContext(), str(path))
     in_memory = model_of(from_arrays(fitted.arrays))
     for sample in unseen[:10] + unseen[-10:]:
         workload = workload_of_sample(sample)
@@ -97,7 +97,9 @@ def test_the_seed_says_all(costs: CollectedCosts) -> None:
     assert not np.array_equal(other["table.0.weight"], first["table.0.weight"])
 
 
-def test_published_fault_ranks_have_numbers(paper: PaperCostModel, model: LearnedCostModel) -> None:
+def test_published_fault_ranks_have_numbers(
+    paper: NeuroShardCostModel, model: LearnedCostModel
+) -> None:
     """Its nets read the ranks in their order: the same plan with other names costs otherwise."""
     plan, task = planned(4)
     renamed = relabelled(plan, [3, 2, 1, 0])
@@ -109,7 +111,7 @@ def test_published_fault_ranks_have_numbers(paper: PaperCostModel, model: Learne
 
 
 def test_published_fault_an_empty_rank_computes(
-    paper: PaperCostModel, model: LearnedCostModel
+    paper: NeuroShardCostModel, model: LearnedCostModel
 ) -> None:
     plan, task = planned(2)
     on_one = relabelled(plan, [0, 0])

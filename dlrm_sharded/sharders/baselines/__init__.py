@@ -1,1 +1,0 @@
-"""Planners of others, for comparison: TorchRec's, NVIDIA's, and NeuroShard's published search."""

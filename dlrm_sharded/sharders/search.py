@@ -1,0 +1,266 @@
+"""This project's own search for a plan on a cost model, after NeuroShard (arXiv:2305.01868).
+
+An outer search decides what is split, and an inner one places the pieces. Departures from the
+published search, each for one of its faults, which `sharder=neuroshard` keeps:
+- Columns are cut at any multiple of 4, and rows into the blocks that TorchRec trains.
+- The choice of cuts follows from a lower bound of the cost, not from a beam of ten steps.
+- Placements are improved by swaps, and repaired if memory is short.
+- A split must gain more than the model's error on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Self
+
+from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.cluster import Cluster
+from dlrm_sharded.cost.expected_maximum import with_expected_excess
+from dlrm_sharded.files.errors import (
+    ConfigError,
+    InfeasibleTaskError,
+    InvalidPlanError,
+    check_count,
+    check_number,
+)
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions_of
+from dlrm_sharded.plans.precision import (
+    SAMPLE_MULTIPLE,
+    TABLE_BYTES,
+    ExchangePrecision,
+    why_not_exchanged,
+)
+from dlrm_sharded.plans.task import GIB, ShardingTask, in_half
+from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
+from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.feasibility import why_none_found
+from dlrm_sharded.search.find_plan import improve_under, improve_within
+from dlrm_sharded.search.from_scratch import ALL_WIDTHS, Build, SearchFromScratch
+from dlrm_sharded.search.move_budget import MoveBudget
+from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.starts import are_few
+from dlrm_sharded.search.state import State
+from dlrm_sharded.search.state_shards import load_plan, state_shards
+from dlrm_sharded.search.stopping import Clock
+from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.step.objective import StepObjective
+
+AUTO = "auto"
+COST, STEP = OBJECTIVES = ("cost", "step")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchSharder:
+    """Searches for the plan of the least predicted cost.
+
+    Args:
+        context: has an additive cost model.
+        constraints: what users require of the plan, besides a low cost.
+        objective: "cost" for the cost and the critical path; "step" for the predicted step, which
+            needs the context's step model. Then half of the time goes to the plan of the least
+            cost, and the plan with the shorter step of the two is returned.
+        critical_path_share: weight of the critical path in the cost; the rest is the embedding
+            cost.
+        time_budget_s: time after which the whole search returns its best plan; small tasks end
+            earlier. None for no limit, so that a plan is the same on a loaded machine.
+        patience: effort in rounds: each part of the search ends after this many rebuilds in a row
+            without a better plan.
+        split_error: a piece of a table is priced higher by this share of its computation when it
+            is decided what to split, so that a split gains more than the cost model is wrong about
+            it; None for what the cost model says of that, see `search.split_errors`.
+        exchange_precision: precision of exchanges; None for that of the run.
+        table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it.
+    """
+
+    name: ClassVar[str] = "search"
+    uses_costs: ClassVar[bool] = True
+
+    context: SharderContext
+    constraints: Constraints = field(default_factory=Constraints)
+    _: KW_ONLY
+    objective: str = COST
+    critical_path_share: float = 0.05
+    seed: int = 0
+    time_budget_s: float | None = 10.0
+    patience: int = 10
+    split_error: float | None = None
+    exchange_precision: Any = None
+    table_precision: str = "fp32"
+
+    def __new__(cls, *_: Any, **keys: Any) -> Self:
+        """Refuse arguments that are none, and say where constraints go.
+
+        Raises:
+            TypeError: an argument is unknown; `constraints` once were arguments of their own.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(keys.keys() - set(known)):
+            of_plans = ", ".join(f"{field.name}=" for field in dataclasses.fields(Constraints))
+            raise TypeError(
+                f"SearchSharder has no argument {', '.join(unknown)}; known: "
+                f"{', '.join(known)}. What a plan must keep goes into "
+                f"constraints=Constraints(...), which has {of_plans}"
+            )
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        self.context.pricing_for(self.name)  # which refuses a run without unit costs
+        if self.objective not in OBJECTIVES:
+            raise ConfigError(
+                f"sharder.objective is {self.objective!r}; known: {', '.join(OBJECTIVES)}"
+            )
+        if self.objective == STEP and self.context.step_model is None:
+            raise ConfigError(
+                "sharder.objective is step, and nothing is known of the steps here; leave it out, "
+                "plan with dlrm-train or dlrm-plan, or give a SharderContext its step_model"
+            )
+        check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
+        check_count("sharder.seed", self.seed, least=0)
+        if self.time_budget_s is not None:
+            check_number("sharder.time_budget_s", self.time_budget_s, above=True)
+        check_count("sharder.patience", self.patience, least=0)
+        if self.split_error is not None:
+            check_number("sharder.split_error", self.split_error)
+        if self.table_precision == AUTO:
+            raise ConfigError(
+                "sharder.table_precision=auto is not there since 0.3: set fp16 if the tables do "
+                "not fit in fp32, or else leave it out"
+            )
+        if self.table_precision not in TABLE_BYTES:
+            raise ConfigError(
+                f"sharder.table_precision is {self.table_precision!r}; known: "
+                f"{', '.join(TABLE_BYTES)}"
+            )
+        _stated_precision(self.exchange_precision, self.context.run.device)
+
+    @property
+    def _from_scratch(self) -> SearchFromScratch:
+        return SearchFromScratch(self.seed, self.patience)
+
+    @property
+    def chooses_exchange_precision(self) -> bool:
+        return self.exchange_precision is not None
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        self.constraints.check(task)
+        clock = Clock.starting_now(self.time_budget_s)
+        priced = self.context.pricing_for(self.name)(task)
+        if self.table_precision == "fp16":
+            priced = priced.with_task(in_half(priced.task))
+        precision = _stated_precision(self.exchange_precision, self.context.run.device)
+        if precision is None:
+            return self._search(priced, clock)
+        plan = self._search(priced.with_precision(precision), clock)
+        return dataclasses.replace(plan, exchange_precision=precision)
+
+    def _search(self, priced: PricedTask, clock: Clock) -> ShardingPlan:
+        """Return the best plan under the prices of a task, in any precision."""
+        cluster = None
+        if self.objective == STEP and self.context.step_model is not None:
+            cluster = self.context.step_model(priced)
+        task = priced.task
+        earlier = self.constraints.earlier_plan(task)
+        build: Build = functools.partial(
+            build_problem,
+            priced,
+            self.constraints,
+            critical_path_share=self.critical_path_share,
+            split_error=self.split_error,
+            # an earlier plan may have any widths
+            max_widths=MAX_WIDTHS if earlier is None else ALL_WIDTHS,
+            all_replicas=earlier is not None or are_few(len(task.tables), task.topology.world_size),
+        )
+        if earlier is not None:
+            state = self._near(build(), earlier, clock)
+        else:
+            scratch = self._from_scratch.find_in_steps(build, clock)
+            if scratch.state is None:
+                raise InfeasibleTaskError(why_none_found(scratch.problem))
+            build, state = scratch.build, scratch.state
+        by_table = None if earlier is None else earlier.shards_by_table()
+        plans = [ShardingPlan(task.topology.world_size, state_shards(state, by_table))]
+        value = functools.partial(self._value_ms, priced=priced)
+        if cluster is not None:
+            step = StepObjective.near(priced.predict(plans[0]), cluster.device_ms)
+            found = self._by_step(build(step=step), state, earlier, clock)
+            plans += [ShardingPlan(plans[0].world_size, state_shards(s, by_table)) for s in found]
+            value = functools.partial(_step_value_ms, priced=priced, cluster=cluster)
+        # The search's prices are linear in exchanged bytes, so what it improves may cost more.
+        plans += [] if earlier is None else [earlier]
+        plan = min(plans, key=value) if len(plans) > 1 else plans[0]
+        return with_precisions_of(plan, task)
+
+    def _by_step(
+        self, problem: Problem, start: State, earlier: ShardingPlan | None, clock: Clock
+    ) -> list[State]:
+        """Return states of short steps: near the state of least cost, and found from scratch.
+
+        Args:
+            problem: has the step as its objective.
+            earlier: a plan near which the state has to be instead; None if there is none.
+        """
+        if earlier is not None:
+            return [self._near(problem, earlier, clock)]
+        search = self._from_scratch
+        near = improve_under(problem, start, self.seed, search.stopping(clock))
+        found = search.find(problem, clock)
+        return [near] if found is None else [near, found]
+
+    def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> tuple[float, ...]:
+        """Return the predicted cost and critical path of a plan, weighed as in the objective."""
+        return (priced.predict(plan).weighed_ms(self.critical_path_share),)
+
+    def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
+        state, by_table = State(problem), earlier.shards_by_table()
+        limits = self.constraints
+        if not load_plan(state, by_table):
+            raise InvalidPlanError(
+                f"the plan {limits.warm_start} violates sharder.pin, together, apart, unsplit, "
+                "split, rows, reserved_gib or replicate, has row blocks that leave no memory, or "
+                "has shards of a table on one rank that are too wide as one shard; start without "
+                "sharder.warm_start"
+            )
+        max_gib = limits.max_moved_gib
+        max_bytes = None if max_gib is None else int(max_gib * GIB)
+        budget = MoveBudget(state, by_table, limits.max_moved_tables, max_bytes)
+        improve_within(state, budget, self.seed, clock)
+        return state
+
+
+def search_sharder(context: SharderContext, **keys: Any) -> SearchSharder:
+    """Build the sharder from flat keys, as conf/sharder/search.yaml and overrides have them.
+
+    Args:
+        keys: the fields of `Constraints`, and the other arguments of `SearchSharder`.
+    """
+    keys["pin"] = keys.get("pin") or {}  # null pins nothing
+    names = {field.name for field in dataclasses.fields(Constraints)} & keys.keys()
+    constraints = Constraints(**{name: keys.pop(name) for name in names})
+    return SearchSharder(context, constraints, **keys)
+
+
+def _step_value_ms(plan: ShardingPlan, priced: PricedTask, cluster: Cluster) -> tuple[float, ...]:
+    """Return the predicted step of a plan, and its cost, which decides where hosts are slower."""
+    rank_error = priced.standing.rank_error if priced.standing else None
+    cost = with_expected_excess(priced.predict(plan), rank_error)
+    return round(cluster.step(plan, cost).step_ms, 6), cost.cost_ms
+
+
+def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:
+    """Return the precision that the key names; None if it names none."""
+    if value is None:
+        return None
+    if value == AUTO:
+        raise ConfigError(
+            "sharder.exchange_precision=auto is not there since 0.3: set fp16, or leave it out for "
+            "the exchange_precision of the run"
+        )
+    try:
+        precision = ExchangePrecision.parse(value)
+    except ConfigError as error:
+        raise ConfigError(f"sharder.{error}") from error
+    if reason := why_not_exchanged(precision, device, SAMPLE_MULTIPLE):
+        raise ConfigError(f"sharder.{reason}")
+    return precision

@@ -1,0 +1,315 @@
+"""The sharder as a whole: against all plans there are, on many tasks and on odd ones."""
+
+import copy
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlrm_sharded import (
+    Constraints,
+    PlanCost,
+    Planner,
+    SearchSharder,
+    ShardingPlan,
+    validate,
+)
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.codecs import CodecTimes
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
+from dlrm_sharded.sharders.base import Sharder, SharderContext
+from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
+from tests.unit.made_up import tables_of, task_of, with_memory
+from tests.unit.search.made_up import (
+    COST_ALONE,
+    MODELS,
+    all_plans,
+    model_of,
+    predicted,
+    searcher,
+    tiny_task,
+)
+
+ROUNDING = 1e-9
+
+
+TINY: dict[str, tuple[dict[str, Any], float, float]] = {
+    "2_or_3_ranks": ({"num_tables": 3}, 1.01, 1.002),
+    "roomy": ({"num_tables": 3, "full": 0.3}, 1.01, 1.002),
+    "nearly_full": ({"num_tables": 2, "full": 0.95}, 1.01, 1.002),
+    "2x2": ({"num_tables": 2, "hosts": (2, 2), "full": 0.3}, 1.12, 1.03),
+    "strong_caches": ({"num_tables": 3}, 1.1, 1.02),
+}
+"""Shape of a task, and how much dearer than the best a plan is at most and on average. On
+hosts, exchanges are linearised; where caches overflow, pieces cost much else than on most ranks."""
+
+CASES = [
+    *itertools.product(list(TINY)[:4], ["shipped"]),
+    ("strong_caches", "overflowing"),
+    *(
+        pytest.param(shape, name, marks=pytest.mark.slow)
+        for shape in list(TINY)[:4]
+        for name in ("plain", "links", "sparse")
+    ),
+]
+
+NUM_TINY = 3
+
+
+@functools.cache
+def workloads_of_all_plans(task: ShardingTask) -> list[Workload]:
+    """Enumerate the plans of a task once for all models."""
+    world_size = task.topology.world_size
+    return [workload_of_plan(ShardingPlan(world_size, s), task) for s in all_plans(task)]
+
+
+def costs_of_all_plans(task: ShardingTask, model: LearnedCostModel) -> list[float]:
+    hosts = model.price(task).hosts
+    return [model.predict_workload(w, hosts).cost_ms for w in workloads_of_all_plans(task)]
+
+
+@pytest.mark.parametrize(("shape", "name"), CASES)
+def test_against_every_plan_of_a_tiny_task(shape: str, name: str) -> None:
+    keys, most, mean = TINY[shape]
+    ratios = []
+    for seed in range(NUM_TINY):
+        task, model = tiny_task(seed, **keys), model_of(name, seed)
+        costs = costs_of_all_plans(task, model)
+        _, report = Planner(searcher(name, seed, patience=20, **COST_ALONE), model).plan(task)
+        ratios.append(report.cost.cost_ms / min(costs))
+        assert report.lower_bound_ms <= min(costs) * (1 + ROUNDING)
+        assert report.gap >= -ROUNDING
+    assert min(ratios) >= 1 - ROUNDING
+    assert max(ratios) <= most
+    assert np.mean(ratios) <= mean
+
+
+def small_task(rng: np.random.Generator) -> ShardingTask:
+    """Any few tables on any few ranks, with more or less memory than is needed."""
+    hosts, per_host = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    tables = tuple(
+        Table(
+            f"t{i}",
+            num_embeddings=round(10 ** rng.uniform(0, 6)),
+            embedding_dim=int(4 * rng.integers(1, 33)),
+            pooling_factor=float(rng.choice([0.0, 1.0, 10.0]) * rng.random()),
+        )
+        for i in range(int(rng.integers(1, 13)))
+    )
+    needed = sum(t.num_embeddings * t.embedding_dim * 4 for t in tables)
+    memory = int(needed / (hosts * per_host) * 10 ** rng.uniform(-0.05, 0.7)) + 1
+    batch_size = int(rng.choice([16, 1024]))
+    return task_of(tables, hosts * per_host, memory, batch_size, local_world_size=per_host)
+
+
+def found(sharder: Sharder, task: ShardingTask) -> ShardingPlan | None:
+    try:
+        return sharder.shard(task)
+    except InfeasibleTaskError:
+        return None
+
+
+NUM_TASKS = 200
+
+
+def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("ERROR")  # the cost model warns of the same things for every task
+    rng = np.random.default_rng(5)
+    solved = {"search": 0, "heuristics": 0}
+    for number in range(NUM_TASKS):
+        task = with_profiles(small_task(rng))
+        name = MODELS[number % len(MODELS)]
+        plan = found(searcher(name, seed=number, time_budget_s=0.02), task)
+        others = [found(GreedySharder("size"), task), found(RandomSharder(seed=number), task)]
+        has_other = any(other is not None for other in others)
+        assert plan is not None or not has_other, task
+        solved["heuristics"] += has_other
+        if plan is not None:
+            solved["search"] += 1
+            validate(plan, task)
+            cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
+            assert cost_ms >= lower_bound_ms(model_of(name).price(task)) * (1 - ROUNDING)
+    assert solved["heuristics"] > NUM_TASKS / 3
+    assert solved["search"] > solved["heuristics"] + NUM_TASKS / 10
+
+
+SCRIPT = """
+import json, sys
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.plans.task import read_task
+from tests.unit.search.made_up import searcher
+sharder = searcher(**json.loads(sys.argv[2]))
+print(sharder.shard(with_profiles(read_task(sys.argv[1]))).shards)
+"""
+
+
+def pool_task(num_tables: int, world_size: int, *, memory_gib: int, per_host: int | None = None):
+    tables = draw_tables(dlrm_datasets_pool(), num_tables=num_tables, seed=1)
+    return task_of(tables, world_size, memory_gib * GIB, 65_536, local_world_size=per_host)
+
+
+def test_the_same_in_another_process(tmp_path: Path) -> None:
+    task = pool_task(30, 4, memory_gib=4)
+    first, second, third = (table.name for table in task.tables[:3])
+    keys = {"apart": [[first, second]], "pin": {third: [0, 1]}, "seed": 3, "patience": 2}
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps(task.to_json()))
+    outputs = set()
+    for hash_seed in ("0", "1234"):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(path), json.dumps(keys)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        outputs.add(done.stdout)
+    here = searcher(**keys).shard(with_profiles(read_task(path)))
+    assert outputs == {f"{here.shards}\n"}
+
+
+def test_the_same_again_and_the_task_untouched() -> None:
+    task = pool_task(40, 8, memory_gib=4, per_host=4)
+    before = copy.deepcopy(task)
+    plans = [searcher(seed=seed, patience=2).shard(task).shards for seed in (1, 1, 2, 3)]
+    assert task == before
+    assert plans[0] == plans[1]
+    assert len(set(plans)) > 1, "the seed changes nothing"
+
+
+def test_time_ends_a_search_without_end() -> None:
+    """`test_find_plan` says how often the clock is asked."""
+    task, budget_s = pool_task(400, 32, memory_gib=8), 0.2
+    started = time.perf_counter()
+    plan = searcher(time_budget_s=budget_s, patience=10**6).shard(with_profiles(task))
+    assert time.perf_counter() - started >= budget_s
+    validate(plan, task)
+
+
+WIDE = task_of(tables_of(*[(1000, 2048, 3.0)] * 9, (400, 64, 20.0)), 4, batch_size=1024)
+
+
+def test_one_clock_limits_all_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes a second; wide tables are searched for in several stages."""
+    looks = itertools.count()
+    fake = SimpleNamespace(perf_counter=lambda: float(next(looks)))
+    monkeypatch.setattr("dlrm_sharded.search.stopping.time", fake)
+    budget_s = 200
+    plan = searcher(time_budget_s=budget_s, patience=10**6).shard(with_profiles(WIDE))
+    assert budget_s <= next(looks) < budget_s + 50
+    validate(plan, WIDE)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"critical_path_share": 1.1}, r"sharder\.critical_path_share is 1\.1"),
+        ({"critical_path_share": -0.1}, r"sharder\.critical_path_share is -0\.1"),
+        ({"seed": -1}, r"sharder\.seed is -1"),
+        ({"seed": 0.5}, r"sharder\.seed is 0\.5"),
+        ({"time_budget_s": 0}, r"sharder\.time_budget_s is 0, must be a number > 0"),
+        ({"time_budget_s": math.inf}, r"sharder\.time_budget_s is inf"),
+        ({"patience": -1}, r"sharder\.patience is -1"),
+        ({"patience": 1.0}, r"sharder\.patience is 1\.0"),
+        ({"split_error": -0.1}, r"sharder\.split_error is -0\.1"),
+        ({"max_moved_tables": 3}, r"name its plan\.json in sharder\.warm_start"),
+        ({"max_moved_gib": 0.5}, r"name its plan\.json in sharder\.warm_start"),
+        ({"warm_start": "p", "max_moved_tables": -1}, r"sharder\.max_moved_tables is -1"),
+        ({"warm_start": "p", "max_moved_tables": 1.5}, r"sharder\.max_moved_tables is 1\.5"),
+        ({"warm_start": "p", "max_moved_gib": -0.1}, r"sharder\.max_moved_gib is -0\.1"),
+        ({"warm_start": "p", "max_moved_gib": math.inf}, r"sharder\.max_moved_gib is inf"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_bad_arguments(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        searcher(**keys)
+
+
+class OnlyPredicts:
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("model", [None, OnlyPredicts()], ids=["none", "only_predicts"])
+def test_needs_a_cost_model_with_unit_costs(model: CostModel | None) -> None:
+    with pytest.raises(ConfigError, match=r"needs a cost model with a method `price`; choose cost"):
+        SearchSharder(SharderContext(cost_model=model))
+
+
+def odd(
+    tables: Iterable[Table],
+    world_size: int,
+    *memory_bytes: int,
+    batch_size: int = 1024,
+    **topology: int,
+) -> ShardingTask:
+    task = task_of(tables, world_size, batch_size=batch_size, **topology)
+    return with_memory(task, *memory_bytes)
+
+
+def same(count: int, *shape: Any) -> tuple[Table, ...]:
+    return tables_of(*[shape] * count)
+
+
+def with_codecs(codec_ms: float) -> LearnedCostModel:
+    """A model that converts numbers in so many ms per MB."""
+    times = CodecTimes(*(codec_ms,) * 5)
+    return dataclasses.replace(model_of("plain"), codecs={"fp16": times})
+
+
+@pytest.mark.parametrize(("codec_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "dear"])
+def test_a_plan_in_a_stated_precision_is_priced_and_bounded_in_it(
+    codec_ms: float, gains: bool
+) -> None:
+    task = with_profiles(odd(same(6, 1000, 64, 2.0), 3, 10**7, batch_size=4096))
+    model = with_codecs(codec_ms)
+    sharder = SearchSharder(
+        SharderContext(cost_model=model),
+        Constraints(replicate="never"),  # replicas exchange no vectors
+        exchange_precision="fp16",
+        time_budget_s=0.4,
+    )
+    plan, report = Planner(sharder, model).plan(task)
+    assert plan.exchange_precision == report.exchange_precision == ExchangePrecision.parse("fp16")
+    exact = dataclasses.replace(plan, exchange_precision=FP32_EXCHANGE)
+    assert (report.cost.cost_ms < model.predict(exact, task).cost_ms) == gains
+    assert report.gap >= -1e-7
+
+
+def test_a_stated_precision_is_that_of_the_plan() -> None:
+    task = with_profiles(odd(same(3, 1000, 64, 2.0), 2, 10**7))
+    stated = searcher("plain", exchange_precision={"forward": "fp16", "backward": "fp32"})
+    assert stated.shard(task).exchange_precision == ExchangePrecision("fp16", "fp32")
+    assert not searcher("plain").chooses_exchange_precision
+    for value, message in (
+        ("half", r"^sharder.exchange_precision is 'half'; known: "),
+        (
+            "auto",
+            r"^sharder.exchange_precision=auto is not there since 0\.3: set fp16, or leave it",
+        ),
+        ("fp8", r"sharder.exchange_precision is 'fp8', which ranks on cpu cannot exchange"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            searcher("plain", exchange_precision=value)
