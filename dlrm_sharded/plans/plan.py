@@ -232,9 +232,10 @@ def read_plan(path: str | Path) -> ShardingPlan:
         InvalidPlanError: the file does not describe a plan.
     """
     fields = read_json_object(path, noun="plan")
+    plan = ShardingPlan.from_json(fields, name=f"the plan file {path}")
     if unknown := sorted(set(fields) - PLAN_KEYS):
         log.warning("the plan file %s has unknown keys, which have no effect: %s", path, unknown)
-    return ShardingPlan.from_json(fields, name=f"the plan file {path}")
+    return plan
 
 
 def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:

@@ -147,11 +147,6 @@ class PlanCost:
             f"  critical path {self.critical_path_ms:.4g} ms"
         )
 
-    def with_added(self, stage: str, added_ms: Sequence[float]) -> PlanCost:
-        """Return a cost in which a stage takes longer, by [W] ms."""
-        times_ms = [rank.stage_ms(stage) for rank in self.per_rank]
-        return self.with_stages({stage: list(map(sum, zip(times_ms, added_ms, strict=True)))})
-
     def with_stages(self, stages_ms: Mapping[str, Sequence[float]]) -> PlanCost:
         """Return a cost in which some stages take other times, [W] for each of them.
 

@@ -213,9 +213,15 @@ def test_missing_files(tmp_path: Path) -> None:
         write_json(tmp_path / "none" / "plan.json", {})
 
 
-def test_a_plan_with_cached_tables_is_refused_and_says_what_to_do() -> None:
+def test_a_plan_with_cached_tables_is_refused_and_says_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As release 0.2 made them for tables beyond the memory of all GPUs."""
     fields = VALID["columns"].to_json()
     fields["shards"][1]["load_factor"] = 0.25
     with pytest.raises(InvalidPlanError, match=r"^the plan has table 't' in host .* more ranks or"):
         ShardingPlan.from_json(fields)
+    write_json(tmp_path / "plan.json", fields | {"cached": {}})
+    with pytest.raises(InvalidPlanError, match=r"plan.json has table 't' in host memory"):
+        read_plan(tmp_path / "plan.json")
+    assert not caplog.messages, "one line is enough"

@@ -163,7 +163,7 @@ def fail(cost: PlanCost) -> PlanCost:
 BROKEN: dict[str, tuple[Callable[[PlanCost], object], str]] = {
     "fails": (fail, "the cost model Broken failed at a plan of 2 tables .*: KeyError: 't7'"),
     "nan": (
-        lambda cost: cost.with_added(STAGES[0], [math.nan] * len(cost.per_rank)),
+        lambda cost: cost.with_stages({STAGES[0]: [math.nan] * len(cost.per_rank)}),
         "the cost model Broken predicts nan ms for rank 0",
     ),
     "too_few_ranks": (
