@@ -12,7 +12,6 @@ from dlrm_sharded.calibration.random_plans import (
     MAX_DRAWN_ROWS,
     MAX_EXPONENT,
     MAX_POOLING,
-    MAX_SHARDS,
     MIN_DRAWN_ROWS,
     RankLimits,
     draw_communication,
@@ -102,15 +101,6 @@ def test_tables_are_what_torchrec_trains(world_size: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_every_rank_computes_about_as_much(world_size: int) -> None:
-    for tables in computation(world_size):
-        counts = [len(shards) for shards in shards_by_rank(tables, world_size)]
-        assert min(counts) >= 1
-        assert max(counts) <= MAX_SHARDS + 4
-        assert max(counts) <= 1.5 * min(counts) + 1
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_computation_has_all_kinds_of_ranks(world_size: int) -> None:
     draws = computation(world_size)
     counts = [len(shards) for tables in draws for shards in shards_by_rank(tables, world_size)]
@@ -151,13 +141,3 @@ def test_the_seed_says_all(world_size: int) -> None:
     for draw in DRAWS:
         assert drawn.__wrapped__(draw, world_size) == drawn(draw, world_size)
     assert len({tuple(tables) for tables in computation(world_size)}) == NUM_DRAWS
-
-
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_some_plans_have_accesses_that_are_not_zipf(world_size: int) -> None:
-    names = [{table.accesses.name for table in tables} for tables in computation(world_size)]
-    num_zipf = sum(of_plan == {"zipf"} for of_plan in names)
-    num_others = sum("zipf" not in of_plan for of_plan in names)
-    assert NUM_DRAWS / 6 < num_zipf < NUM_DRAWS / 2
-    assert NUM_DRAWS / 6 < num_others < NUM_DRAWS / 2
-    assert set().union(*names) == {"zipf", "uniform", "hot_set", "reuse_bins"}

@@ -128,9 +128,6 @@ def test_the_hardwares_own_damaged_model_is_named(folders: tuple[Path, Path]) ->
         read_artifact(mine, kind=KIND, features=FEATURES)
 
 
-PRIOR = "is a prior, made on cpu: x: "
-
-
 @pytest.mark.parametrize("hardware", [None, ON_GPU], ids=["unknown", "known"])
 @pytest.mark.parametrize("kind", [KIND, POLICY], ids=["cost_model", "policy"])
 def test_says_that_it_is_of_another_device(
