@@ -38,7 +38,7 @@ WAITING = """
             pathlib.Path("pid").write_text(str(os.getpid()))
             time.sleep(600)
         rank ="""
-HANG_S = 60.0
+HANG_S = 600.0
 
 
 def compare(folder: Path, *words: str, exit_code: int = 0) -> preloaded.Ended:

@@ -20,7 +20,7 @@ MARK = "DLRM_SHARDED_SOAK_RUN"
 """Environment variable by which the processes of a run are found, also those without a parent."""
 
 POLL_S = 0.002
-LIMIT_S = 300
+LIMIT_S = 600
 """Time after which a run that does not do what is awaited counts as hanging."""
 
 SMALL = (

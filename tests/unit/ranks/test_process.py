@@ -40,7 +40,7 @@ def test_a_parent_that_died_before():
         capture_output=True,  # it ends when the child, which inherits it, has ended
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     assert (done.stdout, done.stderr) == ("orphan\n", "")
 

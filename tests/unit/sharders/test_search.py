@@ -182,7 +182,7 @@ def test_the_same_in_another_process(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=600,
         )
         outputs.add(done.stdout)
     here = searcher(**keys).shard(with_profiles(read_task(path)))

@@ -65,9 +65,9 @@ def test_reads_ahead():
     source = Source(5)
     with Prefetcher(source, depth=2, device=CPU) as batches:
         for _ in range(2):
-            assert source.read.acquire(timeout=60)
+            assert source.read.acquire(timeout=600)
         assert number_of(next(batches)) == 0
-        assert source.read.acquire(timeout=60)
+        assert source.read.acquire(timeout=600)
     assert threading.get_ident() not in source.threads
     assert len(source.threads) == 3
 
