@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
 
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import KeyedOptimizer
-
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.drop_in.replica_training import FusedRule, optimizer_of_replicas
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -22,15 +18,15 @@ from dlrm_sharded.search.build_problem import worth_replicating
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGain:
-    """The gain of replicas in a plan that has none.
+    """The gain of replicas that a plan does not have.
 
     Args:
-        num_tables: tables that replicas would make cheaper.
+        tables: names of the tables that replicas would make cheaper.
         saved_ms: reduction of the predicted critical path.
         share: the same, relative to the critical path.
     """
 
-    num_tables: int
+    tables: tuple[str, ...]
     saved_ms: float
     share: float
 
@@ -42,22 +38,19 @@ class ModelReport:
     Args:
         plan: where all tables lie, under the names that `task` gives them.
         details: predicted cost, its distance from the lower bound, and a diagnosis; see there.
-        replica_gain: None if the plan may have replicas, or if they gain nothing.
+        replica_gain: None without a cost model, or if replicas gain nothing.
         deduplicating: modules whose ids TorchRec deduplicates, which the plan does not consider.
         plan_s: time that planning took, with the measurement of data.
         files: the files that were written.
-        replica_rules: fused optimizers that replicas have left, by the path of their module.
     """
 
     task: ShardingTask
     plan: ShardingPlan
     details: PlanReport
     replica_gain: ReplicaGain | None = None
-    may_replicate: bool = False
     deduplicating: tuple[str, ...] = ()
     plan_s: float = 0.0
     files: tuple[Path, ...] = ()
-    replica_rules: Mapping[str, FusedRule] = field(default_factory=dict)
 
     @property
     def cost_ms(self) -> float | None:
@@ -79,20 +72,6 @@ class ModelReport:
         """Lower bound of the cost of every plan; None if it is not known."""
         return self.details.lower_bound_ms
 
-    def replica_optimizer(self, model: DistributedModelParallel) -> KeyedOptimizer:
-        """Return the optimizer that trains replicas as the fused optimizer that they have left.
-
-        Call it before you make the dense optimizer by `in_backward_optimizer_filter`, which then
-        leaves the replicas out, and step all in a `CombinedOptimizer` with `model.fused_optimizer`.
-
-        Args:
-            model: built with the plan.
-
-        Raises:
-            ConfigError: the plan has no replicas that had a fused optimizer.
-        """
-        return optimizer_of_replicas(model, self.replica_rules)
-
     def write(self, folder: Path) -> ModelReport:
         """Write plan.json and task.json, as a run does; return the report with their paths."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,17 +83,17 @@ class ModelReport:
     def __str__(self) -> str:
         counts = {"table": len(self.task.tables), "rank": self.task.topology.world_size}
         text = " on ".join(f"{n} {noun}{'s' if n > 1 else ''}" for noun, n in counts.items())
-        if self.may_replicate:
-            text += f", {len(self.plan.replicated_tables)} of them replicated"
-        if self.replica_rules:
-            text += " (report.replica_optimizer(model) trains them)"
+        if replicated := len(self.plan.replicated_tables):
+            text += f", {replicated} of them replicated (the dense optimizer has to train them)"
         return text + self._costs() + self._gain() + self._dedup() + self._places()
 
     def _costs(self) -> str:
         details = self.details
         if details.cost is None:
-            unknown = "" if self.may_replicate else ", nor what replicas would gain"
-            return f"; without cost_model, their critical path is not predicted{unknown}"
+            return (
+                "; without cost_model, their critical path is not predicted, nor what replicas "
+                "would gain"
+            )
         text = (
             f", predicted critical path {details.cost.critical_path_ms:.2f} ms, cost "
             f"{details.cost.cost_ms:.2f} ms"
@@ -133,9 +112,9 @@ class ModelReport:
         if gain is None:
             return ""
         return (
-            f"; replicas of {gain.num_tables} tables would save {gain.saved_ms:.2f} ms "
-            f"({gain.share:.1%}): for them, use ShardedPlanner(replicas=True) and train them by "
-            "report.replica_optimizer"
+            f"; replicas of {len(gain.tables)} tables would save {gain.saved_ms:.2f} ms "
+            f"({gain.share:.1%}): for them, constrain report.replica_gain.tables to data_parallel, "
+            "and let the dense optimizer train them"
         )
 
     def _dedup(self) -> str:
@@ -162,7 +141,8 @@ def replica_gain(
     now_ms, then_ms = (priced.predict(each).critical_path_ms for each in (plan, found))
     if then_ms >= now_ms:
         return None
-    return ReplicaGain(len(found.replicated_tables), now_ms - then_ms, 1 - then_ms / now_ms)
+    more = tuple(name for name in found.replicated_tables if name not in plan.replicated_tables)
+    return ReplicaGain(more, now_ms - then_ms, 1 - then_ms / now_ms)
 
 
 def _with_replicas(

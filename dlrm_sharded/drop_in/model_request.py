@@ -17,7 +17,6 @@ from dlrm_sharded.drop_in.find_tables import find_tables, shardable
 from dlrm_sharded.drop_in.module_tables import ModuleTables
 from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
 from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, passed_on
-from dlrm_sharded.drop_in.replica_training import RulesByTable, fused_rules, with_replicable
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
 from dlrm_sharded.plans.layouts import layout_of
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -31,7 +30,6 @@ class ModelRequest:
     Args:
         tables: with the layouts that modules and constraints leave them.
         modules: those tables, with their accesses.
-        rules: see `fused_rules`.
         deduplicating: paths of the modules whose TorchRec sharder has `use_index_dedup`.
         seconds: time that it took to find all this.
     """
@@ -39,7 +37,6 @@ class ModelRequest:
     task: ShardingTask
     tables: ConstrainedTables
     modules: Sequence[ModuleTables]
-    rules: RulesByTable
     deduplicating: tuple[str, ...]
     seconds: float
 
@@ -79,8 +76,7 @@ def model_request(
     started_s = time.perf_counter()
     found = find_tables(model, sharders, topology)
     topology = with_optimizer_state(topology, model, sharders, found)
-    rules = fused_rules(model, sharders, found)
-    tables = constrain(with_replicable(found, rules), topology, batch_size / topology.world_size)
+    tables = constrain(found, topology, batch_size / topology.world_size)
     modules = tables.modules if measure is None else measure(tables.modules)
     task = ShardingTask(
         tables=tuple(table for of in modules for table in of.tables.values()),
@@ -93,7 +89,7 @@ def model_request(
         if getattr(sharder, "_use_index_dedup", False)
     )
     seconds = time.perf_counter() - started_s
-    return ModelRequest(task, tables, modules, rules, deduplicating, seconds)
+    return ModelRequest(task, tables, modules, deduplicating, seconds)
 
 
 def _module_plan(

@@ -86,9 +86,8 @@ class ModuleTables:
         is_trained = ShardingType.DATA_PARALLEL.value in self.sharding_types
         if layout == "replicas" and is_trained and layout not in table.layouts:
             raise InvalidPlanError(
-                f"table {table.name!r} of {self.title} is planned data_parallel, and a replica "
-                "leaves the optimizer that is fused into the table; use a sharder that reads "
-                "`Table.layouts`, or see ShardedPlanner(replicas=True)"
+                f"table {table.name!r} of {self.title} is planned data_parallel, which no "
+                f"constraint of it says; {OBEY_LAYOUTS}"
             )
         columns, host_columns, _ = WHOLE_TYPES
         rows, host_rows = ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value

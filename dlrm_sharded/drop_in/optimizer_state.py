@@ -99,11 +99,11 @@ def _fused_types(
     for path, module, sharder in shardable(model, sharders):
         stated = _stated(sharder)
         if isinstance(module, FUSED_MODULES):
-            stated = fused_type(module.optimizer_type(), path or type(module).__name__)
+            stated = _fused_type(module.optimizer_type(), path or type(module).__name__)
         for name, weight in sharder.shardable_parameters(module).items():
             optimizer = stated
             for fused in getattr(weight, "_optimizer_classes", ()):
-                optimizer = fused_type(fused, f"{path}.{name}" if path else name)
+                optimizer = _fused_type(fused, f"{path}.{name}" if path else name)
             yield path, name, optimizer
 
 
@@ -122,7 +122,7 @@ def _stated(sharder: ModuleSharder[Any]) -> Any:
     return stated
 
 
-def fused_type(optimizer: type[Optimizer], path: str) -> Any:
+def _fused_type(optimizer: type[Optimizer], path: str) -> Any:
     """Return the member of FBGEMM's `EmbOptimType` for an optimizer.
 
     Raises:

@@ -47,7 +47,7 @@ class ConstrainedTables:
     Args:
         fixed: tables that must not lie whole on a rank, by their name.
         min_columns: smallest width of a table's column shards, by its name.
-        replicable: tables that may be replicas, whether the user asks for them or not.
+        replicable: tables that could be replicas, whether they may be or not.
     """
 
     modules: list[ModuleTables]
@@ -63,13 +63,11 @@ def constrained(
     *,
     means: Means,
     constraints: Mapping[str, ParameterConstraints],
-    replicas: bool,
 ) -> ConstrainedTables:
     """Return the tables with the layouts and the accesses that constraints leave and state.
 
     Args:
         means: pooling factors, which go before those of the constraints.
-        replicas: whether tables may be replicated that no constraint pins to that.
 
     Raises:
         ConfigError: a name is no table's, or a table cannot be planned as it is constrained.
@@ -99,11 +97,9 @@ def constrained(
                 table = dataclasses.replace(table, pooling_factor=total)
             types = found.sharding_types if own is None else _allowed(own, where, found)
             layouts = table.layouts & layouts_of_types(types, topology)
-            if not table.pooled and ShardingType.TABLE_WISE.value not in types:
-                layouts -= {"columns"}  # a whole table could not lie beside those in column shards
             if "replicas" in layouts:
                 replicable.add(table.name)
-            if types != {REPLICAS} and not replicas:
+            if types != {REPLICAS}:
                 layouts -= {"replicas"}
             if types.isdisjoint(WHOLE_TYPES):
                 because = "its constraints allow" if types != found.sharding_types else ""
@@ -185,12 +181,7 @@ def _fixed(
 def _why_not_replicated(table: Table) -> str:
     if not table.pooled:
         return "sequences have no replicas here: leave it whole or in row blocks"
-    if table.precision != "fp32":
-        return f"replicas are in fp32, while it is in {table.precision}: change its data_type"
-    return (
-        "a replica leaves its fused optimizer, in whose place only plain SGD and row-wise Adagrad "
-        "train replicas, the same for all of a module: change it, or allow other sharding types"
-    )
+    return f"replicas are in fp32, while it is in {table.precision}: change its data_type"
 
 
 def _with_lookups(

@@ -27,7 +27,6 @@ from dlrm_sharded.drop_in.model_request import ModelRequest, model_request
 from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables
 from dlrm_sharded.drop_in.parameter_constraints import Means, constrained
 from dlrm_sharded.drop_in.prices import context_of_ranks, prices_of_run
-from dlrm_sharded.drop_in.replica_training import rules_of_replicas
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fitting.picture import AUTO, MAX_START_S
@@ -60,12 +59,9 @@ class ShardedPlanner(TorchRecPlanner):
     collisions do, lie in row blocks on all ranks, and the sharder places the others beside them.
 
     A table with a fused optimizer (`apply_optimizer_in_backward`) would leave it as a replica:
-    TorchRec then trains it by the dense optimizer, if that has its parameter at all. So no table is
-    replicated unless `replicas` or a constraint asks for it, and a fused one only if its optimizer
-    is plain SGD or row-wise Adagrad: `report.replica_optimizer(model)` returns an optimizer that
-    updates replicas alike. For replicas without a fused optimizer, fuse it into the tables that the
-    plan shards, and give the dense optimizer the same rule and rate for those that it calls
-    `data_parallel`.
+    TorchRec then trains it by the dense optimizer, if that has its parameter at all. So a table is
+    replicated only if its constraint, or its TorchRec sharder, allows nothing but `data_parallel`.
+    Give the dense optimizer the rule and rate of the other tables for it.
 
     The attribute `report` is the `ModelReport` of the last plan, whose text is logged; None before.
 
@@ -85,7 +81,6 @@ class ShardedPlanner(TorchRecPlanner):
         pooling_factors: mean ids per sample by table name, or a list with one mean for each feature
             of the table; 1 for tables that are missing.
         constraints: TorchRec's, by table name. Each field is kept, or refused by a ConfigError.
-        replicas: whether tables may be replicated.
         cost_model: prices of the search and of `report`. "auto" finds those of this hardware as a
             run does, corrected by its journal of runs, unless the sharder has some; None for none.
         calibrate: seconds in which `collective_plan` measures this hardware, once, if the plan
@@ -107,7 +102,6 @@ class ShardedPlanner(TorchRecPlanner):
         max_batches: int | None = None,
         pooling_factors: Means | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
-        replicas: bool = False,
         cost_model: CostModel | str | None = AUTO,
         calibrate: float | None = None,
         plan: str | Path | None = None,
@@ -123,6 +117,11 @@ class ShardedPlanner(TorchRecPlanner):
             raise ConfigError(f"cost_model is {cost_model!r}; give {AUTO!r}, a cost model or None")
         if calibrate is not None:
             check_number("calibrate", calibrate, above=True, most=MAX_START_S)
+        if "replicas" in options:
+            raise ConfigError(
+                "replicas is not there since 0.3: constrain tables to data_parallel, and let the "
+                "dense optimizer train them"
+            )
         if options and (plan is not None or not isinstance(sharder, str)):
             raise ConfigError(
                 f"ShardedPlanner has no argument {min(options)!r}, and only a sharder that is "
@@ -137,7 +136,6 @@ class ShardedPlanner(TorchRecPlanner):
         self.max_batches = max_batches
         self.pooling_factors = pooling_factors or {}
         self.constraints = constraints or {}
-        self.replicas = replicas
         self.cost_model = cost_model
         self.calibrate = calibrate
         self.output_dir = None if output_dir is None else Path(output_dir)
@@ -270,7 +268,6 @@ class ShardedPlanner(TorchRecPlanner):
                 constrained,
                 means=self.pooling_factors,
                 constraints=self.constraints,
-                replicas=self.replicas,
             ),
             measure=measure,
         )
@@ -278,7 +275,7 @@ class ShardedPlanner(TorchRecPlanner):
     def _planned(self, request: ModelRequest, planner: Planner) -> tuple[TorchRecPlan, ModelReport]:
         """Return the plan of a request."""
         started_s = time.perf_counter() - request.seconds
-        task, tables, modules = request.task, request.tables, request.modules
+        task, tables = request.task, request.tables
         self._warn_of_other_device(planner, task.topology)
         if tables.fixed or tables.min_columns:
             beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
@@ -292,7 +289,7 @@ class ShardedPlanner(TorchRecPlanner):
                 plan.exchange_precision,
             )
         gain = None
-        if is_additive(planner.cost_model) and not self.replicas:
+        if is_additive(planner.cost_model):
             priced = planner.cost_model.price(task, plan.exchange_precision)
             gain = replica_gain(plan, tables.replicable, priced)
         plan_s = time.perf_counter() - started_s
@@ -301,10 +298,8 @@ class ShardedPlanner(TorchRecPlanner):
             plan,
             details,
             replica_gain=gain,
-            may_replicate=self.replicas or bool(plan.replicated_tables),
             deduplicating=request.deduplicating,
             plan_s=plan_s,
-            replica_rules=rules_of_replicas(plan, modules, request.rules),
         )
         if self.output_dir is not None:
             report = report.write(self.output_dir)

@@ -91,11 +91,7 @@ def replica_lookups(embeddings: ShardedTables) -> dict[int, Any]:
 
 
 def replica_optimizer(
-    embeddings: ShardedTables,
-    optimizer: str,
-    learning_rate: float,
-    *,
-    epsilon: float = FUSED_EPSILON,
+    embeddings: ShardedTables, optimizer: str, learning_rate: float
 ) -> KeyedOptimizer | None:
     """Return the optimizer of all replicas of a collection; None if there are none.
 
@@ -113,7 +109,7 @@ def replica_optimizer(
     def make(weights: list[nn.Parameter]) -> Optimizer:
         if optimizer == "sgd":
             return torch.optim.SGD(weights, lr=learning_rate)
-        return ReplicaRowwiseAdagrad(replicas, lr=learning_rate, epsilon=epsilon)
+        return ReplicaRowwiseAdagrad(replicas, lr=learning_rate)
 
     return KeyedOptimizerWrapper({"/".join(of.tables): of.weights for of in replicas}, make)
 
@@ -149,11 +145,8 @@ class ReplicaRowwiseAdagrad(Optimizer):
     change neither their state nor their weights.
     """
 
-    def __init__(
-        self, replicas: Sequence[ReplicaWeights], *, lr: float, epsilon: float = FUSED_EPSILON
-    ) -> None:
+    def __init__(self, replicas: Sequence[ReplicaWeights], *, lr: float) -> None:
         super().__init__([of.weights for of in replicas], {"lr": lr})
-        self._epsilon = epsilon
         self._blocks: dict[Tensor, list[tuple[int, int]]] = {
             of.weights: _blocks_of_width(of.shapes) for of in replicas
         }
@@ -184,7 +177,7 @@ class ReplicaRowwiseAdagrad(Optimizer):
             # A norm reads the gradient once, where the mean of its squares would write them first.
             norms = torch.linalg.vector_norm(gradient, dim=1)
             state.addcmul_(norms, norms, value=1 / block[1])
-            steps = (state.sqrt() + self._epsilon).reciprocal_()
+            steps = (state.sqrt() + FUSED_EPSILON).reciprocal_()
             flat.view(block).addcmul_(gradient, steps.unsqueeze(1), value=-learning_rate)
 
 

@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.test_utils.test_model import ModelInput
@@ -17,8 +16,6 @@ from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
@@ -35,7 +32,7 @@ from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.sharders.search import SearchSharder
-from tests.distributed.torchrec_modules import LaidOut, table_configs
+from tests.distributed.torchrec_modules import table_configs
 from tests.preloaded.ranks import gathered, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -130,66 +127,6 @@ def test_one_rank_trains_a_table_wider_than_lookups():
     assert len(result["pairs"]) == 9
     for vectors, expected in result["pairs"]:
         torch.testing.assert_close(vectors, expected)
-
-
-def every_second_replicated(table: Table, i: int, world_size: int) -> list[Shard]:
-    """Replicas, and the other tables in turn."""
-    if i % 2:
-        return Replicas(world_size).shards(table)
-    return [Shard.whole(table, i // 2 % world_size)]
-
-
-def train_replicas_of_torchrec(rank: Rank) -> dict[str, Any]:
-    """Train TorchRec's DLRM as `ShardedPlanner` says: fused where tables are sharded, else not."""
-    torch.manual_seed(0)
-    model = small_dlrm()
-    collection = model.sparse_arch.embedding_bag_collection
-    plan = ShardedPlanner(LaidOut(every_second_replicated), replicas=True).collective_plan(model)
-    (module_plan,) = plan.plan.values()
-    types = {name: parameter.sharding_type for name, parameter in module_plan.items()}
-    bags = collection.embedding_bags
-    sharded_weights = [bags[name].weight for name in types if types[name] != "data_parallel"]
-    apply_optimizer_in_backward(torch.optim.SGD, sharded_weights, {"lr": 0.5})
-    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(sharded.named_parameters())),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-    )
-    optimizer = CombinedOptimizer([sharded.fused_optimizer, dense])
-    before = {name: replica.clone() for name, replica in _replicas(sharded)}
-    generator = torch.Generator().manual_seed(rank.rank)
-    for _ in range(3):
-        optimizer.zero_grad()
-        ids = KeyedJaggedTensor(
-            keys=[f"f{i}" for i in range(5)],
-            values=torch.randint(0, 50, (5 * 8,), generator=generator),
-            lengths=torch.ones(5 * 8, dtype=torch.int32),
-        )
-        sharded(torch.rand(8, 3, generator=generator), ids).square().mean().backward()
-        optimizer.step()
-    after = dict(_replicas(sharded))
-    by_rank = gathered(rank, after)
-    return {
-        "moved": [float((after[name] - before[name]).abs().max()) for name in before],
-        "alike": [torch.equal(mine[name], after[name]) for mine in by_rank for name in before],
-        "sharding_types": list(types.values()),
-    }
-
-
-def _replicas(sharded: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [
-        (name, weight.detach())
-        for name, weight in sharded.state_dict().items()
-        if "embedding_bags" in name and not isinstance(weight, ShardedTensor)
-    ]
-
-
-def test_replicas_of_a_torchrec_model():
-    result = run_ranks(train_replicas_of_torchrec, 2)
-    assert result["sharding_types"].count("data_parallel") == 2
-    assert len(result["moved"]) == 2
-    assert min(result["moved"]) > 0
-    assert all(result["alike"])
 
 
 def plan_without_torchrun(rank: Rank) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Replicas of tables with fused optimizers, in models that are not ours, train as one process."""
+"""Tables that constraints or sharders replicate, in models that are not ours, train as alone."""
 
 import functools
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -14,14 +15,11 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_sharded import ShardedPlanner
-from dlrm_sharded.plans.layouts import Replicas
-from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.module_kinds import KINDS, features
 from tests.distributed.test_module_kinds import _distance, make, tables
-from tests.distributed.torchrec_modules import LaidOut, local_weights
+from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -32,11 +30,11 @@ RULES: dict[str, tuple[Any, dict[str, float]]] = {
 }
 CASES = [
     ("bags", "sgd", "half"),
-    ("bags", "rowwise_adagrad", "half"),
     ("bags pooled by the mean", "rowwise_adagrad", "half"),
     ("bags", "rowwise_adagrad", "all"),
 ]
-"""Kind of module, fused optimizer, and the tables that are replicated."""
+"""Kind of module, optimizer of all tables, and the tables that are replicated: `half` by their
+constraints, `all` by the only type that their sharder offers."""
 
 
 class OnlyReplicas(EmbeddingBagCollectionSharder):
@@ -51,12 +49,6 @@ class OnlyReplicas(EmbeddingBagCollectionSharder):
 
 def loss_of(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
     return model(features("bags", step, rank)).square().sum()
-
-
-def half_replicated(table: Table, i: int, world_size: int) -> list[Shard]:
-    if i % 2 and "replicas" in table.layouts:
-        return Replicas(world_size).shards(table)
-    return [Shard.whole(table, i // 2 % world_size)]
 
 
 def train_alone(kind: str, rule: str, world_size: int) -> torch.nn.Module:
@@ -81,17 +73,19 @@ def _train(rank: Rank, kind: str, rule: str, replicated: str) -> dict[str, Any]:
     optimizer, options = RULES[rule]
     options = dict(options)  # TorchRec changes what it is given
     apply_optimizer_in_backward(optimizer, model.parameters(), options)
-    sharders: list[Any] = get_default_sharders() if replicated == "half" else [OnlyReplicas()]
-    sharder = LaidOut(half_replicated) if replicated == "half" else GreedySharder("dim")
-    planner = ShardedPlanner(sharder, replicas=True, cost_model=None)
+    sharders: list[Any] = [OnlyReplicas()]
+    constraints: dict[str, ParameterConstraints] = {}
+    if replicated == "half":
+        sharders = get_default_sharders()
+        pinned = ParameterConstraints(sharding_types=["data_parallel"])
+        constraints = {"t1": pinned, "t3": pinned}
+    planner = ShardedPlanner(GreedySharder("dim"), constraints=constraints, cost_model=None)
     plan = planner.collective_plan(model, sharders)
     sharded = DistributedModelParallel(model, plan=plan, device=rank.device, sharders=sharders)
     assert planner.report is not None
-    parts = [sharded.fused_optimizer, planner.report.replica_optimizer(sharded)]
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
-    if dense:
-        parts.append(KeyedOptimizerWrapper(dense, lambda p: torch.optim.SGD(p, lr=0.5)))
-    combined = CombinedOptimizer(parts)
+    replicas = KeyedOptimizerWrapper(dense, lambda weights: optimizer(weights, **RULES[rule][1]))
+    combined = CombinedOptimizer([sharded.fused_optimizer, replicas])
     for name, place, weight in local_weights(tables(sharded)):
         weight.copy_(before[name][place])
     for step in range(3):
@@ -105,7 +99,6 @@ def _train(rank: Rank, kind: str, rule: str, replicated: str) -> dict[str, Any]:
         "error": max(errors),
         "least_change": min(_distance(expected[name], before[name]) for name in before),
         "types": [parameter.sharding_type for parameter in module_plan.values()],
-        "dense": sorted(dense),
         "report": str(planner.report),
     }
 
@@ -117,14 +110,10 @@ def results() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(case) for case in CASES])
-def test_replicas_train_as_their_fused_optimizer_would(case: int) -> None:
+def test_the_dense_optimizer_trains_replicas_as_one_process(case: int) -> None:
     result = results()[case]
     num_replicated = {"half": 2, "all": 4}[CASES[case][2]]
     assert result["types"].count("data_parallel") == num_replicated
     assert result["least_change"] > 1e-3
     assert result["error"] < 1e-5
-    assert result["dense"] == [], "the dense optimizer would update replicas, too"
-    assert (
-        f"{num_replicated} of them replicated (report.replica_optimizer(model) trains them)"
-        in result["report"]
-    )
+    assert f"{num_replicated} of them replicated (the dense optimizer has" in result["report"]

@@ -1,4 +1,4 @@
-"""Optimizers that are fused into a model's tables count as memory, and may forbid replicas."""
+"""Optimizers that are fused into a model's tables count as memory."""
 
 import json
 
@@ -14,10 +14,8 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from dlrm_sharded import ShardedPlanner, Topology
-from dlrm_sharded.drop_in.replica_training import FusedRule
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
-from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.model.fused_optimizers import fuse
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.test_replicas_of_models import OnlyReplicas
@@ -117,78 +115,34 @@ def test_an_optimizer_that_cannot_be_fused():
         plan(model, GreedySharder("dim"))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "options", "names", "may_be"),
-    [
-        ("sgd", {"lr": 0.1}, ROWS, "all"),
-        ("rowwise_adagrad", {"lr": 0.1, "eps": 1e-3}, ROWS, "all"),
-        ("sgd", {"lr": 0.1, "weight_decay": 0.1}, ROWS, "none"),
-        ("adam", {"lr": 0.1}, ROWS, "none"),
-        ("sgd", {"lr": 0.1}, [3], "others"),
-        ("adam", {"lr": 0.1}, [3], "others"),
-    ],
-)
-def test_a_replica_does_not_leave_a_fused_optimizer(optimizer, options, names, may_be):
-    """It needs an optimizer that replicas can follow, and the one of most tables of the module."""
-    model = bags()
-    fused = [f"t{i}" for i in (range(len(ROWS)) if names is ROWS else names)]
-    weights = [model.embedding_bags[name].weight for name in fused]
-    apply_optimizer_in_backward(EMBEDDING_OPTIMIZERS[optimizer], weights, options)
-    seen = []
-    sharder = LaidOut(lambda table, i, world_size: seen.append(table) or [Shard.whole(table, 0)])
-    plan(model, sharder, replicas=True)
-    replicable = {table.name for table in seen if "replicas" in table.layouts}
-    everything = {table.name for table in seen}
-    assert replicable == {"all": everything, "none": set(), "others": everything - {"t3"}}[may_be]
-
-
-def test_a_table_that_is_pinned_to_replicas_has_an_optimizer_that_they_follow():
-    pinned = {"t1": ParameterConstraints(sharding_types=["data_parallel"])}
-    model = bags()
-    fuse("sgd", model.parameters(), 0.1)
-    assert plan(model, GreedySharder("dim"), constraints=pinned)[""]["t1"].ranks == [0, 1, 2, 3]
-    model = bags()
-    fuse("adam", model.parameters(), 0.1)
-    with pytest.raises(ConfigError, match=r"'t1' .*constraints allow only data_parallel"):
-        plan(model, GreedySharder("dim"), constraints=pinned)
-
-
-def test_a_sharder_of_replicas_alone_gets_replicas_that_follow_the_optimizer():
+def test_a_sharder_of_replicas_alone_gets_replicas():
     model = bags()
     fuse("rowwise_adagrad", model.parameters(), 0.1)
     planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY, cost_model=None)
     planned = planner.plan(model, [OnlyReplicas()])
     assert {p.sharding_type for p in planned.plan[""].values()} == {"data_parallel"}
-    assert planner.report.replica_rules == {"": FusedRule("rowwise_adagrad", 0.1)}
+    said = "6 of them replicated (the dense optimizer has to train them)"
+    assert said in str(planner.report)
+
+
+def test_a_table_that_is_pinned_to_replicas_under_adam_is_refused():
+    pinned = {"t1": ParameterConstraints(sharding_types=["data_parallel"])}
+    model = bags()
+    fuse("adam", model.parameters(), 0.1)
+    with pytest.raises(InvalidPlanError, match=r"'t1' is replicated, and the optimizer .* 'adam'"):
+        plan(model, GreedySharder("dim"), constraints=pinned)
 
 
 @pytest.mark.parametrize(
-    ("make", "optimizer", "message"),
+    ("make", "message"),
     [
-        (bags, "adam", "'t0' of EmbeddingBag.*data_parallel, and a replica leaves its fused opt"),
-        (lambda: bags(DataType.FP16), "sgd", "'t0' of EmbeddingBag.*data_parallel.* it is in fp16"),
-        (sequences, "sgd", "'s0' of EmbeddingCollection.*data_parallel.* sequences have no replic"),
+        (lambda: bags(DataType.FP16), "'t0' of EmbeddingBag.*data_parallel.* it is in fp16"),
+        (sequences, "'s0' of EmbeddingCollection.*data_parallel.* sequences have no replic"),
     ],
-    ids=["adam", "fp16", "sequences"],
+    ids=["fp16", "sequences"],
 )
-def test_a_sharder_of_replicas_alone_is_refused_with_the_reason(make, optimizer, message):
+def test_a_sharder_of_replicas_alone_is_refused_with_the_reason(make, message):
     model = make()
-    fuse(optimizer, model.parameters(), 0.1)
-    planner = ShardedPlanner(
-        GreedySharder("dim"), topology=TOPOLOGY, cost_model=None, replicas=True
-    )
+    planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY, cost_model=None)
     with pytest.raises(ConfigError, match=message):
         planner.plan(model, [OnlyReplicas(), OnlyReplicasOfSequences()])
-
-
-def test_replicas_follow_the_optimizer_that_a_sharder_states():
-    sharders = [
-        EmbeddingBagCollectionSharder(
-            fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.3}
-        )
-    ]
-    planner = ShardedPlanner(
-        SHARDERS["torchrec_full"](), topology=TOPOLOGY, replicas=True, cost_model=None
-    )
-    planner.plan(bags(), sharders)
-    assert planner.report.replica_rules == {"": FusedRule("sgd", 0.3)}

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -55,11 +56,18 @@ def test_tables_know_their_module_and_whether_it_pools():
 
 
 @pytest.mark.parametrize("name", SHARDERS)
-def test_no_table_is_replicated_unless_asked(name):
-    """`dim` has no replicas; the others have replicas of the small tables if they may."""
-    asked = types(plan(bags(), SHARDERS[name](), replicas=True)[""])
-    assert ("data_parallel" in asked) == (name != "dim")
+def test_a_table_is_replicated_only_where_a_constraint_says_so(name):
     assert "data_parallel" not in types(plan(bags(), SHARDERS[name]())[""])
+    pinned = {"t1": ParameterConstraints(sharding_types=["data_parallel"])}
+    planned = plan(bags(), SHARDERS[name](), constraints=pinned)[""]
+    replicated = [t for t, p in planned.items() if p.sharding_type == "data_parallel"]
+    assert replicated == ["t1"]
+
+
+@pytest.mark.parametrize("sharder", ["search", GreedySharder("dim")], ids=["named", "object"])
+def test_replicas_of_any_table_are_refused_with_what_to_do(sharder):
+    with pytest.raises(ConfigError, match=r"^replicas is not there since 0\.3: constrain tables"):
+        ShardedPlanner(sharder, replicas=True)
 
 
 def test_the_report_says_what_replicas_would_gain(caplog):
@@ -79,12 +87,8 @@ def test_the_report_says_what_replicas_would_gain(caplog):
     assert cost_ms <= path_ms
     assert gap == pytest.approx(100 * (cost_ms / bound_ms - 1), abs=1.0)
     assert "replicas of 3 tables would save" in str(planner.report)
-    assert "ShardedPlanner(replicas=True)" in str(planner.report)
-    planner = ShardedPlanner(
-        GreedySharder("dim"), topology=TOPOLOGY, replicas=True, cost_model=None
-    )
-    planner.plan(bags(), get_default_sharders())
-    assert "0 of them replicated; without cost_model" in str(planner.report)
+    assert "constrain report.replica_gain.tables to data_parallel" in str(planner.report)
+    assert len(planner.report.replica_gain.tables) == 3
 
 
 def test_one_table_on_one_rank_is_said_in_the_singular():
@@ -114,7 +118,7 @@ def test_prices_of_another_device_are_named(by, caplog):
 
 
 def test_replicas_that_nobody_asked_for_are_refused():
-    with pytest.raises(InvalidPlanError, match=r"'t0' of EmbeddingBagCollection .*data_parallel"):
+    with pytest.raises(InvalidPlanError, match=r"'t0' .* data_parallel, which no constraint"):
         plan(bags(), LaidOut(replicas))
 
 
@@ -126,13 +130,6 @@ def test_half_tables_count_as_such(name):
     assert len(plan(bags(DataType.FP16), SHARDERS[name](), topology)[""]) == len(ROWS)
     with pytest.raises(InfeasibleTaskError):
         plan(bags(), SHARDERS[name](), topology)
-
-
-@pytest.mark.parametrize("name", SHARDERS)
-def test_half_tables_have_no_replicas(name):
-    """The lookup that trains replicas has fp32 only."""
-    planned = plan(bags(DataType.FP16), SHARDERS[name](), replicas=True)
-    assert "data_parallel" not in types(planned[""])
 
 
 def test_precisions_that_a_plan_does_not_know(caplog):
