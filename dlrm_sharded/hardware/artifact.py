@@ -356,7 +356,8 @@ def _files(
     A damaged file has no description, and the type of device that its name says.
     """
     for folder in [calibrated, SHIPPED] if calibrated else [SHIPPED]:
-        for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
+        names = [kind.name, *(old for old, now in RENAMED_KINDS.items() if now == kind.name)]
+        for path in sorted(p for name in names for p in folder.glob(f"{name}-*{ARTIFACT_SUFFIX}")):
             meta = _sound_header(path, kind)
             on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
             yield path, meta, meta["device"] if meta else "cpu" if on_cpu else "cuda"

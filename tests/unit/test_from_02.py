@@ -8,16 +8,22 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hydra.utils import get_object
 
 from dlrm_sharded.checkpoint.manifest import read_manifest
 from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.cost.neuroshard import KIND, PAPER_FEATURES, neuroshard_cost_model
 from dlrm_sharded.cost.price_file import prices_beside, read_prices
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.fitting.costs_file import read_costs
 from dlrm_sharded.fitting.run_journal import Conditions, RunJournal
 from dlrm_sharded.fitting.start_file import find_start, start_path
+from dlrm_sharded.hardware.artifact import SHIPPED, find_artifact, read_artifact, write_artifact
+from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.job.trained_config import RENAMED
 from dlrm_sharded.plans.plan import ShardingPlan, read_plan
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.plans.validation import validate
@@ -119,6 +125,21 @@ def test_a_calibrated_model_and_its_measurements() -> None:
     assert model.name == costs.manifest["hardware"]
     fitted = fit_cost_model(costs, FitConfig(num_steps=20), model)
     assert fitted.meta["num_plans"]["fitted"] > 10
+
+
+def test_the_published_networks_have_another_name(tmp_path: Path) -> None:
+    [packaged] = SHIPPED.glob("neuroshard-*")
+    read = read_artifact(packaged, kind=cost_model_kind(KIND), features=PAPER_FEATURES)
+    meta = {**read.meta, "kind": "neuroshard_paper", "hardware": "mine"}
+    path = write_artifact(tmp_path, "neuroshard_paper-mine", read.arrays, meta)
+    assert neuroshard_cost_model(RunContext("cpu"), str(path)).name == "mine"
+    found = find_artifact(cost_model_kind(KIND), Hardware("mine"), "cpu", tmp_path)
+    assert found == path, "it is looked for by its old name, too"
+
+
+@pytest.mark.parametrize("target", RENAMED.values())
+def test_what_is_renamed_is_there(target: str) -> None:
+    assert callable(get_object(target))
 
 
 def test_measured_runs_and_the_first_start_of_the_cache(tmp_path: Path) -> None:
