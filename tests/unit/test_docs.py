@@ -13,6 +13,7 @@ SITE = sorted((ROOT / "docs").rglob("*.md"))
 ROOM = re.compile(r"^\| (\d+) \| \*\*(\w+)\*\* \| (.+) \| (.+) \|$", re.M)
 """Floor and name of a room, what lives there, and what does not."""
 
+README = (ROOT / "README.md").read_text()
 LAUNCHERS = ("dlrm_torchx", "hydra_plugins")
 
 
@@ -115,4 +116,15 @@ def test_named_tests_exist() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_what_ran_on_gpus_is_told_in_one_sentence() -> None:
+    """README's status line; pages that speak of GPUs have the same sentence, and none denies it."""
+    (status,) = re.findall(r"^\*\*Status: alpha\.\*\* (.+ never have\.)$", README, re.M)
+    for page in ("when_not.md", "training.md"):
+        text = (ROOT / "docs" / "guide" / page).read_text()
+        assert status in " ".join(text.split()), page
+    denials = r"nobody has run|no GPUs? (was|were) at hand|has run on a GPU yet|timed on a GPU here"
+    assert {page.name for page in SITE if re.search(denials, page.read_text())} == set()
+    assert not re.search(denials, README)
