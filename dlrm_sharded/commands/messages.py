@@ -15,7 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from dlrm_sharded.commands.removed import why_option_removed, why_removed
+from dlrm_sharded.commands.removed import why_key_of_search, why_option_removed, why_removed
 from dlrm_sharded.commands.yamls import options_of
 from dlrm_sharded.files.errors import RankError, UserError
 from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER
@@ -74,7 +74,8 @@ def _message(error: BaseException) -> str | None:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(Path(error.missing_cfg_file), error.options)
     found = UNKNOWN_KEY.match(str(error))
-    if isinstance(error, HydraException) and found and (reason := why_removed(found[1])):
+    reason = found and (why_removed(found[1]) or why_key_of_search(found[1]))
+    if isinstance(error, HydraException) and reason:
         return reason
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"

@@ -38,7 +38,7 @@ from dlrm_sharded.files.json_files import (
     write_json,
 )
 from dlrm_sharded.files.line_file import changed_settings
-from dlrm_sharded.job.trained_config import with_targets_of_today
+from dlrm_sharded.files.renamed import with_present_target
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import ShardingTask
@@ -138,7 +138,7 @@ def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not say what it was made from; earlier versions did not")
     sharder = {
         key: value
-        for key, value in with_targets_of_today(made_from["sharder"]).items()
+        for key, value in with_present_target(made_from["sharder"]).items()
         if why_removed(f"sharder.{key}") is None
     }
     with open_dict(cfg):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dlrm_sharded.commands.yamls import option_node
+
 IN_RANKS = "all tables are in the ranks' memory; use more ranks, or sharder.table_precision=fp16"
 
 REMOVED: dict[str, str] = {
@@ -15,6 +17,8 @@ REMOVED: dict[str, str] = {
     "collect.repeat_every": "minutes decides which plans are measured twice; leave it out",
     "collect.task": "use task=FILE",
     "collect.time_budget_s": "use minutes=MINUTES",
+    "sharder=neuroshard_paper": "use sharder=neuroshard",
+    "cost_model=neuroshard_paper": "use cost_model=neuroshard",
     "sharder=hugectr": "use sharder=search",
     "sharder=embark": "use sharder=search",
     "sharder=torchrec_blind": "use sharder=torchrec",
@@ -42,6 +46,15 @@ def why_removed(name: str) -> str | None:
         if f"{name}.".startswith(f"{removed}."):
             return f"{name} is not there since 0.3: {instead}"
     return None
+
+
+def why_key_of_search(name: str) -> str | None:
+    """Return the message for a key of `sharder=search` that another sharder is given."""
+    group, _, key = name.partition(".")
+    key = key.partition(".")[0]
+    if group != "sharder" or key.startswith("_") or key not in option_node("sharder", "search"):
+        return None
+    return f"{name} is a key of sharder=search, which 0.2 called neuroshard; use sharder=search"
 
 
 def why_option_removed(file: Path) -> str | None:

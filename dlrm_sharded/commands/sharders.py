@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.commands.hydra_app import command_line, instantiate, run_hydra
-from dlrm_sharded.commands.removed import why_removed
+from dlrm_sharded.commands.removed import why_key_of_search, why_removed
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
 from dlrm_sharded.commands.yamls import option_node, options_of
@@ -123,7 +123,8 @@ def make_planner(
     if unknown := sorted(options.keys() - {str(key) for key in node}):
         known = ", ".join(sorted(str(key) for key in node if not str(key).startswith("_")))
         message = f"sharder {name} has no option {unknown[0]!r}; known: {known}"
-        raise ConfigError(why_removed(f"{KEY}.{unknown[0]}") or message)
+        key = f"{KEY}.{unknown[0]}"
+        raise ConfigError(why_removed(key) or why_key_of_search(key) or message)
     root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
     context = SharderContext(run or RunContext(), cost_model)
     made = instantiate(root[KEY])

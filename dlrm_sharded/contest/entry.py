@@ -19,7 +19,7 @@ from dlrm_sharded.explain.diagnosis import shard_costs
 from dlrm_sharded.files.json_forms import form_of, read_form
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json, with_costs
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.workers import Refusal
 from dlrm_sharded.sharders.planning import Planner
@@ -76,6 +76,7 @@ class Entry:
         topology: see `Case`.
         missing_bytes: memory that the ranks together lack for the tables; 0 if they have enough.
         cost_model: what the cost model is, and its expected error.
+        costs: name of the costs that the sharder planned by; None for none.
     """
 
     task: str
@@ -98,6 +99,12 @@ class Entry:
     num_hosts: int = 1
     missing_bytes: int = 0
     cost_model: str = ""
+    costs: str | None = None
+
+    @property
+    def made_by(self) -> str:
+        """The sharder with the costs that it planned by, as tables name it."""
+        return with_costs(self.sharder, self.costs)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that `from_json` reads."""
@@ -172,6 +179,7 @@ def _frame(case: Case) -> dict[str, Any]:
     return {
         "task": case.task_name,
         "sharder": case.sharder,
+        "costs": case.planner.costs,
         "num_tables": len(case.task.tables),
         "world_size": ranks.world_size,
         "kind": case.kind,

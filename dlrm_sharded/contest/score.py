@@ -9,6 +9,7 @@ from statistics import geometric_mean
 
 from dlrm_sharded.contest.entry import Entry, bound_ms
 from dlrm_sharded.contest.measurement import Measurement
+from dlrm_sharded.plans.plan_report import with_costs
 from dlrm_sharded.runs.paired import PairedRatio, paired_ratio
 
 TIE = 1e-3
@@ -37,6 +38,7 @@ class Score:
         seconds: of each case, with or without a plan.
         measured: as `ratio`, of measured costs; None if nothing was measured.
         measured_tally: by the intervals of the rounds of each task.
+        costs: name of the costs that the sharder planned by; None for none.
     """
 
     sharder: str
@@ -49,6 +51,12 @@ class Score:
     seconds: tuple[float, ...]
     measured: PairedRatio | None = None
     measured_tally: Tally = (0, 0, 0)
+    costs: str | None = None
+
+    @property
+    def made_by(self) -> str:
+        """The sharder with the costs that it planned by, as tables and pictures name it."""
+        return with_costs(self.sharder, self.costs)
 
 
 def predicted_costs(entries: Iterable[Entry]) -> dict[str, dict[str, float]]:
@@ -99,6 +107,7 @@ def scores(
                 seconds,
                 _ratios(measured_ms, sharder, reference)[0],
                 _tally_of_rounds(measured.values(), sharder, reference),
+                next(entry.costs for entry in entries if entry.sharder == sharder),
             )
         )
     return found

@@ -27,7 +27,7 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
     for score in found:
         gaps = [100 * gap for gap in score.gaps]
         row: list[object] = [
-            score.sharder,
+            score.made_by,
             f"{score.num_solved}/{score.num_tasks}",
             ratio_text(score.ratio),
             UNKNOWN if score.mean_ratio is None else f"{score.mean_ratio:.4f}",
@@ -56,7 +56,7 @@ def topology_table(entries: Sequence[Entry]) -> TextTable:
         rows.append(
             [
                 *(task, entry.topology, entry.world_size, entry.num_hosts, entry.cost_model),
-                *(fit_text(entry), entry.sharder, cost_ms, bound),
+                *(fit_text(entry), entry.made_by, cost_ms, bound),
                 100 * (cost_ms / bound - 1) if cost_ms and bound else None,
                 entry.solve_s,
             ]

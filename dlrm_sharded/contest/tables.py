@@ -68,7 +68,8 @@ def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str
         bound, other_ms = bounds.get(entry.task), reference_ms.get(entry.task)
         rows.append(
             {
-                **{"task": entry.task, "sharder": entry.sharder, "error": entry.error},
+                **{"task": entry.task, "sharder": entry.sharder, "costs": entry.costs},
+                "error": entry.error,
                 **{"is_infeasible": entry.is_infeasible, "cost_ms": ms},
                 "over_reference": ms / other_ms if ms and other_ms else None,
                 "critical_path_ms": cost and cost.critical_path_ms,

@@ -201,6 +201,11 @@ def caveat_of(model: CostModel | None, topology: Topology) -> str | None:
     return None if caveat is None else caveat(topology)
 
 
+def costs_name(model: CostModel) -> str:
+    """Return how reports name the costs of a model: as its `costs_name`, or as its class."""
+    return str(getattr(model, "costs_name", type(model).__name__))
+
+
 def standing_of(model: CostModel | None) -> Standing | None:
     """Return what a model says of the origin of its prices; None if it says nothing."""
     return getattr(model, "standing", None)

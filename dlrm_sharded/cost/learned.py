@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dlrm_sharded.cost.base import PricedTask, workload_cost
 from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, codecs_from_array, gpu_codecs
@@ -77,6 +77,8 @@ class LearnedCostModel:
         correction: factors that measured runs decided, of the parts of a time, by direction or
             exchange; None without runs. The prices have these factors already.
     """
+
+    costs_name: ClassVar[str] = "learned"
 
     compute: ComputeModel
     communication: CommunicationModel

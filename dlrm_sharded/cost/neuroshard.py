@@ -14,12 +14,13 @@ were not measured have no model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dlrm_sharded.accesses.profiles import with_profiles
@@ -97,6 +98,7 @@ class NeuroShardCostModel:
     """
 
     assumes_profiles: ClassVar[bool] = True
+    costs_name: ClassVar[str] = "neuroshard"
 
     nets: PaperNets
     name: str
@@ -115,14 +117,23 @@ class NeuroShardCostModel:
         """Return the caveat for ranks of another device; None for ranks of the same."""
         return other_device_caveat(self.name, self.device, topology.compute_device)
 
-    def predict_workload(self, workload: Workload) -> PlanCost:
-        size = workload.world_size
+    def check_world_size(self, size: int) -> None:
+        """Raise ConfigError if there is no net for the exchanges of this many ranks."""
         if str(size) not in self.nets.communication and size > 1:
             known = ", ".join(self.nets.communication)
             raise ConfigError(
                 f"cost_model=neuroshard has a communication net for each of {known} ranks, "
-                f"none for {size}; use cost_model=learned"
+                f"none for {size}; use the costs of cost_model=learned"
             )
+
+    def costs_of(self, task: ShardingTask) -> NetCosts:
+        """Return the costs of a task's shards and ranks; ConfigError as for `predict`."""
+        self.check_world_size(task.topology.world_size)
+        return NetCosts(self, with_profiles(task))
+
+    def predict_workload(self, workload: Workload) -> PlanCost:
+        size = workload.world_size
+        self.check_world_size(size)
         with torch.no_grad():
             compute = self.nets.compute(
                 torch.tensor(table_features(workload), dtype=torch.float32),
@@ -142,6 +153,51 @@ class NeuroShardCostModel:
             },
             input_dist_ms=None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NetCosts:
+    """Costs of a task's shards and ranks, by which the published search places tables.
+
+    Letters: S shards, K ranks of any plans, N plans, W ranks, V size of a table's vector.
+
+    Args:
+        task: its tables all have access profiles.
+    """
+
+    model: NeuroShardCostModel
+    task: ShardingTask
+
+    def vectors(self, table: NDArray[np.int64], num_cols: NDArray[np.int64]) -> Floats:
+        """Return [S, V], the output of the first net for some columns of tables, each [S]."""
+        tables = [self.task.tables[i] for i in table]
+        features = np.column_stack(
+            [
+                num_cols,
+                [each.num_embeddings for each in tables],
+                [each.pooling_factor for each in tables],
+                np.array([each.reuse_histogram for each in tables]),
+            ]
+        )
+        nets = self.model.nets
+        with torch.no_grad():
+            scaled = torch.tensor(features, dtype=torch.float32) - nets.scale_mean
+            found: Floats = nets.table(scaled / nets.scale_std).double().numpy()
+        return found
+
+    def compute_ms(self, sums: Floats) -> Floats:
+        """Return [K], computation in both directions of ranks with sums of vectors [K, V]."""
+        with torch.no_grad():
+            times = self.model.nets.rank(torch.tensor(sums, dtype=torch.float32))
+        found: Floats = times.double().sum(dim=1).numpy()
+        return found
+
+    def exchanges_ms(self, num_cols: Floats, num_shards: Floats) -> Iterator[Floats]:
+        """Yield [N, W], all exchanges of ranks with columns [N, W]; none on one rank."""
+        if num_cols.shape[1] > 1:
+            with torch.no_grad():
+                columns = torch.tensor(num_cols / 1e3, dtype=torch.float32)
+                yield self.model.nets.communicate(columns).double().sum(dim=2).numpy()
 
 
 def neuroshard_cost_model(context: RunContext, artifact: str | None = None) -> NeuroShardCostModel:

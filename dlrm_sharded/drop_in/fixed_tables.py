@@ -50,6 +50,7 @@ class SharderBesideFixed:
         self.name = sharder_name(self.sharder)
         self.chooses_exchange_precision = chooses_precision(self.sharder)
         self.uses_costs = getattr(self.sharder, "uses_costs", None)
+        self.costs = getattr(self.sharder, "costs", None)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Return the plan of all tables.

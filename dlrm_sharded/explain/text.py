@@ -53,7 +53,7 @@ def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> li
     """Write how a plan was made and what is thought of it, for a log."""
     used = [size / GIB for size in plan.bytes_by_rank(task.topology)]
     lines = [
-        f"{report.sharder}: {len(plan.shards)} shards of {len(task.tables)} tables"
+        f"{report.made_by}: {len(plan.shards)} shards of {len(task.tables)} tables"
         f"{_of_kinds(task)}{replicas(plan)}{halves(plan)} in {report.solve_s:.3f} s",
         forecast(report),
         f"{min(used):.2f} to {max(used):.2f} GiB a rank, of {task.topology.rank_memory_text}",
@@ -217,7 +217,7 @@ def explain(
     slowest_first = sorted(ranks, key=lambda r: -_rank_cost_ms(cost, r))
     shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in ranks}
     lines = [
-        f"**{report.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables"
+        f"**{report.made_by}**: {len(plan.shards)} shards of {len(task.tables)} tables"
         f"{_of_kinds(task)} on {plan.world_size} ranks, "
         f"{sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB"
         f"{halves(plan)}{rounding(plan.exchange_precision)}."

@@ -27,8 +27,9 @@ from dlrm_sharded.files.errors import (
 )
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.remote_files import Location, location
+from dlrm_sharded.files.renamed import with_present_target
 from dlrm_sharded.job.run_folder import RunFolder
-from dlrm_sharded.job.trained_config import refused_and_changed, with_targets_of_today
+from dlrm_sharded.job.trained_config import refused_and_changed
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.attempt import is_restart
@@ -112,7 +113,7 @@ def _decide_alike(written: Any, now: Any) -> bool:
     Versions add and remove keys of a group, so a key that only one of the values has is ignored.
     """
     if isinstance(written, Mapping) and isinstance(now, Mapping):
-        written = with_targets_of_today(written)
+        written = with_present_target(written)
         return all(written[key] == now[key] for key in written.keys() & now.keys())
     return bool(written == now)
 

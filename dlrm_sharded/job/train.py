@@ -50,7 +50,7 @@ def _write_before_training(
     writer: RunWriter, prepared: Prepared, planned: Planned, measured: Measured
 ) -> None:
     settings = prepared.settings
-    values = (planned.report.sharder, str(settings.batch_size), str(settings.seed))
+    values = (planned.report.made_by, str(settings.batch_size), str(settings.seed))
     writer.config(settings.config_yaml, dict(zip(HPARAMS, values, strict=True)))
     writer.step(measured.prediction.predicted, is_new=planned.is_new)
     writer.plan(

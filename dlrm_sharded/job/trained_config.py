@@ -38,26 +38,6 @@ OF_A_HOST = (
 its own."""
 
 
-RENAMED = {
-    "dlrm_sharded.cost.neuroshard_paper.paper_cost_model": (
-        "dlrm_sharded.cost.neuroshard.neuroshard_cost_model"
-    ),
-    "dlrm_sharded.sharders.baselines.neuroshard_paper.NeuroShardPaperSharder": (
-        "dlrm_sharded.sharders.neuroshard.NeuroShardSharder"
-    ),
-    "dlrm_sharded.sharders.neuroshard.neuroshard_sharder": (
-        "dlrm_sharded.sharders.search.search_sharder"
-    ),
-}
-"""Targets in configs of release 0.2 that have other names today."""
-
-
-def with_targets_of_today(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node of a config with the name that its target has today."""
-    target = node.get("_target_")
-    return {**node, "_target_": RENAMED[target]} if target in RENAMED else dict(node)
-
-
 def flat(value: Any, key: str = "") -> dict[str, Any]:
     """Return the values of a config by their dotted keys; lists of mere numbers or texts stay."""
     if isinstance(value, Mapping):

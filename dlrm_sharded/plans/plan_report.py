@@ -149,6 +149,7 @@ class PlanReport:
     Args:
         sharder: name of the sharder that made the plan.
         solve_s: time that the sharder took.
+        costs: name of the costs that the sharder planned by; None if it used none.
         cost: predicted cost; None without a cost model.
         standing: what is known of the prices behind `cost`; None if the model does not say.
         caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
@@ -162,6 +163,7 @@ class PlanReport:
 
     sharder: str
     solve_s: float
+    costs: str | None = None
     cost: PlanCost | None = None
     standing: Standing | None = None
     caveat: str | None = None
@@ -171,13 +173,18 @@ class PlanReport:
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
     made_from: MadeFrom | None = None
 
+    @property
+    def made_by(self) -> str:
+        """The sharder with the costs that it planned by, as texts and pictures name it."""
+        return with_costs(self.sharder, self.costs)
+
     def __repr__(self) -> str:
         cost = "no cost model" if self.cost is None else f"predicted {self.cost.cost_ms:.4g} ms"
         gap = (
             "no lower bound" if self.gap is None else f"{100 * self.gap:.1f} % above a lower bound"
         )
         prices = "unknown prices" if self.standing is None else self.standing.text
-        return f"PlanReport: {self.sharder}, in {self.solve_s:.2g} s\n  {cost}, {gap}\n  {prices}"
+        return f"PlanReport: {self.made_by}, in {self.solve_s:.2g} s\n  {cost}, {gap}\n  {prices}"
 
     @property
     def gap(self) -> float | None:
@@ -190,10 +197,24 @@ class PlanReport:
         return (self.cost.cost_ms - self.cost.excess_ms) / self.lower_bound_ms - 1.0
 
 
+def with_costs(sharder: str, costs: str | None) -> str:
+    """Return a sharder's name with the costs that it planned by, such as search (costs: learned).
+
+    Args:
+        sharder: the name, perhaps with options in parentheses.
+        costs: None for a sharder that uses none.
+    """
+    if costs is None:
+        return sharder
+    name = f"{sharder[:-1]}; " if sharder.endswith(")") else f"{sharder} ("
+    return f"{name}costs: {costs})"
+
+
 def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
     """Return the form of plan.json."""
     return {
         "sharder": report.sharder,
+        "costs": report.costs,
         **plan.to_json(),
         "solve_s": report.solve_s,
         "lower_bound_ms": report.lower_bound_ms,

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from dlrm_sharded.plans.plan_report import with_costs
 from dlrm_sharded.runs.disturbance import disturbance_text
 from dlrm_sharded.runs.ranking import (
     MeasuredRun,
@@ -107,7 +108,7 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     fastest by pairs of runs, then from the highest mean embedding cost to the lowest, and by name
     where no cost is known.
     """
-    groups = _groups(_with_platforms(runs))
+    groups = _groups(_with_costs(_with_platforms(runs)))
     rankings = _rankings(groups)
     standings = {
         (*shared, standing.label): standing
@@ -145,7 +146,8 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
 
 
 def _label(run: Run) -> str:
-    return run.sharder + (f" ({setting_text(run.options)})" if run.options else "")
+    options = f" ({setting_text(run.options)})" if run.options else ""
+    return with_costs(run.sharder + options, run.costs)
 
 
 def _rankings(groups: Sequence[Group]) -> dict[Shared, Ranking]:
@@ -184,7 +186,7 @@ def _groups(runs: Sequence[Run]) -> list[Group]:
     """Put together the runs whose figures may be averaged, by seed and name."""
     by_key: dict[object, list[Run]] = {}
     for run in runs:
-        key = (run.sharder, run.options, run.setting, run.platform)
+        key = (run.sharder, run.costs, run.options, run.setting, run.platform)
         by_key.setdefault(key, []).append(run)
     return [
         tuple(sorted(group, key=lambda run: (-1 if run.seed is None else run.seed, run.name)))
@@ -258,6 +260,21 @@ def _with_platforms(runs: Sequence[Run]) -> list[Run]:
             run = dataclasses.replace(run, platform=platform)
         placed.append(run)
     return placed
+
+
+def _with_costs(runs: Sequence[Run]) -> list[Run]:
+    """Give runs without a result the costs of the other runs of their sharder, if these agree."""
+    by_sharder: dict[object, set[str | None]] = {}
+    for run in runs:
+        if run.result is not None:
+            by_sharder.setdefault((run.sharder, run.options), set()).add(run.costs)
+    filled = []
+    for run in runs:
+        known = by_sharder.get((run.sharder, run.options), set())
+        if run.result is None and len(known) == 1:
+            run = dataclasses.replace(run, costs=next(iter(known)))
+        filled.append(run)
+    return filled
 
 
 def _by_number(text: str) -> tuple[object, ...]:

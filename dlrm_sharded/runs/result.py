@@ -98,6 +98,7 @@ class RunResult:
     """
 
     sharder: Text | None = None
+    costs: Text | None = None
     world_size: Int | None = None
     batch_size: Int | None = None
     device: Text | None = None
@@ -243,6 +244,7 @@ def run_result(
         predicted["prices_digest"] = report.made_from.prices_digest
     return RunResult(
         sharder=report.sharder,
+        costs=report.costs,
         world_size=plan.world_size,
         batch_size=batch_size,
         device=device,

@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.limited import Finite, Text
+from dlrm_sharded.files.renamed import RENAMED
 from dlrm_sharded.runs.result import (
     Platform,
     RunResult,
@@ -27,6 +28,9 @@ SKIPPED = "skipped"
 FINAL_STATES = (SKIPPED, "failed", "cancelled", "preempted", "not_started")
 """States that stand even where there is a result.json: a rank may fail after it was written."""
 
+NAMES_OF_02 = {"neuroshard": "search (0.2)", "neuroshard_paper": "neuroshard (0.2)"}
+"""Names of runs of release 0.2 whose sharder is named otherwise since."""
+
 LOG_TAIL_BYTES = 65536
 """Number of bytes at the end of a log that are searched for an error."""
 
@@ -38,6 +42,8 @@ class Run:
     Args:
         name: path below the folder that holds all that are compared.
         sweep: folder of the runs that were started together.
+        sharder: its name; that of a run of 0.2 says so where it means another one since.
+        costs: name of the costs that the sharder planned by; None for none, or if not known.
         options: overrides of the sharder's own arguments.
         setting: all other overrides, but for the seed.
         platform: None if it is not known.
@@ -48,6 +54,7 @@ class Run:
     folder: Path
     sweep: Path
     sharder: str
+    costs: str | None = None
     options: Setting
     setting: Setting
     seed: int | None
@@ -88,6 +95,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -
         folder=folder,
         sweep=sweep,
         sharder=_sharder(folder, job, known_overrides, result),
+        costs=None if result is None else result.costs,
         options=_options(known_overrides),
         setting=_unknown_setting(result) if overrides is None else _setting(known_overrides),
         seed=_seed(known_overrides, result),
@@ -144,13 +152,23 @@ def _sharder(
     if target := overrides.get("sharder._target_"):
         return target
     choices = job.get("choices")
-    return (
+    chosen = (
         known(choices.get("sharder") if isinstance(choices, dict) else None, Text)
         or overrides.get("sharder")
         or _default_sharder(folder)
         or (result.sharder if result is not None else None)
         or "unknown"
     )
+    return NAMES_OF_02.get(chosen, chosen) if _is_of_02(folder, result) else chosen
+
+
+def _is_of_02(folder: Path, result: RunResult | None) -> bool:
+    """Return whether release 0.2 wrote a run, in whose names `neuroshard` is our search."""
+    config = _read_yaml(folder / ".hydra" / "config.yaml")
+    node = config.get("sharder") if isinstance(config, dict) else None
+    if isinstance(node, dict) and (target := node.get("_target_")) is not None:
+        return target in RENAMED
+    return result is not None and result.costs is None
 
 
 def _default_sharder(folder: Path) -> str | None:

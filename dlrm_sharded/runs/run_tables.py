@@ -23,12 +23,13 @@ RATIOS = {"fastest_over": "behind", "cost_over_fastest": "cost", "over_random": 
 
 FIGURES = (*METRICS, GAIN, PREDICTION_ERROR)
 CONDITIONS = ("setting", "world_size", "device", "versions")
-GROUP = ("sharder", "options", *CONDITIONS)
+GROUP = ("sharder", "costs", "options", *CONDITIONS)
 """Columns that runs must have in common to be averaged."""
 
 _SCHEMA = {
     "run": pl.String,
     "sharder": pl.String,
+    "costs": pl.String,
     "options": pl.String,
     "setting": pl.String,
     "world_size": pl.Int64,
@@ -92,6 +93,7 @@ def _fields(run: Run) -> dict[str, Any]:
     return {
         "run": run.name,
         "sharder": run.sharder,
+        "costs": run.costs,
         "options": setting_text(run.options),
         "setting": setting_text(run.setting),
         "world_size": platform.world_size,

@@ -104,7 +104,7 @@ def closing_text(
         ]
     return "\n".join(
         [
-            f"done: sharder {report.sharder}, {len(cost.per_rank)} ranks, "
+            f"done: sharder {report.made_by}, {len(cost.per_rank)} ranks, "
             f"{training.num_steps} steps{rounding(report.exchange_precision)}",
             f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
             f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",

@@ -31,7 +31,8 @@ class Sharder(Protocol):
     exchanges says so by `chooses_exchange_precision = True`; the plans of others get the run's.
     A sharder that is made with a `SharderContext` counts as one whose plans depend on the run's
     cost model, unless it says `uses_costs = False`; any other one does if it says
-    `uses_costs = True`.
+    `uses_costs = True`. Reports name the costs that it planned by: `costs` of the sharder, or else
+    those of the run's cost model, if it uses them.
     """
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -71,7 +72,7 @@ class SharderContext:
         if not is_additive(self.cost_model):
             raise ConfigError(
                 f"sharder={sharder} needs a cost model with a method `price`; choose "
-                "cost_model=learned"
+                "cost_model=learned, or sharder=neuroshard for cost_model=neuroshard"
             )
         return functools.partial(self.cost_model.price, exchange_precision=self.exchange_precision)
 

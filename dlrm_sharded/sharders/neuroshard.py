@@ -11,7 +11,7 @@ Weaknesses of the published search are kept: a node without a placement has infi
 all nodes have, the first ones form the beam; there is no repair, there are at most 10 splits, each
 in halves, and no row blocks; nodes that differ only in the order of splits fill the beam.
 
-Differs: the learned cost model replaces the published nets; optimizer state counts as memory;
+Differs: a learned cost model may replace the published nets; optimizer state counts as memory;
 shards of equal cost are placed in the order of their tables; shards that are too wide for a lookup
 are not placed. Shards of a table that meet on a rank become one shard of the plan, or shards of
 equal widths if one would be too wide, as TorchRec trains no different widths there, although the
@@ -22,20 +22,23 @@ Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import PricedTask, costs_name
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.shapes import PiecePricer
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
-from dlrm_sharded.files.errors import InfeasibleTaskError, check_count
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plans.layouts import ColumnShards, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
@@ -44,7 +47,15 @@ from dlrm_sharded.plans.task_keys import MEMORY_KEYS
 from dlrm_sharded.plans.validation import why_too_wide
 from dlrm_sharded.sharders.base import SharderContext
 
+if TYPE_CHECKING:
+    from dlrm_sharded.cost.neuroshard import NeuroShardCostModel
+
+log = logging.getLogger(__name__)
+
 NAME = "neuroshard"
+COSTS = LEARNED, PUBLISHED = "learned", "neuroshard"
+"""Values of the key `costs`."""
+
 MIN_LIMIT, MAX_LIMIT = 1.0, 1.5
 """Range of the limits on the columns of a rank, relative to the mean."""
 
@@ -58,6 +69,7 @@ class NeuroShardSharder:
     """Plans with the search of the paper; the defaults are the paper's.
 
     Args:
+        nets: the published networks, by which it searches; None for the run's cost model.
         beam_width: number of nodes that are kept in every step.
         num_candidates: number of largest shards, and of most costly ones, that are tried for a
             split.
@@ -69,23 +81,40 @@ class NeuroShardSharder:
 
     context: SharderContext
     _: KW_ONLY
+    nets: NeuroShardCostModel | None = None
     beam_width: int = 3
     num_candidates: int = 10
     num_limits: int = 11
     max_splits: int = 10
 
     def __post_init__(self) -> None:
-        self.context.pricing_for(NAME)  # which refuses a run without prices
+        if self.nets is None:
+            self.context.pricing_for(NAME)  # which refuses a run without unit costs
         check_count("sharder.beam_width", self.beam_width, least=1)
         check_count("sharder.num_candidates", self.num_candidates, least=1)
         check_count("sharder.num_limits", self.num_limits, least=1, most=1000)
         check_count("sharder.max_splits", self.max_splits, least=0)
 
+    @property
+    def uses_costs(self) -> bool:
+        """Tell whether plans depend on the run's cost model."""
+        return self.nets is None
+
+    @property
+    def costs(self) -> str:
+        """Name of the costs that it searches by."""
+        model = self.nets or self.context.cost_model
+        assert model is not None
+        return costs_name(model)
+
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        priced = self.context.pricing_for(NAME)(task)
-        shapes = _Shapes.from_task(priced)
+        if self.nets is None:
+            costs: _Costs = _PricedCosts(self.context.pricing_for(NAME)(task))
+        else:
+            costs = self.nets.costs_of(task)
+        shapes = _Shapes.from_costs(costs)
         limits = np.linspace(MIN_LIMIT, MAX_LIMIT, self.num_limits)
-        inner = _GreedyGrid(priced, shapes, limits)
+        inner = _GreedyGrid(costs, shapes, limits)
         beam = [shapes.whole]
         [best] = inner.place(beam)
         num_nodes = 1
@@ -108,6 +137,74 @@ class NeuroShardSharder:
             half = shapes.half.get(node[i])
             if half is not None:
                 yield (*node[:i], half, *node[i + 1 :], half)
+
+
+def published_sharder(
+    context: SharderContext, *, costs: str | None = None, **options: Any
+) -> NeuroShardSharder:
+    """Build the sharder from the keys of conf/sharder/neuroshard.yaml.
+
+    Args:
+        costs: "neuroshard" for the published networks, "learned" for the run's cost model; None for
+            the cost model, or for the networks where these are the run's cost model.
+        options: the other arguments of `NeuroShardSharder`.
+    """
+    if costs not in (None, *COSTS):
+        raise ConfigError(f"sharder.costs is {costs!r}; known: {', '.join(COSTS)}")
+    _say_what_it_is()
+    model = context.cost_model
+    is_of_nets = model is not None and costs_name(model) == PUBLISHED
+    if costs == LEARNED or (costs is None and not is_of_nets):
+        return NeuroShardSharder(context, **options)
+    from dlrm_sharded.cost.neuroshard import NeuroShardCostModel, neuroshard_cost_model  # torch
+
+    nets = model if isinstance(model, NeuroShardCostModel) else neuroshard_cost_model(context.run)
+    return NeuroShardSharder(context, nets=nets, **options)
+
+
+@functools.cache
+def _say_what_it_is() -> None:
+    """Log, once in a process, that the name belonged to our search in 0.2."""
+    log.info("sharder=neuroshard is the published method since 0.3; ours is `search`")
+
+
+class _Costs(Protocol):
+    """Costs of a task's shards and ranks."""
+
+    @property
+    def task(self) -> ShardingTask:
+        """The task, whose tables have access profiles if the costs depend on these."""
+
+    def vectors(self, table: Indices, num_cols: Indices) -> Floats:
+        """Return [S, V], the vector of each shard, for some columns of tables, each [S]."""
+
+    def compute_ms(self, sums: Floats) -> Floats:
+        """Return [K], computation in both directions of ranks with sums of vectors [K, V]."""
+
+    def exchanges_ms(self, num_cols: Floats, num_shards: Floats) -> Iterator[Floats]:
+        """Yield [N, W], exchanges of ranks with columns and shards, each [N, W]."""
+
+
+class _PricedCosts:
+    """Costs of an additive cost model."""
+
+    def __init__(self, priced: PricedTask) -> None:
+        self.task = priced.task
+        self._compute, self._communication = priced.compute, priced.communication
+        self._hosts = priced.hosts
+        self._col_bytes = FLOAT_BYTES * self.task.batch_size / self.task.topology.world_size
+
+    def vectors(self, table: Indices, num_cols: Indices) -> Floats:
+        return PiecePricer(self.task, self._compute).columns(table, num_cols).vectors
+
+    def compute_ms(self, sums: Floats) -> Floats:
+        times: Floats = self._compute.times_ms(sums, np.ones(len(sums))).sum(axis=1)
+        return times
+
+    def exchanges_ms(self, num_cols: Floats, num_shards: Floats) -> Iterator[Floats]:
+        volume = num_cols * self._col_bytes
+        for kind in STEP_EXCHANGES:
+            yield self._communication.all_to_all_ms(kind, volume, num_shards, self._hosts)
 
 
 def candidates(node: Node, size_bytes: Indices, num_candidates: int) -> list[int]:
@@ -140,18 +237,17 @@ class _Shapes:
     vectors: Floats
 
     @classmethod
-    def from_task(cls, priced: PricedTask) -> _Shapes:
-        task, compute = priced.task, priced.compute
+    def from_costs(cls, costs: _Costs) -> _Shapes:
+        task = costs.task
         shapes = [
             (i, width)
             for i, table in enumerate(task.tables)
             for width in _widths(table, task.topology)
         ]
         table, num_cols = np.array(shapes).T
-        pieces = PiecePricer(task, compute).columns(table, num_cols)
-        vectors = pieces.vectors
-        alone_ms = compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
-        order = np.argsort(-alone_ms, kind="stable")
+        vectors = costs.vectors(table, num_cols)
+        order = np.argsort(-costs.compute_ms(vectors), kind="stable")
+        size_bytes = np.array([_size_bytes(task, i, width) for i, width in shapes])
         place = {shapes[k]: i for i, k in enumerate(order.tolist())}
         return cls(
             whole=tuple(place[i, table.embedding_dim] for i, table in enumerate(task.tables)),
@@ -162,7 +258,7 @@ class _Shapes:
             },
             table=table[order],
             num_cols=num_cols[order],
-            size_bytes=pieces.size_bytes[order],
+            size_bytes=size_bytes[order],
             vectors=vectors[order],
         )
 
@@ -179,16 +275,14 @@ class _Placement:
 class _GreedyGrid:
     """The inner search, vectorized over nodes and limits, whose placements are independent."""
 
-    def __init__(self, priced: PricedTask, shapes: _Shapes, limits: Floats) -> None:
-        task = priced.task
-        self._compute, self._communication = priced.compute, priced.communication
-        self._hosts = priced.hosts
+    def __init__(self, costs: _Costs, shapes: _Shapes, limits: Floats) -> None:
+        task = costs.task
+        self._costs = costs
         self._shapes = shapes
         total = sum(table.embedding_dim for table in task.tables)
         self._max_cols = limits * (total / task.topology.world_size)
         self._max_shard_cols = task.topology.max_shard_columns
         self._max_bytes = np.array(task.topology.rank_memory_bytes)
-        self._col_bytes = FLOAT_BYTES * task.batch_size / task.topology.world_size
 
     def place(self, nodes: Sequence[Node]) -> list[_Placement]:
         """Return the best placement of each node; all nodes have the same number of shards.
@@ -207,7 +301,7 @@ class _GreedyGrid:
         num_nodes, num_shards = nodes.shape
         runs = (num_nodes, len(self._max_cols))
         # one greedy run for each node and limit, [N, L]; its ranks are the next axis
-        by_rank = (*runs, self._hosts.world_size)
+        by_rank = (*runs, len(self._max_bytes))
         sums = np.zeros((*by_rank, shapes.vectors.shape[1]))
         used = np.zeros(by_rank, dtype=np.int64)
         cols, count, rank_ms = np.zeros(by_rank), np.zeros(by_rank), np.zeros(by_rank)
@@ -240,20 +334,22 @@ class _GreedyGrid:
     def _compute_ms(self, sums: Floats) -> Floats:
         """Return [...], computation in both directions of ranks with sums [..., V]."""
         flat = sums.reshape(-1, sums.shape[-1])
-        times: Floats = self._compute.times_ms(flat, np.ones(len(flat))).sum(axis=1)
-        return times.reshape(sums.shape[:-1])
+        return self._costs.compute_ms(flat).reshape(sums.shape[:-1])
 
     def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
         """Return [N, L], `PlanCost.cost_ms` from computation, columns and shards, all [N, L, W]."""
         totals = rank_ms.copy()
         num_ranks = totals.shape[-1]
-        volume = cols.reshape(-1, num_ranks) * self._col_bytes
-        num_shards = count.reshape(-1, num_ranks)
-        for kind in STEP_EXCHANGES:
-            totals += self._communication.all_to_all_ms(
-                kind, volume, num_shards, self._hosts
-            ).reshape(totals.shape)
+        num_cols, num_shards = cols.reshape(-1, num_ranks), count.reshape(-1, num_ranks)
+        for times in self._costs.exchanges_ms(num_cols, num_shards):
+            totals += times.reshape(totals.shape)
         return totals.max(axis=-1)
+
+
+def _size_bytes(task: ShardingTask, table: int, num_cols: int) -> int:
+    """Return the memory of some columns of a table, given by its number in the task."""
+    whole = task.tables[table]
+    return task.topology.table_bytes(dataclasses.replace(whole, embedding_dim=num_cols))
 
 
 def _widths(table: Table, topology: Topology) -> Iterator[int]:

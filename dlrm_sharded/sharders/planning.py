@@ -14,6 +14,7 @@ from dlrm_sharded.cost.base import (
     CostModel,
     PricedTask,
     caveat_of,
+    costs_name,
     predict_plan,
     price,
     standing_of,
@@ -76,6 +77,14 @@ class Planner:
     def uses_costs(self) -> bool:
         """Tell whether plans depend on the run's cost model, see `Sharder`."""
         return uses_costs(self.sharder, has_context=self.has_context)
+
+    @property
+    def costs(self) -> str | None:
+        """Name of the costs that the sharder plans by; None for none."""
+        stated: str | None = getattr(self.sharder, "costs", None)
+        if stated is not None or not self.uses_costs or self.cost_model is None:
+            return stated
+        return costs_name(self.cost_model)
 
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
         """Return the sharder's validated plan and a report on it.
@@ -148,6 +157,7 @@ class Planner:
         return PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
+            costs=self.costs,
             cost=cost,
             standing=standing,
             caveat=caveat,

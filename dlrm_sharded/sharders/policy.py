@@ -51,6 +51,11 @@ class PolicySharder:
         """Tell whether the policy reads the costs of the run's cost model."""
         return bool(getattr(self.policy, "reads_prices", False))
 
+    @property
+    def costs(self) -> str:
+        """Name of the costs that the policy reads."""
+        return "this hardware's" if self.uses_costs else "its own"
+
     def shard(self, task: ShardingTask) -> ShardingPlan:
         _check_feasible(task, split=self.split)
         task = self.complete(task)

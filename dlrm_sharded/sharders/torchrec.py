@@ -73,6 +73,7 @@ class TorchRecSharder:
     """
 
     name: ClassVar[str] = "torchrec"
+    costs: ClassVar[str] = "its own"
 
     full: bool = False
     min_partition: int = 32

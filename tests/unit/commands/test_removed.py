@@ -42,6 +42,16 @@ def test_keys_below_a_removed_one_are_refused_too(monkeypatch: pytest.MonkeyPatc
     assert not any("since 0.3" in message for message in refusals("trainer.gone_not=1"))
 
 
+@pytest.mark.parametrize("key", ["time_budget_s", "warm_start", "pin", "patience"])
+def test_keys_of_our_search_name_it_where_the_published_one_is_chosen(key: str) -> None:
+    with pytest.raises(HydraException) as error:
+        composed_config("plan", "sharder=neuroshard", f"sharder.{key}=1")
+    message = f"sharder.{key} is a key of sharder=search, which 0.2 called neuroshard; use "
+    assert (readable_message(error.value) or "").startswith(message)
+    with pytest.raises(ConfigError, match=message):
+        make_sharder("neuroshard", **{key: 1})
+
+
 def test_a_sharder_by_name_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(removed.REMOVED, "sharder=gone", "use sharder=dim")
     monkeypatch.setitem(removed.REMOVED, "sharder.lost", "leave it out")

@@ -13,7 +13,7 @@ import pytest
 from dlrm_sharded.runs.comparison import Comparison, Row, summarize
 from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
 from dlrm_sharded.runs.result import Platform, RunResult, Setting
-from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
+from dlrm_sharded.runs.run_folder import SUCCEEDED, Run, read_run
 from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR
 
 CPU = Platform(world_size=2, device="cpu: test", versions=(("torch", "2.13.0"),))
@@ -55,6 +55,7 @@ def ran(
         **metrics,
     )
     said = {"setting": setting, "options": options, "platform": platform, "result": result}
+    said["costs"] = result.costs
     return run_of(sharder, seed, sweep=sweep, state=SUCCEEDED, **said)
 
 
@@ -77,6 +78,27 @@ def cells(comparison: Comparison, *, table: int = 0) -> list[list[str]]:
 
 def csv_rows(frame: pl.DataFrame) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(frame.write_csv())))
+
+
+def test_runs_of_our_search_in_02_are_not_those_of_the_published_method():
+    folder = Path(__file__).parents[2] / "fixtures" / "0.2" / "run"
+    old = read_run(folder, root=folder.parent, sweep=folder.parent, job={"state": SUCCEEDED})
+    new = ran("neuroshard", costs="learned")
+    assert old.sharder == "search (0.2)"
+    labels = {row.sharder for row in summarize([old, new]).rows}
+    assert labels == {"search (0.2)", "neuroshard (costs: learned)"}
+
+
+def test_rows_name_costs_and_average_no_different_ones():
+    runs = [ran("autoshard", seed, costs="its own") for seed in (0, 1)]
+    runs += [ran("autoshard", costs="this hardware's"), ran("search", costs="learned")]
+    comparison = summarize([*runs, failed("search", 1)])
+    found = {row.sharder: len(row.runs) for row in comparison.rows}
+    assert found == {
+        "autoshard (costs: its own)": 2,
+        "autoshard (costs: this hardware's)": 1,
+        "search (costs: learned)": 2,
+    }
 
 
 def test_mean_deviation_and_count():

@@ -11,12 +11,14 @@ import pytest
 
 from dlrm_sharded import PlanCost, Planner, RunContext, ShardingTask, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.commands.sharders import make_planner, make_sharder
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
+from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, candidates
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, _say_what_it_is, candidates
 from dlrm_sharded.testing import check_sharder, small_tasks
 from tests.unit.made_up import in_turns, tables_of, task_of, with_topology
 from tests.unit.search.made_up import model_of
@@ -60,11 +62,36 @@ def test_contract(name: str) -> None:
     assert max(by_rank(plan)) <= 1.5 * mean
 
 
-@pytest.mark.parametrize("name", ["none", "neuroshard"])
-def test_needs_the_learned_cost_model(name: str) -> None:
-    cost_model = None if name == "none" else neuroshard_cost_model(RunContext())
+def test_needs_a_cost_model() -> None:
     with pytest.raises(ConfigError, match="choose cost_model=learned"):
-        NeuroShardSharder(SharderContext(cost_model=cost_model))
+        NeuroShardSharder(SharderContext())
+    with pytest.raises(ConfigError, match=r"sharder\.costs is 'mine'; known: learned, neuroshard"):
+        make_sharder("neuroshard", costs="mine")
+
+
+def test_searches_by_the_published_networks() -> None:
+    """By those of the run, or of the package whatever the run has; they know 2 and 4 ranks."""
+    nets, learned = neuroshard_cost_model(RunContext()), learned_cost_model(RunContext())
+    task = with_profiles(TASK_SETS["paper"](num=1)[0].task)
+    by_nets = make_planner("neuroshard", nets)
+    as_published = make_planner("neuroshard", learned, costs="neuroshard")
+    by_learned = make_planner("neuroshard", learned)
+    made = [planner.plan(task) for planner in (by_nets, as_published, by_learned)]
+    assert made[0][0] == made[1][0] != made[2][0]
+    assert [report.costs for _, report in made] == ["neuroshard", "neuroshard", "learned"]
+    assert [p.uses_costs for p in (by_nets, as_published, by_learned)] == [False, False, True]
+    eight = task_of(task.tables, 8, 2**30, 1024)
+    with pytest.raises(ConfigError, match="a communication net for each of 2, 4 ranks, none for 8"):
+        as_published.plan(eight)
+
+
+def test_says_once_what_the_name_means(caplog: pytest.LogCaptureFixture) -> None:
+    _say_what_it_is.cache_clear()
+    caplog.set_level("INFO")
+    for _ in range(2):
+        make_sharder("neuroshard", learned_cost_model(RunContext()))
+    said = "sharder=neuroshard is the published method since 0.3; ours is `search`"
+    assert caplog.messages.count(said) == 1
 
 
 @pytest.mark.parametrize("key", ["beam_width", "num_candidates", "num_limits"])

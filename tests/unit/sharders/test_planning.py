@@ -11,6 +11,7 @@ import pytest
 
 from dlrm_sharded import PlanCost, Planner, RunContext, ShardingPlan, ShardingTask, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
@@ -19,7 +20,7 @@ from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.plans.plan_cost import STAGES
-from dlrm_sharded.plans.plan_report import Diagnosis, plan_json
+from dlrm_sharded.plans.plan_report import Diagnosis, plan_json, with_costs
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.sharders.base import sharder_name
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
@@ -58,6 +59,23 @@ def test_names() -> None:
     assert sharder_name(GreedySharder("size_lookup")) == "size_lookup"
     assert sharder_name(RandomSharder()) == "random"
     assert sharder_name(Fixed(PLAN)) == "Fixed"
+
+
+def test_reports_name_the_costs_of_the_sharder(model: LearnedCostModel) -> None:
+    """A heuristic uses none, and one with a context those of the run unless it says others."""
+    costs = {}
+    for name in ("search", "size", "torchrec", "autoshard"):
+        _, report = make_planner(
+            name, model, run=RunContext("cpu", optimizer="rowwise_adagrad")
+        ).plan(TASK)
+        costs[name] = (plan_json(PLAN, report)["costs"], report.made_by)
+    assert costs == {
+        "search": ("learned", "search (costs: learned)"),
+        "size": (None, "size"),
+        "torchrec": ("its own", "torchrec (costs: its own)"),
+        "autoshard": ("its own", "autoshard (costs: its own)"),
+    }
+    assert with_costs("torchrec (full=true)", "its own") == "torchrec (full=true; costs: its own)"
 
 
 def test_without_a_cost_model(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,28 @@
+"""Targets in configs of release 0.2 that have other names now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+RENAMED: dict[str, str] = {
+    "dlrm_sharded.cost.neuroshard_paper.paper_cost_model": (
+        "dlrm_sharded.cost.neuroshard.neuroshard_cost_model"
+    ),
+    "dlrm_sharded.sharders.baselines.neuroshard_paper.NeuroShardPaperSharder": (
+        "dlrm_sharded.sharders.neuroshard.published_sharder"
+    ),
+    "dlrm_sharded.sharders.baselines.torchrec.TorchRecSharder": (
+        "dlrm_sharded.sharders.torchrec.TorchRecSharder"
+    ),
+    "dlrm_sharded.sharders.neuroshard.neuroshard_sharder": (
+        "dlrm_sharded.sharders.search.search_sharder"
+    ),
+}
+"""Present names by those of 0.2; none of these is a name of today."""
+
+
+def with_present_target(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node of a config with the name that its target has now."""
+    target = node.get("_target_")
+    return {**node, "_target_": RENAMED[target]} if target in RENAMED else dict(node)
