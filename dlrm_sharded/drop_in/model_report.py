@@ -118,7 +118,7 @@ class ModelReport:
         )
 
     def _dedup(self) -> str:
-        names = ", ".join(map(repr, self.deduplicating))
+        names = ", ".join(repr(path) if path else "the model" for path in self.deduplicating)
         return f"; planned as if {names} had no use_index_dedup" if names else ""
 
     def _places(self) -> str:
