@@ -21,7 +21,7 @@ from tests.odd_tasks import odd_task
 from tests.unit.cost.bound_lemmas import TOLERANCE, at_least, kind_of, models
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.cost.worked_bound import LAUNCH_MS, worked_model, worked_task
-from tests.unit.made_up import USED_ONCE, column_shards, task_of
+from tests.unit.made_up import USED_ONCE, task_of
 from tests.unit.search.made_up import predicted
 
 
@@ -67,16 +67,15 @@ def test_l15_a_table_has_one_layout() -> None:
 
 
 @given(
-    of=planned(layouts=("rows", "rows", "rows_of_host", "whole", "replicas")),
+    of=planned(layouts=("rows", "rows", "rows_of_host", "whole")),
     model=models,
-    width=st.sampled_from([4, 8]),
     counts=st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4),
 )
 def test_l16_row_blocks_of_sequences_reduce_nothing(
-    of: Planned, model: LearnedCostModel, width: int, counts: list[float]
+    of: Planned, model: LearnedCostModel, counts: list[float]
 ) -> None:
     """Also where the last block has fewer rows, and so the last rank less to send; beside whole
-    tables, and tables in column shards of one width."""
+    tables."""
     sequences = np.reshape(counts, (2, 2))
     communication = dataclasses.replace(model.communication, sequences=sequences)
     model = dataclasses.replace(model, communication=communication)
@@ -86,7 +85,7 @@ def test_l16_row_blocks_of_sequences_reduce_nothing(
         for table, rows in zip(task.tables, itertools.cycle([13, 5, 40_001]), strict=False)
     )
     task = dataclasses.replace(task, tables=tables)
-    size, in_columns = task.topology.world_size, set(plan.replicated_tables)
+    size = task.topology.world_size
     in_rows = {shard.table for shard in plan.shards if shard.num_rows > 1} & {
         name for name, shards in plan.shards_by_table().items() if len(shards) > 1
     }
@@ -94,9 +93,7 @@ def test_l16_row_blocks_of_sequences_reduce_nothing(
         shard
         for table in tables
         for shard in (
-            column_shards(table, *[(rank % size, width) for rank in range(16 // width)])
-            if table.name in in_columns
-            else RowBlocks(range(size)).shards(table)
+            RowBlocks(range(size)).shards(table)
             if table.name in in_rows and RowBlocks(range(size)).is_possible(table)
             else [Shard.whole(table, len(table.name) % size)]
         )
