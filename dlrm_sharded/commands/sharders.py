@@ -17,8 +17,7 @@ from dlrm_sharded.commands.removed import why_key_of_search, why_removed
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
 from dlrm_sharded.commands.yamls import option_node, options_of
-from dlrm_sharded.cost.base import CostModel, PricedTask
-from dlrm_sharded.cost.cluster import Cluster
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import fbgemm_version, versions
@@ -61,8 +60,7 @@ def build_planner(
                 f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
             )
     precision = asked_precision(cfg)
-    step_model = functools.partial(_cluster_of, cfg, context)
-    sharder_context = SharderContext(context, cost_model, precision, step_model)
+    sharder_context = SharderContext(context, cost_model, precision)
     node = drop_keys_of_replaced_class(cfg.sharder)
     made = instantiate(node)
     sharder = _with_context(KEY, made, sharder_context)
@@ -71,13 +69,6 @@ def build_planner(
     options: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     has_context = isinstance(made, functools.partial)
     return Planner(sharder, cost_model, diagnose, value_profiles, precision, options, has_context)
-
-
-def _cluster_of(cfg: DictConfig, context: RunContext, priced: PricedTask) -> Cluster:
-    # Dense layers need torch, which most plans are made without.
-    from dlrm_sharded.commands.step_model import cluster_of
-
-    return cluster_of(cfg, context, priced)
 
 
 def start_budget(cfg: DictConfig) -> float | None:

@@ -30,7 +30,13 @@ OPTIMIZER_FILES = {"sgd": "sgd", "rowwise_adagrad": "adagrad", "adam": "adam"}
 KEYS_OF_DATA = ("topology", "batch_size", "task_out")
 """Keys that say of data what a task.json says itself."""
 
-KEYS_OF_TRAINING = ("embedding_learning_rate", "dense_learning_rate", "clip_norm", "schedule")
+KEYS_OF_TRAINING = (
+    "dense",
+    "dense_learning_rate",
+    "embedding_learning_rate",
+    "clip_norm",
+    "schedule",
+)
 """Keys of an optimizer that change no memory and no time."""
 
 
@@ -84,11 +90,8 @@ def check_effects(cfg: DictConfig) -> None:
         reasons |= dict.fromkeys(KEYS_OF_DATA, says)
     if "task" in cfg:
         reasons["trainer"] = "nothing is trained here; dlrm-train has a trainer"
-        keys = KEYS_OF_TRAINING if cfg.get("model") else (*KEYS_OF_TRAINING, "dense")
         says = "no plan and no time depends on it; dlrm-train has it"
-        reasons |= {f"optimizer.{key}": says for key in keys}
-        if "task_out" in cfg and OmegaConf.select(cfg, "sharder.objective") != "step":
-            reasons["model"] = "plans depend on it with sharder.objective=step alone"
+        reasons |= {f"optimizer.{key}": says for key in KEYS_OF_TRAINING}
         if "sharder" in cfg and not _draws(cfg):
             reasons["seed"] = "the sharder draws nothing"
     for key, off in (("journal", "none"), ("calibrate", "never")):

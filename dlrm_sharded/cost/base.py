@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
-import numpy as np
-
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.communication import CommunicationModel, Hosts
 from dlrm_sharded.cost.compute import ComputeModel
@@ -108,11 +106,6 @@ class PricedTask:
     def predict_workload(self, workload: Workload) -> PlanCost:
         """Predict the cost of the shards of a workload on the ranks of the task."""
         return workload_cost(workload, self.compute, self.communication, self.hosts)
-
-    def all_reduce_ms(self, num_bytes: float) -> float:
-        """Predict the time in which all ranks average gradients of the dense part."""
-        times_ms = self.communication.all_reduce_ms(np.array([float(num_bytes)]), self.hosts)
-        return float(times_ms[0])
 
 
 def workload_cost(

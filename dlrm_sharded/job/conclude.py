@@ -8,13 +8,14 @@ import math
 from dlrm_sharded.checkpoint.folder import FOLDER_NAME
 from dlrm_sharded.files.errors import ConfigError, UnsavedError
 from dlrm_sharded.files.provenance import device_name
-from dlrm_sharded.job.measure import Measured
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.runs.result import RunResult, read_result, run_result, write_result
 from dlrm_sharded.runs.terminal import closing_text
+from dlrm_sharded.training.pipelines import pipeline_name
 from dlrm_sharded.training.result import TrainingResult
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def _finished_objective(prepared: Prepared) -> float | None:
 
 
 def conclude(
-    prepared: Prepared, planned: Planned, measured: Measured, trained: TrainingResult
+    prepared: Prepared, planned: Planned, measured: MeasuredCost, trained: TrainingResult
 ) -> float:
     """Write result.json on rank 0; return the objective, or nan if the run has no value for it.
 
@@ -58,18 +59,17 @@ def conclude(
 
 
 def _conclude(
-    prepared: Prepared, planned: Planned, measured: Measured, trained: TrainingResult
+    prepared: Prepared, planned: Planned, measured: MeasuredCost, trained: TrainingResult
 ) -> float:
     settings, device, folder = prepared.settings, prepared.rank.device, prepared.folder
-    predicted, on_cuda = measured.prediction.predicted, device.type == "cuda"
+    on_cuda = device.type == "cuda"
     result = run_result(
         planned.plan,
         planned.report,
-        measured.embeddings,
-        predicted,
+        measured,
         trained,
         device=device_name(device),
-        pipeline=measured.trainer.pipeline,
+        pipeline=pipeline_name(settings.trainer.pipeline, device.type),
         batch_size=settings.batch_size,
         seed=settings.seed,
         interruptions=prepared.start.num_interruptions,
@@ -79,8 +79,7 @@ def _conclude(
         "%s",
         closing_text(
             planned.report,
-            measured.embeddings.cost,
-            predicted,
+            measured.cost,
             trained,
             folder.path,
             on_cuda=on_cuda,

@@ -1,22 +1,18 @@
-"""Measures the embedding cost of a run before it trains, and predicts its step."""
+"""Measures the embedding cost of a run before it trains."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
 
 from dlrm_sharded.cost.base import with_assumed_profiles
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.fitting.confidence import Disturbance
 from dlrm_sharded.fitting.picture import conditions_of
 from dlrm_sharded.fitting.run_journal import RunJournal, measured_run
-from dlrm_sharded.fitting.step_journal import StepJournal, correction_of
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.build import Built
-from dlrm_sharded.job.pipeline_choice import chosen_trainer
 from dlrm_sharded.job.plan import Planned
-from dlrm_sharded.job.predicted_step import RunPrediction, predict_run, step_journal
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.measuring.measure import MeasuredCost
@@ -27,53 +23,26 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, has_core_for_each
 from dlrm_sharded.ranks.surroundings import SurroundingsWatch
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
-from dlrm_sharded.step.prediction import DensePart
-from dlrm_sharded.training.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What is measured and predicted of a run before it trains.
-
-    Args:
-        step_journal: journal of steps like those of this run; None if there is none.
-        trainer: config of the training, with the pipeline that `auto` stands for.
-    """
-
-    embeddings: MeasuredCost
-    prediction: RunPrediction
-    step_journal: StepJournal | None
-    trainer: TrainerConfig
-
-
-def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart) -> Measured:
-    """Measure the embedding cost, and predict the step from the plan's cost; a collective.
-
-    The step that is composed of the measured cost goes to the journal.
-    """
-    rank, context, journal = prepared.rank, prepared.context, prepared.journal
+def measure(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
+    """Measure the embedding cost of the plan and note it in the journal; a collective."""
+    rank = prepared.rank
     watch = SurroundingsWatch()
-    embeddings = measure_embeddings(prepared.settings, rank, planned.task, built)
+    measured = measure_embeddings(prepared.settings, rank, planned.task, built)
     core_wait = watch.conclude().core_wait if has_core_for_each(rank) else 0.0
     if rank.is_zero:
-        _log_measured(embeddings, planned.report)
-        beside = Disturbance(core_wait, embeddings.change)
+        _log_measured(measured, planned.report)
+        beside = Disturbance(core_wait, measured.change)
         model = prepared.planner.cost_model if prepared.planner else None
         task = with_assumed_profiles(model, planned.task)
-        note_run(journal, context, planned.plan, task, embeddings.cost, beside)
-    trainer = chosen_trainer(prepared, planned.plan, embeddings, dense)
-    steps = step_journal(journal, context, trainer, rank)
-    correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
-    prediction = predict_run(
-        prepared, planned, embeddings, dense, trainer=trainer, correction=correction
-    )
-    return Measured(embeddings, prediction, steps, trainer)
+        note_run(prepared.journal, prepared.context, planned.plan, task, measured.cost, beside)
+    return measured
 
 
 def measure_embeddings(

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.datasets.base import CachingDataset, Dataset
-from dlrm_sharded.dense.trace import trace_dense
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.measuring.measure import MeasureConfig
@@ -25,6 +24,7 @@ from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, used_and_available_bytes
 from dlrm_sharded.ranks.host_memory import available_host_bytes
+from dlrm_sharded.training.dense_memory import trace_dense
 from dlrm_sharded.training.memory import Workload, estimate_host_memory, estimate_memory
 from dlrm_sharded.training.rank_memory import Budget, RankMemory, memory_text
 from dlrm_sharded.training.trainer import TrainerConfig

@@ -17,8 +17,8 @@ from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.agreement import on_rank_zero, patiently_on_rank_zero
-from dlrm_sharded.step.pipelines import pipeline_name
 from dlrm_sharded.training.pipeline import check_pipeline
+from dlrm_sharded.training.pipelines import pipeline_name
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from dlrm_sharded.job.build import build, build_dry
 from dlrm_sharded.job.conclude import conclude, finished_objective
 from dlrm_sharded.job.measure import measure
 from dlrm_sharded.job.plan import plan
-from dlrm_sharded.job.predicted_step import measure_dense_part
 from dlrm_sharded.job.prepare import prepare
 from dlrm_sharded.job.resume import resume
 from dlrm_sharded.job.run_folder import owned_folder, with_checkpoints
@@ -34,9 +33,8 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
         planned = plan(prepared)
         if settings.dry_run:
             return build_dry(prepared, planned)
-        dense = measure_dense_part(prepared, planned)
         built = build(prepared, planned)
-        measured = measure(prepared, planned, built, dense)
+        measured = measure(prepared, planned, built)
         progress = resume(prepared, planned, built)
         trained = train(prepared, planned, built, measured, progress)
         return conclude(prepared, planned, measured, trained)

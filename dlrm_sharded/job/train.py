@@ -12,11 +12,10 @@ from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.job.build import Built
 from dlrm_sharded.job.copy_time import copy_s
-from dlrm_sharded.job.measure import Measured
 from dlrm_sharded.job.memory_check import used_text
 from dlrm_sharded.job.plan import Planned
-from dlrm_sharded.job.predicted_step import note_step
 from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
@@ -30,34 +29,32 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    prepared: Prepared, planned: Planned, built: Built, measured: Measured, progress: Progress
+    prepared: Prepared, planned: Planned, built: Built, measured: MeasuredCost, progress: Progress
 ) -> TrainingResult:
     """Train from `progress` to the end; a collective of all ranks."""
     rank, start, folder = prepared.rank, prepared.start, prepared.folder
     with RunWriter(folder.path, enabled=rank.is_zero, going_on=start.event_position) as writer:
         _write_before_training(writer, prepared, planned, measured)
-        trainer = _trainer(writer, prepared, planned, built, measured, progress)
+        trainer = _trainer(writer, prepared, planned, built, progress)
         result = trainer.run()
         writer.conclude(result)
     if rank.is_zero:
         estimated = planned.memory.estimated_peak_bytes(on_cuda=rank.device.type == "cuda")
         log.info("%s", used_text(estimated, result.peak_gib))
-        note_step(measured.step_journal, measured.prediction, result.step_ms)
     return result
 
 
 def _write_before_training(
-    writer: RunWriter, prepared: Prepared, planned: Planned, measured: Measured
+    writer: RunWriter, prepared: Prepared, planned: Planned, measured: MeasuredCost
 ) -> None:
     settings = prepared.settings
     values = (planned.report.made_by, str(settings.batch_size), str(settings.seed))
     writer.config(settings.config_yaml, dict(zip(HPARAMS, values, strict=True)))
-    writer.step(measured.prediction.predicted, is_new=planned.is_new)
     writer.plan(
         planned.plan,
         planned.report,
         planned.task,
-        measured.embeddings.cost,
+        measured.cost,
         step=prepared.start.step,
         is_new=planned.is_new,
     )
@@ -68,7 +65,6 @@ def _trainer(
     prepared: Prepared,
     planned: Planned,
     built: Built,
-    measured: Measured,
     progress: Progress,
 ) -> Trainer:
     settings, folder = prepared.settings, prepared.folder
@@ -78,7 +74,7 @@ def _trainer(
         lr_scheduler=LambdaLR(built.optimizer, settings.optimizer.schedule.factor),
         train_stream=prepared.streams["train"],
         eval_stream=prepared.streams["val"],
-        config=measured.trainer,
+        config=settings.trainer,
         batch_size=settings.batch_size,
         rank=prepared.rank,
         log_scalar=writer.scalar,

@@ -70,8 +70,6 @@ class MeasuredCost:
             the cost, as it passes while a GPU computes something else. On a CPU, where nothing is
             launched, there is none.
         exposed: stages whose times contain host time on a GPU all the same.
-        host_ms: median host time of all stages and of the ids' redistribution together, on the
-            slowest rank; 0 on a CPU, which is itself the host.
         change: factor between the computation of the first and of the second half of the
             iterations on the median rank, at least 1.
     """
@@ -81,7 +79,6 @@ class MeasuredCost:
     iterations: int
     launch_ms: Mapping[str, float] = field(default_factory=dict)
     exposed: tuple[str, ...] = ()
-    host_ms: float = 0.0
     change: float = 1.0
 
 
@@ -231,7 +228,6 @@ def _over_ranks(iterations: Sequence[Iteration], group: dist.ProcessGroup | None
         launch_ms={name: float(np.median(ms, axis=1).max()) for name, ms in launch_ms.items()},
         # more than half of a rank's iterations, so that the median is one of them
         exposed=tuple(name for name, flags in is_exposed.items() if flags.mean(axis=1).max() > 0.5),
-        host_ms=max(float(np.median([i.host_ms for i in of_rank])) for of_rank in by_rank),
         change=change,
     )
 

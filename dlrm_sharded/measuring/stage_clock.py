@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -27,13 +26,11 @@ class Iteration:
         launch_ms: host time to launch the stage, for stages launched while the device slept.
         is_exposed: whether the sleep was too short for that, so that the time of the stage
             contains host time.
-        host_ms: host time of all stages on a GPU, with that of stages in which it waits.
     """
 
     times_ms: dict[str, float] = field(default_factory=dict)
     launch_ms: dict[str, float] = field(default_factory=dict)
     is_exposed: dict[str, bool] = field(default_factory=dict)
-    host_ms: float = 0.0
 
     def add(self, name: str, time_ms: float) -> None:
         """Add a time to that of a stage."""
@@ -45,7 +42,6 @@ class Iteration:
         self.add(name, time_ms)
         self.launch_ms[name] = self.launch_ms.get(name, 0.0) + launched.launch_ms
         self.is_exposed[name] = self.is_exposed.get(name, False) or launched.is_exposed
-        self.host_ms += launched.launch_ms
 
 
 class StageClock:
@@ -80,10 +76,7 @@ class StageClock:
             return self._timed_behind_sleep(name, work)
         watch = Stopwatch(self._device)
         watch.mark()
-        began_s = time.perf_counter() if self._on_cuda else 0.0
         result = work()
-        if self._on_cuda:
-            self._iteration.host_ms += 1e3 * (time.perf_counter() - began_s)
         watch.mark()
         [time_ms] = watch.intervals_ms()
         self._iteration.add(name, time_ms)

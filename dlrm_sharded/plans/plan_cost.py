@@ -92,7 +92,6 @@ STAGE_LABELS = {name: stage.label for name, stage in _TABLE.items()}
 """Names of the stages in texts and pictures."""
 
 FORWARD_STAGES = tuple(name for name, stage in _TABLE.items() if stage.direction == FORWARD)
-BACKWARD_STAGES = tuple(name for name in STAGES if name not in FORWARD_STAGES)
 
 EXCHANGE_STAGES = tuple(name for name, stage in _TABLE.items() if stage.is_exchange)
 """Stages in which ranks exchange data and wait for each other."""

@@ -23,7 +23,6 @@ from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # both load torch
     from dlrm_sharded.measuring.measure import MeasuredCost
@@ -76,20 +75,13 @@ class RunResult:
 
     Args:
         device: name of the hardware.
-        pipeline: that of the training, by its name and not `auto`.
+        pipeline: that of the training, by its name.
         stages_ms: time of each stage, the max over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
         prices: what the prices of the prediction are, see `Standing.short_text`.
         prices_digest: see `MadeFrom`; runs whose prices differ have predictions that do, too.
         expected_error: of `predicted_critical_path_ms`, relative.
-        predicted_step_error: expected error of `predicted_step_ms`, relative.
-        predicted_parts_ms: parts of the predicted step, averaged over all ranks, see `step.parts`;
-            they sum to it.
-        predicted_hidden_ms: time of each exchange that computation hides, averaged likewise; the
-            parts have what is exposed.
-        predicted_device_ms, predicted_host_ms: what the devices need for a step, and the host on
-            GPUs; the step is the larger one.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
         hosts, began_s, core_wait: see `Surroundings`, of the training.
@@ -119,13 +111,6 @@ class RunResult:
     prices: Text | None = None
     prices_digest: Text | None = None
     expected_error: Finite | None = None
-    predicted_step_ms: Finite | None = None
-    predicted_samples_per_s: Finite | None = None
-    predicted_step_error: Finite | None = None
-    predicted_parts_ms: Mapping[str, Finite] | None = None
-    predicted_hidden_ms: Mapping[str, Finite] | None = None
-    predicted_device_ms: Finite | None = None
-    predicted_host_ms: Finite | None = None
     lower_bound_ms: Finite | None = None
     gap: Finite | None = None
     plan_solve_s: Finite | None = None
@@ -205,7 +190,6 @@ def run_result(
     plan: ShardingPlan,
     report: PlanReport,
     measured: MeasuredCost,
-    prediction: StepPrediction | None,
     training: TrainingResult,
     *,
     device: str,
@@ -224,16 +208,6 @@ def run_result(
             "predicted_critical_path_ms": report.cost.critical_path_ms,
             "predicted_stages_ms": _stages_ms(report.cost),
             "predicted_input_dist_ms": report.cost.input_dist_max_ms,
-        }
-    if prediction is not None:
-        predicted |= {
-            "predicted_step_ms": prediction.step_ms,
-            "predicted_samples_per_s": prediction.samples_per_s,
-            "predicted_step_error": prediction.error,
-            "predicted_parts_ms": prediction.breakdown.mean_parts_ms,
-            "predicted_hidden_ms": prediction.breakdown.mean_hidden_ms,
-            "predicted_device_ms": prediction.device_ms,
-            "predicted_host_ms": prediction.host_ms,
         }
     if report.standing is not None:
         predicted |= {

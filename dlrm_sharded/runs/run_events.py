@@ -17,7 +17,6 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.runs.event_file import EventFile
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
-from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.result import TrainingResult
@@ -85,30 +84,6 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._file.text("config", "\n".join(f"    {line}" for line in yaml.splitlines()))
         self._file.summary(hparams_config())
         self._file.summary(hparams_pb(dict(hparams), trial_id=self._trial))
-
-    def step(self, prediction: StepPrediction | None, *, is_new: bool = True) -> None:
-        """Write the predicted step and its parts, if there is a prediction.
-
-        Args:
-            is_new: see `plan`.
-        """
-        if prediction is None:
-            return
-        hidden_ms = prediction.breakdown.mean_hidden_ms
-        figures = {
-            "predicted/step_ms": prediction.step_ms,
-            "predicted/device_ms": prediction.device_ms,
-            "predicted/host_ms": prediction.host_ms,
-            "predicted/samples_per_s": prediction.samples_per_s,
-            "predicted/step_error": prediction.error,
-            **{f"step/{part}_ms": ms for part, ms in prediction.breakdown.mean_parts_ms.items()},
-            **{f"step/{part}_hidden_ms": ms for part, ms in hidden_ms.items()},
-        }
-        known = {tag: value for tag, value in figures.items() if value is not None}
-        self._run_scalars |= known
-        if is_new:
-            for tag, value in known.items():
-                self.scalar(tag, value)
 
     def plan(
         self,

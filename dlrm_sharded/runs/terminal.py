@@ -6,11 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlrm_sharded.explain.step_text import error_bar, needs_text
 from dlrm_sharded.explain.text import difference, rounding
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.result import TrainingResult
@@ -66,7 +64,6 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
 def closing_text(
     report: PlanReport,
     cost: PlanCost,
-    prediction: StepPrediction | None,
     training: TrainingResult,
     run_dir: Path,
     *,
@@ -111,7 +108,6 @@ def closing_text(
             *launch_bound,
             f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
             f"  throughput       {_throughput(training)}",
-            *([] if prediction is None else _predicted_step(prediction, training)),
             f"  loss {training.loss:.4f}, {quality}",
             f"  results in       {run_dir}{'' if host is None else f' on host {host}'}",
             *([] if checkpoints_in is None else [f"  checkpoints in   {checkpoints_in}"]),
@@ -119,18 +115,6 @@ def closing_text(
             *([] if report.caveat is None else [f"  caveat: {report.caveat}"]),
         ]
     )
-
-
-def _predicted_step(prediction: StepPrediction, training: TrainingResult) -> list[str]:
-    """Return the predicted step, and on GPUs what bounds it."""
-    text = f"{prediction.samples_per_s:,.0f} samples/s ({prediction.step_ms:.1f} ms a step"
-    if math.isfinite(training.step_ms):
-        text += f", {difference(prediction.step_ms, training.step_ms)}"
-    lines = [f"  predicted        {text}{error_bar(prediction)})"]
-    if (needs := needs_text(prediction)) is not None:
-        tie = ", so plans hardly differ" if prediction.bounding_host else ""
-        lines.append(f"  {needs}{tie}")
-    return lines
 
 
 def _throughput(training: TrainingResult) -> str:

@@ -49,7 +49,7 @@ class BlockNeighborhood(StateMoves):
 
     def _cuts_of(self, units: list[int], objective: SmoothObjective) -> list[Move]:
         """Return moves that put units in row blocks, on the best group for each kind."""
-        state, problem, slope = self.state, self.problem, objective.exchange_slope
+        state, problem = self.state, self.problem
         moves: list[Move] = []
         for unit in units:
             if not any(blocks.possible[unit] for blocks in problem.blocks):
@@ -65,15 +65,15 @@ class BlockNeighborhood(StateMoves):
             remove = [SetWidth(unit, other, 0) for other in state.widths[unit]]
             is_last = state.num_in_all_to_all[problem.owners[unit][0]] == len(remove)
             for group, value_ms in self._best_groups(unit, load, free_bytes, objective):
-                change_ms = value_ms + slope * shared_ms - objective.linear_ms
+                change_ms = value_ms + shared_ms - objective.value_ms
                 if is_last and problem.blocks_of_group(group).is_global:  # no all-to-all is left
-                    change_ms -= slope * problem.prices.fixed_ms
+                    change_ms -= problem.prices.fixed_ms
                 moves.append(Move(change_ms, [*remove, SetGroup(unit, group)]))
         return moves
 
     def row_joins(self, objective: SmoothObjective) -> list[Move]:
         """Return moves that make units in row blocks whole again, on the best rank for each."""
-        state, problem, slope = self.state, self.problem, objective.exchange_slope
+        state, problem = self.state, self.problem
         units = np.flatnonzero((state.group != COLUMNS) & ~problem.must_replicate)
         units = self._changeable(units)
         if not len(units):
@@ -91,7 +91,7 @@ class BlockNeighborhood(StateMoves):
                 shared_ms -= blocks.fixed_shared_ms
                 load[members] -= blocks.fixed_load
             if self.splits:
-                rest_ms = slope * (state.shared_ms + shared_ms) - objective.linear_ms
+                rest_ms = (state.shared_ms + shared_ms) - objective.value_ms
                 moves += [
                     Move(value_ms + rest_ms, [SetGroup(unit, COLUMNS), SetGroup(unit, other)])
                     for other, value_ms in self._best_groups(unit, load, free_bytes, objective)
@@ -111,7 +111,7 @@ class BlockNeighborhood(StateMoves):
                 SetGroup(unit, COLUMNS),
                 SetWidth(unit, rank, int(problem.num_steps[unit])),
             ]
-            moves.append(Move(float(values[rank]) - before_ms + slope * shared_ms, edits))
+            moves.append(Move(float(values[rank]) - before_ms + shared_ms, edits))
         return moves
 
     def _changeable(self, units: Indices) -> Indices:
@@ -128,12 +128,12 @@ class BlockNeighborhood(StateMoves):
         Args:
             load: [W, L], loads of all ranks without the unit.
         """
-        state, problem, slope = self.state, self.problem, objective.exchange_slope
+        state, problem = self.state, self.problem
         # Row blocks are small and on many ranks, so host loads are taken as unchanged.
         norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
         host_ms = 0.0
         if objective.has_hosts:
-            host_ms = objective.linear_ms - slope * state.shared_ms - norms_ms
+            host_ms = objective.value_ms - state.shared_ms - norms_ms
         powers = objective.powers_of(load)  # of the ranks without the unit
         allowed = state.allowed_ranks(unit)
         for blocks in problem.blocks:
@@ -155,4 +155,4 @@ class BlockNeighborhood(StateMoves):
                 best = int(np.where(fits, values, np.inf).argmin())
                 shared_ms = float(blocks.shared_ms[unit])
                 shared_ms += blocks.fixed_shared_ms * bool(is_first[best])
-                yield blocks.groups[best], float(values[best]) + (slope * shared_ms + host_ms)
+                yield blocks.groups[best], float(values[best]) + (shared_ms + host_ms)

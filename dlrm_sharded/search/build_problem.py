@@ -31,7 +31,6 @@ from dlrm_sharded.search.problem import (
 )
 from dlrm_sharded.search.replication import which_pay
 from dlrm_sharded.search.split_errors import SplitErrors
-from dlrm_sharded.step.objective import StepObjective
 
 MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
@@ -45,7 +44,6 @@ def build_problem(
     split_error: float | None,
     max_widths: int = MAX_WIDTHS,
     all_replicas: bool = False,
-    step: StepObjective | None = None,
 ) -> Problem:
     """Return the search problem of a task.
 
@@ -57,7 +55,6 @@ def build_problem(
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
         all_replicas: whether to offer replicas also of tables for which they do not seem to pay,
             as an earlier plan may have them.
-        step: what to minimize in place of cost and critical path, see `LoadWeights`.
     """
     task, hosts = priced.task, priced.hosts
     prices = ExchangePrices.from_model(priced.communication, hosts)
@@ -75,7 +72,7 @@ def build_problem(
     pricing = Pricing(
         compute=priced.compute,
         prices=prices,
-        weights=LoadWeights(critical_path_share, prices, step),
+        weights=LoadWeights(critical_path_share, prices),
         errors=errors,
         mean_read_mb=float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size,
     )

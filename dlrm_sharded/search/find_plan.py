@@ -16,7 +16,7 @@ from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.search.slices import in_cheapest_slices, in_slices_as
+from dlrm_sharded.search.slices import in_cheapest_slices
 from dlrm_sharded.search.smooth_objective import SHARP
 from dlrm_sharded.search.starts import (
     HOPELESS,
@@ -66,7 +66,7 @@ def find_state(
         split_bound_ms: lower bound of plans without replicas, for cuts where these find no room.
     """
     rng = np.random.default_rng(seed)
-    good_ms = (bound_ms - problem.weights.hidden_ms) * (1 + stopping.good_gap)
+    good_ms = bound_ms * (1 + stopping.good_gap)
     bounds_ms = (bound_ms,) if split_bound_ms in (None, bound_ms) else (bound_ms, split_bound_ms)
     extras = stopping.patience > 0
     whole, problem = problem, in_cheapest_slices(problem)
@@ -107,14 +107,6 @@ def find_state(
             break
         best = min(best, *_walk(near, good_ms, rng, stopping), key=objective_ms_of)
     return _balanced(best, good_ms, rng, stopping)
-
-
-def improve_under(problem: Problem, start: State, seed: int, stopping: StoppingRule) -> State:
-    """Return the best state found near one of the same units and groups under other weights."""
-    rng = np.random.default_rng(seed)
-    state = start.copy_for(in_slices_as(problem, start.problem))
-    _improve(state, 0.0, rng, stopping, splits=True)
-    return _balanced(state, 0.0, rng, stopping)
 
 
 def _walk(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,17 +26,14 @@ Build = Callable[..., Problem]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A state, and how its problem is built.
+    """A state, and its problem.
 
     Args:
         state: the best state found; None if none was found that fits.
-        problem: that of the state.
-        build: returns the problem, or a like one, given further keys.
     """
 
     state: State | None
     problem: Problem
-    build: Build
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +76,10 @@ class SearchFromScratch:
         """
         problem = build()
         is_wide = any(table.embedding_dim > WIDE for table in problem.task.tables)
-        best = Found(self.find(problem, clock), problem, build)
+        best = Found(self.find(problem, clock), problem)
         if is_wide and (best.state is None or (are_steps_large(problem) and not clock.is_over)):
-            narrow = functools.partial(build, max_widths=ALL_WIDTHS)
-            narrow_problem = narrow()
-            other = Found(self.find(narrow_problem, clock), narrow_problem, narrow)
+            narrow = build(max_widths=ALL_WIDTHS)
+            other = Found(self.find(narrow, clock), narrow)
             if best.state is None or (
                 other.state and other.state.objective_ms < best.state.objective_ms
             ):

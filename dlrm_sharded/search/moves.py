@@ -124,7 +124,7 @@ class Neighborhood(StateMoves):
         there = objective.powers_of(load_there)
         gains = (there - objective.powers[others]) @ objective.slope
         # The change at the source does not depend on the rank that gets the part.
-        gains += (change_here + objective.exchange_slope * problem.shared_ms[moved])[:, None]
+        gains += (change_here + problem.shared_ms[moved])[:, None]
         has_room = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
         fits = np.ones_like(has_room)
         if not self.splits:  # a part that leaves something behind makes a piece more
@@ -221,7 +221,7 @@ class Neighborhood(StateMoves):
             kept_demand = np.where(is_whole[:, None], 0.0, problem.demand[kept])
             load += problem.crowding_load(kept_demand, rest) - problem.crowding_load(whole, rest)
         change = (objective.powers_of(load) - objective.powers[rank]) @ objective.slope
-        change += objective.exchange_slope * (kept_shared_ms - problem.shared_ms[parts.shape])
+        change += kept_shared_ms - problem.shared_ms[parts.shape]
         return change
 
     def _merge_with_held(
@@ -255,7 +255,7 @@ class Neighborhood(StateMoves):
             load += problem.crowding_load(problem.demand[after], rest)
             load -= problem.crowding_load(problem.demand[before], rest)
         change = (objective.powers_of(load) - objective.powers[other]) @ objective.slope
-        change += objective.exchange_slope * (problem.shared_ms[after] - problem.shared_ms[before])
+        change += problem.shared_ms[after] - problem.shared_ms[before]
         gains[m, b] = change_here[m] + change
         added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
         has_room[m, b] = added_bytes <= state.free_bytes[other]

@@ -23,7 +23,6 @@ from dlrm_sharded.cost.shapes import Indices
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.step.objective import StepObjective
 
 Mask = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
@@ -34,14 +33,11 @@ class Load:
     """The columns of an array of loads [..., L], in ms."""
 
     COST = 0
-    """Computation and the rank's own part in the exchanges, which make up the plan's cost; that
-    part alone if the step is minimized."""
+    """Computation and the rank's own part in the exchanges, which make up the plan's cost."""
     COMPUTE = slice(1, 3)
     """Forward and backward computation, two stages of the critical path."""
     EXCHANGE = 3
     """Exchanges, the other stage of the critical path."""
-    EXCHANGES = (COST, EXCHANGE)
-    """The exchanges of a step, if that is minimized."""
     PROCESSING = slice(0, 3)
     """All but the exchanges that other ranks wait for."""
 
@@ -148,39 +144,26 @@ class LoadWeights:
     The maximum of `Load.COST` over ranks is the plan's cost, apart from what all ranks share. The
     maxima of the other loads add up to its critical path. The objective weighs the two.
 
-    Args:
-        step: takes the place of both: no load then has computation and exchanges; None for the
-            cost and the critical path.
-
     Attributes:
         compute: [2, L], weights of forward and backward computation in each load.
     """
 
     critical_path_share: float
     prices: ExchangePrices
-    step: StepObjective | None = None
     compute: Floats = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        share = self.critical_path_share if self.step is None else 1.0
+        share = self.critical_path_share
         weights = np.zeros((2, NUM_LOADS))
-        if self.step is not None and self.step.joins_computation:
-            weights[:, Load.COMPUTE.start] = 1.0
-        else:
-            weights[:, Load.COST] = 1.0 - share
-            weights[:, Load.COMPUTE] = share * np.eye(2)
+        weights[:, Load.COST] = 1.0 - share
+        weights[:, Load.COMPUTE] = share * np.eye(2)
         object.__setattr__(self, "compute", weights)
 
     @property
     def exchange(self) -> Floats:
         """[L], weight of a rank's own exchange time in each load."""
-        share = self.critical_path_share if self.step is None else 0.0
+        share = self.critical_path_share
         return np.array([1.0 - share, 0.0, 0.0, share])
-
-    @property
-    def hidden_ms(self) -> float:
-        """By how much the objective may be below the cost."""
-        return 0.0 if self.step is None else self.step.all_hidden_ms
 
     def loads(self, compute_ms: Floats, volume: Floats) -> Floats:
         """Return the loads [n, L] of ranks or pieces.
@@ -192,11 +175,8 @@ class LoadWeights:
         share = self.critical_path_share
         # Bytes of its own take a rank's time; they count for cost and for the critical path.
         loads = self.prices.own_byte_ms * volume[:, None] * self.exchange
-        if self.step is not None:
-            loads += compute_ms @ self.compute
-        else:
-            loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
-            loads[:, Load.COMPUTE] += share * compute_ms
+        loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
+        loads[:, Load.COMPUTE] += share * compute_ms
         # All ranks wait for the rank with most bytes, so its bytes count as a maximum over ranks.
         loads[:, Load.EXCHANGE] += self.prices.busiest_rank_byte_ms * volume
         return loads

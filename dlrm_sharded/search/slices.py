@@ -65,16 +65,6 @@ def in_cheapest_slices(problem: Problem) -> Problem:
     return problem if best is whole else with_slices(problem, best)
 
 
-def in_slices_as(problem: Problem, other: Problem) -> Problem:
-    """Return the problem with units in slices as they are in another one of the same tables."""
-    if other.most_steps is None:
-        return problem
-    if not other.has_crowding:
-        return in_cheapest_slices(problem)
-    of_unit = other.most_steps[other.whole_shape]
-    return with_slices(problem, np.repeat(of_unit, problem.num_steps))
-
-
 def in_spread_slices(
     state: State, columns: int, *, blocks: Literal["kept", "narrow", "none"] = "kept"
 ) -> State | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from dlrm_sharded.cost.workload import Floats
-from dlrm_sharded.search.problem import Load
 from dlrm_sharded.search.state import State
 
 SMOOTH, SHARP = 7, 10
@@ -36,9 +35,6 @@ class SmoothObjective:
         scale: [L], the largest loads, by which loads are divided before powers are taken.
         powers: [W, L], powers of each rank's loads.
         slope: [L], by how much the value grows with a sum of powers, to first order.
-        exchange_slope: by how much the value grows with what all ranks exchange, to first order:
-            1 unless computation hides exchanges.
-        linear_ms: the value if it grew so from the start, for differences to first order.
     """
 
     def __init__(self, state: State, num_squarings: int = SMOOTH) -> None:
@@ -59,19 +55,6 @@ class SmoothObjective:
             norm = self.host_scale * self.host_powers.sum() ** (1.0 / exponent)
             self.host_slope = float(norm / self.host_powers.sum() / exponent)
             self.value_ms += float(norm)
-        self.exchange_slope, self.linear_ms = 1.0, self.value_ms
-        self._weights = self.scale
-        if (step := state.problem.weights.step) is not None:
-            compute_ms = float(norms[Load.COMPUTE].sum())
-            exchange_ms = self.value_ms - compute_ms
-            exposed_ms, self.exchange_slope = step.smooth_exposed_ms(exchange_ms)
-            self.value_ms = compute_ms + exposed_ms
-            self.linear_ms = compute_ms + self.exchange_slope * exchange_ms
-            self._weights, self.slope = self.scale.copy(), self.slope.copy()
-            self._weights[[*Load.EXCHANGES]] *= self.exchange_slope
-            self.slope[[*Load.EXCHANGES]] *= self.exchange_slope
-            if self.has_hosts:
-                self.host_slope *= self.exchange_slope
 
     def powers_of(self, load: Floats) -> Floats:
         """Return the powers of loads [..., L]."""
@@ -79,7 +62,7 @@ class SmoothObjective:
 
     def norm_ms(self, power_sums: Floats) -> Floats:
         """Return the sum [...] of the norms of sums of powers [..., L], as far as they count."""
-        return (self._weights * power_sums ** (2.0**-self.num_squarings)).sum(axis=-1)
+        return (self.scale * power_sums ** (2.0**-self.num_squarings)).sum(axis=-1)
 
     def rank_shares(self) -> Floats:
         """Return [W], what each rank adds to the value, to first order."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm_sharded.cost.workload import Floats
-from dlrm_sharded.search.problem import Demand, Load, Mask, Problem, by_group
+from dlrm_sharded.search.problem import Demand, Mask, Problem, by_group
 
 COLUMNS = -1
 """Entry of `State.group` for units in column pieces, that is, not in row blocks on a group."""
@@ -107,13 +107,8 @@ class State:
     @property
     def objective_ms(self) -> float:
         """The objective, which the search minimizes."""
-        largest, step = self.load.max(axis=0), self.problem.weights.step
-        if step is None:
-            return float(largest.sum()) + float(self.host_load.max()) + self.shared_ms
-        # What all ranks share, and what hosts add, are times of exchanges.
-        exchange_ms = float(largest[[*Load.EXCHANGES]].sum() + self.host_load.max())
-        exposed_ms = step.exposed_ms(exchange_ms + self.shared_ms)
-        return float(largest[Load.COMPUTE].sum()) + exposed_ms
+        largest = self.load.max(axis=0)
+        return float(largest.sum()) + float(self.host_load.max()) + self.shared_ms
 
     def allowed_ranks(self, unit: int) -> Mask:
         """Return [W], ranks that the constraints allow for one more piece of the unit."""

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel, PricedTask, is_additive, with_assumed_profiles
-from dlrm_sharded.cost.cluster import Cluster
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -19,7 +18,6 @@ from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
 
 PriceTask = Callable[[ShardingTask], PricedTask]
-StepModel = Callable[[PricedTask], Cluster]
 
 
 class Sharder(Protocol):
@@ -54,14 +52,11 @@ class SharderContext:
     Args:
         cost_model: the run's cost model; None with `cost_model=none`.
         exchange_precision: the run's precision of exchanges.
-        step_model: returns what decides the steps of a task besides its plan; it may raise
-            ConfigError. None if that is not known.
     """
 
     run: RunContext = field(default_factory=RunContext)
     cost_model: CostModel | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
-    step_model: StepModel | None = field(default=None, compare=False)
 
     def pricing_for(self, sharder: str) -> PriceTask:
         """Return the function that prices tasks, in the run's precision, for a sharder.

@@ -16,8 +16,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.cluster import Cluster
-from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -36,7 +34,7 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, in_half
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_none_found
-from dlrm_sharded.search.find_plan import improve_under, improve_within
+from dlrm_sharded.search.find_plan import improve_within
 from dlrm_sharded.search.from_scratch import ALL_WIDTHS, Build, SearchFromScratch
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
@@ -45,10 +43,8 @@ from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.step.objective import StepObjective
 
 AUTO = "auto"
-COST, STEP = OBJECTIVES = ("cost", "step")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +54,6 @@ class SearchSharder:
     Args:
         context: has an additive cost model.
         constraints: what users require of the plan, besides a low cost.
-        objective: "cost" for the cost and the critical path; "step" for the predicted step, which
-            needs the context's step model. Then half of the time goes to the plan of the least
-            cost, and the plan with the shorter step of the two is returned.
         critical_path_share: weight of the critical path in the cost; the rest is the embedding
             cost.
         time_budget_s: time after which the whole search returns its best plan; small tasks end
@@ -80,7 +73,6 @@ class SearchSharder:
     context: SharderContext
     constraints: Constraints = field(default_factory=Constraints)
     _: KW_ONLY
-    objective: str = COST
     critical_path_share: float = 0.05
     seed: int = 0
     time_budget_s: float | None = 10.0
@@ -107,15 +99,6 @@ class SearchSharder:
 
     def __post_init__(self) -> None:
         self.context.pricing_for(self.name)  # which refuses a run without unit costs
-        if self.objective not in OBJECTIVES:
-            raise ConfigError(
-                f"sharder.objective is {self.objective!r}; known: {', '.join(OBJECTIVES)}"
-            )
-        if self.objective == STEP and self.context.step_model is None:
-            raise ConfigError(
-                "sharder.objective is step, and nothing is known of the steps here; leave it out, "
-                "plan with dlrm-train or dlrm-plan, or give a SharderContext its step_model"
-            )
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
         check_count("sharder.seed", self.seed, least=0)
         if self.time_budget_s is not None:
@@ -157,9 +140,6 @@ class SearchSharder:
 
     def _search(self, priced: PricedTask, clock: Clock) -> ShardingPlan:
         """Return the best plan under the prices of a task, in any precision."""
-        cluster = None
-        if self.objective == STEP and self.context.step_model is not None:
-            cluster = self.context.step_model(priced)
         task = priced.task
         earlier = self.constraints.earlier_plan(task)
         build: Build = functools.partial(
@@ -178,39 +158,14 @@ class SearchSharder:
             scratch = self._from_scratch.find_in_steps(build, clock)
             if scratch.state is None:
                 raise InfeasibleTaskError(why_none_found(scratch.problem))
-            build, state = scratch.build, scratch.state
+            state = scratch.state
         by_table = None if earlier is None else earlier.shards_by_table()
-        plans = [ShardingPlan(task.topology.world_size, state_shards(state, by_table))]
-        value = functools.partial(self._value_ms, priced=priced)
-        if cluster is not None:
-            step = StepObjective.near(priced.predict(plans[0]), cluster.device_ms)
-            found = self._by_step(build(step=step), state, earlier, clock)
-            plans += [ShardingPlan(plans[0].world_size, state_shards(s, by_table)) for s in found]
-            value = functools.partial(_step_value_ms, priced=priced, cluster=cluster)
-        # The search's prices are linear in exchanged bytes, so what it improves may cost more.
-        plans += [] if earlier is None else [earlier]
-        plan = min(plans, key=value) if len(plans) > 1 else plans[0]
-        return with_precisions_of(plan, task)
-
-    def _by_step(
-        self, problem: Problem, start: State, earlier: ShardingPlan | None, clock: Clock
-    ) -> list[State]:
-        """Return states of short steps: near the state of least cost, and found from scratch.
-
-        Args:
-            problem: has the step as its objective.
-            earlier: a plan near which the state has to be instead; None if there is none.
-        """
+        plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
         if earlier is not None:
-            return [self._near(problem, earlier, clock)]
-        search = self._from_scratch
-        near = improve_under(problem, start, self.seed, search.stopping(clock))
-        found = search.find(problem, clock)
-        return [near] if found is None else [near, found]
-
-    def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> tuple[float, ...]:
-        """Return the predicted cost and critical path of a plan, weighed as in the objective."""
-        return (priced.predict(plan).weighed_ms(self.critical_path_share),)
+            # The search's prices are linear in exchanged bytes, so what it improves may cost more.
+            share = self.critical_path_share
+            plan = min(plan, earlier, key=lambda plan: priced.predict(plan).weighed_ms(share))
+        return with_precisions_of(plan, task)
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
@@ -239,13 +194,6 @@ def search_sharder(context: SharderContext, **keys: Any) -> SearchSharder:
     names = {field.name for field in dataclasses.fields(Constraints)} & keys.keys()
     constraints = Constraints(**{name: keys.pop(name) for name in names})
     return SearchSharder(context, constraints, **keys)
-
-
-def _step_value_ms(plan: ShardingPlan, priced: PricedTask, cluster: Cluster) -> tuple[float, ...]:
-    """Return the predicted step of a plan, and its cost, which decides where hosts are slower."""
-    rank_error = priced.standing.rank_error if priced.standing else None
-    cost = with_expected_excess(priced.predict(plan), rank_error)
-    return round(cluster.step(plan, cost).step_ms, 6), cost.cost_ms
 
 
 def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlrm_sharded.checkpoint.logical import PART_BYTES
-from dlrm_sharded.dense.trace import DenseMemory
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
-from dlrm_sharded.step.pipelines import AUTO, PIPELINES, TOP_BACKWARD, pipeline_name
 from dlrm_sharded.training.copies import copied_bytes
+from dlrm_sharded.training.dense_memory import DenseMemory
+from dlrm_sharded.training.pipelines import PIPELINES, pipeline_name
 from dlrm_sharded.training.rank_memory import RankMemory
 
 FLOAT_BYTES = ID_BYTES = LENGTH_BYTES = 4
@@ -66,7 +66,7 @@ class Workload:
         num_eval_samples: samples of an evaluation, of all ranks.
         cached_batch_bytes: batches that the dataset keeps on a rank.
         checkpoint_copy: whether checkpoints are written from a copy of the model.
-        pipeline: name of the training's pipeline; `auto` is that of the device.
+        pipeline: name of the training's pipeline; None for the default of the device.
     """
 
     dense: DenseMemory
@@ -76,7 +76,7 @@ class Workload:
     num_eval_samples: int
     cached_batch_bytes: int = 0
     checkpoint_copy: bool = False
-    pipeline: str = AUTO
+    pipeline: str | None = None
 
     @property
     def dense_bytes(self) -> int:
@@ -280,7 +280,7 @@ def _moments_of_training(
     local, pooled = load.local_bytes, load.pooled_bytes
     pipeline = PIPELINES[pipeline_name(workload.pipeline, device)]
     # the next step has been looked up and is exchanged before the backward pass of this one
-    num_ahead = int(pipeline.next_lookup == TOP_BACKWARD)
+    num_ahead = int(pipeline.next_lookup == "backward")
     ids = pipeline.num_batches * _batch_bytes(load, task, workload)
     ids += (1 + num_ahead) * _received(load, task)
     ids += (pipeline.num_arrived - 1 - num_ahead) * _arrived(load, task)

@@ -23,8 +23,8 @@ from dlrm_sharded.checkpoint.model_state import fused_steps_kept, set_fused_step
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
+from dlrm_sharded.training.pipelines import PIPELINES, pipeline_name
 
 CLASSES = {
     "base": "TrainPipelineBase",
@@ -77,7 +77,7 @@ def make_pipeline(
     device: torch.device,
     num_synchronous: int = 0,
 ) -> Steps:
-    """Make a pipeline of `step.pipelines`.
+    """Make a pipeline of `PIPELINES`.
 
     Args:
         num_synchronous: number of first steps in which `semi_sync` looks no vectors up ahead.

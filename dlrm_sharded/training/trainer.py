@@ -29,7 +29,6 @@ from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.heartbeat import OnStall
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
-from dlrm_sharded.step.pipelines import PIPELINES, pipeline_name
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import (
     evaluate,
@@ -37,6 +36,7 @@ from dlrm_sharded.training.pipeline import (
     set_schedule_step,
     settle,
 )
+from dlrm_sharded.training.pipelines import PIPELINES, pipeline_name
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress

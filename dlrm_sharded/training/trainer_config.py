@@ -8,7 +8,7 @@ import torch
 
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
-from dlrm_sharded.step.pipelines import AUTO, PIPELINES
+from dlrm_sharded.training.pipelines import PIPELINES
 
 GPU_PREFETCH_BATCHES = 2
 """Batches that a thread reads ahead for a GPU, by default."""
@@ -29,8 +29,8 @@ class TrainerConfig:
             on CUDA and 0 on a CPU, whose cores all compute.
         checkpoint: when checkpoints are written; None for never.
         tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
-        pipeline: one of `PIPELINES`, or "auto": sparse_dist on CUDA, base on a CPU, where nothing
-            runs in parallel, or another one that earlier runs have shown to be faster here.
+        pipeline: one of `PIPELINES`; None for sparse_dist on CUDA, and base on a CPU, where nothing
+            runs in parallel.
         semi_sync_after: number of first steps in which `semi_sync` looks no vectors up ahead.
         trace: whether to trace a few steps after the warm-up, see `docs/reference/tracing.md`.
         trace_steps: number of traced steps.
@@ -43,7 +43,7 @@ class TrainerConfig:
     log_every_steps: int = 20
     num_warmup_steps: int = 5
     prefetch_batches: int | None = None
-    pipeline: str = AUTO
+    pipeline: str | None = None
     semi_sync_after: int = 900
     tf32: bool = True
     trace: bool = False
@@ -69,9 +69,14 @@ class TrainerConfig:
                 "trainer.pipeline=prefetch is not there since 0.3, as no table is in host memory; "
                 "use sparse_dist"
             )
-        if self.pipeline not in (AUTO, *PIPELINES):
-            known = ", ".join((AUTO, *PIPELINES))
-            raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {known}")
+        if self.pipeline == "auto":
+            raise ConfigError(
+                "trainer.pipeline=auto is not there since 0.3; leave it out, or set it to null for "
+                "the default of the device"
+            )
+        if self.pipeline is not None and self.pipeline not in PIPELINES:
+            known = ", ".join(PIPELINES)
+            raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: null, {known}")
 
     def total_steps(self, epoch_batches: int) -> int:
         """Return the number of steps of the whole training."""

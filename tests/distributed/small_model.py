@@ -21,8 +21,8 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training.pipeline import check_pipeline, evaluate, make_pipeline
+from dlrm_sharded.training.pipelines import PIPELINES
 from tests.cuda import streams_on
 from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered

@@ -8,8 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training.pipeline import make_pipeline
+from dlrm_sharded.training.pipelines import PIPELINES
 from tests.distributed.small_model import (
     make_sharded,
     pipelines_for,

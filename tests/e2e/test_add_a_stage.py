@@ -16,14 +16,12 @@ pytestmark = pytest.mark.slow
 DIFF_BLOCK = re.compile(r'^```diff title="([^"]+)"\n(.*?)^```$', re.M | re.S)
 TIME_MS = 25.0
 CHANGES = {
-    # the page's stage takes so long, measured and predicted, that a step without it is shorter
+    # the page's stage takes so long, measured and predicted
     "dlrm_sharded/measuring/measure.py": (
         "output.detach().clone()",
         f"time.sleep({TIME_MS / 1000})",
     ),
     "dlrm_sharded/cost/base.py": ('"fwd_copy": [0.0]', f'"fwd_copy": [{TIME_MS}]'),
-    # predicted times do not vary from step to step, so sums are exact
-    "dlrm_sharded/step/schedule.py": ("times.spread for times", "0.0 for times"),
 }
 """Text that is replaced in the copy, by file."""
 
@@ -66,11 +64,3 @@ def test_a_stage_takes_the_edits_of_the_page(tmp_path):
     assert result["embedding_cost_ms"] == pytest.approx(sum(times_ms), rel=1e-9), "one rank"
     assert plan["predicted"]["per_rank"][0]["fwd_copy_ms"] == TIME_MS
     assert result["predicted_critical_path_ms"] >= TIME_MS
-    assert result["predicted_step_ms"] >= result["predicted_critical_path_ms"], "nothing overlaps"
-    parts_ms = result["predicted_parts_ms"]
-    assert parts_ms["fwd_copy"] == pytest.approx(TIME_MS, rel=1e-9)
-    assert sum(parts_ms.values()) == pytest.approx(result["predicted_step_ms"], rel=1e-9)
-    parts = list(parts_ms)
-    place = parts.index("fwd_copy")
-    assert parts[place - 1 : place + 2] == ["fwd_comm", "fwd_copy", "dense_forward"]
-    assert f"copy of vectors {TIME_MS:.1f}" in done.output

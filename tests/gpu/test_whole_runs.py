@@ -23,9 +23,9 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import PreemptedError
 from dlrm_sharded.plans.precision import DEVICE_PRECISIONS, ExchangePrecision
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training import meeting
 from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.distributed import small_model

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
-from dlrm_sharded.dense.trace import DenseMemory
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.hardware.probe import Probe
@@ -18,6 +17,7 @@ from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training.dense_memory import DenseMemory
 from dlrm_sharded.training.memory import Workload
 from dlrm_sharded.training.rank_memory import RankMemory
 

@@ -63,7 +63,6 @@ def test_a_stage_is_launched_behind_a_sleep(gpu: Gpu) -> None:
     assert once.times_ms == pytest.approx({"fwd_compute": 0.5})
     assert once.launch_ms == pytest.approx({"fwd_compute": 0.25 + HOST_MS})
     assert once.is_exposed == {"fwd_compute": False}
-    assert once.host_ms == pytest.approx(0.25 + HOST_MS)
 
 
 def test_a_stage_that_waits_for_the_device_is_not(gpu: Gpu) -> None:
@@ -71,8 +70,7 @@ def test_a_stage_that_waits_for_the_device_is_not(gpu: Gpu) -> None:
     clock.timed("input_dist", gpu.stage(launch_ms=0.25, device_ms=0.5), waits=True)
     assert gpu.calls == [("barrier", "group"), "synchronize", "event", "work", "event", "wait"]
     once = clock.finish_iteration()
-    assert once.times_ms == pytest.approx({"input_dist": 0.75 + HOST_MS})
-    assert once.host_ms == pytest.approx(0.25 + HOST_MS), "the device goes on after the host"
+    assert once.times_ms == pytest.approx({"input_dist": 0.75})
     assert once.launch_ms == once.is_exposed == {}
 
 

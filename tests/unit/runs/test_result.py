@@ -6,12 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import FWD_COMM, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import MadeFrom, PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
@@ -24,10 +23,6 @@ from dlrm_sharded.runs.result import (
     run_result,
     write_result,
 )
-from dlrm_sharded.step.breakdown import Breakdown
-from dlrm_sharded.step.host_time import LOOP_MS, HostTime
-from dlrm_sharded.step.parts import PARTS
-from dlrm_sharded.step.prediction import StepPrediction
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.result import TrainingResult
 from tests.unit.runs.test_discovery import by_stage
@@ -39,15 +34,6 @@ MEASURED = MeasuredCost(
     launch_ms={"fwd_compute": 0.25, "fwd_comm": 0.125},
 )
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
-STEP = StepPrediction(
-    Breakdown(
-        {part: np.array([1.0, 1.0]) for part in PARTS},
-        hidden_ms={FWD_COMM: np.array([0.0, 0.5])},
-    ),
-    batch_size=64,
-    error=0.125,
-    host=HostTime(dense_ms=4.0, lookups_ms=3.0),
-)
 PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
 PRIOR = Standing("prior", "cpu: other", ("no AVX-512 here",), num_runs=2, error=0.25)
 REPORT = PlanReport(
@@ -69,13 +55,6 @@ PREDICTION = {
     "predicted_critical_path_ms": 7.75,
     "predicted_stages_ms": by_stage(1.5, 2.5, 2.0, 1.75),
     "predicted_input_dist_ms": 0.625,
-    "predicted_step_ms": float(len(PARTS)),
-    "predicted_samples_per_s": 64e3 / len(PARTS),
-    "predicted_step_error": 0.125,
-    "predicted_parts_ms": dict.fromkeys(PARTS, 1.0),
-    "predicted_hidden_ms": {FWD_COMM: 0.25},
-    "predicted_device_ms": len(PARTS) - 1.0,
-    "predicted_host_ms": 7.0 + LOOP_MS,
     "prices": "prior, corrected by 2 runs, within about 25 %",
     "prices_digest": "abc",
     "expected_error": 0.25,
@@ -90,7 +69,6 @@ def result_of(report: PlanReport = REPORT, training: TrainingResult = TRAINING) 
         PLAN,
         report,
         MEASURED,
-        STEP if report.cost else None,
         training,
         device="cpu: test",
         pipeline="base",

@@ -16,10 +16,9 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.runs.run_events import RunWriter
-from dlrm_sharded.step.parts import PARTS
 from tests.unit.runs.test_discovery import by_stage
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
-from tests.unit.runs.test_result import PREDICTED, STEP
+from tests.unit.runs.test_result import PREDICTED
 
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 8, 1.0))
 TASK = ShardingTask(TABLES, Topology(2, 10**7), batch_size=64)
@@ -83,20 +82,6 @@ def test_what_the_cost_model_says_of_the_plan(tmp_path, alternatives):
     for title in ("Ranks that bound the cost", "Gains of splits"):
         assert f"**{title}**" in explained
     assert ("**Gains of alternatives**" in explained) == alternatives
-
-
-@pytest.mark.parametrize("on_gpus", [True, False], ids=["GPUs", "CPUs"])
-def test_what_devices_and_hosts_need_for_a_step(tmp_path, on_gpus):
-    step = STEP if on_gpus else dataclasses.replace(STEP, host=None)
-    with RunWriter(tmp_path, enabled=True) as writer:
-        writer.step(step)
-    events = read(tmp_path)
-    assert events.Scalars("predicted/device_ms")[0].value == pytest.approx(step.device_ms)
-    tags = set(events.Tags()["scalars"])
-    assert ("predicted/host_ms" in tags) == on_gpus
-    assert {f"step/{part}_ms" for part in PARTS} <= tags
-    assert {tag for tag in tags if tag.endswith("_hidden_ms")} == {"step/fwd_comm_hidden_ms"}
-    assert events.Scalars("step/fwd_comm_hidden_ms")[0].value == 0.25
 
 
 def test_config_and_hparams_are_in_the_runs_file(tmp_path):

@@ -9,10 +9,6 @@ from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.runs.terminal import closing_text, prediction_text, surprise_text
-from dlrm_sharded.step.host_time import LOOP_MS, HostTime
-from dlrm_sharded.step.parts import DenseTimes
-from dlrm_sharded.step.prediction import DensePart, StepPrediction, predict_step
-from dlrm_sharded.step.schedule import SERIAL
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.result import TrainingResult
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
@@ -21,17 +17,6 @@ from tests.unit.runs.test_result import SURROUNDINGS
 
 MEASURED = MEASURED_COST.cost
 PREDICTED = PlanCost(PREDICTED_COST.per_rank)
-DENSE = DenseTimes(
-    data_ms=0.5,
-    bottom_forward_ms=0.25,
-    top_forward_ms=0.75,
-    top_backward_ms=1.5,
-    bottom_backward_ms=0.5,
-    optimizer_ms=0.25,
-)
-STEP = predict_step(
-    PREDICTED, DensePart((DENSE, DENSE), 0.5), overlap=SERIAL, batch_size=64, cost_error=0.08
-)
 UNVALIDATED = Evaluation(None, None, 0)
 
 
@@ -42,13 +27,12 @@ def closing(
     *,
     cost: PlanCost = MEASURED,
     on_cuda: bool = False,
-    step: StepPrediction = STEP,
     **places: str,
 ) -> str:
     training = TrainingResult(
         12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25, SURROUNDINGS
     )
-    return closing_text(report, cost, step, training, Path("runs/x"), on_cuda=on_cuda, **places)
+    return closing_text(report, cost, training, Path("runs/x"), on_cuda=on_cuda, **places)
 
 
 def test_the_prediction_beside_what_was_measured():
@@ -91,33 +75,11 @@ def test_what_lies_where(places, lines):
 @pytest.mark.parametrize("cost", [PREDICTED, None], ids=["predicted", "unpredicted"])
 def test_closing(cost):
     text = closing(PlanReport("search", 0.5, cost=cost), UNVALIDATED)
-    shown = [f"{STEP.samples_per_s:,.0f} samples/s ({STEP.step_ms:.1f} ms a step, +20 %"]
-    shown += ["10.00 ms", "14.00 ms", "0.75 ms", "6,400", "5,000"]
+    shown = ["10.00 ms", "14.00 ms", "0.75 ms", "6,400", "5,000"]
     shown += ["search", "2 ranks", "runs/x"]
     assert [words for words in shown if words not in text] == []
     assert ("predicted 6.25" in text) == (cost is not None)
     assert "no validation" in text
-
-
-@pytest.mark.parametrize(
-    ("dense_ms", "said"),
-    [
-        (1.0, "bound by the GPUs: the GPUs need 12.0 ms for a step, the host 3.0 ms (measured, "),
-        (20.0, "bound by the host: the GPUs need 12.0 ms for a step, the host 22.0 ms (measured, "),
-        (None, None),
-    ],
-    ids=["GPUs", "host", "CPUs"],
-)
-def test_closing_says_what_bounds_a_step(dense_ms, said):
-    host = dense_ms and HostTime(dense_ms, 2.0 - LOOP_MS, frozenset({"dense", "lookups"}))
-    step = predict_step(
-        PREDICTED, DensePart((DENSE, DENSE), 0.5), overlap=SERIAL, batch_size=64, host=host
-    )
-    lines = closing(PlanReport("dim", 0.5), UNVALIDATED, step=step).splitlines()
-    found = [line for line in lines if "bound by" in line]
-    assert len(found) == (said is not None)
-    assert all(line.strip().startswith(said) for line in found), found
-    assert all(line.endswith("plans hardly differ") == (dense_ms == 20.0) for line in found)
 
 
 def test_closing_says_what_a_prediction_is_worth():

@@ -35,7 +35,6 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.sharders.search import SearchSharder, search_sharder
-from dlrm_sharded.step.objective import StepObjective
 from tests.unit.made_up import column_shards, task_of, with_memory
 
 NUM_CACHES = 2
@@ -121,7 +120,6 @@ def problem_of(
     *,
     critical_path_share: float = 0.0,
     split_error: float = 0.0,
-    step: StepObjective | None = None,
 ) -> Problem:
     return build_problem(
         model.price(with_profiles(task)),
@@ -129,7 +127,6 @@ def problem_of(
         critical_path_share=critical_path_share,
         split_error=split_error,
         all_replicas=True,
-        step=step,
     )
 
 

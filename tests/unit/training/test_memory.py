@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.dense.trace import DenseMemory, trace_dense
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.model.dlrm import Dlrm, dlrm
 from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.step.pipelines import PIPELINES
+from dlrm_sharded.training.dense_memory import DenseMemory, trace_dense
 from dlrm_sharded.training.memory import (
     NCCL_BYTES,
     Workload,
     estimate_host_memory,
     estimate_memory,
 )
+from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.rank_memory import Budget, RankMemory
 
 TABLES = (Table("a", 1000, 16, 10.0), Table("b", 4000, 8, 1.0))
@@ -160,7 +160,7 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
     """
     task = task_of(2, device="cuda")
     plan, more = whole_tables(task, [0, 0]), {}
-    for name in ("auto", *PIPELINES):
+    for name in (None, *PIPELINES):
         workload = dataclasses.replace(WORKLOAD, pipeline=name, num_measured_batches=0)
         memory = estimate_memory(plan, task, workload, [0, 0])[0]
         more[name] = (memory.ids, memory.vectors, memory.exchange)
@@ -170,7 +170,7 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
     assert {name: tuple(sizes - of_base) for name, sizes in more.items()} == {
         "base": (0, 0, 0),
         "sparse_dist_lite": (0, 0, 0),
-        **dict.fromkeys(("auto", "sparse_dist", "fused_sparse_dist"), pipelined),
+        **dict.fromkeys((None, "sparse_dist", "fused_sparse_dist"), pipelined),
         "semi_sync": (3456 + 2 * arrived + looked_up, 6144 + 3072, 6144 + 3072),
     }
 

@@ -12,9 +12,9 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.step.pipelines import PIPELINES
 from dlrm_sharded.training import pipeline as pipeline_module
 from dlrm_sharded.training.pipeline import CLASSES, NEED_STREAMS, check_pipeline, evaluate
+from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.trainer_config import TrainerConfig
 
 TABLE = Table("t", 10, 4, 1.0)
@@ -70,12 +70,17 @@ def test_a_torchrec_that_lacks_a_pipeline_is_named(name, monkeypatch):
 
 
 def test_an_unknown_pipeline_is_refused_with_those_that_there_are():
-    with pytest.raises(ConfigError, match=r"is 'fused'; known: auto, base, .*semi_sync"):
+    with pytest.raises(ConfigError, match=r"is 'fused'; known: null, base, .*semi_sync"):
         TrainerConfig(pipeline="fused")
     with pytest.raises(ConfigError, match=r"^trainer\.pipeline=prefetch .*; use sparse_dist$"):
         TrainerConfig(pipeline="prefetch")
     with pytest.raises(ConfigError, match=r"trainer\.semi_sync_after is -1"):
         TrainerConfig(semi_sync_after=-1)
+
+
+def test_a_default_by_earlier_runs_is_no_choice_any_more():
+    with pytest.raises(ConfigError, match=r"^trainer\.pipeline=auto .*leave it out"):
+        TrainerConfig(pipeline="auto")
 
 
 @pytest.mark.parametrize("name", NEED_STREAMS)

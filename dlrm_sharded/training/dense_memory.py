@@ -24,14 +24,14 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from dlrm_sharded.dense.pooled_vectors import PooledVectors, batch_without_ids, replace_lookups
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
 
-NEEDS_DATA = (
+_NEEDS_DATA = (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
@@ -71,7 +71,7 @@ def trace_dense(
         build: builds the model on a device.
         local_batch_size: samples of one rank.
     """
-    with fake_dense_part(build, tables, num_dense, local_batch_size) as (model, batch):
+    with _fake_dense_part(build, tables, num_dense, local_batch_size) as (model, batch):
         parameters = [p for p in model.parameters() if p.requires_grad]
         memory = DenseMemory(
             parameter_bytes=sum(p.nbytes for p in parameters),
@@ -80,7 +80,7 @@ def trace_dense(
         )
         try:
             peak_bytes = _step_peak_bytes(model, batch, parameters)
-        except NEEDS_DATA as error:
+        except _NEEDS_DATA as error:
             log.warning(
                 "the memory of the model's activations is not known and counts as 0, because the "
                 "model cannot run without data: %s",
@@ -91,7 +91,7 @@ def trace_dense(
 
 
 @contextmanager
-def fake_dense_part(
+def _fake_dense_part(
     build: Callable[[torch.device], Dlrm],
     tables: Sequence[Table],
     num_dense: int,
@@ -103,13 +103,40 @@ def fake_dense_part(
     """
     model = build(torch.device("meta"))
     model.autocast_device = "cpu"
-    replace_lookups(model, PooledVectors(tables, local_batch_size))
+    model.add_module("sparse_arch", _PooledVectors(tables, local_batch_size))
+    model.dense_graph = None  # the dense part is trained by autograd, part by part
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in model.modules():
             module._compiled_call_impl = None  # compiled layers would be compiled here
             _move_to_fake_cpu(module)
-        features = torch.empty(local_batch_size, num_dense)
-        yield model, batch_without_ids(features, torch.empty(local_batch_size))
+        yield (
+            model,
+            Batch(
+                dense_features=torch.empty(local_batch_size, num_dense),
+                sparse_features=KeyedJaggedTensor(
+                    keys=[], values=torch.empty(0), lengths=torch.empty(0, dtype=torch.int32)
+                ),
+                labels=torch.empty(local_batch_size),
+            ),
+        )
+
+
+class _PooledVectors(nn.Module):
+    """Returns pooled vectors as a leaf that needs a gradient, without looking anything up.
+
+    Args:
+        num_samples: B, of one rank.
+    """
+
+    def __init__(self, tables: Sequence[Table], num_samples: int) -> None:
+        super().__init__()
+        self._names = [table.name for table in tables]
+        self._dims = [table.embedding_dim for table in tables]
+        self._shape = (num_samples, sum(self._dims))
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Return pooled vectors, [B, sum of the tables' dims]."""
+        return KeyedTensor(self._names, self._dims, torch.empty(self._shape).requires_grad_())
 
 
 def _move_to_fake_cpu(module: nn.Module) -> None:
