@@ -118,6 +118,12 @@ def test_a_result_is_read() -> None:
         assert getattr(result, key) == written[key]
 
 
+def test_the_run_is_reported_under_the_name_of_its_release(tmp_path: Path) -> None:
+    module, out = "dlrm_sharded.commands.report", tmp_path / "out"
+    preloaded.run("-m", module, str(RUN), f"out={out}", cwd=tmp_path, exit_code=0)
+    assert "search (0.2)" in (out / "summary.md").read_text()
+
+
 def test_a_calibrated_model_and_its_measurements() -> None:
     costs = read_costs(CALIBRATION / "costs.parquet")
     assert len(costs.samples) == costs.manifest["num_samples"] == 34
