@@ -40,8 +40,8 @@ class Stage:
 class StageCost:
     """Time of the embedding stages of one training step on one rank, in ms.
 
-    The fields are the table of the stages, in the order in which they run: the operations and the
-    parts of a step, the groups of stages, their labels, files and pictures follow from it.
+    The fields are the table of the stages, in the order in which they run: the groups of stages,
+    their labels, files and pictures follow from it.
     """
 
     fwd_compute_ms: Annotated[float, Stage(FORWARD, "lookups")]
@@ -90,8 +90,6 @@ BWD_COMM, BWD_COMPUTE = "bwd_comm", "bwd_compute"
 
 STAGE_LABELS = {name: stage.label for name, stage in _TABLE.items()}
 """Names of the stages in texts and pictures."""
-
-FORWARD_STAGES = tuple(name for name, stage in _TABLE.items() if stage.direction == FORWARD)
 
 EXCHANGE_STAGES = tuple(name for name, stage in _TABLE.items() if stage.is_exchange)
 """Stages in which ranks exchange data and wait for each other."""
