@@ -89,6 +89,7 @@ def test_all_that_a_run_says(tmp_path):
     assert fields == {
         **{"hosts": {"node1": 0.5, "node2": 1.5}, "began_s": 1.7e9, "core_wait": 0.02},
         "sharder": "test",
+        "costs": None,
         "world_size": 2,
         "batch_size": 64,
         "device": "cpu: test",
