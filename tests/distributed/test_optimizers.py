@@ -93,15 +93,3 @@ def test_clipping_holds_the_dense_part():
         assert move["dense"] <= 0.5 * 1e-4 * 1.01
         assert move["tables"] > 1e-3
         assert move["replicas"] > 1e-3
-
-
-def division(rank: Rank) -> str:
-    sharded, _ = shard(
-        rank, make_model(), make_plan("replicas_and_others", rank.world_size), optimizers("sgd")
-    )
-    return str(sharded._dmp_wrapped_module._get_ddp_logging_data().get("comm_hook"))
-
-
-def test_gradients_are_divided_by_bucket() -> None:
-    """Without a hook, DDP divides each gradient by itself; losses are compared elsewhere."""
-    assert run_ranks(division, 2) == "BuiltinCommHookType.ALLREDUCE"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.test_utils.test_model import ModelInput
 from torchrec.distributed.test_utils.test_model import TestSparseNN as SparseNN
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -43,44 +42,6 @@ META = torch.device("meta")
 def bags(name: str, count: int) -> list[EmbeddingBagConfig]:
     rows = range(20, 20 + 10 * count, 10)
     return table_configs(rows, [8, 16], name=name, feature=f"feature_{name}{{}}")
-
-
-def train_foreign_model(rank: Rank) -> dict[str, Any]:
-    """One step of TorchRec's own test model, whose tables are in two collections."""
-    tables, weighted = bags("t", 4), bags("w", 2)
-    model = SparseNN(
-        tables=tables, weighted_tables=weighted, dense_device=rank.device, sparse_device=META
-    )
-    plan = ShardedPlanner(GreedySharder("size")).collective_plan(
-        model, get_default_sharders(), torch.distributed.GroupMember.WORLD
-    )
-    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
-    sizes = {"batch_size": 4, "world_size": rank.world_size, "num_float_features": 10}
-    _, local_inputs = ModelInput.generate(**sizes, tables=tables, weighted_tables=weighted)
-    loss, prediction = sharded(local_inputs[rank.rank])
-    loss.backward()
-    ranks = {
-        f"{path}/{name}": parameter.ranks
-        for path, module_plan in plan.plan.items()
-        for name, parameter in module_plan.items()
-    }
-    everywhere = gathered(rank, ranks)
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return {
-        "num_predictions": prediction.numel(),
-        "gradient": float(sum(g.abs().sum() for g in gradients)),
-        "ranks": ranks,
-        "agree": all(r == ranks for r in everywhere),
-    }
-
-
-def test_trains_torchrec_test_model():
-    result = run_ranks(train_foreign_model, 2)
-    assert result["agree"]
-    assert len(result["ranks"]) == 6
-    assert {rank for ranks in result["ranks"].values() for rank in ranks} == {0, 1}
-    assert result["num_predictions"] == 4
-    assert result["gradient"] > 0
 
 
 def train_a_table_wider_than_lookups(rank: Rank) -> dict[str, Any]:

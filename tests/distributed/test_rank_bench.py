@@ -67,41 +67,6 @@ def test_lookups_of_a_rank():
     assert forward_comm == backward_comm == 0
 
 
-def begins_of_rows(rank: Rank) -> dict[str, Any]:
-    """Where the weights and the vectors of 16 columns begin, after narrow tables, in bytes."""
-    tables = [Table("odd", 7, 4, 3.0), *TABLES, Table("even", 8, 4, 1.0), Table("last", 9, 16, 1.0)]
-    ids = draw_ids(tables, batch_size=BATCH_SIZE, num_batches=2, seed=0)
-    seen: dict[str, Any] = {"weights": [], "vectors": []}
-    measure = bench_module.measure_modules
-
-    def spy(modules: Any, config: MeasureConfig, **group: Any) -> Any:
-        [module] = modules
-        [kernel] = fused_kernels(module.embeddings)
-        lookups = kernel.emb_module
-        for spec, weights, vectors in zip(
-            lookups.embedding_specs, lookups.weights_offsets, lookups.D_offsets[:-1], strict=True
-        ):
-            if spec[1] == 16:
-                seen["weights"].append(4 * int(weights))
-                seen["vectors"].append(4 * int(vectors))
-        seen["ids"] = [module.batches[1][f"t{i}"].values() for i in range(len(tables))]
-        return measure(modules, config, **group)
-
-    bench_module.measure_modules = spy
-    bench = RankBench(CONFIG, rank.device, table_bytes=10**6, optimizer="rowwise_adagrad")
-    bench.measure([Shard.whole(table, rank=0) for table in tables], ids)
-    expected = [torch.from_numpy(ids.batches[1][table.name].values) for table in tables]
-    return seen | {"expected_ids": expected}
-
-
-def test_rows_begin_with_cache_lines():
-    """They are measured as they are trained, in the order of `in_aligned_order`."""
-    seen = run_ranks(begins_of_rows, 1)
-    assert len(seen["weights"]) == 2
-    assert [begin % 64 for begin in seen["weights"] + seen["vectors"]] == [0] * 4
-    assert all(map(torch.equal, seen["ids"], seen["expected_ids"]))
-
-
 def measured_sequences(rank: Rank) -> dict[str, Any]:
     """A bag, two whole sequence tables, columns of one and rows of one, on one rank."""
     tables = (

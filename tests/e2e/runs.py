@@ -1,15 +1,12 @@
 """Starts training runs as a user does, and reads what they leave behind."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dlrm_sharded.hardware import detect
 from tests import preloaded
 from tests.preloaded import ROOT as ROOT
 
@@ -26,16 +23,6 @@ def command(ranks: int, launcher: str = "torchrun") -> list[str]:
 
 def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def keep_probe() -> None:
-    """Keep a probe of this machine.
-
-    A busy one keeps none, and then each start has prices of its own.
-    """
-    found = detect.local_hardware(torch.device("cpu"))
-    probe = dataclasses.replace(found.probe, load=1.0)
-    detect._kept(dataclasses.replace(found, probe=probe))
 
 
 def train(

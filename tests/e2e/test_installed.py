@@ -114,20 +114,6 @@ def test_plans(installation):
     assert json.loads((installation.folder / "plan.json").read_text())["predicted"]["max_ms"] > 0
 
 
-def test_plans_for_a_gpu_from_public_figures(installation):
-    """The figures are files of the package."""
-    task = small_tasks()["w3-mixed"].to_json()
-    task["topology"]["compute_device"] = "cuda"
-    write_json(installation.folder / "gpus.json", task)
-    overrides = ["task=gpus.json", "sharder=size_lookup", "hardware=h200_sxm", "out=of_gpus.json"]
-    assert "prior, within about 50 %" in installation.run("dlrm-plan", *overrides)
-
-
-def test_trains_alone(installation):
-    installation.run("dlrm-train", *SMALL_RUN, "sharder=dim", "hydra.run.dir=runs/alone")
-    assert result_of(installation.folder / "runs/alone")["world_size"] == 1
-
-
 def test_trains_under_torchrun(installation):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     overrides = [*SMALL_RUN, "sharder=dim", "hydra.run.dir=runs/torchrun"]

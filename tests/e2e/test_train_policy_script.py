@@ -1,9 +1,6 @@
-"""dlrm-train-policy: a policy, also after a kill, or one message and an exit code."""
+"""dlrm-train-policy: a policy, or one message and an exit code."""
 
 import json
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.numpy import load_file, save
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrm_sharded.files.json_files import write_json
@@ -24,7 +20,7 @@ from dlrm_sharded.rl.policy import METHODS, load_policy
 from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.sharders.heuristics import WEIGHTS
 from tests import preloaded
-from tests.e2e.runs import environment, keep_probe
+from tests.e2e.runs import environment
 
 pytestmark = pytest.mark.slow
 
@@ -107,35 +103,6 @@ def test_retunes_the_packaged_policy(tmp_path):
     before, after = written["initial_ms"], written["scores_ms"]["dreamshard"]
     shown = " ".join(done.output.split())
     assert f"its plans cost {after:.2f} ms, before the training {before:.2f} ms, those" in shown
-
-
-def test_goes_on_after_a_kill(tmp_path):
-    overrides = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "schedule.num_rounds=40"]
-    keep_probe()
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train_policy(whole, *overrides)
-
-    killed.mkdir()
-    command = [*COMMAND, *overrides]
-    started = preloaded.start(
-        *command, cwd=killed, env=environment(), stdout=subprocess.DEVNULL, own_process=True
-    )
-    while not list(killed.glob("made/*.partial")):
-        assert started.poll() is None, "it ended before its first round"
-        time.sleep(0.01)
-    started.kill()
-    assert started.wait() == -signal.SIGKILL
-    assert not list(killed.glob(f"made/*{ARTIFACT_SUFFIX}"))
-
-    other = train_policy(killed, *overrides, "seed=1", exit_code=2)
-    assert "checkpoint of a training with other settings" in other.output
-
-    train_policy(killed, *overrides)
-    first, second = artefact_of(whole), artefact_of(killed)
-    # Headers say how long a training took, so only the weights are equal to the last byte.
-    assert save(load_file(first)) == save(load_file(second))
-    assert header(first)["scores_ms"] == header(second)["scores_ms"]
-    assert {40} == {steps[-1] for steps in curves_of(killed).values()}
 
 
 @pytest.mark.parametrize("kind", METHODS)

@@ -137,14 +137,6 @@ def preempt(rank: Rank, folder: Path) -> None:
     raise reported_by_rank_zero(PreemptedError("SIGTERM stopped the training"))
 
 
-def end_first(rank: Rank, folder: Path) -> None:
-    """End on rank 0, whose launcher then waits for that of the other rank."""
-    exchange()
-    (folder / f"ready_{rank.rank}").touch()
-    while rank.rank == 1 and not (folder / "go").exists():
-        time.sleep(0.02)
-
-
 def ready(rank: Rank, folder: Path) -> None:
     exchange()
     (folder / f"ready_{rank.rank}").touch()

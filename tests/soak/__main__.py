@@ -1,7 +1,6 @@
 """Try for a long time what runs promise.
 
 python -m tests.soak interruptions    runs that are killed at random moments go on
-python -m tests.soak hosts            so do jobs on two hosts, of which random processes are killed
 python -m tests.soak damage           damaged checkpoints are recognised and passed over
 python -m tests.soak resharding       other plans and numbers of ranks read the same state
 
@@ -14,11 +13,10 @@ import argparse
 import os
 import sys
 
-from tests.soak import damage, hosts, interruptions, resharding
+from tests.soak import damage, interruptions, resharding
 
 PARTS = {
     "interruptions": interruptions,
-    "hosts": hosts,
     "damage": damage,
     "resharding": resharding,
 }

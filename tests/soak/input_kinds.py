@@ -19,7 +19,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dlrm_sharded.commands.messages import MAX_MESSAGE, readable_message
-from tests.soak import input_checkpoints
 from tests.soak import input_readers as readers
 
 MAX_SHOWN = MAX_MESSAGE + 200
@@ -52,8 +51,6 @@ KINDS: dict[str, Kind] = {
     "criteo": Kind(readers.criteo_files, readers.read_criteo),
     "artifact": Kind(readers.artifacts, readers.read_artifact_file),
     "blocks": Kind(readers.block_folders, readers.read_blocks),
-    "journal": Kind(readers.journals, readers.read_journal),
-    "checkpoint": Kind(input_checkpoints.checkpoints, input_checkpoints.read_checkpoint),
     # Another kind of input is a line here, and two functions in `readers`.
 }
 

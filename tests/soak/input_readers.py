@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.commands.yamls import CONF_DIR, options_of
@@ -29,11 +28,9 @@ from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
-from dlrm_sharded.fitting.samples import MeasuredShard, Sample
 from dlrm_sharded.hardware.artifact import HEADER, SHIPPED, write_artifact
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
@@ -159,7 +156,7 @@ def read_task_file(data: bytes, folder: Path) -> None:
 
 
 def plans() -> Strategy:
-    report = PlanReport("size", 0.1, _cost_model().predict(PLAN, TASK), lower_bound_ms=0.01)
+    report = PlanReport("size", 0.1, cost=_cost_model().predict(PLAN, TASK), lower_bound_ms=0.01)
     return _text_of_json(plan_json(PLAN, report))
 
 
@@ -339,47 +336,3 @@ def read_blocks(files: dict[str, bytes], folder: Path) -> None:
             batch = dataset.batch(split, index, rank=0, world_size=1)
             check_batch(batch, dataset.tables)
             assert bool(((batch.labels == 0) | (batch.labels == 1)).all())
-
-
-# Journals of collections
-
-SETTINGS = {"hardware": "cpu: x", "batch_sizes": [64], "measure": {"iterations": 3}}
-ROWS = [
-    Sample(
-        kind="computation",
-        number=number,
-        attempt=0,
-        world_size=2,
-        ranks_per_host=2,
-        batch_size=64,
-        shards=(MeasuredShard(0, 100, 8, 1.5, HISTOGRAM, False),),
-        cost=PlanCost((StageCost(1.0, 2.0, 3.0, 4.0),) * 2, (0.5, 0.5)),
-    ).to_row()
-    for number in range(3)
-]
-
-
-@st.composite
-def journals(draw: Callable[[Strategy], Any]) -> tuple[bytes, bytes]:
-    """Draw the two files of a journal."""
-    lines = [json.dumps(row).encode() for row in ROWS]
-    settings = json.dumps(SETTINGS).encode()
-    if draw(st.integers(0, 3)) == 0:
-        settings = draw(_text_of_json(SETTINGS))
-    elif draw(st.booleans()):
-        lines[draw(st.integers(0, 2))] = draw(_text_of_json(ROWS[0]))
-    text = b"".join(line + b"\n" for line in lines)
-    return settings, draw(damaged(text)) if draw(st.booleans()) else text
-
-
-def read_journal(files: tuple[bytes, bytes], folder: Path) -> None:
-    partial = folder / "costs.parquet.partial"
-    partial.mkdir()
-    for name, data in zip(("settings.json", "samples.jsonl"), files, strict=True):
-        (partial / name).write_bytes(data)
-    journal = Journal(folder / "costs.parquet", SETTINGS)
-    try:
-        for sample in journal.samples():
-            json.dumps(sample.to_row(), allow_nan=False)
-    finally:
-        journal.close()

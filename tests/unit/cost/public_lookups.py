@@ -21,9 +21,6 @@ H100, V100 = gpu_specs()["h100_sxm"], gpu_specs()["v100_sxm"]
 H100_HBM2E = dataclasses.replace(H100, memory_gb_per_s=2400.0)
 """The H100 that TorchRec's benchmarks name: pull requests 4634 and 4720 state its peak."""
 
-H100_3900 = dataclasses.replace(H100, memory_gb_per_s=3903.0)
-"""A GPU of which only the bandwidth is known: 2.525 TB/s are 64.7 % of its peak."""
-
 
 @dataclass(frozen=True, slots=True)
 class PublicLookup:
@@ -165,14 +162,8 @@ def _torchrec_long_bags() -> Iterable[PublicLookup]:
 
 def _held_out() -> Iterable[PublicLookup]:
     yield from _torchrec_long_bags()
-    # The same file of recsys-examples: managed memory, and a cache on the GPU that holds all rows.
-    yield PublicLookup(
-        *("recsys-examples, cached", "backward, cached rows, SGD", 0.7875, H100),
-        *(10, 26_843_545, 104_857, 43_372, 104_857, 128),
-        is_backward=True,
-    )
     # FBGEMM, commit d2445120, fp16 with stochastic rounding; the GPU is not named: a V100 in 2021.
-    fbgemm = PublicLookup(
+    yield PublicLookup(
         *("FBGEMM d2445120", "forward, fp16, small batch", 0.138, V100),
         num_tables=32,
         num_rows=1e5,
@@ -182,22 +173,6 @@ def _held_out() -> Iterable[PublicLookup]:
         embedding_dim=128,
         is_half=True,
     )
-    yield fbgemm
-    yield fbgemm.backward("backward, fp16, small batch", 0.960, "rowwise_adagrad")
-    # TorchRec, pull request 4757: 5.54 GB in 2.193 ms, backward 10.695 ms, with a gradient of the
-    # ids' weights. The shapes are internal; assumed are 128 columns, and tables that fit the 1.62
-    # GB which it prints.
-    production = PublicLookup(
-        *("torchrec 4757", "forward, production, shapes assumed", 2.193, H100_3900),
-        num_tables=20,
-        num_rows=146e3,
-        ids=541e3,
-        unique_ids=distinct(146e3, 541e3),
-        bags=65_536,
-        embedding_dim=128,
-    )
-    yield production
-    yield production.backward("backward, production, shapes assumed", 10.695, "rowwise_adagrad")
 
 
 FITTED_LOOKUPS = (*_recsys_examples(), *_torchrec_widths(), *_ml_perf_model())

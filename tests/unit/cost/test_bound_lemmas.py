@@ -4,7 +4,6 @@ Letters: W ranks, S shards.
 """
 
 import dataclasses
-import itertools
 import math
 from unittest import mock
 
@@ -129,16 +128,6 @@ def test_l3_even_volumes_are_cheapest_in_the_mean(
     assert even_ms == pytest.approx(linear_ms, rel=1e-6)
 
 
-@given(price=st.lists(st.floats(0, 1e3), min_size=6, max_size=6))
-def test_l4_the_least_price_per_column_bounds_every_split(price: list[float]) -> None:
-    """`price[w - 1]` is that of a piece of w steps; all ways to split a table of 6 steps."""
-    least = 6 * min(p / width for width, p in enumerate(price, start=1))
-    for num_cuts in range(6):
-        for cuts in itertools.combinations(range(1, 6), num_cuts):
-            widths = np.diff([0, *cuts, 6])
-            assert at_least(sum(price[width - 1] for width in widths), least)
-
-
 @given(of=planned(), model=models)
 def test_l4_tables_cost_at_least_their_cheapest_pieces(
     of: Planned, model: LearnedCostModel
@@ -196,22 +185,6 @@ def test_l7_every_rank_pays_the_least_exchange_prices(
     least_ms = fixed_ms + prices.own_byte_ms * volume + prices.any_byte_ms * volume.sum()
     least_ms += prices.busiest_byte_ms * (volume.max() - volume.mean())
     assert at_least(step_exchange_ms(model, volume, hosts), least_ms)
-
-
-@pytest.mark.parametrize("ranks_per_host", [4, 2, 1], ids=["one_host", "2x2", "4x1"])
-def test_l7_holds_term_by_term(ranks_per_host: int) -> None:
-    """One term at a time has weight 1, and one rank, one host or everybody has volume."""
-    hosts = Hosts(4, ranks_per_host, 2.0, 3.0)
-    for i, term in enumerate(EXCHANGE_TERMS):
-        exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
-        exchange[:, i] = 1.0
-        model = CommunicationModel(exchange, np.zeros((len(EXCHANGES), len(REDUCE_TERMS))))
-        prices = LeastExchangePrices.from_model(model, hosts)
-        for shares in ([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [4, 3, 2, 1]):
-            volume = 1e6 * np.array(shares, dtype=np.float64)
-            least_ms = prices.own_byte_ms * volume + prices.any_byte_ms * volume.sum()
-            least_ms += prices.busiest_byte_ms * (volume.max() - volume.mean())
-            assert at_least(step_exchange_ms(model, volume, hosts), least_ms), term
 
 
 @given(of=planned(), model=models)

@@ -135,16 +135,6 @@ def test_a_fit_finds_that_sequences_take_another_time_than_bags() -> None:
     assert np.abs(logs).mean() < 0.12
 
 
-def test_slopes_of_older_models_say_nothing_of_sequences() -> None:
-    slopes = np.full((len(COMPUTE.device.terms), len(COMPUTE.profile_mean) + 1), 0.1)
-    slopes[:, -1] = 0.0
-    of = workload(*sequences(3.0), Table("bag", 10**5, 64, 20.0, ONCE))
-    older, newer = COMPUTE.sloped(slopes[:, :-1], slopes[:, :-1]), COMPUTE.sloped(slopes, slopes)
-    np.testing.assert_allclose(times(older, of), times(newer, of))
-    again, twice = older.sloped(slopes, slopes), COMPUTE.sloped(2 * slopes, 2 * slopes)
-    np.testing.assert_allclose(times(again, of), times(twice, of))
-
-
 def test_older_artefacts_have_the_prices_of_the_device() -> None:
     num_parts = COMPUTE.num_parts
     known = dataclasses.replace(COMPUTE, uncertainty=np.stack([np.eye(num_parts) * 4.0] * 2))

@@ -133,53 +133,42 @@ def test_volumes_are_those_that_counting_every_vector_gives(seed):
 
 
 MODULES = tuple(dataclasses.replace(POOLED, name=name, module=name) for name in "abc")
+LAYOUTS = {
+    "columns": lambda table: [Shard.whole(table, int(table.name == "c"))],
+    "rows": RowBlocks(range(NUM_RANKS)).shards,
+    "replicas": Replicas(NUM_RANKS).shards,
+}
 
 
 @pytest.mark.parametrize(
-    ("layouts", "lookups"),
+    ("kinds", "lookups"),
     [
-        ([[(0, 32)], [(0, 32)], [(1, 32)]], [2, 1, 0, 0]),
-        ([RowBlocks(range(NUM_RANKS))] * 3, [3, 3, 3, 3]),
-        ([Replicas(NUM_RANKS), Replicas(NUM_RANKS), RowBlocks(range(NUM_RANKS))], [3, 3, 3, 3]),
+        (["columns"] * 3, [2, 1, 0, 0]),
+        (["rows"] * 3, [3] * 4),
+        (["replicas", "replicas", "rows"], [3] * 4),
     ],
     ids=["columns", "rows", "replicas"],
 )
-def test_each_module_launches_its_own_lookups_and_exchanges(layouts, lookups):
+def test_each_module_launches_its_own_lookups_and_exchanges(kinds, lookups):
     """Beside what carries nothing, the times are those of one module."""
-    shards = [
-        shard
-        for layout, table in zip(layouts, MODULES, strict=True)
-        for shard in (
-            ColumnShards.shards(table, layout) if isinstance(layout, list) else layout.shards(table)
-        )
-    ]
+    layouts = zip(kinds, MODULES, strict=True)
+    shards = [shard for name, table in layouts for shard in LAYOUTS[name](table)]
     apart = workload(*shards, tables=MODULES)
     joined = workload(*shards, tables=tuple(dataclasses.replace(t, module="") for t in MODULES))
     assert apart.num_lookups().tolist() == lookups
     model, hosts = model_of("plain").communication, Hosts(NUM_RANKS, NUM_RANKS)
+    number = np.zeros(1), np.full(1, HARDLY_ANY)
     for kind in STEP_EXCHANGES:
-        more_ms, fixed_ms = (
-            model.exchange_ms(kind, apart.exchange(for_ids=False), hosts)
-            - model.exchange_ms(kind, joined.exchange(for_ids=False), hosts),
-            {"columns": model.launch_ms(kind, hosts)},
+        apart_ms, joined_ms = (
+            model.exchange_ms(kind, of.exchange(for_ids=False), hosts) for of in (apart, joined)
         )
-        number = np.zeros(1), np.full(1, HARDLY_ANY)
-        fixed_ms["rows"] = float(model.reduce_ms(kind, *number, hosts)[0])
-        fixed_ms["replicas"] = float(model.all_reduce_ms(number[1], hosts)[0])
-        kinds = [
-            "columns"
-            if isinstance(layout, list)
-            else "rows"
-            if isinstance(layout, RowBlocks)
-            else "replicas"
-            for layout in layouts
-        ]
-        expected = sum(
-            (kinds.count(name) - 1) * ms
-            for name, ms in fixed_ms.items()
-            if name in kinds and (name != "replicas" or kind == BWD_COMM)
-        )
-        assert more_ms.tolist() == pytest.approx([expected] * NUM_RANKS)
+        fixed_ms = {
+            "columns": model.launch_ms(kind, hosts),
+            "rows": float(model.reduce_ms(kind, *number, hosts)[0]),
+            "replicas": float(model.all_reduce_ms(number[1], hosts)[0]) * (kind == BWD_COMM),
+        }
+        expected = sum((kinds.count(name) - 1) * fixed_ms[name] for name in set(kinds))
+        assert (apart_ms - joined_ms).tolist() == pytest.approx([expected] * NUM_RANKS)
 
 
 def test_row_blocks_of_sequences_have_an_all_to_all_beside_that_of_whole_ones():

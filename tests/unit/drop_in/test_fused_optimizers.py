@@ -115,16 +115,6 @@ def test_an_optimizer_that_cannot_be_fused():
         plan(model, GreedySharder("dim"))
 
 
-def test_a_sharder_of_replicas_alone_gets_replicas():
-    model = bags()
-    fuse("rowwise_adagrad", model.parameters(), 0.1)
-    planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY, cost_model=None)
-    planned = planner.plan(model, [OnlyReplicas()])
-    assert {p.sharding_type for p in planned.plan[""].values()} == {"data_parallel"}
-    said = "6 of them replicated (the dense optimizer has to train them)"
-    assert said in str(planner.report)
-
-
 def test_a_table_that_is_pinned_to_replicas_under_adam_is_refused():
     pinned = {"t1": ParameterConstraints(sharding_types=["data_parallel"])}
     model = bags()

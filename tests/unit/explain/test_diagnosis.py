@@ -141,16 +141,6 @@ def halves(table: Table) -> list[Shard]:
     return column_shards(table, *((rank, table.embedding_dim // 2) for rank in (0, 1)))
 
 
-def test_a_split_that_does_not_pay_has_a_gain_below_zero() -> None:
-    """A little table in two costs two shards, and the busy one beside it bounds the plan."""
-    thin = Table("thin", 100, 8, 0.1)
-    task = task_of((BUSY, thin))
-    shards = [Shard.whole(BUSY, 0), *halves(thin)]
-    (split,) = diagnosed(ShardingPlan(2, tuple(shards)), task).splits
-    assert (split.table, split.num_shards, split.kind) == ("thin", 2, "column shards")
-    assert split.gain_ms < 0
-
-
 def test_the_costliest_of_many_splits() -> None:
     """Those with the most work, whatever their order in the task."""
     tables = tables_of(*((1000, 8, 1.0 + i % 7 + i / 100) for i in range(MAX_SPLITS + 6)))

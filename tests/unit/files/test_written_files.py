@@ -110,6 +110,23 @@ def test_standard_output_is_written_through(tmp_path, path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "out"]
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_permissions_are_kept_and_new_files_honour_the_umask(tmp_path, mode):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.touch()
+    old.chmod(mode)
+    before = os.umask(0o027)
+    try:
+        with replaced_file(old) as file:
+            [partial] = (path for path in tmp_path.iterdir() if path != old)
+            assert stat.S_IMODE(partial.stat().st_mode) == mode, "nobody reads it meanwhile"
+            file.write(b"new")
+        replace_file(new, b"new")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (old, new)] == [mode, 0o640]
+
+
 def test_an_error_keeps_the_old_content(folder):
     before = kinds(folder)
     with pytest.raises(TypeError), replaced_file("link") as file:

@@ -10,8 +10,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.fitting.adapt import error_of
 from dlrm_sharded.fitting.picture import conditions_of, corrected, cost_picture, run_journal
 from dlrm_sharded.fitting.run_journal import RunJournal
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
-from dlrm_sharded.fitting.start_file import FirstStart, start_folder, start_path, write_start
+from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.standing import Standing
@@ -131,41 +130,3 @@ def test_runs_correct_the_prior_of_a_gpu() -> None:
     task = task_of(tables_of(*[(1000, 64, 1.0)] * 2), batch_size=4096, device="cuda")
     slower, prior = (model.predict(in_turns(task), task) for model in (after, gpu))
     assert slower.stage_max_ms("fwd_comm") > 2 * prior.stage_max_ms("fwd_comm")
-
-
-def started_picture(cache: Path, *runs: Sample) -> LearnedCostModel:
-    """The prices after a first start on the packaged model's hardware, 4 times slower, and runs."""
-    packaged = learned_cost_model(HERE)
-    plans = [at_speed(packaged, plan, 4.0) for plan in measured_plans(10, 5, seed=21)]
-    start = FirstStart(conditions_of(HERE), tuple(plans), seconds=19.0, error=0.1)
-    write_start(start_path(start_folder(), HERE), start)
-    folder = cache / "journals"
-    noted(folder, *runs)
-    return cost_picture(HERE, journal=str(folder), calibrate="auto")
-
-
-def at_speed(model: LearnedCostModel, plan: Sample, factor: float) -> Sample:
-    cost = model.predict_workload(workload_of_sample(plan), plan.hosts)
-    [slower] = on_other_hardware([dataclasses.replace(plan, cost=cost)], factor)
-    return slower
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DLRM_SHARDED_CACHE", str(tmp_path))
-    return tmp_path
-
-
-def test_runs_and_a_first_start_are_fitted_together(cache: Path) -> None:
-    """So that a bad run does not undo what was measured, and many runs are believed."""
-    packaged = learned_cost_model(HERE)
-    runs = [at_speed(packaged, plan, 12.0) for plan in RUNS]
-    launches = []
-    for num in (0, 1):
-        after = started_picture(cache, *runs[:num])
-        assert after.standing.num_runs == num
-        launches.append(after.compute.forward.launch_ms / packaged.compute.forward.launch_ms)
-    assert launches[0] == pytest.approx(4.0, rel=0.1)
-    assert launches[1] == pytest.approx(launches[0], rel=0.15)
-    text = after.standing.short_text
-    assert text.startswith("measured at the first start (19 s), corrected by 1 run, within about")

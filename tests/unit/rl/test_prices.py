@@ -19,7 +19,6 @@ from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.prices import TablePrices
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
-from dlrm_sharded.testing import check_sharder, small_tasks
 from tests.unit.hardware.made_up import CPU
 from tests.unit.made_up import mlperf_task
 from tests.unit.rl.cases import cost_model, random_net, small_pool
@@ -101,16 +100,6 @@ def test_never_places_as_published(method: str) -> None:
     assert sharder(method, None).shard(task) == as_published.shard(task)
     always = sharder(method, model, RunContext(), prices="always")
     assert always.shard(task) == sharder(method, model).shard(task)
-
-
-@each_method
-def test_equal_seeds_give_equal_plans(method: str) -> None:
-    model = planted()
-    for task in tasks()[:2]:
-        plans = {sharder(method, model, seed=seed).shard(task) for seed in (7, 7)}
-        assert len(plans) == 1
-    for task in small_tasks().values():  # one table, no room, huge tables that are split
-        check_sharder(lambda: sharder(method, planted()), task)
 
 
 @each_method

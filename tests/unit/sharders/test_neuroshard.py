@@ -20,7 +20,7 @@ from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, _say_what_it_is, candidates
 from dlrm_sharded.testing import check_sharder, small_tasks
-from tests.unit.made_up import in_turns, tables_of, task_of, with_topology
+from tests.unit.made_up import tables_of, task_of, with_topology
 from tests.unit.search.made_up import model_of
 
 SMALL = small_tasks()
@@ -134,33 +134,6 @@ def test_limits_begin_at_the_mean() -> None:
     assert sorted(by_rank(paper_sharder().shard(nearly))) == [76, 84]
 
 
-def test_ranks_of_equal_cost_by_memory() -> None:
-    """Without ids, and beyond the fitted rows, the number of rows costs nothing but memory."""
-    rows = (4 * 10**8, 2 * 10**8, 10**8)
-    plan = paper_sharder().shard(profiled(2, *[(n, 4, 0.0) for n in rows]))
-    assert [shard.rank for shard in plan.shards] == [0, 1, 1]
-
-
-def test_ranks_are_compared_as_they_are_without_the_shard() -> None:
-    """`t2` goes beside `t1`, the cheaper one, though it would cost less beside `t0`.
-
-    A cache of 4 MB holds what a step reads of `t1` or `t2`, not of both.
-    """
-    prices = MODEL.compute.forward
-    cache = dataclasses.replace(
-        prices,
-        cache_gain=np.ones_like(prices.cache_gain),
-        cache_mb=np.full_like(prices.cache_mb, math.log10(4.0)),
-        cache_slope=np.full_like(prices.cache_slope, 100.0),
-    )
-    model = dataclasses.replace(MODEL, compute=dataclasses.replace(MODEL.compute, forward=cache))
-    task = profiled(2, (1000, 32, 100.0), (10**6, 32, 20.0), (10**6, 32, 8.0))
-    plan = paper_sharder(model, max_splits=0).shard(task)
-    assert [shard.rank for shard in plan.shards] == [0, 1, 1]
-    beside_t0_ms = model.predict(in_turns(task), task).cost_ms
-    assert beside_t0_ms < 0.7 * model.predict(plan, task).cost_ms
-
-
 def test_at_most_10_splits() -> None:
     """15 halvings give each of 16 ranks its 4 columns; published, the search ends after 10."""
     task = profiled(16, (1000, 64, 1.0))
@@ -170,39 +143,14 @@ def test_at_most_10_splits() -> None:
     assert by_rank(paper_sharder(max_splits=15).shard(task)) == [4] * 16
 
 
-def quarters_needed(order: str) -> ShardingTask:
-    """2 ranks for 24 columns each, and for `tiny`: `large` must be 16, 8 and 8 to go beside `odd`.
+def test_halves_that_meet_are_one_shard() -> None:
+    """A half and a quarter, which TorchRec would not train beside each other.
 
-    `odd` and `rest` have no halves.
+    The ranks have 24 columns each, and `odd` and `rest` no halves: `large` becomes 16, 8 and 8.
     """
     shapes = {"large": (1000, 32, 3.0), "odd": (1000, 12, 3.0), "rest": (1000, 4, 3.0)}
-    shapes["tiny"] = (10, 8, 1.0)
-    tables = [Table(name, *shapes[name]) for name in order.split()]
-    return with_profiles(task_of(tables, 2, 24 * 4 * 1000 + 10 * 8 * 4, 2048))
-
-
-def test_the_beam_keeps_the_first_of_nodes_without_a_plan() -> None:
-    """No node has a plan after one split; whether `large` is split on is a matter of the order."""
-    two_splits = paper_sharder(beam_width=1, max_splits=2)
-    assert two_splits.shard(quarters_needed("large odd rest tiny")).shards
-    with pytest.raises(InfeasibleTaskError, match="tried 4 choices"):
-        two_splits.shard(quarters_needed("tiny large odd rest"))
-    wider = paper_sharder(beam_width=2, max_splits=2)
-    assert wider.shard(quarters_needed("tiny large odd rest")).shards
-
-
-# 8, 16 -> 4, 16, 4 | 8, 8, 8 -> 4, 8, 4, 8 || 4, 8, 8, 4 | 8, 4, 8, 4 | 8, 8, 4, 4
-@pytest.mark.parametrize(("max_splits", "num_choices"), [(0, 1), (1, 3), (2, 7)])
-def test_nodes_are_visited_again(max_splits: int, num_choices: int) -> None:
-    """Both orders of two splits are tried."""
-    task = profiled(2, (10, 8, 1.0), (10, 16, 1.0), (1000, 4, 1.0), memory=2000)
-    with pytest.raises(InfeasibleTaskError, match=f"tried {num_choices} choices"):
-        paper_sharder(max_splits=max_splits).shard(task)
-
-
-def test_halves_that_meet_are_one_shard() -> None:
-    """A half and a quarter, which TorchRec would not train beside each other."""
-    task = quarters_needed("large odd rest tiny")
+    tables = [Table(name, *shape) for name, shape in shapes.items()]
+    task = with_profiles(task_of(tables, 2, 24 * 4 * 1000, 2048))
     plan = paper_sharder().shard(task)
     validate(plan, task)
     of_large = [shard for shard in plan.shards if shard.table == "large"]

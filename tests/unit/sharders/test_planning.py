@@ -244,9 +244,3 @@ def test_plans_have_the_precision_of_the_run(model: LearnedCostModel) -> None:
         is_named = expected != FP32_EXCHANGE
         assert (text in str(forecast(report))) == is_named
         assert (text in explain(plan, report, TASK, None)) == is_named
-
-
-def test_a_plan_in_a_precision_that_ranks_lack_is_refused() -> None:
-    planner = Planner(Fixed(PLAN), None, exchange_precision=ExchangePrecision("fp8", "fp8"))
-    with pytest.raises(InvalidPlanError, match="'fp8', which ranks on cpu cannot exchange"):
-        planner.plan(TASK)
