@@ -75,7 +75,7 @@ def _message(error: BaseException) -> str | None:
         return _unknown_option(Path(error.missing_cfg_file), error.options)
     found = UNKNOWN_KEY.match(str(error))
     reason = found and (why_removed(found[1]) or why_key_of_search(found[1]))
-    if isinstance(error, HydraException) and reason:
+    if isinstance(error, HydraException | ValueError) and reason:
         return reason
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"

@@ -13,6 +13,7 @@ REMOVED: dict[str, str] = {
     "dedup": "plans do not count on deduplicated ids of sequences; leave it out",
     "sharder.objective": "plans minimize the embedding cost; leave it out",
     "data=yambda_5b": "plan tables of sequences in a TorchRec model, with plan_model",
+    "model": "plans do not depend on the model's layers; leave it out",
     "collect.measure": "minutes decides how long a plan is measured; leave it out",
     "collect.num_repeats": "minutes decides which plans are measured twice; leave it out",
     "collect.repeat_every": "minutes decides which plans are measured twice; leave it out",
@@ -34,7 +35,7 @@ REMOVED: dict[str, str] = {
     "topology.host_gb_per_s": IN_RANKS,
     "curve_batches": IN_RANKS,
 }
-"""What to use instead, by `group=option` or by the dotted name of a key, with all keys below it."""
+"""What to use instead, by `group=option`, by a key, or by a dotted key with all keys below it."""
 
 
 def why_removed(name: str) -> str | None:
@@ -44,7 +45,7 @@ def why_removed(name: str) -> str | None:
         name: a dotted key, such as `sharder.objective`, or an option, such as `sharder=hugectr`.
     """
     for removed, instead in REMOVED.items():
-        if f"{name}.".startswith(f"{removed}."):
+        if name == removed or ("." in removed and name.startswith(f"{removed}.")):
             return f"{name} is not there since 0.3: {instead}"
     return None
 

@@ -14,6 +14,7 @@ from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.profiler import StepProfiler
+from tests.cuda import streams_on
 from tests.distributed.small_model import make_sharded, shares
 from tests.preloaded.ranks import gathered, run_ranks
 
@@ -26,11 +27,14 @@ def trace_steps(rank: Rank, kind: str, pipeline: str, folder: Path) -> dict[str,
     found: dict[str, Any] = {}
     for is_traced in (True, False):
         sharded, optimizer = make_sharded(rank, kind, "sgd")
-        steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
         batches = itertools.cycle(shares(rank))
         num_hooks = _num_hooks(sharded)
         losses = []
-        with StepProfiler(sharded, TRACED, rank, folder) as profiler:
+        with (
+            streams_on(rank.device),
+            StepProfiler(sharded, TRACED, rank, folder) as profiler,
+        ):
+            steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
             for step in range(1, TRACED[-1] + 3):
                 if is_traced and step == TRACED[0]:
                     profiler.start()

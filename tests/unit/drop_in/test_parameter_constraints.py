@@ -1,6 +1,5 @@
 """TorchRec's `ParameterConstraints`: kept, or refused by the name of the field."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -12,24 +11,18 @@ from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_sharded import Constraints, ShardedPlanner, ShardingPlan, Topology
+from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.search import SearchSharder
 from tests.distributed.torchrec_modules import LaidOut
 from tests.unit.drop_in.made_up import (
     META,
-    MODEL,
     SHARDERS,
     TOPOLOGY,
     bags,
     columns,
-    plan,
-    sequences,
-    types,
 )
 
 KINDS = ["table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"]
@@ -180,14 +173,3 @@ def test_half_of_a_replica_is_refused() -> None:
     own = {"t1": ParameterConstraints(sharding_types=["data_parallel"])}
     with pytest.raises(ConfigError, match=r"'t1' .*constraints allow only data_parallel"):
         planned(own, model=bags(DataType.FP16))
-
-
-def test_sequences_are_in_columns_if_whole_ones_may_lie_beside():
-    """A table that constraints keep column_wise or row_wise is no whole one beside columns."""
-    tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
-    sharder = SearchSharder(SharderContext(cost_model=MODEL), Constraints(rows="never"), patience=0)
-    module_plan = plan(sequences(), sharder, tight)[""]
-    assert types(module_plan) == {"table_wise", "column_wise"}
-    kept = {"s0": ParameterConstraints(sharding_types=["column_wise", "row_wise"])}
-    with pytest.raises(InfeasibleTaskError):
-        plan(sequences(), sharder, tight, constraints=kept)

@@ -65,6 +65,7 @@ def test_plan_json(tmp_path: Path) -> None:
     }
     assert fields == {
         "sharder": "dim",
+        "costs": None,
         "world_size": 2,
         "shards": [
             {"table": "t", "rank": 0, "rows": [0, 100], "cols": [0, 4]},
