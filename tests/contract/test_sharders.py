@@ -24,6 +24,7 @@ FULL = "torchrec;full=true"
 SHARDERS = [*options_of("sharder"), FULL]
 """Names of yamls, and perhaps a setting, as `dlrm-compare` has them."""
 
+SLOW = pytest.mark.slow  # TorchRec's dynamic programming and very wide tables take half of the time
 TASKS = small_tasks()
 MISS_PLANS = ("neuroshard",)
 """It keeps a published fault; all others find what is there."""
@@ -69,7 +70,7 @@ def overrides_of(name: str, task: ShardingTask, folder: Path) -> tuple[str, ...]
 
 
 @pytest.mark.parametrize("task_name", TASKS)
-@pytest.mark.parametrize("name", SHARDERS)
+@pytest.mark.parametrize("name", [*options_of("sharder"), pytest.param(FULL, marks=SLOW)])
 def test_contract(name: str, task_name: str, tmp_path: Path) -> None:
     task = TASKS[task_name]
     overrides = overrides_of(name, task, tmp_path)
@@ -93,7 +94,7 @@ def test_layouts_that_a_model_trains(name: str, layouts: tuple[str, ...]) -> Non
     assert check_sharder(lambda: build(name, ()), task) is not None
 
 
-@pytest.mark.parametrize("width", [2052, 16_384])
+@pytest.mark.parametrize("width", [2052, pytest.param(16_384, marks=SLOW)])
 @pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
 def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:
     """Split by all that split freely, refused with the reason by the others, and left on a CPU."""

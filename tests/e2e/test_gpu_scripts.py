@@ -9,7 +9,7 @@ import pytest
 from tests import preloaded
 from tests.e2e.runs import ROOT, environment
 
-SLOW = pytest.mark.slow
+pytestmark = pytest.mark.slow
 
 
 def rehearsed(out: Path, parts: str, exit_code: int = 0) -> dict[str, list[dict[str, Any]]]:
@@ -37,7 +37,6 @@ def test_the_first_parts_of_a_gpu(tmp_path: Path) -> None:
     assert all(0 < case["weight_error"] < 1e-5 for case in kernels)
 
 
-@SLOW
 def test_the_other_parts_of_a_gpu(tmp_path: Path) -> None:
     found = rehearsed(tmp_path, "tests,mlperf,run,ranks")
     for *cases, end in found.values():
@@ -54,7 +53,6 @@ def test_the_other_parts_of_a_gpu(tmp_path: Path) -> None:
         assert len(figures["by_rank_ms"]) == len(figures["predicted_by_rank_ms"]) == 8
 
 
-@SLOW
 @pytest.mark.parametrize("part", ["plain", "host"])
 def test_training_beside_torchrec(part: str) -> None:
     sizes = ["--ranks", "1", "--batch-size", "64", "--steps", "2", "--rounds", "1"]

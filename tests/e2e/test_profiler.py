@@ -1,10 +1,13 @@
 """A traced run leaves a trace of each rank, and times its other steps."""
 
+import pytest
+
 from tests.conftest import SMALL_RUN
 from tests.distributed.test_profiler import NUM_TRACED, check_traces
 from tests.e2e.runs import events_of, result_of, train
 
 
+@pytest.mark.slow
 def test_a_traced_run(tmp_path):
     train(
         tmp_path,

@@ -168,6 +168,7 @@ def pool_task(num_tables: int, world_size: int, *, memory_gib: int, per_host: in
     return task_of(tables, world_size, memory_gib * GIB, 65_536, local_world_size=per_host)
 
 
+@pytest.mark.slow
 def test_the_same_in_another_process(tmp_path: Path) -> None:
     task = pool_task(30, 4, memory_gib=4)
     first, second, third = (table.name for table in task.tables[:3])
