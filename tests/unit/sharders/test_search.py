@@ -208,11 +208,11 @@ def test_time_ends_a_search_without_end() -> None:
     validate(plan, task)
 
 
-WIDE = task_of(tables_of(*[(1000, 2048, 3.0)] * 9, (400, 64, 20.0)), 4, batch_size=1024)
+WIDE = task_of(tables_of(*[(1000, 2048, 3.0)] * 9, (400, 64, 20.0)), 4, 18_900_000, 1024)
 
 
 def test_one_clock_limits_all_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock takes a second; wide tables are searched for in several stages."""
+    """Each look at the clock takes a second; wide tables that fill the ranks have two searches."""
     looks = itertools.count()
     fake = SimpleNamespace(perf_counter=lambda: float(next(looks)))
     monkeypatch.setattr("dlrm_sharded.search.stopping.time", fake)
