@@ -18,7 +18,7 @@ from dlrm_sharded.runs.run_tables import BASELINE
 ROWS_OF_ONE_HEIGHT = 6
 """Number of rows from which on figures get higher."""
 
-MAX_NAME = 26
+MAX_NAME = 36
 MAX_CONDITIONS = 8
 UNDIVIDED = "not divided"
 """Label of costs whose stages older runs did not write."""
