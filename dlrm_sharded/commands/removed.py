@@ -35,7 +35,7 @@ REMOVED: dict[str, str] = {
     "topology.host_gb_per_s": IN_RANKS,
     "curve_batches": IN_RANKS,
 }
-"""What to use instead, by `group=option`, by a key, or by a dotted key with all keys below it."""
+"""Maps `group=option` or a key, with all keys below a dotted one, to what users can set instead."""
 
 
 def why_removed(name: str) -> str | None:

@@ -89,7 +89,7 @@ def test_a_plan_with_cached_tables_is_refused_and_its_task_read(
 
 
 def test_a_plan_is_made_again(tmp_path: Path) -> None:
-    """Of the options that 0.2 wrote down, those that are gone are left out."""
+    """Options that 0.2 wrote down and 0.3 does not have are left out."""
     again = (f"again={PLANS / 'bags.plan.json'}", f"task={PLANS / 'bags.task.json'}")
     module = "dlrm_sharded.commands.plan"
     output = preloaded.run("-m", module, *again, cwd=tmp_path, exit_code=0).output

@@ -1,4 +1,4 @@
-"""What an earlier release had is refused in one line that says what to use instead."""
+"""Keys and options of an earlier release are refused in one line that names the replacement."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What ranks do on GPUs: take theirs, know its memory, watch NCCL, time by events, read late."""
+"""Ranks take their GPU, know its memory, watch NCCL, time by events, and read results late."""
 
 import dataclasses
 import os
