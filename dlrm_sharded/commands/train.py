@@ -18,6 +18,7 @@ from dlrm_sharded.commands.own_folder import write_hydra_files
 from dlrm_sharded.commands.sharders import asked_precision, build_planner, start_budget
 from dlrm_sharded.commands.task import build_dataset, check_batch_size, check_effects
 from dlrm_sharded.datasets.base import Dataset
+from dlrm_sharded.datasets.id_check import BOUNDS
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
 from dlrm_sharded.hardware.context import RunContext
@@ -80,6 +81,8 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     check_count("seed", cfg.seed, least=0)
     for key in ("explain", "check_memory", "dry_run"):
         check_flag(key, cfg[key])
+    if cfg.data.bounds not in BOUNDS:
+        raise ConfigError(f"data.bounds is {cfg.data.bounds!r}; known: {', '.join(BOUNDS)}")
     if cfg.objective not in OBJECTIVES:
         raise ConfigError(f"objective is {cfg.objective!r}; known: {', '.join(OBJECTIVES)}")
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
@@ -88,7 +91,8 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     if reason := why_not_exchanged(asked_precision(cfg), rank.device.type, local_batch_size):
         raise ConfigError(reason)
     topology: Topology = instantiate(cfg.topology)
-    data = OmegaConf.to_container(cfg.data, resolve=True)
+    data: Any = OmegaConf.to_container(cfg.data, resolve=True)
+    del data["bounds"]  # of the run, and no argument of the dataset
     return JobSettings(
         dataset=_dataset(json.dumps(data), cfg.batch_size),
         topology=dataclasses.replace(
@@ -108,6 +112,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         start_budget_s=start_budget(cfg),
         resume=cfg.resume,
         init_from=cfg.init_from,
+        bounds=cfg.data.bounds,
         objective=cfg.objective,
         check_memory=cfg.check_memory,
         dry_run=cfg.dry_run,

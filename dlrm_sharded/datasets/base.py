@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 
+from dlrm_sharded.datasets.id_check import IdCheck, find_faults
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 
@@ -56,6 +57,9 @@ class BatchStream(Iterator[Batch]):
 
     A loop over the stream yields the rest of the current epoch, and the next loop the next epoch.
     The order of a shuffled stream depends on the seed and the epoch alone.
+
+    Args:
+        bounds: what happens about ids that a table lacks, one of `id_check.BOUNDS`.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class BatchStream(Iterator[Batch]):
         rank: int = 0,
         world_size: int = 1,
         shuffle_seed: int | None = None,
+        bounds: str = "warn",
     ) -> None:
         if dataset.batch_size % world_size:
             raise ConfigError(
@@ -83,6 +88,7 @@ class BatchStream(Iterator[Batch]):
                 f"the training split has less than one batch of {dataset.batch_size:,} samples; "
                 "lower batch_size or give more data"
             )
+        self.check = IdCheck(dataset.tables, bounds)
         self.seek(0)
 
     def __len__(self) -> int:
@@ -94,8 +100,12 @@ class BatchStream(Iterator[Batch]):
             self._start_epoch(self._epoch + 1)
             raise StopIteration
         index = int(self._order[self._position])
+        number = self._epoch * self._num_batches + self._position
         self._position += 1
-        return self._dataset.batch(self._split, index, rank=self._rank, world_size=self._world_size)
+        batch = self._dataset.batch(
+            self._split, index, rank=self._rank, world_size=self._world_size
+        )
+        return self.check(batch, number)
 
     def seek(self, num_batches: int) -> None:
         """Continue as a new stream does after its first `num_batches` batches, over all epochs."""
@@ -134,23 +144,21 @@ def page_locked(batch: Batch) -> Batch:
 
 
 def check_batch(batch: Batch, tables: Sequence[Table]) -> None:
-    """Raise DataError if a batch does not fit the tables: other keys, or ids out of range.
+    """Raise DataError if a batch does not fit the tables: other keys, or wrong ids."""
+    check_keys(batch, tables)
+    by_feature = {table.name: table for table in tables}
+    for fault in find_faults(batch.sparse_features, by_feature, len(batch.dense_features)):
+        raise DataError(f"in a batch, {fault.text}")
 
-    FBGEMM would replace such ids by row 0 without an error.
-    """
-    features = batch.sparse_features.to_dict()
+
+def check_keys(batch: Batch, tables: Sequence[Table]) -> None:
+    """Raise DataError if the features of a batch are not the tables."""
+    features = batch.sparse_features.keys()
     if set(features) != {table.name for table in tables}:
         raise DataError(
             f"a batch has the features {sorted(features)}, the tables are "
             f"{sorted(table.name for table in tables)}"
         )
-    for table in tables:
-        ids = features[table.name].values()
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_embeddings:
-            raise DataError(
-                f"table {table.name!r} has rows 0 to {table.num_embeddings - 1:,}, a batch has the "
-                f"ids {int(ids.min()):,} to {int(ids.max()):,}"
-            )
 
 
 def reuse_histogram(ids: Tensor) -> tuple[float, ...]:

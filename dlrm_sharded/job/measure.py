@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import logging
 
 from dlrm_sharded.cost.base import with_assumed_profiles
-from dlrm_sharded.datasets.base import check_batch
+from dlrm_sharded.datasets.base import BatchStream, check_keys
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.fitting.confidence import Disturbance
 from dlrm_sharded.fitting.picture import conditions_of
 from dlrm_sharded.fitting.run_journal import RunJournal, measured_run
@@ -23,6 +24,7 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.distributed import Rank, has_core_for_each
 from dlrm_sharded.ranks.surroundings import SurroundingsWatch
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
@@ -50,15 +52,22 @@ def measure_embeddings(
 ) -> MeasuredCost:
     """Measure on the first batches of the training split; a collective of all ranks."""
     num_batches = min(settings.measure.num_batches, settings.dataset.num_batches("train"))
-    read = functools.partial(
-        settings.dataset.batch, "train", rank=rank.rank, world_size=rank.world_size
-    )
-    batches = [read(index).to(rank.device) for index in range(num_batches)]
-    for batch in batches:
-        check_batch(batch, task.tables)
+    with all_or_none():
+        stream = BatchStream(
+            settings.dataset,
+            "train",
+            rank=rank.rank,
+            world_size=rank.world_size,
+            bounds=settings.bounds,
+        )
+        batches = list(itertools.islice(stream, num_batches))
+        check_keys(batches[0], task.tables)
+        for number, fault in stream.check.take(num_batches):
+            if fault.is_fatal:
+                raise DataError(f"{fault.text}, in training batch {number + 1}")
     return measure_stages(
         sharded_embeddings(built.model),
-        [batch.sparse_features for batch in batches],
+        [batch.sparse_features.to(rank.device) for batch in batches],
         settings.measure,
         replica_optimizer=replica_part(built.optimizer),
     )

@@ -111,4 +111,5 @@ def _stream(split: Split, settings: JobSettings, rank: Rank) -> BatchStream:
         rank=rank.rank,
         world_size=rank.world_size,
         shuffle_seed=settings.seed if split == "train" else None,
+        bounds=settings.bounds,
     )

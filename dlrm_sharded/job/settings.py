@@ -34,6 +34,7 @@ class JobSettings:
         start_budget_s: time in which a first start may measure the hardware, in s; None for none.
         resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
         init_from: checkpoint or run whose weights the first step begins from; None for none.
+        bounds: what happens about ids that a table lacks, one of `id_check.BOUNDS`.
         objective: key of result.json whose value a run returns.
         check_memory: whether a plan that does not fit the memory is refused.
         dry_run: whether the run ends when its plan and memory are known.
@@ -56,6 +57,7 @@ class JobSettings:
     start_budget_s: float | None
     resume: object
     init_from: object
+    bounds: str
     objective: str
     check_memory: bool
     dry_run: bool

@@ -27,8 +27,8 @@ MAY_CHANGE = (
 """Keys, with all keys below them, that decide how a run trains on, or what it is validated on. A
 run may go on with other values, such as a lower learning rate, and says so."""
 
-DECIDES_NOTHING = ("data.pregenerate", "data.cache_batches", "data.cache_gib")
-"""Keys below those of `DECIDES` that say how batches are kept."""
+DECIDES_NOTHING = ("data.pregenerate", "data.cache_batches", "data.cache_gib", "data.bounds")
+"""Keys below those of `DECIDES` that say how batches are kept and checked."""
 
 PATHS = ("path", "files", "val_files", "blocks_dir")
 """Last parts of keys that say where data lies: it may have moved, or lie elsewhere on each host."""

@@ -85,6 +85,7 @@ class RunResult:
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
         hosts, began_s, core_wait: see `Surroundings`, of the training.
+        ids_out_of_range: number of ids that each table lacks, for which row 0 was looked up.
         steps: number of steps of the whole training, with those before an interruption.
         interruptions: how often the run was interrupted and started again.
     """
@@ -126,6 +127,7 @@ class RunResult:
     hosts: Mapping[str, Load] | None = None
     began_s: Load | None = None
     core_wait: Load | None = None
+    ids_out_of_range: Mapping[str, Int] | None = None
     steps: Int | None = None
     interruptions: Int | None = None
     versions: Mapping[str, str] | None = None
@@ -246,6 +248,7 @@ def run_result(
         peak_gib=training.peak_gib,
         estimated_peak_gib=estimated_peak_gib,
         **dataclasses.asdict(training.surroundings),
+        ids_out_of_range=training.ids_out_of_range,
         steps=training.num_steps,
         interruptions=interruptions,
         versions=versions(),

@@ -36,6 +36,7 @@ class Progress:
         steady_s: time that the steps after the warm-up took, with everything between them.
         window_losses: [number of steps since the last logged one], losses of this rank.
         step_ms: [N], times of the steps that count for the throughput.
+        ids_out_of_range: number of ids that each table lacks, by its name.
     """
 
     step: int = 0
@@ -45,6 +46,7 @@ class Progress:
     steady_s: float = 0.0
     window_losses: Tensor = field(default_factory=lambda: torch.empty(0))
     step_ms: Tensor = field(default_factory=lambda: torch.empty(0))
+    ids_out_of_range: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return what all ranks have in common."""
@@ -53,6 +55,7 @@ class Progress:
             "evaluation": dataclasses.asdict(self.evaluation),
             "evaluated_step": self.evaluated_step,
             "steady_s": self.steady_s,
+            "ids_out_of_range": dict(self.ids_out_of_range),
         }
 
     def tensors(self, rank: Rank) -> dict[str, LogicalTensor]:
@@ -96,6 +99,7 @@ def _read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progre
         steady_s=float(fields["steady_s"]),
         window_losses=_window_losses(manifest, rank),
         step_ms=torch.empty(0) if step_ms is None else step_ms,
+        ids_out_of_range={str(k): int(n) for k, n in fields.get("ids_out_of_range", {}).items()},
     )
     _restore_generators(manifest, rank)
     return progress

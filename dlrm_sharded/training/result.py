@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ class TrainingResult:
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
             except the evaluation at the end.
+        ids_out_of_range: number of ids that each table lacks, by its name, in all batches.
         unsaved: why the last checkpoint could not be written; None if it was, or none was due.
     """
 
@@ -41,6 +43,7 @@ class TrainingResult:
     evaluation: Evaluation
     peak_gib: float
     surroundings: Surroundings
+    ids_out_of_range: Mapping[str, int] = field(default_factory=dict)
     unsaved: str | None = None
 
 

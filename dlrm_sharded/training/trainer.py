@@ -8,13 +8,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torchrec.datasets.utils import Batch
@@ -22,6 +23,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.id_check import IdFault
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
@@ -30,6 +32,7 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.heartbeat import OnStall
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.id_report import IdReport
 from dlrm_sharded.training.pipeline import (
     evaluate,
     make_pipeline,
@@ -113,11 +116,13 @@ class Trainer:
         self._loss = start.loss
         self._evaluation = start.evaluation
         self._evaluated_step = start.evaluated_step
+        self._ids = IdReport(rank, start.ids_out_of_range)
 
     def run(self) -> TrainingResult:
         """Train to the end; all ranks call this together.
 
         Raises:
+            DataError: ids of a batch cannot be trained; all ranks raise it.
             DivergenceError: a loss, a prediction or a weight was not finite; all ranks raise it.
         """
         allow_tf32(self.config.tf32)
@@ -201,7 +206,14 @@ class Trainer:
     def _close(self, window: Window, step: int) -> None:
         is_traced = self._profiler is not None and step in self._profiler.steps
         waited_ms = self._batches.take_wait_ms()
-        self._unread.append(ClosedWindow(window, data_wait_ms=waited_ms, is_traced=is_traced))
+        self._unread.append(
+            ClosedWindow(
+                window,
+                data_wait_ms=waited_ms,
+                is_traced=is_traced,
+                faults=self.train_stream.check.take(step),
+            )
+        )
 
     def _make_up_for_evaluation(self) -> None:
         """Do the evaluation of the step that the run resumes at, if a signal interrupted it."""
@@ -225,7 +237,8 @@ class Trainer:
         settle(self._pipeline_name, self._pipeline, self.rank.device, step)
         self._report(bar, num_unread=0)
         if window.num_steps:
-            self._finite_losses(ClosedWindow(window))
+            faults = self.train_stream.check.take(step)
+            self._finite_losses(ClosedWindow(window, faults=faults))
         steady_s = self._steady_s(step)
         return Progress(
             step=step,
@@ -235,6 +248,7 @@ class Trainer:
             steady_s=0.0 if math.isnan(steady_s) else steady_s,
             window_losses=window.losses,
             step_ms=torch.tensor(self._step_ms),
+            ids_out_of_range=dict(self._ids.counts),
         )
 
     def _steady_s(self, step: int) -> float:
@@ -272,8 +286,16 @@ class Trainer:
                 bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
 
     def _finite_losses(self, window: ClosedWindow) -> Tensor:
-        """Return the mean losses of a window; DivergenceError on all ranks if one is not finite."""
+        """Return the mean losses of a window, after what is wrong with its ids is reported.
+
+        Raises:
+            DataError: ids are wrong in a way that must end the training; on all ranks.
+            DivergenceError: a loss is not finite; on all ranks.
+        """
         losses = window.mean_losses()
+        if window.has_faults():
+            places = [(f"at step {number + 1}", fault) for number, fault in window.faults]
+            self._report_ids(places, window.first_step + len(losses))
         finite = losses.isfinite()
         if finite.all():
             return losses
@@ -286,6 +308,9 @@ class Trainer:
                 "before it"
             )
         raise reported_by_rank_zero(DivergenceError(f"{message}; {AGAINST_DIVERGENCE}"))
+
+    def _report_ids(self, found: Sequence[tuple[str, IdFault]], step: int) -> None:
+        self.log_scalar("data/ids_out_of_range", self._ids.gather(found), step)
 
     def _evaluate(self, step: int) -> None:
         num_batches = len(self.eval_stream)
@@ -309,6 +334,10 @@ class Trainer:
                 self.rank.device,
                 is_stopped=self.checkpoints.stops_evaluation if self.checkpoints else None,
             )
+        faults = self.eval_stream.check.take(num_batches)
+        if self._on_any_rank(bool(faults)):
+            places = [(f"in validation batch {number + 1}", fault) for number, fault in faults]
+            self._report_ids(places, step)
         if evaluation is None:
             return
         self._evaluation, self._evaluated_step = evaluation, step
@@ -324,6 +353,11 @@ class Trainer:
                 auroc,
                 step,
             )
+
+    def _on_any_rank(self, flag: bool) -> bool:
+        flags = torch.full((1,), float(flag), device=self.rank.device)
+        dist.all_reduce(flags)
+        return bool(flags)
 
     def _result(self, surroundings: Surroundings) -> TrainingResult:
         # A run that is all warm-up has no steady step; its throughput stays unknown (nan).
@@ -341,6 +375,7 @@ class Trainer:
             evaluation=self._evaluation,
             peak_gib=peak_gib(self.rank),
             surroundings=surroundings,
+            ids_out_of_range=dict(self._ids.counts),
             unsaved=self.checkpoints.failure if self.checkpoints else None,
         )
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlrm_sharded.datasets.id_check import IdFault
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 
@@ -66,18 +67,26 @@ class ClosedWindow:
     Args:
         data_wait_ms: time that a step waited for its batch.
         is_traced: whether a profiler slows the steps down.
+        faults: what is wrong with the ids of this rank's batches.
     """
 
     def __init__(
-        self, window: Window, *, data_wait_ms: float = 0.0, is_traced: bool = False
+        self,
+        window: Window,
+        *,
+        data_wait_ms: float = 0.0,
+        is_traced: bool = False,
+        faults: Sequence[tuple[int, IdFault]] = (),
     ) -> None:
         self.first_step = window.first_step
         self.first_timed_step = window.first_timed_step
         self.data_wait_ms = data_wait_ms
         self.is_traced = is_traced
+        self.faults = faults
         self._watch = window.watch
         self._world_size = window.rank.world_size
-        losses = window.losses.float()
+        num_faults = torch.full((1,), float(len(faults)), device=window.rank.device)
+        losses = torch.cat([window.losses.float(), num_faults])
         reduction = dist.all_reduce(losses, async_op=True)
         if window.rank.device.type == "cuda":
             reduction.wait()  # the device waits; the host goes on
@@ -90,7 +99,12 @@ class ClosedWindow:
     def mean_losses(self) -> Tensor:
         """Return [number of steps], on the CPU, the loss of each step, averaged over all ranks."""
         self._wait()
-        return self._sums / self._world_size
+        return self._sums[:-1] / self._world_size
+
+    def has_faults(self) -> bool:
+        """Return whether the ids of any rank's batches have faults."""
+        self._wait()
+        return bool(self._sums[-1] > 0)
 
     def step_ms(self) -> list[float]:
         """Return the time of each step in ms, from `first_timed_step` on."""

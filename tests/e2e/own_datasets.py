@@ -19,6 +19,16 @@ class OutOfRange(SyntheticDataset):
         return batch
 
 
+class NegativeOnRankOne(SyntheticDataset):
+    """From its seventh batch on."""
+
+    def batch(self, split: Any, index: int, *, rank: int, world_size: int) -> Batch:
+        batch = super().batch(split, index, rank=rank, world_size=world_size)
+        if rank == 1 and index > 5:
+            batch.sparse_features.values()[0] = -7
+        return batch
+
+
 class FailingOnRankOne(SyntheticDataset):
     """As soon as it is made (`where` is init), or at its seventh batch (`where` is batch)."""
 

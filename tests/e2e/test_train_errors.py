@@ -47,7 +47,15 @@ BAD_INPUT = {
     "experiment": (["experiment=nope"], ["nope", "mlperf_dcnv2"]),
     "kind": (["trainer.num_steps=abc"], ["trainer.num_steps is 'abc'", "integer"]),
     "null": (["sharder=null"], ["must be a string or a list"]),
-    "ids": (["data._target_=own_datasets.OutOfRange"], ["table 't000' has rows 0 to", "ids"]),
+    "ids": (
+        ["data._target_=own_datasets.OutOfRange", "data.bounds=error"],
+        ["feature 't000' of table 't000' has", "ids beyond its", "in training batch 1"],
+    ),
+    "negative": (
+        ["data._target_=own_datasets.NegativeOnRankOne", "trainer.log_every_steps=4"],
+        ["1 ids below 0, down to -7, at step"],
+    ),
+    "bounds": (["data.bounds=raise"], ["data.bounds is 'raise'; known: warn, error, ignore"]),
     "memory": (["batch_size=200000000"], ["needs", "GiB are available", "lower batch_size"]),
     "adam_on_cpu": (["optimizer=adam"], ["CUDA only"]),
 }
@@ -64,7 +72,7 @@ def test_bad_input(name, tmp_path):
         assert words in message
     left = kinds_of_files(tmp_path / "run") - LEFT
     assert left <= {"events", "memory", "plan", "prices", "run", "task"}
-    assert not left or name in ("nan", "ids", "memory")
+    assert not left or name in ("nan", "ids", "negative", "memory")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing"])

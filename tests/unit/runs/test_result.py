@@ -48,7 +48,8 @@ UNPREDICTED = PlanReport("test", solve_s=0.5)
 WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
 SURROUNDINGS = Surroundings({"node1": 0.5, "node2": 1.5}, 1.7e9, 0.02)
 TRAINING = TrainingResult(
-    12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25, SURROUNDINGS
+    *(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25, SURROUNDINGS),
+    ids_out_of_range={"film": 7},
 )
 PREDICTION = {
     "predicted_ms": 6.25,
@@ -90,6 +91,7 @@ def test_all_that_a_run_says(tmp_path):
         **{"hosts": {"node1": 0.5, "node2": 1.5}, "began_s": 1.7e9, "core_wait": 0.02},
         "sharder": "test",
         "costs": None,
+        "ids_out_of_range": {"film": 7},
         "world_size": 2,
         "batch_size": 64,
         "device": "cpu: test",

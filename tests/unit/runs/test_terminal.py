@@ -27,12 +27,19 @@ def closing(
     *,
     cost: PlanCost = MEASURED,
     on_cuda: bool = False,
+    ids: dict[str, int] | None = None,
     **places: str,
 ) -> str:
     training = TrainingResult(
-        12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25, SURROUNDINGS
+        *(12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25, SURROUNDINGS),
+        ids_out_of_range=ids or {},
     )
     return closing_text(report, cost, training, Path("runs/x"), on_cuda=on_cuda, **places)
+
+
+def test_ids_that_tables_lack():
+    lines = closing(PlanReport("dim", 0.5), Evaluation(None, None, 0), ids={"b": 1200, "a": 7})
+    assert "  ids beyond rows  7 of a, 1,200 of b: row 0 was looked up for them" in lines
 
 
 def test_the_prediction_beside_what_was_measured():

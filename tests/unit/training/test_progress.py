@@ -29,6 +29,7 @@ PROGRESS = Progress(
     steady_s=2.5,
     window_losses=torch.tensor([0.5, 0.125]),
     step_ms=torch.tensor([8.0, 9.0]),
+    ids_out_of_range={"user.id": 3},
 )
 
 
@@ -42,6 +43,7 @@ def test_is_the_same_again(tmp_path, rank):
     again = read_again(PROGRESS, tmp_path, rank, same_plan=True)
     assert again.to_json() == PROGRESS.to_json()
     assert again.step == 5
+    assert again.ids_out_of_range == {"user.id": 3}
     assert again.window_losses.tolist() == [0.5, 0.125]
     assert again.step_ms.tolist() == [8.0, 9.0]
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.base import BatchStream, Split
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.files.errors import DivergenceError, PreemptedError
+from dlrm_sharded.files.errors import DataError, DivergenceError, PreemptedError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import trainer as trainer_module
@@ -67,9 +67,11 @@ def train(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Train:
         checkpoints: Checkpoints | None = None,
         start: Progress | None = None,
         num_val_batches: int = 0,
+        kind: type[SyntheticDataset] = SyntheticDataset,
+        bounds: str = "warn",
         **config: Any,
     ) -> TrainingResult:
-        dataset = SyntheticDataset(
+        dataset = kind(
             (Table("t", 10, 4, 1.0),),
             batch_size=BATCH_SIZE,
             num_train_batches=3,
@@ -80,7 +82,7 @@ def train(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Train:
             model or nn.Linear(1, 1),
             optimizer=None,
             lr_scheduler=Mock(),
-            train_stream=BatchStream(dataset, "train"),
+            train_stream=BatchStream(dataset, "train", bounds=bounds),
             eval_stream=BatchStream(dataset, "val"),
             config=TrainerConfig(**config),
             batch_size=BATCH_SIZE,
@@ -107,6 +109,46 @@ def test_logs_samples_of_a_second(train):
     train(events, num_steps=4, log_every_steps=2)
     step_ms, samples_per_s = map(np.array, events.speeds.values())
     assert samples_per_s * step_ms / 1e3 == pytest.approx([BATCH_SIZE] * 2, rel=1e-9)
+
+
+class OneIdBeyond(SyntheticDataset):
+    """In each second batch, the last id is larger than the table."""
+
+    def batch(self, split: Split, index: int, **share: int) -> Batch:
+        batch = super().batch(split, index, **share)
+        if index % 2:
+            batch.sparse_features.values()[-1] = 70
+        return batch
+
+
+def test_ids_beyond_a_table_are_counted_and_reported_once(train, monkeypatch, caplog):
+    """Batch 1 of 3 has one in every epoch, and so has the validation."""
+
+    def evaluate(
+        model: object, pipeline: object, batches: Iterator[Batch], *_: object, **__: object
+    ):
+        return Evaluation(0.75, 0.5, num_samples=len(list(batches)))
+
+    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    options = {"log_every_steps": 2, "kind": OneIdBeyond, "num_val_batches": 2}
+    result = train(Events(), num_steps=8, **options)
+    assert result.ids_out_of_range == {"t": 4}
+    assert [record.message for record in caplog.records if "beyond" in record.message] == [
+        "feature 't' of table 't' has 1 ids beyond its 10 rows, up to 70, at step 2 on rank 0; row "
+        "0 is looked up for them, and the next ones are counted only (ids_out_of_range in "
+        "result.json; data.bounds=error ends the run)"
+    ]
+
+
+def test_ids_of_later_batches_are_counted_where_a_run_goes_on(train):
+    start = Progress(step=4, ids_out_of_range={"t": 7})
+    result = train(Events(), start=start, num_steps=6, kind=OneIdBeyond)
+    assert result.ids_out_of_range == {"t": 8}
+
+
+def test_ids_beyond_a_table_can_end_the_training(train):
+    with pytest.raises(DataError, match="beyond its 10 rows, up to 70, at step 2 on rank 0"):
+        train(Events(), num_steps=8, log_every_steps=2, kind=OneIdBeyond, bounds="error")
 
 
 def test_evaluation_waits_for_all_logs(train):

@@ -1,0 +1,134 @@
+"""Compares the ids of batches with the rows of their tables, before a device has them.
+
+FBGEMM looks up row 0 in place of an id that its table lacks, and says so on stderr alone. Under row
+blocks TorchRec looks up another row. Here every plan gets row 0, and the run says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.plans.tables import Table
+
+BOUNDS = ("warn", "error", "ignore")
+"""What a run does about ids that a table lacks; with "ignore" it does not look for them."""
+
+UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}
+"""In these types a negative id is beyond every table, so that one maximum finds both kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdFault:
+    """Ids of one feature that its table lacks, or lengths that contradict the ids, in one batch.
+
+    Args:
+        table: name of the table; None if the lengths are wrong.
+        count: number of the ids.
+        text: what is wrong, as a sentence that the batch ends.
+        is_fatal: whether the run must end, as for ids below 0 and wrong lengths.
+    """
+
+    table: str | None
+    count: int
+    text: str
+    is_fatal: bool
+
+
+def find_faults(
+    features: KeyedJaggedTensor, tables: Mapping[str, Table], num_samples: int | None = None
+) -> list[IdFault]:
+    """Return what is wrong with the ids of some features.
+
+    Args:
+        tables: the table of each feature; features without one are left out.
+        num_samples: number of lengths that each feature must have; None for any number.
+    """
+    keys, ids, lengths = features.keys(), features.values().cpu(), features.lengths().cpu()
+    total, shortest = int(lengths.sum()), int(lengths.min()) if lengths.numel() else 0
+    is_short = num_samples is not None and lengths.numel() != len(keys) * num_samples
+    if is_short or shortest < 0 or total != ids.numel():
+        text = (
+            f"the {lengths.numel():,} lengths of {len(keys)} features sum to {total:,} (the "
+            f"smallest is {shortest:,}), while there are {ids.numel():,} ids"
+        )
+        return [IdFault(None, ids.numel(), text, is_fatal=True)]
+    unsigned, ends = ids.numpy().view(UNSIGNED[ids.dtype]), features.offset_per_key()
+    return [
+        _fault(key, ids[begin:end], tables[key])
+        for key, begin, end in zip(keys, ends, ends[1:], strict=False)
+        if begin < end and key in tables and unsigned[begin:end].max() >= tables[key].num_embeddings
+    ]
+
+
+def _fault(feature: str, ids: torch.Tensor, table: Table) -> IdFault:
+    is_negative = ids < 0
+    if count := int(is_negative.sum()):
+        kind = f"below 0, down to {int(ids.min()):,}"
+    else:
+        count = int((ids >= table.num_embeddings).sum())
+        kind = f"beyond its {table.num_embeddings:,} rows, up to {int(ids.max()):,}"
+    text = f"feature {feature!r} of table {table.name!r} has {count:,} ids {kind}"
+    return IdFault(table.name, count, text, is_fatal=bool(is_negative.any()))
+
+
+class IdCheck:
+    """Checks the batches of a stream, in the thread that reads them.
+
+    Args:
+        tables: each has one feature, of the same name.
+        bounds: one of `BOUNDS`; "error" makes every fault fatal.
+    """
+
+    def __init__(self, tables: Sequence[Table], bounds: str) -> None:
+        self.bounds = bounds
+        self._tables = {table.name: table for table in tables}
+        self._found: deque[tuple[int, IdFault]] = deque()
+
+    def __call__(self, batch: Batch, number: int) -> Batch:
+        """Note the faults of a batch, and return it with row 0 in the place of wrong ids.
+
+        A batch with wrong lengths loses its ids.
+
+        Args:
+            number: number of the batch, by which `take` finds its faults.
+        """
+        if self.bounds == "ignore":
+            return batch
+        features, num_samples = batch.sparse_features, len(batch.dense_features)
+        faults = find_faults(features, self._tables, num_samples)
+        if not faults:
+            return batch
+        is_fatal = self.bounds == "error"
+        self._found.extend(
+            (number, dataclasses.replace(fault, is_fatal=is_fatal or fault.is_fatal))
+            for fault in faults
+        )
+        right = self._without_ids if faults[0].table is None else self._with_row_zero
+        return Batch(batch.dense_features, right(features, num_samples), batch.labels)
+
+    def take(self, until: int) -> list[tuple[int, IdFault]]:
+        """Return the faults of the batches before number `until`, each once, with their numbers."""
+        taken = []
+        while self._found and self._found[0][0] < until:
+            taken.append(self._found.popleft())
+        return taken
+
+    def _with_row_zero(self, features: KeyedJaggedTensor, num_samples: int) -> KeyedJaggedTensor:
+        keys, values = features.keys(), features.values()
+        rows = torch.tensor([self._tables[key].num_embeddings for key in keys])
+        limits = rows.repeat_interleave(torch.tensor(features.length_per_key()))
+        values = values.where((values >= 0) & (values < limits), 0)
+        return KeyedJaggedTensor(keys, values, lengths=features.lengths(), stride=num_samples)
+
+    def _without_ids(self, features: KeyedJaggedTensor, num_samples: int) -> KeyedJaggedTensor:
+        lengths = features.lengths().new_zeros(len(features.keys()) * num_samples)
+        nothing = features.values()[:0]
+        return KeyedJaggedTensor(features.keys(), nothing, lengths=lengths, stride=num_samples)
