@@ -246,6 +246,7 @@ def small_tasks() -> dict[str, ShardingTask]:
             topology=Topology(2, 10**6, compute_device="cpu"),
             batch_size=128,
         ),
+        "w3-one_narrow_table": task(3, [(100, 4, 1.0)], 10**6),
         "w8-equal": task(8, [(64, 32, 4.0)] * 24, 10**6),
         "w4-sequences": ShardingTask(
             tables=tuple(

@@ -15,7 +15,9 @@ Differs: a learned cost model may replace the published nets; optimizer state co
 shards of equal cost are placed in the order of their tables; shards that are too wide for a lookup
 are not placed. Shards of a table that meet on a rank become one shard of the plan, or shards of
 equal widths if one would be too wide, as TorchRec trains no different widths there, although the
-search prices them separately.
+search prices them separately. Narrow tables on many ranks have plans: where the mean columns of a
+rank are less than two of the widest shards that cannot be halved, and the limits leave no plan, as
+for 4 columns on 8 ranks, the search runs once more without limits, and ranks may stay empty.
 
 Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, W ranks.
 """
@@ -114,7 +116,15 @@ class NeuroShardSharder:
             costs = self.nets.costs_of(task)
         shapes = _Shapes.from_costs(costs)
         limits = np.linspace(MIN_LIMIT, MAX_LIMIT, self.num_limits)
-        inner = _GreedyGrid(costs, shapes, limits)
+        best, num_nodes = self._search(shapes, _GreedyGrid(costs, shapes, limits))
+        if best.cost_ms == math.inf and shapes.are_wide_for(task):
+            best, _ = self._search(shapes, _GreedyGrid(costs, shapes, np.array([math.inf])))
+        if best.cost_ms == math.inf:
+            raise _none_found(task, num_nodes, self.max_splits)
+        return ShardingPlan(task.topology.world_size, _merged(task, shapes, best))
+
+    def _search(self, shapes: _Shapes, inner: _GreedyGrid) -> tuple[_Placement, int]:
+        """Return the best placement, and the number of nodes that were placed."""
         beam = [shapes.whole]
         [best] = inner.place(beam)
         num_nodes = 1
@@ -127,9 +137,7 @@ class NeuroShardSharder:
             best = min(best, *placed, key=lambda placement: placement.cost_ms)
             cheapest = sorted(range(len(nodes)), key=lambda i: placed[i].cost_ms)
             beam = [nodes[i] for i in cheapest[: self.beam_width]]
-        if best.cost_ms == math.inf:
-            raise _none_found(task, num_nodes, self.max_splits)
-        return ShardingPlan(task.topology.world_size, _merged(task, shapes, best))
+        return best, num_nodes
 
     def _children(self, node: Node, shapes: _Shapes) -> Iterator[Node]:
         """Yield a child for each candidate that can be halved, in the order of the shards."""
@@ -261,6 +269,14 @@ class _Shapes:
             size_bytes=size_bytes[order],
             vectors=vectors[order],
         )
+
+    def are_wide_for(self, task: ShardingTask) -> bool:
+        """Return whether two of the widest shards that cannot be halved exceed a rank's mean."""
+        widest = max(
+            cols for shape, cols in enumerate(self.num_cols.tolist()) if shape not in self.half
+        )
+        total = sum(table.embedding_dim for table in task.tables)
+        return total < 2 * widest * task.topology.world_size
 
 
 @dataclass(frozen=True, slots=True)
