@@ -188,6 +188,24 @@ OBJECTIVES = tuple(key for key, form in _FORMS.items() if form == Objective)
 """Keys of result.json that a sweep can optimize."""
 
 
+NOT_TIMED = "no step after the warm-up (trainer.num_warmup_steps) was timed"
+"""Reason for an unknown throughput."""
+
+
+def why_unknown(config: Mapping[str, Any]) -> str:
+    """Return why a run with this config has no value of its objective."""
+    objective = str(config.get("objective", "result"))
+    reason = "the run has no value for it"
+    if config.get("dry_run"):
+        reason = "a dry run trains nothing"
+    elif objective == "step_ms" or objective.startswith("samples_per_s"):
+        reason = NOT_TIMED
+    elif objective in ("auroc", "normalized_entropy"):
+        reason = "nothing was evaluated, or on samples of one class alone"
+    name = "throughput" if objective.startswith("samples_per_s") else objective
+    return f"no {name}: {reason}"
+
+
 def run_result(
     plan: ShardingPlan,
     report: PlanReport,

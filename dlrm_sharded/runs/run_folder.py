@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +118,27 @@ def _overrides(folder: Path, job: Mapping[str, Any]) -> dict[str, str] | None:
     if not isinstance(lines, list):
         return None
     pairs = (str(line).lstrip("+").partition("=") for line in lines)
-    return {key: value for key, _, value in pairs if not key.startswith(("hydra.", "hydra/"))}
+    return {
+        key: _spelled(value) for key, _, value in pairs if not key.startswith(("hydra.", "hydra/"))
+    }
+
+
+def _spelled(value: str) -> str:
+    """Return a value as sweepers spell it: False for false, 0.001 for 1e-3, [1,2] for [1, 2]."""
+    if value[:1] in ("'", '"'):
+        return value
+    parts = re.split(r"\s*([\[\]{},:])\s*", value.strip())
+    return "".join(map(_spelled_part, parts))
+
+
+def _spelled_part(text: str) -> str:
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    if re.fullmatch(r"[+-]?(?!0\d)[\d_.]+(e[+-]?\d+)?", text, re.IGNORECASE):
+        for read in (int, float):
+            with contextlib.suppress(ValueError):
+                return str(read(text))
+    return "null" if text.lower() == "null" else text
 
 
 def _options(overrides: Mapping[str, str]) -> Setting:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dlrm_sharded.explain.text import difference, rounding
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.runs.result import NOT_TIMED
 
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.result import TrainingResult
@@ -128,7 +129,7 @@ def _ids_out_of_range(counts: Mapping[str, int]) -> list[str]:
 
 def _throughput(training: TrainingResult) -> str:
     if not math.isfinite(training.samples_per_s):
-        return "unknown: no step after the warm-up (trainer.num_warmup_steps) was timed"
+        return f"unknown: {NOT_TIMED}"
     return (
         f"{training.samples_per_s:,.0f} samples/s ({training.step_ms:.1f} ms a step; "
         f"slowest tenth {training.samples_per_s_p10:,.0f}, "

@@ -37,7 +37,7 @@ def prepare(
         subdir = str(copy.hydra.sweep.subdir)
     with open_dict(job_config):
         job_config.hydra.sweep.subdir = subdir
-    swept = [item for item in overrides if item not in config.hydra.overrides.task]
+    swept = swept_overrides(overrides, config)
     job = SweepJob(
         num=num,
         title=" ".join([f"#{num}", *(swept or [subdir])]),
@@ -50,6 +50,19 @@ def prepare(
     if missing_key is not None:
         job.state, job.reason = JobState.SKIPPED, f"{missing_key} is not set"
     return job
+
+
+def swept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
+    """Return a job's overrides without those that all jobs have, which sweepers spell anew."""
+    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+    parse = OverridesParser.create().parse_overrides
+    for_all = parse([*config.hydra.overrides.task, *(f"{k}={v}" for k, v in params.items())])
+    constants = [(item.get_key_element(), item.value()) for item in for_all]
+    return [
+        text
+        for text, item in zip(overrides, parse(list(overrides)), strict=True)
+        if (item.get_key_element(), item.value()) not in constants
+    ]
 
 
 def glob_without_value(

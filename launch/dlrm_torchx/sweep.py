@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import subprocess
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from torchx.specs import InvalidRunConfigException
 from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.line_file import OUTBOX, deliver
+from dlrm_sharded.runs.result import why_unknown
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import HydraCall
 from dlrm_torchx.options import SweepOptions
@@ -139,7 +141,9 @@ class Sweep:
     def _log_end(self, job: SweepJob) -> None:
         result = "" if job.reason is None else f": {job.reason}"
         if job.returned is not None and isinstance(job.returned.return_value, int | float):
-            result = f": {job.returned.return_value:,.6g}"
+            value = job.returned.return_value
+            known = math.isfinite(value)
+            result = f": {value:,.6g}" if known else f": {why_unknown(job.config)}"
         log.info("%s: %s after %.1f s%s", job.title, job.state, job.seconds, result)
 
     def _save(self) -> None:

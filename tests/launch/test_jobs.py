@@ -1,5 +1,6 @@
 """What a sweep makes of a scheduler's words and of what the ranks left behind."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,9 +11,11 @@ from omegaconf import OmegaConf
 from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, AppStatus, Role
 
+from dlrm_torchx.compose import swept_overrides
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import TolerantSlurmScheduler, _app_state
+from dlrm_torchx.sweep import Sweep
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +102,31 @@ def test_end_of_a_job(status, returned, failures, state, reason, tmp_path):
     assert job.state == state
     assert job.reason is None if reason is None else reason in str(job.reason)
     assert (job.seconds is not None) == (not job.state.is_active)
+
+
+def test_constants_are_no_labels():
+    """Whatever their spelling: sweepers write `False` for a `false` that was typed."""
+    task = [
+        "data.pregenerate=false",
+        "+data.x=1e-3",
+        "data.y=[1, 2]",
+        "seed=1,2",
+        "sharder=dim,size",
+    ]
+    sweep = {"overrides": {"task": task}, "sweeper": {"params": {"explain": True}}}
+    job = ["explain=True", "data.pregenerate=False", "+data.x=0.001", "data.y=[1,2]", "sharder=dim"]
+    assert swept_overrides(job, OmegaConf.create({"hydra": sweep})) == ["sharder=dim"]
+
+
+def test_a_job_without_a_throughput_says_why(tmp_path, caplog):
+    caplog.set_level("INFO")
+    job = after(AppStatus(AppState.SUCCEEDED), tmp_path, returned=True)
+    job.config = OmegaConf.create({"objective": "samples_per_s"})
+    for value in (2500.0, math.nan):
+        job.returned = JobReturn(status=JobStatus.COMPLETED, _return_value=value)
+        Sweep._log_end(cast(Sweep, None), job)
+    assert caplog.messages[0].endswith("s: 2,500")
+    assert "s: no throughput: no step after the warm-up" in caplog.messages[1]
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,29 @@ def test_a_run_with_all_it_says(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("typed", "spelled"),
+    [
+        ("false", "False"),
+        ("NULL", "null"),
+        ("1e-3", "0.001"),
+        ("10_000", "10000"),
+        ("0.10", "0.1"),
+        ("[1, 2e0,true]", "[1,2.0,True]"),
+        ("'1e-3'", "'1e-3'"),
+        ("007", "007"),
+        ("1.2.3", "1.2.3"),
+        ("/data/1e3", "/data/1e3"),
+    ],
+)
+def test_a_value_has_the_spelling_of_sweepers(tmp_path, typed, spelled):
+    """Else runs that differ in nothing would have rows of their own."""
+    for name, value in {"typed": typed, "spelled": spelled}.items():
+        write_run(tmp_path / name, ["sharder=dim", f"data.x={value}"], RESULT)
+    one, other = find_runs([tmp_path]).runs
+    assert one.setting == other.setting == (("data.x", spelled),)
+
+
 @pytest.mark.parametrize("text", ['{"sharder": "dim", "embed', "", "[1]", "{}"])
 def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path, text):
     write_run(tmp_path / "dim", ["sharder=dim", "seed=1"], text)

@@ -21,6 +21,7 @@ from dlrm_sharded.runs.result import (
     RunResult,
     read_result,
     run_result,
+    why_unknown,
     write_result,
 )
 from dlrm_sharded.training.metrics import Evaluation
@@ -161,6 +162,20 @@ def test_objectives_are_figures():
         *("loss", "auroc", "normalized_entropy", "peak_gib"),
     }
     assert set(OBJECTIVES) < set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"objective": "samples_per_s"}, "no throughput: no step after the warm-up"),
+        ({"objective": "step_ms"}, "no step_ms: no step after the warm-up"),
+        ({"objective": "auroc"}, "no auroc: nothing was evaluated, or"),
+        ({"objective": "samples_per_s", "dry_run": True}, "no throughput: a dry run trains"),
+        ({}, "no result: the run has no value for it"),
+    ],
+)
+def test_an_unknown_objective_has_a_reason(config, reason):
+    assert why_unknown(config).startswith(reason)
 
 
 def test_what_is_not_finite_is_null(tmp_path):
