@@ -88,7 +88,10 @@ def read_prices(path: Path) -> LearnedCostModel:
         if meta["standing"] is not None:
             standing = read_form(meta["standing"], Standing, name="the standing of the prices")
         if meta["gpu"] is not None:
-            spec = read_form(meta["gpu"], GpuSpec, name="the GPU of the prices")
+            # files of 0.2 also have the peak rates of matrix products
+            spec = read_form(
+                meta["gpu"], GpuSpec, name="the GPU of the prices", may_have_others=True
+            )
             factors = {kind: arrays[CURVES + kind] for kind in EXCHANGES if CURVES + kind in arrays}
             curves = ExchangeCurves(HostCollectives(spec), factors or None)
         return LearnedCostModel(

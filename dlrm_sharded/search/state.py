@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.problem import Demand, Mask, Problem, by_group
 
 COLUMNS = -1
@@ -154,12 +153,6 @@ class State:
                 self._set_group(*edit)
             else:
                 self._set_width(*edit)
-        self.refresh()
-
-    def add_load(self, load: Floats) -> None:
-        """Add loads [W, L] to the ranks that no piece causes."""
-        self.demand[:, Demand.SURCHARGE] += load
-        self._touched.update(range(len(load)))
         self.refresh()
 
     def refresh(self) -> None:

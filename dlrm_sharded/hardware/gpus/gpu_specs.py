@@ -50,8 +50,6 @@ class GpuSpec:
         adapter_gb_per_s: nominal bandwidth of a GPU's share of the adapters to other hosts.
         host_gb_per_s: nominal bandwidth between the GPU and host memory, one way; by default that
             of PCIe 4.0 x16.
-        bf16_tflops: dense peak of bf16, or of fp16 on GPUs without bf16; None if unknown.
-        fp32_tflops: peak of fp32 on GPUs without bf16 and TF32; None for GPUs that have both.
         memory_gib: size of the device's memory; None if unknown.
         gpus_of_domain: GPUs that the links connect, such as those of one host.
         collectives: system in nccl_collectives.csv; None if nobody measured this GPU.
@@ -67,8 +65,6 @@ class GpuSpec:
     link_gb_per_s: float
     adapter_gb_per_s: float
     host_gb_per_s: float = 32.0
-    bf16_tflops: float | None = None
-    fp32_tflops: float | None = None
     memory_gib: float | None = None
     gpus_of_domain: int = 8
     collectives: str | None = None
