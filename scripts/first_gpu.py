@@ -52,7 +52,7 @@ from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids
-from dlrm_sharded.model.fused_optimizers import fuse
+from dlrm_sharded.model.fused_optimizers import FUSED_EPSILON, fuse
 from dlrm_sharded.model.torchrec_adapter import bag_configs, parameter_sharding, sharding_env
 from dlrm_sharded.plans.layouts import ColumnShards
 from dlrm_sharded.plans.plan import Shard
@@ -164,9 +164,10 @@ WIDTHS = (4, 8, 12, 20, 36, 60, 100, 128, 132, 256, 516, 1024, 2048)
 GROUPS = {"all widths": WIDTHS, "up to 128 columns": WIDTHS[:8], "up to 32 columns": WIDTHS[:4]}
 """Tables that share a lookup, whose kernel FBGEMM chooses by the widest of them."""
 
-MAX_ERROR = {"sgd": 1e-4, "rowwise_adagrad": 1e-4, "adam": 2e-2}
-"""Largest error of new weights. Adam divides gradients by their size, so that rounding decides on
-the few weights whose gradients nearly cancel; a wrong number of steps would be an error of 0.2."""
+MAX_ERROR = {"sgd": 1e-4, "rowwise_adagrad": 1e-4, "elementwise_adagrad": 2e-2, "adam": 2e-2}
+"""Largest error of new weights. The last two divide gradients by their size, so that rounding
+decides on the few weights whose gradients nearly cancel; a wrong number of steps of Adam would be
+an error of 0.2."""
 
 MAX_LOOKUP_ERROR = 1e-5
 TABLE_LEARNING_RATE = 0.1
@@ -182,7 +183,12 @@ class Adam(torch.optim.SparseAdam):
         return super().step(closure)
 
 
-UPDATES: dict[str, Any] = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad, "adam": Adam}
+UPDATES: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "elementwise_adagrad": functools.partial(torch.optim.Adagrad, eps=FUSED_EPSILON),
+    "adam": Adam,
+}
 
 
 def kernels(part: Part) -> None:

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 HERE = "here"
 BYTES_PER_GB = 1e9
-OPTIMIZER_FILES = {"sgd": "sgd", "rowwise_adagrad": "adagrad", "adam": "adam"}
+OPTIMIZER_FILES = {
+    "sgd": "sgd",
+    "rowwise_adagrad": "adagrad",
+    "elementwise_adagrad": "elementwise_adagrad",
+    "adam": "adam",
+}
 """Files of conf/optimizer by the optimizer of the tables."""
 
 KEYS_OF_DATA = ("topology", "batch_size", "task_out")

@@ -88,7 +88,12 @@ to (1), copied to the all-reduce and divided there (4), read with the weights an
 state to update these (4)."""
 
 DEFAULT_OPTIMIZER = "rowwise_adagrad"
-UPDATE_LINES = {"sgd": (2.0, 0.0), "rowwise_adagrad": (2.0, 1.0), "adam": (6.0, 0.0)}
+UPDATE_LINES = {
+    "sgd": (2.0, 0.0),
+    "rowwise_adagrad": (2.0, 1.0),
+    "elementwise_adagrad": (4.0, 0.0),
+    "adam": (6.0, 0.0),
+}
 """Cache lines that an update reads and writes for each line of a row, and for each row."""
 
 _LINE_BYTES = FLOAT_BYTES * LINE_COLUMNS

@@ -41,6 +41,7 @@ PRICED_AS = {
     "exact_sgd": "sgd",
     "row_wise_adagrad": "rowwise_adagrad",
     "exact_row_wise_adagrad": "rowwise_adagrad",
+    "exact_adagrad": "elementwise_adagrad",
     "adam": "adam",
 }
 """Names of `EMBEDDING_OPTIMIZERS` by `EmbOptimType`."""

@@ -30,11 +30,12 @@ from dlrm_sharded.model.torchrec_adapter import (
     sequence_configs,
     sharding_env,
 )
+from dlrm_sharded.plans.table_optimizers import memory_of
 from dlrm_sharded.plans.tables import Table
 
 ARENA_SLACK = 1.25
-"""Memory of the arena relative to that of the weights. Row-wise Adagrad adds one number per row,
-which is a quarter of the narrowest table."""
+"""Memory of the arena relative to that of weights and element-wise state. Row-wise Adagrad adds one
+number per row, which is a quarter of the narrowest table."""
 
 ARENA_ALIGNMENT = 16
 """fp32 numbers in a cache line, at which tensors start as they do with torch's allocator."""
@@ -59,7 +60,8 @@ class Bench:
         self._arena: Tensor | None = None
         if device.type == "cpu" and table_bytes:
             # Filling it faults its pages in, so that lookups do not have to.
-            self._arena = torch.full((int(ARENA_SLACK * table_bytes) // 4,), 0.01)
+            per_weight = ARENA_SLACK * memory_of(optimizer)[0] / 4
+            self._arena = torch.full((int(per_weight * table_bytes) // 4,), 0.01)
 
     def measure(
         self,

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Adagrad
 
+FUSED_KERNELS = {"sgd": "_fused_sgd_", "adagrad": "_fused_adagrad_", "adam": "_fused_adam_"}
+"""Operators of torch that update all weights at once."""
+
 
 class DenseAdagrad(Adagrad):
     """torch's Adagrad, whose steps call two operators if there is a fused kernel, and four if not.
@@ -18,10 +21,18 @@ class DenseAdagrad(Adagrad):
 
     Args:
         fused: whether torch has a fused kernel for the weights' device.
+        eps: what is added to the denominators, by default as torch's Adagrad does.
     """
 
-    def __init__(self, weights: Iterable[nn.Parameter], *, lr: float, fused: bool | None) -> None:
-        super().__init__(list(weights), lr=lr, fused=fused, foreach=not fused)
+    def __init__(
+        self,
+        weights: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        fused: bool | None,
+        eps: float = 1e-10,
+    ) -> None:
+        super().__init__(list(weights), lr=lr, fused=fused, foreach=not fused, eps=eps)
         self._tie_step_counts()
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -62,3 +73,14 @@ class DenseAdagrad(Adagrad):
         self._counts = list(self._step_counts.unbind())
         for state, count in zip(states, self._counts, strict=True):
             state["step"] = count
+
+
+def has_fused_kernel(optimizer: str, device: torch.device) -> bool:
+    """Return whether torch has a kernel that updates all weights of a dense optimizer at once.
+
+    That of Adagrad on CUDA came with torch 2.13.
+    """
+    if device.type not in ("cpu", "cuda"):
+        return False
+    operator = f"aten::{FUSED_KERNELS[optimizer]}"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, device.type.upper())

@@ -16,6 +16,7 @@ from dlrm_sharded.plans.table_optimizers import why_not_replicated
 EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
     "rowwise_adagrad": RowWiseAdagrad,
+    "elementwise_adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
 }
 """Fused optimizers by name.

@@ -15,7 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
-from dlrm_sharded.model.dense_adagrad import DenseAdagrad
+from dlrm_sharded.model.dense_adagrad import DenseAdagrad, has_fused_kernel
 from dlrm_sharded.model.dlrm import Dlrm, embedding_parameters
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.model.replicas import REPLICAS, replica_optimizer
@@ -29,9 +29,6 @@ DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 DENSE_STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
 """Tensors of the size of a weight that a dense optimizer keeps for it."""
-
-FUSED_KERNELS = {"sgd": "_fused_sgd_", "adagrad": "_fused_adagrad_", "adam": "_fused_adam_"}
-"""Operators of torch that update all weights at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +140,3 @@ class OptimizerConfig:
         return GradientClippingOptimizer(
             optimizer, clipping=GradientClipping.NORM, max_gradient=self.clip_norm
         )
-
-
-def has_fused_kernel(optimizer: str, device: torch.device) -> bool:
-    """Return whether torch has a kernel that updates all weights of a dense optimizer at once.
-
-    That of Adagrad on CUDA came with torch 2.13.
-    """
-    if device.type not in ("cpu", "cuda"):
-        return False
-    operator = f"aten::{FUSED_KERNELS[optimizer]}"
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, device.type.upper())

@@ -26,6 +26,7 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 
+from dlrm_sharded.model.dense_adagrad import DenseAdagrad, has_fused_kernel
 from dlrm_sharded.model.fused_optimizers import FUSED_EPSILON, check_replicable
 
 ShardedTables: TypeAlias = ShardedEmbeddingBagCollection | ShardedEmbeddingCollection
@@ -109,6 +110,9 @@ def replica_optimizer(
     def make(weights: list[nn.Parameter]) -> Optimizer:
         if optimizer == "sgd":
             return torch.optim.SGD(weights, lr=learning_rate)
+        if optimizer == "elementwise_adagrad":
+            fused = has_fused_kernel("adagrad", weights[0].device)
+            return DenseAdagrad(weights, lr=learning_rate, fused=fused, eps=FUSED_EPSILON)
         return ReplicaRowwiseAdagrad(replicas, lr=learning_rate)
 
     return KeyedOptimizerWrapper({"/".join(of.tables): of.weights for of in replicas}, make)
@@ -122,20 +126,20 @@ def replica_part(optimizer: CombinedOptimizer) -> KeyedOptimizer | None:
 def replica_states(
     optimizer: CombinedOptimizer, of: ReplicaWeights
 ) -> dict[str, tuple[Tensor, ...]]:
-    """Return the optimizer state of each table, one number per row, as FBGEMM's would be.
+    """Return the optimizer state of each table, [rows] or [rows, cols], as FBGEMM's would be.
 
     The tensors are views of what training changes.
     """
     part = replica_part(optimizer)
     assert part is not None, "a model with replicas has an optimizer of them"
     state = part.state.get(of.weights, {})
-    if ROW_STATE not in state:
+    if SUMS not in state:
         return dict.fromkeys(of.tables, ())
-    return {table: (rows,) for table, rows in of.by_table(state[ROW_STATE])}
+    return {table: (sums,) for table, sums in of.by_table(state[SUMS])}
 
 
-ROW_STATE = "mean_squares"
-"""Sums over steps of the mean squared gradient of each row."""
+SUMS = "sum"
+"""Name of the state of Adagrad: squared gradients, summed over steps; row-wise, their row means."""
 
 
 class ReplicaRowwiseAdagrad(Optimizer):
@@ -152,7 +156,7 @@ class ReplicaRowwiseAdagrad(Optimizer):
         }
         for of in replicas:
             num_rows = sum(rows for rows, _ in of.shapes)
-            self.state[of.weights][ROW_STATE] = torch.zeros(num_rows, device=of.weights.device)
+            self.state[of.weights][SUMS] = torch.zeros(num_rows, device=of.weights.device)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -170,7 +174,7 @@ class ReplicaRowwiseAdagrad(Optimizer):
             blocks,
             weights.split(flat_sizes),
             weights.grad.split(flat_sizes),
-            self.state[weights][ROW_STATE].split([rows for rows, _ in blocks]),
+            self.state[weights][SUMS].split([rows for rows, _ in blocks]),
             strict=True,
         ):
             gradient = flat_gradient.view(block)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dlrm_sharded.plans.precision import TABLE_BYTES
 
-STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
+STATE_BYTES = {
+    "sgd": (0, 0),
+    "rowwise_adagrad": (0, 4),
+    "elementwise_adagrad": (4, 0),
+    "adam": (8, 0),
+}
 """Fused optimizers of tables, with their state in bytes per weight and per row of a shard."""
 
-CAN_REPLICATE = ("sgd", "rowwise_adagrad")
+CAN_REPLICATE = ("sgd", "rowwise_adagrad", "elementwise_adagrad")
 """Optimizers of tables that leave a row alone whose gradient is zero.
 
 A replica has a dense gradient, in which the rows that no sample has looked up are zeros only.

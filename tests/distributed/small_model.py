@@ -43,7 +43,12 @@ PLANS = (
 LOCAL_BATCH_SIZE = 6
 NUM_STEPS = 3
 LEARNING_RATE = 0.3
-LEARNING_RATES = {"sgd": LEARNING_RATE, "rowwise_adagrad": LEARNING_RATE, "adam": 0.01}
+LEARNING_RATES = {
+    "sgd": LEARNING_RATE,
+    "rowwise_adagrad": LEARNING_RATE,
+    "elementwise_adagrad": 0.01,
+    "adam": 0.01,
+}
 CPU = torch.device("cpu")
 
 

@@ -43,23 +43,25 @@ def plan_of(kind: str, world_size: int, names: tuple[str, ...]) -> ShardingPlan:
     return dataclasses.replace(plan, shards=tuple(shards))
 
 
-def built(rank: Rank, kind: str, names: tuple[str, ...]) -> tuple[Any, Any, Any]:
+def built(
+    rank: Rank, kind: str, names: tuple[str, ...], embedding: str = EMBEDDING
+) -> tuple[Any, Any, Any]:
     """The sharded model with some tables in fp16, its optimizer and its state."""
     plan = plan_of(kind, rank.world_size, names)
     task = ShardingTask(TABLES, Topology(rank.world_size, 10**9), LOCAL_BATCH_SIZE)
     tables = with_precisions(task, plan).tables
     torch.manual_seed(0)
     model = dlrm(tables, 3, dense_layers=[8, 8], over_layers=[8, 1], device=rank.device)
-    sharded, optimizer = shard(rank, model, plan, optimizers(EMBEDDING), tables)
-    state = model_state(sharded, optimizer, plan, tables, embedding_optimizer=EMBEDDING)
+    sharded, optimizer = shard(rank, model, plan, optimizers(embedding), tables)
+    state = model_state(sharded, optimizer, plan, tables, embedding_optimizer=embedding)
     return sharded, optimizer, state
 
 
-def train_in_both(rank: Rank, kinds: list[str]) -> dict[str, Any]:
+def train_in_both(rank: Rank, kinds: list[str], embedding: str = EMBEDDING) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for kind in kinds:
         for names in ((), HALF):
-            sharded, optimizer, _ = built(rank, kind, names)
+            sharded, optimizer, _ = built(rank, kind, names, embedding)
             results[f"{kind}-{len(names)}"] = {
                 "initial": initial_tables(rank.device),
                 "before": all_shards(rank, sharded),
@@ -69,10 +71,11 @@ def train_in_both(rank: Rank, kinds: list[str]) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.parametrize("embedding", [EMBEDDING, "elementwise_adagrad"])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_trains_within_rounding(world_size):
+def test_trains_within_rounding(world_size, embedding):
     kinds = ["columns_uneven", "row_wise", "rows_and_columns"]
-    check_within_rounding(run_ranks(train_in_both, world_size, kinds), kinds)
+    check_within_rounding(run_ranks(train_in_both, world_size, kinds, embedding), kinds)
 
 
 def check_within_rounding(results: dict[str, Any], kinds: list[str]) -> None:

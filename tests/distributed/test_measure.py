@@ -130,6 +130,7 @@ def measure_replicas(rank: Rank, kind: str, embedding: str) -> dict[str, Any]:
     [
         pytest.param(1, "replicas", "sgd", marks=pytest.mark.slow),
         (2, "replicas_and_others", "rowwise_adagrad"),
+        (2, "replicas_and_others", "elementwise_adagrad"),
         pytest.param(3, "replicas", "sgd", marks=pytest.mark.slow),
     ],
 )

@@ -31,7 +31,9 @@ from tests.preloaded.ranks import run_ranks
 WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
 
 EPSILON = 1e-8
-"""FBGEMM's default, of rowwise Adagrad and of Adam."""
+"""FBGEMM's default, of both kinds of Adagrad and of Adam."""
+
+ON_CPUS = ("sgd", "rowwise_adagrad", "elementwise_adagrad")
 
 
 def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
@@ -138,6 +140,11 @@ class PlainUpdate:
         state += gradient.square().mean(dim=1)
         return gradient / (state.sqrt() + self._epsilon)[:, None]
 
+    def _elementwise_adagrad(self, gradient: Tensor, looked_up: Tensor) -> Tensor:
+        state = self._states.setdefault("sum", torch.zeros_like(gradient))
+        state += gradient.square()
+        return gradient / (state.sqrt() + self._epsilon)
+
     def _adam(self, gradient: Tensor, looked_up: Tensor) -> Tensor:
         corrected = []
         for power, decay in enumerate((0.9, 0.999), start=1):
@@ -147,13 +154,18 @@ class PlainUpdate:
         return corrected[0] / (corrected[1].sqrt() + self._epsilon)
 
 
-@pytest.mark.parametrize("embedding", ["sgd", "adam"])
+TORCHS: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "elementwise_adagrad": functools.partial(torch.optim.Adagrad, eps=EPSILON),
+    "adam": torch.optim.Adam,
+}
+
+
+@pytest.mark.parametrize("embedding", TORCHS)
 def test_plain_update_is_that_of_torch(embedding):
     """Where all rows are looked up, and in those that are when others are not."""
     weight = torch.nn.Parameter(torch.zeros(4, 8, dtype=torch.float64))
-    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[embedding](
-        [weight], lr=LEARNING_RATES[embedding]
-    )
+    optimizer = TORCHS[embedding]([weight], lr=LEARNING_RATES[embedding])
     update, ours = PlainUpdate(embedding), torch.zeros(5, 8, dtype=torch.float64)
     looked_up = torch.tensor([True, True, True, True, False])
     for seed in range(3):
@@ -170,11 +182,11 @@ def test_plain_update_is_that_of_torch(embedding):
 @functools.cache
 def sharded_results(world_size: int) -> dict[str, Any]:
     """All cases of one world size in one start of its processes."""
-    cases = [(kind, embedding) for kind in PLANS for embedding in ("sgd", "rowwise_adagrad")]
+    cases = [(kind, embedding) for kind in PLANS for embedding in ON_CPUS]
     return run_ranks(train_sharded, world_size, cases)
 
 
-@pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("embedding", ON_CPUS)
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_trains_alike(world_size, kind, embedding):
@@ -213,9 +225,11 @@ def test_column_split_changes_rowwise_adagrad():
         for kind in ("table_wise", "columns_uneven")
     )
     assert 1e-3 < (whole - split).abs().max() < LEARNING_RATE * NUM_STEPS
-    torch.testing.assert_close(
-        table_of(results["table_wise-sgd"], "a"), table_of(results["columns_uneven-sgd"], "a")
-    )
+    for embedding in ("sgd", "elementwise_adagrad"):
+        torch.testing.assert_close(
+            table_of(results[f"table_wise-{embedding}"], "a"),
+            table_of(results[f"columns_uneven-{embedding}"], "a"),
+        )
 
 
 def table_of(result: dict[str, Any], name: str) -> Tensor:
@@ -226,12 +240,12 @@ def table_of(result: dict[str, Any], name: str) -> Tensor:
 
 @functools.cache
 def results_on_two_hosts() -> dict[str, Any]:
-    cases = [("host_rows", embedding) for embedding in ("sgd", "rowwise_adagrad")]
+    cases = [("host_rows", embedding) for embedding in ON_CPUS]
     return run_ranks(train_sharded, 4, cases, local_world_size=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("embedding", ON_CPUS)
 def test_rows_over_one_host(embedding):
     sharded = results_on_two_hosts()[f"host_rows-{embedding}"]
     assert_alike(sharded, train_unsharded("host_rows", embedding, 4, sharded["initial"]))

@@ -196,13 +196,14 @@ def test_a_dry_run_plans_a_model_that_no_host_holds(tmp_path):
     """MLPerf's 98 GB: planned, its memory listed, and built without memory; nothing is trained."""
     done = train_alone(
         tmp_path / "run",
-        *("experiment=mlperf_dcnv2", "dry_run=true", "topology.memory_gib=128", "batch_size=1024"),
+        *("experiment=mlperf_dcnv2", "dry_run=true", "topology.memory_gib=256", "batch_size=1024"),
     )
     assert "memory that rank 0 needs" in done.stderr
     assert "97.42 GiB of parameters" in done.stderr
     assert len(read_plan(tmp_path / "run/plan.json").shards) >= 26
-    assert read_task(tmp_path / "run/task.json").batch_size == 1024
+    task = read_task(tmp_path / "run/task.json")
+    assert (task.batch_size, task.optimizer) == (1024, "elementwise_adagrad")
     (rank,) = json.loads((tmp_path / "run/memory.json").read_text())["ranks"]
-    assert rank["table_weights_bytes"] > 97 * 2**30
+    assert rank["table_weights_bytes"] == rank["table_optimizer_bytes"] > 97 * 2**30
     assert rank["process_bytes"] < 2 * 2**30
     assert not (tmp_path / "run/result.json").exists()

@@ -42,8 +42,8 @@ TOO_WIDE = MAX_SHARD_COLUMNS["cuda"] + 4
 """Smallest width that FBGEMM's kernels on CUDA refuse."""
 
 EMBEDDING_OPTIMIZERS = {
-    "cpu": ("sgd", "rowwise_adagrad"),
-    "cuda": ("sgd", "rowwise_adagrad", "adam"),
+    "cpu": ("sgd", "rowwise_adagrad", "elementwise_adagrad"),
+    "cuda": ("sgd", "rowwise_adagrad", "elementwise_adagrad", "adam"),
 }
 JOBS = [
     ("cpu", 2, []),

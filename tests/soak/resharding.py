@@ -37,7 +37,7 @@ from tests.soak.random_plans import TABLES, layouts, random_plan, sharded, train
 from tests.soak.ranks import run_state, start
 from tests.soak.training_run import SMALL, TrainingRun
 
-OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "elementwise_adagrad", "adam")
 """Adam's state is made up, without a model, as FBGEMM has no Adam for CPUs."""
 
 WORLD_SIZES = (1, 2, 3)

@@ -17,9 +17,9 @@ FILES = {
     "rowwise_adagrad": with_optimizer(TASK, "rowwise_adagrad"),
     "adam": with_optimizer(TASK, "adam"),
     "old_adam": ShardingTask(TASK.tables, with_optimizer(TASK, "adam").topology, 64),
-    "odd": ShardingTask(TASK.tables, Topology(2, 10**9, bytes_per_element=8), 64),
+    "odd": ShardingTask(TASK.tables, Topology(2, 10**9, bytes_per_element=16), 64),
 }
-ADAM, ADAGRAD, SGD, ODD = (12, 0), (4, 4), (4, 0), (8, 0)
+ADAM, ADAGRAD, SGD, ODD = (12, 0), (4, 4), (4, 0), (16, 0)
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,16 @@ ADAM, ADAGRAD, SGD, ODD = (12, 0), (4, 4), (4, 0), (8, 0)
         ("rowwise_adagrad", "", ADAGRAD, "rowwise_adagrad", None),
         ("adam", "", ADAM, "adam", "names adam"),
         ("old_adam", "", ADAM, "adam", "0 B a row, the memory of adam"),
-        ("odd", "", ODD, None, "8 B a weight and 0 B a row, as no optimizer of a run does"),
+        ("odd", "", ODD, None, "16 B a weight and 0 B a row, as no optimizer of a run does"),
         ("sgd", "optimizer=adam", ADAM, "adam", "counts 4 B a weight"),
         ("adam", "optimizer=adam", ADAM, "adam", None),
+        (
+            "sgd",
+            "optimizer=elementwise_adagrad",
+            (8, 0),
+            "elementwise_adagrad",
+            "takes 8 B a weight",
+        ),
         ("adam", "optimizer=adagrad", ADAGRAD, "rowwise_adagrad", "counts 12 B a weight"),
         ("odd", "optimizer=sgd", SGD, "sgd", "takes 4 B a weight and 0 B a row"),
         ("sgd", "optimizer.embedding=adam", ADAM, "adam", "as the command line says"),

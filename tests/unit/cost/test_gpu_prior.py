@@ -97,13 +97,14 @@ def test_rows_in_cache_are_faster_and_launches_have_a_floor() -> None:
 
 def test_optimizers_differ_in_the_rows_they_update() -> None:
     assert {*UPDATE_LINES} == {*EMBEDDING_OPTIMIZERS}
-    sgd, rowwise, adam, unknown = (
+    sgd, rowwise, elementwise, adam, unknown = (
         lookup_ms(dataclasses.replace(H100, optimizer=name), cols=128, ids=1e6)
-        for name in ("sgd", "rowwise_adagrad", "adam", None)
+        for name in ("sgd", "rowwise_adagrad", "elementwise_adagrad", "adam", None)
     )
-    assert sgd[0] == rowwise[0] == adam[0]
-    assert sgd[1] < rowwise[1] < 1.2 * sgd[1]
+    assert sgd[0] == rowwise[0] == elementwise[0] == adam[0]
+    assert sgd[1] < rowwise[1] < 1.2 * sgd[1] < elementwise[1]
     assert 1.3 * sgd[1] < adam[1] < 3 * sgd[1]
+    assert elementwise[1] == pytest.approx((sgd[1] + adam[1]) / 2)
     assert unknown == rowwise
 
 

@@ -14,8 +14,9 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from dlrm_sharded import ShardedPlanner, Topology
+from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
-from dlrm_sharded.model.fused_optimizers import fuse
+from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.test_replicas_of_models import OnlyReplicas
@@ -106,6 +107,13 @@ def test_the_optimizer_of_a_fused_module_is_memory():
     )
     with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 8:,} B"):
         plan(model, GreedySharder("dim"), Topology(2, sum(ROWS) * 64 * 3, compute_device="cpu"))
+
+
+@pytest.mark.parametrize("name", EMBEDDING_OPTIMIZERS)
+def test_costs_and_runs_know_the_fused_optimizer(name):
+    model = bags()
+    fuse(name, model.parameters(), 0.1)
+    assert optimizer_of_tables(model, get_default_sharders()) == name
 
 
 def test_an_optimizer_that_cannot_be_fused():

@@ -75,7 +75,7 @@ def test_unknown_optimizer_lists_the_known(key, known):
 
 @pytest.mark.parametrize(
     ("embedding", "bytes_per_element", "bytes_per_row"),
-    [("sgd", 4, 0), ("rowwise_adagrad", 4, 4), ("adam", 12, 0)],
+    [("sgd", 4, 0), ("rowwise_adagrad", 4, 4), ("elementwise_adagrad", 8, 0), ("adam", 12, 0)],
 )
 def test_memory(embedding, bytes_per_element, bytes_per_row):
     """Weight, two moments, one number a row: what FBGEMM keeps in fp32."""

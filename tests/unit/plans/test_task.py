@@ -80,8 +80,9 @@ def test_task_json_round_trip(tmp_path: Path, by_rank: tuple[int, ...] | None) -
     [
         ("sgd", (4, 0), True),
         ("rowwise_adagrad", (4, 4), True),
+        ("elementwise_adagrad", (8, 0), True),
         ("adam", (12, 0), False),
-        (None, (8, 0), True),
+        (None, (16, 0), True),
     ],
 )
 def test_optimizer_of_a_task(optimizer: str | None, memory: tuple[int, int], replicates: bool):
@@ -124,7 +125,7 @@ BAD = [
         r"`int . float . null`, got `str` - at `\$.topology.intra_host_bytes_per_s`",
     ),
     (ranks(compute_device="tpu"), r"compute_device is 'tpu', must be cpu or cuda - at `\$.topo"),
-    ({"optimizer": "adagrad"}, "optimizer is 'adagrad'; known: sgd, rowwise_adagrad, adam"),
+    ({"optimizer": "adagrad"}, "optimizer is 'adagrad'; known: sgd, rowwise_adagrad, elementw"),
     ({"optimizer": ["sgd"]}, r"got `array` - at `\$.optimizer`"),
     ({"optimizer": "adam"}, "'adam', and topology.bytes_per_element is 4, must be 12"),
     ({"optimizer": "rowwise_adagrad"}, "optimizer_bytes_per_row is 0, must be 4"),

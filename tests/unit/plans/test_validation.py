@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
+from dlrm_sharded.plans.table_optimizers import STATE_BYTES
 from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
 from tests.unit.made_up import column_shards, task_of, with_memory
 
@@ -124,7 +125,7 @@ def test_refuses_shards_too_wide_for_a_gpu() -> None:
             check("cuda", *shards)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", [*STATE_BYTES])
 def test_replicas_need_an_optimizer_that_trains_them(optimizer: str) -> None:
     tables = (Table("a", 50, 8, 1.0), Table("b", 40, 8, 1.0))
     task = with_optimizer(task_of(tables, device="cuda"), optimizer)
