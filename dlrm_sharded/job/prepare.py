@@ -90,8 +90,8 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             new_planner=settings.new_planner,
             snapshot=settings.price_snapshot,
         )
-    with all_or_none():
-        workload = traced_workload(
+    workload = on_rank_zero(
+        lambda: traced_workload(
             functools.partial(settings.build_model, task),
             settings.dataset,
             settings.optimizer,
@@ -99,6 +99,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             settings.measure,
             world_size=rank.world_size,
         )
+    )
     return Prepared(
         settings, rank, folder, context, journal, planner, streams, start, task, workload
     )

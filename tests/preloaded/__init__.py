@@ -8,8 +8,9 @@ client.py   the executable: passes its arguments, environment, folder, standard 
             signals to the server, hands on signals, and ends as the fork does
 ranks.py    runs a function as the ranks of a job
 
-Project modules are loaded by the fork, so a command differs from one of its own in little more than
-its parent. Tests of orphans, and of processes that are found by name, start their own instead.
+The server has loaded this checkout, too; a command with another PYTHONPATH loads its own. So it
+differs from one of its own in little more than its parent. Tests of orphans, and of processes that
+are found by name, start their own instead.
 """
 
 import atexit

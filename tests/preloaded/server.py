@@ -33,6 +33,16 @@ LIBRARIES = (
     "safetensors.torch",
     "scipy.optimize",
 )
+PROJECT = (
+    "dlrm_sharded.commands.train",
+    "dlrm_sharded.commands.compare",
+    "dlrm_sharded.commands.calibrate",
+    "dlrm_sharded.commands.train_policy",
+    "dlrm_torchx.launch",
+)
+"""Modules of this checkout that import most of it."""
+
+ROOT = Path(__file__).resolve().parents[2]
 PR_SET_PDEATHSIG = 1
 
 
@@ -131,6 +141,7 @@ def become(request: dict[str, Any]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    forget_modules(arguments[1] if arguments[0] == "-m" else "", added)
     if arguments[0] == "-m":
         sys.path[:0] = [str(Path.cwd()), *added]
         sys.argv = arguments[1:]
@@ -139,6 +150,22 @@ def become(request: dict[str, Any]) -> None:
         sys.path[:0] = [str(Path(arguments[0]).resolve().parent), *added]
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")
+
+
+def forget_modules(run: str, path: list[str]) -> None:
+    """Let a command load the module that it runs, and all of the project if it is of another place.
+
+    Args:
+        run: name of the module that is run, or "".
+        path: folders that the command finds modules in first.
+    """
+    first = next((folder for folder in path if Path(folder, "dlrm_sharded").is_dir()), None)
+    is_other = first is None or Path(first).resolve() != ROOT
+    for name in list(sys.modules):
+        if name == run or (is_other and name.partition(".")[0] in ("dlrm_sharded", "dlrm_torchx")):
+            del sys.modules[name]
+    if (loaded := sys.modules.get("dlrm_sharded.ranks.process")) is not None:
+        loaded.die_with_parent.__defaults__ = (os.getppid(),)  # which is read when it is loaded
 
 
 def end(run: Callable[[], None]) -> NoReturn:
@@ -177,8 +204,10 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     del sys.path[0]  # the folder of this file
     try:
-        for name in LIBRARIES:
+        sys.path[:0] = project = [str(ROOT), str(ROOT / "launch")]
+        for name in (*LIBRARIES, *PROJECT):
             importlib.import_module(name)
+        del sys.path[: len(project)]
     except BaseException:
         Path(sys.argv[1]).with_name("failed").touch()  # workers wait for the socket
         raise
