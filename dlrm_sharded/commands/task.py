@@ -139,7 +139,8 @@ def build_dataset(cfg: DictConfig) -> Dataset:
     stated = cfg.data.get("batch_size")
     if stated is not None:
         _check_equal("data.batch_size", stated, cfg.batch_size)
-    dataset: Dataset = instantiate(cfg.data, batch_size=cfg.batch_size)
+    data = {key: cfg.data[key] for key in cfg.data if key != "bounds"}  # which is the run's
+    dataset: Dataset = instantiate(data, batch_size=cfg.batch_size)
     found = getattr(dataset, "batch_size", "not there")
     _check_equal(f"the batch_size of {type(dataset).__name__}", found, cfg.batch_size)
     return dataset

@@ -91,8 +91,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     if reason := why_not_exchanged(asked_precision(cfg), rank.device.type, local_batch_size):
         raise ConfigError(reason)
     topology: Topology = instantiate(cfg.topology)
-    data: Any = OmegaConf.to_container(cfg.data, resolve=True)
-    del data["bounds"]  # of the run, and no argument of the dataset
+    data = OmegaConf.to_container(cfg.data, resolve=True)
     return JobSettings(
         dataset=_dataset(json.dumps(data), cfg.batch_size),
         topology=dataclasses.replace(
