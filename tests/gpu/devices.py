@@ -33,6 +33,8 @@ def needs_gpus(number: int) -> list[pytest.MarkDecorator]:
 
 
 ON_GPUS = pytest.param("cuda", marks=needs_gpus(1))
+ON_CPU = pytest.param("cpu", marks=pytest.mark.slow)
+"""What `tests/distributed` shows in `make test`, too."""
 
 
 def run_on(

@@ -20,7 +20,7 @@ from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.test_measure import measure_plan
-from tests.gpu.devices import NUM_CPU_RANKS, ON_GPUS, run_on
+from tests.gpu.devices import NUM_CPU_RANKS, ON_CPU, ON_GPUS, run_on
 
 
 def collect_in_groups(rank: Rank) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def collect_in_groups(rank: Rank) -> list[dict[str, Any]]:
     return [sample.to_row() for sample in samples if sample is not None]
 
 
-@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+@pytest.mark.parametrize("device", [ON_CPU, ON_GPUS])
 def test_collects_in_groups_of_the_ranks(device):
     rows = run_on(device, collect_in_groups)
     if device == "cpu":
@@ -144,7 +144,7 @@ def once_ms(work: Callable[[], Any], *, on_gpu: bool, times: int = 20) -> float:
     return float(start.elapsed_time(end)) / times
 
 
-@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+@pytest.mark.parametrize("device", [ON_CPU, ON_GPUS])
 def test_measures_what_a_row_of_lookups_takes(device):
     """Kernels of a millisecond, so that the reference has no launches in it either."""
     found = run_on(device, measure_beside_a_reference, num_ranks=1)

@@ -35,7 +35,7 @@ from tests.distributed.test_sharded_equals_unsharded import (
     train_unsharded,
 )
 from tests.e2e.runs import command, events_of, result_of
-from tests.gpu.devices import ON_GPUS, gpus, needs_gpus, results_on, run_on
+from tests.gpu.devices import ON_CPU, ON_GPUS, gpus, needs_gpus, results_on, run_on
 from tests.preloaded.ranks import environment, finish_all, gathered
 
 TOO_WIDE = MAX_SHARD_COLUMNS["cuda"] + 4
@@ -86,7 +86,7 @@ def test_trains_like_one_cpu_in_fp64(device, num_ranks, embedding, kind):
     assert_alike(sharded, train_unsharded(kind, embedding, num_ranks, sharded["initial"]))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(4))])
+@pytest.mark.parametrize("device", [ON_CPU, pytest.param("cuda", marks=needs_gpus(4))])
 def test_rows_over_one_of_two_hosts(device):
     optimizers = EMBEDDING_OPTIMIZERS[device]
     cases = [("host_rows", embedding) for embedding in optimizers]
@@ -109,7 +109,7 @@ def losses_of(rank: Rank, variants: dict[str, dict[str, Any]]) -> dict[str, list
     }
 
 
-@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+@pytest.mark.parametrize("device", [ON_CPU, ON_GPUS])
 def test_options_that_leave_the_losses(device):
     """The pipelines, with an evaluation after a step, and short numbers between ranks."""
     short = {"cpu": "fp16", "cuda": "bf16"}[device]
@@ -133,7 +133,7 @@ def test_compiled_layers_give_the_same_losses(device):
     assert losses["default"] == pytest.approx(losses["None"], rel=1e-4)
 
 
-@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+@pytest.mark.parametrize("device", [ON_CPU, ON_GPUS])
 def test_a_dense_graph_gives_the_same_losses(device):
     """On GPUs, as recorded and replayed, with the all-reduce in it."""
     variants = {
@@ -173,7 +173,7 @@ def contexts_of_all_ranks(rank: Rank) -> list[list[int]]:
     return gathered(rank, [gpu for gpu in gpus if torch._C._cuda_hasPrimaryContext(gpu)])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(2))])
+@pytest.mark.parametrize("device", [ON_CPU, pytest.param("cuda", marks=needs_gpus(2))])
 def test_ranks_take_memory_on_their_own_gpu_only(device):
     """A context takes half a GiB, and GPU 0 would have one of every rank."""
     contexts = run_on(device, contexts_of_all_ranks)
@@ -243,7 +243,7 @@ def look_up(rank: Rank, widths: list[int]) -> list[str]:
     return errors
 
 
-@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+@pytest.mark.parametrize("device", [ON_CPU, ON_GPUS])
 def test_widest_shard_of_the_kernels(device):
     narrow, wide = run_on(device, look_up, [max_shard_columns("cuda"), TOO_WIDE], num_ranks=1)
     assert narrow == ""

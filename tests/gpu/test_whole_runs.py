@@ -43,11 +43,11 @@ from tests.distributed.small_model import (
 )
 from tests.distributed.test_checkpoint import check_equal, go_on, load_into, newest, save_trained
 from tests.distributed.test_profiler import check_traces, trace_steps
-from tests.gpu.devices import NUM_CPU_RANKS, ON_GPUS, gpus, run_on
+from tests.gpu.devices import NUM_CPU_RANKS, ON_CPU, ON_GPUS, gpus, run_on
 from tests.preloaded.ranks import gathered
 from tests.unit.checkpoint.cases import run_state
 
-DEVICES = pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+DEVICES = pytest.mark.parametrize("device", [ON_CPU, ON_GPUS])
 
 CLOSE = 1e-5
 """Largest difference, relative and absolute, of what is trained twice."""
