@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,7 +33,12 @@ from dlrm_sharded.files.errors import (
 )
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.attempt import rank_number
-from dlrm_sharded.ranks.process import check_encoding, kill_siblings, quiet_without_reader
+from dlrm_sharded.ranks.process import (
+    check_encoding,
+    forget_frames,
+    kill_siblings,
+    quiet_without_reader,
+)
 from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 log = logging.getLogger(__name__)
@@ -98,14 +102,13 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if rank_number() == 0:
             print(reason, file=sys.stderr, flush=True)
     except Exception as error:
-        # The frames of the traceback refer to the sharded model, and the model to the process
-        # group, which must be gone before the interpreter ends (see `process_group`).
-        traceback.clear_frames(error.__traceback__)
+        forget_frames(error)  # the group must be gone before the interpreter ends
         gc.collect()
         message = readable_message(error)
         if message is None and not _runs_command:
             message = str(error) if isinstance(error, ValueError) else None  # raised by Hydra
         if message is None:
+            end_despite_questions(EXIT_ERROR)
             raise
         code, reason = _exit_code(error), message
         end_despite_questions(code)

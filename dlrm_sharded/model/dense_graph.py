@@ -44,10 +44,10 @@ class Outputs:
 class DenseGraph(nn.Module):
     """Computes loss and gradients of the dense part at once, on CUDA as a graph that is replayed.
 
-    The graph is recorded in the first step. Batches of another size, and all on a CPU, are computed
-    without a graph, with the same operators. The gradients of the weights are averaged over the
-    ranks of the job, so no DDP may do so as well. They count for a backward pass from the mean loss
-    itself, which must be the only one of a step.
+    The graph is recorded in the first step, and after `release` in the next one. Batches of another
+    size, and all on a CPU, are computed without a graph, with the same operators. The gradients of
+    the weights are averaged over the ranks of the job, so no DDP may do so as well. They count for
+    a backward pass from the mean loss itself, which must be the only one of a step.
 
     Args:
         compute: returns the mean loss [] and the logits [B] of dense features, vectors and labels.
@@ -96,6 +96,13 @@ class DenseGraph(nn.Module):
         for weight in self._weights:
             dist.broadcast(weight.detach(), 0)
 
+    def release(self) -> None:
+        """Free the recorded graph.
+
+        NCCL waits for all graphs that captured one of its collectives before it ends their group.
+        """
+        self._recorded = None
+
     def _make_gradients(self) -> None:
         """Lay the gradients of all weights behind one another, so that one exchange sums them."""
         sizes = [weight.numel() for weight in self._weights]
@@ -119,6 +126,13 @@ class DenseGraph(nn.Module):
     def _give_gradients(self) -> None:
         for weight, gradient in zip(self._weights, self._gradients, strict=True):
             weight.grad = gradient
+
+
+def release_graphs(model: nn.Module) -> None:
+    """Free the recorded graphs of a model, which the job's group could not end with."""
+    for module in model.modules():
+        if isinstance(module, DenseGraph):
+            module.release()
 
 
 class _AtOnce(torch.autograd.Function):

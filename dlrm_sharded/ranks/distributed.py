@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import logging
 import os
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.job_store import JobStore
 from dlrm_sharded.ranks.process import (
     die_with_parent,
+    forget_frames,
     keep_freed_memory,
     num_cores,
     release_freed_memory,
@@ -38,6 +38,7 @@ from dlrm_sharded.ranks.process import (
 )
 from dlrm_sharded.ranks.stall_watch import StallWatch
 from dlrm_sharded.ranks.step_watch import StepWatch
+from dlrm_sharded.ranks.store_questions import end_despite_group
 
 log = logging.getLogger(__name__)
 
@@ -150,16 +151,19 @@ def process_group(
             watch.stop()
         if job is not None and isinstance(error, Exception):
             lost = job.explain(error)  # while others are still connected to this rank
-        if lost is not None:
-            traceback.clear_frames(error.__traceback__)  # they refer to the group
         # Other ranks may wait in a collective that this one never joins, and NCCL would wait with
         # them, as gloo would for a hung rank: there the process ends with its group, and torchrun
         # ends the others.
         waits = on_cuda or isinstance(lost, HungRankError)
         source = error.__cause__
         on_all_ranks = isinstance(source, RankError) and source.on_all_ranks
-        if dist.is_initialized() and (not waits or on_all_ranks):
+        leaves = dist.is_initialized() and (not waits or on_all_ranks)
+        if lost is not None or leaves:
+            forget_frames(error)
+        if leaves:
             _leave_group()
+        elif on_cuda:
+            end_despite_group()
         if lost is None:
             raise
     else:
@@ -242,6 +246,8 @@ def _prepare_device(rank: Rank) -> None:
 
 
 def _leave_group() -> None:
+    if torch.cuda.is_initialized():
+        gc.collect()  # models are in reference cycles, and NCCL waits for graphs that they recorded
     dist.destroy_process_group()
     _further_groups.clear()
     # Sharded modules hold the group in reference cycles. A gloo thread that outlives the

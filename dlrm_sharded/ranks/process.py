@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +139,18 @@ def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Clear the local variables of the frames that an error and its causes have ended.
+
+    They refer to the sharded model, and the model to the job's process group.
+    """
+    errors = [error]
+    for one in errors:  # which grows
+        traceback.clear_frames(one.__traceback__)
+        related = (one.__cause__, one.__context__)
+        errors += [other for other in related if other is not None and other not in errors]
 
 
 def die_with_parent(parent: int = PARENT) -> None:

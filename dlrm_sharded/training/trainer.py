@@ -26,6 +26,7 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.id_check import IdFault
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
+from dlrm_sharded.model.dense_graph import release_graphs
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
@@ -138,6 +139,7 @@ class Trainer:
         # A False would show the bar to users who set TQDM_DISABLE.
         hidden = {} if self.rank.is_zero else {"disable": True}
         with ExitStack() as stack:
+            stack.callback(release_graphs, self.model)  # after an error, its frames hold the model
             bar = stack.enter_context(
                 ProgressBar(total=self._num_steps, initial=self.start.step, unit="step", **hidden)
             )

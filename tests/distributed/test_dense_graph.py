@@ -1,22 +1,42 @@
 """Training the dense part at once is training it by autograd and DDP."""
 
+import gc
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 
-from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.files.errors import ConfigError, DivergenceError, PreemptedError
+from dlrm_sharded.model.dense_graph import DenseGraph, _Recorded
+from dlrm_sharded.ranks.distributed import Rank, process_group
+from dlrm_sharded.training import meeting
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.pipelines import PIPELINES
+from dlrm_sharded.training.trainer import Trainer
+from dlrm_sharded.training.trainer_config import TrainerConfig
+from tests.cuda import install_graphs
 from tests.distributed.small_model import (
+    LOCAL_BATCH_SIZE,
+    TABLES,
     make_sharded,
     pipelines_for,
     shares,
     train_and_evaluate,
 )
-from tests.preloaded.ranks import run_ranks
+from tests.preloaded.ranks import environments, finish_all, run_ranks
+from tests.unit.checkpoint.cases import STATE, checkpoints_of_run
 
 pytestmark = pytest.mark.slow
 
@@ -70,3 +90,67 @@ def refusal(rank: Rank) -> str:
 
 def test_no_step_begins_before_the_last_one_has_used_its_gradients():
     assert "trainer.pipeline=semi_sync" in run_ranks(refusal, 1)
+
+
+ENDS: dict[str, Callable[[], Any]] = {
+    "done": nullcontext,
+    "preempted": lambda: pytest.raises(PreemptedError),
+    "diverged": lambda: pytest.raises(DivergenceError),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_no_graph_is_left_when_the_group_ends(end, tmp_path):
+    """NCCL would wait for graphs that captured its collectives, and the job would never end."""
+    finish_all(["-m", __name__, end, str(tmp_path)], environments(2, 2))
+
+
+def end_on_cuda(end: str, folder: str) -> None:
+    """Train to an end as one rank, whose model records graphs on the stand-in for CUDA."""
+    with pytest.MonkeyPatch.context() as patch:
+        recorded, leave = install_graphs(patch), dist.destroy_process_group
+
+        def leave_without_graphs(*args: Any) -> None:
+            assert recorded[0].num_replays
+            assert not [found for found in gc.get_objects() if isinstance(found, _Recorded)]
+            leave(*args)
+
+        patch.setattr(dist, "destroy_process_group", leave_without_graphs)
+        patch.setattr(meeting, "INTERVAL_S", 0.0)  # the ranks meet after every batch
+        with ENDS[end](), process_group() as rank:
+            train_to(end, rank, Path(folder))
+
+
+def train_to(end: str, rank: Rank, folder: Path) -> None:
+    sharded, optimizer = make_sharded(rank, "table_wise", "sgd", dense_graph=True)
+    [graph] = [module for module in sharded.modules() if isinstance(module, DenseGraph)]
+    graph._device = torch.device("cuda")
+    if end == "diverged":
+        with torch.no_grad():
+            graph._weights[0].fill_(math.nan)
+    batch_size = 2 * LOCAL_BATCH_SIZE
+    sizes = {"batch_size": batch_size, "num_train_batches": 3, "num_val_batches": 1}
+    dataset = SyntheticDataset(TABLES, **sizes, num_dense=3)
+    place = {"rank": rank.rank, "world_size": rank.world_size}
+    saved = checkpoints_of_run(folder, rank, STATE, in_background=False, every_steps=100)
+
+    def stop(*_: Any) -> None:
+        if end == "preempted":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Trainer(
+        sharded,
+        optimizer=optimizer,
+        lr_scheduler=LambdaLR(optimizer, lambda step: 1.0),
+        train_stream=BatchStream(dataset, "train", **place),
+        eval_stream=BatchStream(dataset, "val", **place),
+        config=TrainerConfig(num_steps=9, log_every_steps=1),
+        batch_size=batch_size,
+        rank=rank,
+        log_scalar=stop,
+        checkpoints=saved,
+    ).run()
+
+
+if __name__ == "__main__":
+    end_on_cuda(*sys.argv[1:])

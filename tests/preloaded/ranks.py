@@ -43,22 +43,27 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         call, result = Path(folder) / "call", Path(folder) / "result"
         call.write_bytes(pickle.dumps((fn, args)))
-        job = {
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(local_world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-        }
-        finish_all(
-            ["-m", "tests.preloaded.ranks", str(call), str(result)],
-            [
-                job
-                | environment(gpus[rank - rank % local_world_size :][:local_world_size])
-                | {"RANK": str(rank), "LOCAL_RANK": str(rank % local_world_size)}
-                for rank in range(world_size)
-            ],
-        )
+        arguments = ["-m", "tests.preloaded.ranks", str(call), str(result)]
+        finish_all(arguments, environments(world_size, local_world_size, gpus))
         return torch.load(result, weights_only=False, map_location="cpu")  # our own file
+
+
+def environments(
+    world_size: int, local_world_size: int, gpus: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """Return the environment of each rank of a job, see `run_ranks`."""
+    job = {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return [
+        job
+        | environment(gpus[rank - rank % local_world_size :][:local_world_size])
+        | {"RANK": str(rank), "LOCAL_RANK": str(rank % local_world_size)}
+        for rank in range(world_size)
+    ]
 
 
 def free_port() -> int:

@@ -1,5 +1,6 @@
 """A replayed graph computes the results of a step for other batches; there is no GPU."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from dlrm_sharded.model.dense_graph import NUM_WARMUP, DenseGraph
+from dlrm_sharded.model.dense_graph import NUM_WARMUP, DenseGraph, release_graphs
 from tests.cuda import Graph, install_graphs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -77,3 +78,13 @@ def test_a_batch_of_another_size_is_computed_without_the_graph(graphs):
     torch.testing.assert_close(found, expected)
     assert graphs[0].num_replays == 2
     assert by_graph.num_runs == NUM_WARMUP + 2  # the recording, and the batch of another size
+
+
+def test_a_released_graph_is_gone_and_recorded_anew(graphs):
+    dense = Dense(CUDA)
+    for batch in batches(4, 4):
+        dense.results(dense.graph, batch)
+        recorded = weakref.ref(graphs.pop())
+        assert recorded() is not None
+        release_graphs(dense.graph)
+        assert recorded() is None

@@ -1,6 +1,9 @@
 """A job of one process, and what a rank knows of itself and its memory."""
 
 import contextlib
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -172,6 +175,78 @@ def test_nccl_is_left_if_all_ranks_fail(fail, error, left, left_groups):
     with pytest.raises(error), process_group():
         fail()
     assert left_groups == left
+
+
+class Model:
+    """A model in a reference cycle, as sharded ones are."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_models_are_gone_before_the_group_of_nccl(left_groups, monkeypatch):
+    """Their graphs would keep it. The frames of an error hold a model, and those of its causes."""
+    models: list[weakref.ref[Model]] = []
+    alive = []
+    leave = torch.distributed.destroy_process_group
+
+    def fail_with_a_model() -> None:
+        model = Model()
+        models.append(weakref.ref(model))
+        raise KeyError
+
+    def diverge_with_models() -> None:
+        model = Model()
+        models.append(weakref.ref(model))
+        try:
+            fail_with_a_model()
+        except KeyError:
+            diverge()
+
+    def destroy() -> None:
+        alive.extend(model for model in models if model() is not None)
+        leave()
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy)
+    with pytest.raises(DivergenceError), process_group():
+        diverge_with_models()
+    assert left_groups == ["nccl"]
+    assert len(models) == 2
+    assert not alive
+
+
+ENDS_ALONE = """
+import atexit
+
+import torch
+
+atexit.register(print, "the interpreter ends the group")
+
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.ranks import distributed
+
+start = torch.distributed.init_process_group
+torch.distributed.init_process_group = lambda backend, device_id, **others: start("gloo", **others)
+distributed.device_type = lambda: "cuda"
+torch.cuda.device_count = lambda: 1
+torch.cuda.set_device = lambda _: None
+with exit_codes(), distributed.process_group():
+    raise {error}("no data")
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [("ConfigError", 2, "error: no data\n"), ("RuntimeError", 1, "RuntimeError: no data\n")],
+)
+def test_a_rank_that_fails_alone_does_not_wait_for_nccl(error, code, said):
+    """NCCL waits for other ranks, and for graphs, when the interpreter ends its group."""
+    command = [sys.executable, "-c", ENDS_ALONE.format(error=error)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
+    assert ended.stderr.endswith(said)
 
 
 @pytest.mark.usefixtures("alone")
