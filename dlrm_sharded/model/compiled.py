@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._functorch import config as functorch_config
 
@@ -61,6 +63,42 @@ def compile_layers(layers: Sequence[nn.Module], mode: str | None, device: torch.
             module._compiled_call_impl = _CompiledOrNot(module, layers)
 
 
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run the layers of a model as they are within the block.
+
+    Layers are compiled for training and for evaluation apart, which takes longer than it spares.
+    """
+    calls = {module: module._compiled_call_impl for module in _compiled(model)}
+    try:
+        _leave_uncompiled(calls)
+        yield
+    finally:
+        for module, call in calls.items():
+            module._compiled_call_impl = call
+
+
+def agree_on_compilation(model: nn.Module, device: torch.device) -> None:
+    """Compile no layers if a rank could not compile its own; all ranks call it after a first step.
+
+    Ranks that differ would not send the gradients of a step in one order.
+    """
+    compiled = _compiled(model)
+    fewest = torch.tensor(len(compiled), device=device)
+    dist.all_reduce(fewest, dist.ReduceOp.MIN)
+    if int(fewest) < len(compiled):
+        _leave_uncompiled(compiled)
+
+
+def _compiled(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if module._compiled_call_impl is not None]
+
+
+def _leave_uncompiled(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        module._compiled_call_impl = None
+
+
 class _CompiledOrNot:
     """Calls a compiled module, until it or another one of its model turns out not to compile.
 
@@ -73,11 +111,17 @@ class _CompiledOrNot:
         self._module = module
         self._compiled: Any = module._compiled_call_impl
         self._layers = layers
+        self._compiled_for: set[tuple[bool, bool]] = set()
 
     def __call__(self, *args: Any) -> Any:
+        # Entering the patch takes longer than calling a small layer.
+        mode = self._module.training, torch.is_grad_enabled()
+        is_compiled = mode in self._compiled_for
         try:
-            with functorch_config.patch(BACKWARD_AT_ONCE):
-                return self._compiled(*args)
+            with nullcontext() if is_compiled else functorch_config.patch(BACKWARD_AT_ONCE):
+                result = self._compiled(*args)
+            self._compiled_for.add(mode)
+            return result
         except Exception as error:
             from torch._dynamo.exc import TorchDynamoException  # takes seconds to load
 
@@ -89,6 +133,5 @@ class _CompiledOrNot:
                 type(error).__name__,
                 str(error).strip().partition("\n")[0],
             )
-        for module in self._layers:
-            module._compiled_call_impl = None
+        _leave_uncompiled(self._layers)
         return self._module(*args)

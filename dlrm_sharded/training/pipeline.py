@@ -21,6 +21,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm_sharded.checkpoint.model_state import fused_steps_kept, set_fused_steps
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.model.compiled import uncompiled
 from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
@@ -170,7 +171,7 @@ def evaluate(
     model.eval()
     evaluator = Evaluator(device)
     stopped = False
-    with torch.no_grad(), fused_steps_kept(model):
+    with torch.no_grad(), fused_steps_kept(model), uncompiled(model):
         for batch in batches:
             _, (_, logits, labels) = model(batch.to(device, non_blocking=True))
             evaluator.update(logits, labels)

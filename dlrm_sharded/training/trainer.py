@@ -26,6 +26,7 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.id_check import IdFault
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
+from dlrm_sharded.model.compiled import agree_on_compilation
 from dlrm_sharded.model.dense_graph import release_graphs
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.devices import allow_tf32
@@ -170,6 +171,8 @@ class Trainer:
                 window = self._next_window(num_done - 1, window)
                 self._profiler.start()
             loss, _, _ = self._pipeline.progress(self._batches)
+            if num_done == self.start.step + 1:
+                agree_on_compilation(self.model, self.rank.device)
             self.lr_scheduler.step()
             self.rank.heartbeat.beat(num_done)
             window.add(loss)

@@ -17,6 +17,7 @@ from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.utils import get_method
+from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import EXIT_PREEMPTED, ReportedExit, exit_codes
 from dlrm_sharded.ranks.agreement import on_rank_zero
@@ -33,6 +34,11 @@ STARTS = "starts"
 
 MAX_STARTS = 2
 """How often a run is begun: one that has ended all ranks twice is left out."""
+
+COMPILED_FOR = ("batch_size", "data", "model", "trainer")
+"""Keys of a config that the compiled layers of its run depend on."""
+
+_compiled_for = ""
 
 
 def main(folder: Path) -> None:
@@ -89,7 +95,9 @@ def _done(
     they start again.
     """
     try:
-        return run_call(changed(mailbox.receive_call()), rank)
+        call = mailbox.receive_call()
+        _forget_other_layers(call.config)
+        return run_call(changed(call), rank)
     except ReportedExit as ended:
         if ended.code == EXIT_PREEMPTED and rank == 0:
             (mailbox.folder / STARTS).unlink(missing_ok=True)
@@ -99,6 +107,18 @@ def _done(
         return None
     finally:
         gc.collect()  # sharded modules are in reference cycles
+
+
+def _forget_other_layers(config: DictConfig) -> None:
+    """Let layers be compiled as in a process of their own, if those of the last call were others.
+
+    torch takes sizes that differ for variable ones, and compiles no more than eight variants.
+    """
+    global _compiled_for
+    before, _compiled_for = _compiled_for, repr([config.get(key) for key in COMPILED_FOR])
+    dynamo = sys.modules.get("torch._dynamo")  # which takes seconds to load
+    if dynamo is not None and _compiled_for != before:
+        dynamo.reset()
 
 
 def _in_round(call: HydraCall, *, number: int, attempt: int, place: int) -> HydraCall:

@@ -5,17 +5,23 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
+from torch.fx import GraphModule
 
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.model.dense_layers import DenseLayers
 from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds, rounds_file
+from dlrm_torchx import round_worker
 from dlrm_torchx.jobs import JobState, SweepJob
-from dlrm_torchx.mailbox import JobMailbox
+from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.round_order import RoundsOrder, mailbox_of
 from dlrm_torchx.round_sweep import RoundSweep
 from tests import preloaded
@@ -185,3 +191,34 @@ def test_rounds_need_all_combinations_at_once(sweeper, tmp_path):
     """Round 0 of one batch and round 0 of the next would count as a pair."""
     done = preloaded.run(*command(tmp_path, "sharder=choice(random,size)", sweeper), exit_code=2)
     assert "this sweeper works in batches; use hydra/sweeper=basic" in done.stderr
+
+
+def test_all_combinations_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler takes a layer's code for eight shapes, and leaves others as they are."""
+    num_compiles = num_calls = 0
+
+    def backend(graph: GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        nonlocal num_compiles
+        num_compiles += 1
+
+        def call(*args: Any) -> Any:
+            nonlocal num_calls
+            num_calls += 1
+            return graph(*args)
+
+        return call
+
+    def run(call: HydraCall, rank: int) -> JobReturn:
+        width = call.config.model.width
+        layer = DenseLayers(width, [2], device=torch.device("cpu"))
+        layer.compile(backend=backend)
+        layer(torch.zeros(4, width))
+        return JobReturn()
+
+    monkeypatch.setattr(round_worker, "run_call", run)
+    for width in range(2, 14):
+        config = OmegaConf.create({"model": {"width": width}})
+        mailbox = Mock(receive_call=lambda: HydraCall(run, config, None, None))  # noqa: B023
+        for _ in range(2):  # as of two sharders, which share the graph
+            round_worker._done(mailbox, 0, lambda call: call)
+    assert (num_compiles, num_calls) == (12, 24)

@@ -1,14 +1,18 @@
 """Layers are compiled where that is asked for, and `auto` goes on without."""
 
 import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.exc import InternalTorchDynamoError
 from torch._functorch import config as functorch_config
 
-from dlrm_sharded.model.compiled import compile_layers
+from dlrm_sharded.model import compiled
+from dlrm_sharded.model.compiled import agree_on_compilation, compile_layers
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -82,3 +86,30 @@ def test_a_backward_pass_that_does_not_compile_fails_at_once(monkeypatch):
     layers(torch.ones(1))
     assert at_once == [True]
     assert not functorch_config.force_non_lazy_backward_lowering
+
+
+def test_the_compilers_settings_are_changed_for_a_mode_once(modes, monkeypatch):
+    """Changing them takes longer than calling a layer."""
+    entered = []
+
+    def patch(settings):
+        entered.append(settings)
+        return nullcontext()
+
+    monkeypatch.setattr(compiled, "functorch_config", SimpleNamespace(patch=patch))
+    layers = [nn.Identity() for _ in range(3)]
+    compile_layers(layers, "auto", CUDA)
+    for layer in layers * 10:
+        for mode in (True, False):
+            with torch.set_grad_enabled(mode):
+                assert layer.train(mode)(torch.zeros(1)) == 1
+    assert len(entered) == 2 * len(layers)
+
+
+@pytest.mark.parametrize("num_elsewhere", [0, 2])
+def test_layers_are_compiled_on_all_ranks_or_on_none(num_elsewhere, modes, rank, monkeypatch):
+    monkeypatch.setattr(dist, "all_reduce", lambda fewest, op: fewest.clamp_(max=num_elsewhere))
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    compile_layers(list(model), "auto", CUDA)
+    agree_on_compilation(model, rank.device)
+    assert float(model(torch.zeros(1))) == num_elsewhere

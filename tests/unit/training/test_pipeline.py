@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,11 +34,13 @@ def test_evaluation_is_given_up_only_if_told(stops, rank, monkeypatch):
     batches = iter([torch.tensor([-1.0, 1.0])] * 3)
     is_stopped = None if stops is None else lambda: bool(stops)
     model: Any = Doubled()
+    model._compiled_call_impl = compiled = Mock(side_effect=AssertionError)
     pipeline: Any = None
     found = evaluate(model, pipeline, batches, rank.device, is_stopped=is_stopped)
     assert (found is None) == bool(stops)
     assert len(list(batches)) == (2 if stops else 0)
     assert model.training
+    assert model._compiled_call_impl is compiled, "which would be compiled for evaluations as well"
 
 
 PLANS = {

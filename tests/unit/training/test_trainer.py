@@ -315,3 +315,14 @@ def test_a_trace_that_cannot_be_written_is_lost(rank, tmp_path, caplog):
     folder.write_text("a file")
     StepProfiler(nn.Linear(1, 1), range(1, 3), rank, folder)._write(Mock())
     assert f"the trace is lost: {folder / 'rank0.json.gz'} cannot be written" in caplog.text
+
+
+def test_ranks_agree_after_a_first_step_on_what_is_compiled(train, monkeypatch):
+    events, at = Events(), []
+
+    def agree(model: nn.Module, device: torch.device) -> None:
+        at.append(list(events.seen))
+
+    monkeypatch.setattr(trainer_module, "agree_on_compilation", agree)
+    train(events, num_steps=7, start=Progress(step=3))
+    assert at == [[1]]
