@@ -183,12 +183,13 @@ def _estimator(
     return estimated
 
 
-def used_text(estimated_bytes: int, peak_gib: float) -> str:
-    """Write the peak that was used, beside the estimate of it."""
+def used_text(estimated_bytes: int, peak_gib: float, reserved_gib: float | None) -> str:
+    """Write the peak that was used, beside the estimate of it and what torch held for it."""
     estimate_gib = estimated_bytes / GIB
+    held = "" if reserved_gib is None else f"; torch held {reserved_gib:.3f} GiB of a GPU for it"
     return (
         f"peak memory of a rank {peak_gib:.3f} GiB, estimated {estimate_gib:.3f} GiB "
-        f"({100 * (estimate_gib / peak_gib - 1):+.0f} %)"
+        f"({100 * (estimate_gib / peak_gib - 1):+.0f} %){held}"
     )
 
 

@@ -40,7 +40,7 @@ def train(
         writer.conclude(result)
     if rank.is_zero:
         estimated = planned.memory.estimated_peak_bytes(on_cuda=rank.device.type == "cuda")
-        log.info("%s", used_text(estimated, result.peak_gib))
+        log.info("%s", used_text(estimated, result.peak_gib, result.reserved_gib))
     return result
 
 

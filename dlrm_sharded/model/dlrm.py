@@ -26,7 +26,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
-from dlrm_sharded.model.compiled import check_compile_mode, compile_layers
+from dlrm_sharded.model.compiled import MODES_WITH_GRAPHS, check_compile_mode, compile_layers
 from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.model.dense_layers import DenseLayers, OverLayers
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
@@ -179,6 +179,7 @@ class Dlrm(nn.Module):
         self.loss_fn = nn.BCEWithLogitsLoss()
         self.autocast_device = device.type
         self.bf16 = bf16
+        self.has_graphs = dense_graph or compile_mode in MODES_WITH_GRAPHS
         compile_layers((self.dense_arch, self.inter_arch, self.over_arch), compile_mode, device)
         self.dense_graph = (
             DenseGraph(self._dense, self._dense_weights(), device) if dense_graph else None

@@ -123,6 +123,7 @@ class RunResult:
     auroc: Objective | None = None
     normalized_entropy: Objective | None = None
     peak_gib: Objective | None = None
+    reserved_gib: Finite | None = None
     estimated_peak_gib: Finite | None = None
     hosts: Mapping[str, Load] | None = None
     began_s: Load | None = None
@@ -264,6 +265,7 @@ def run_result(
         auroc=training.evaluation.auroc,
         normalized_entropy=training.evaluation.normalized_entropy,
         peak_gib=training.peak_gib,
+        reserved_gib=training.reserved_gib,
         estimated_peak_gib=estimated_peak_gib,
         **dataclasses.asdict(training.surroundings),
         ids_out_of_range=training.ids_out_of_range,

@@ -68,6 +68,8 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         TensorBoard hides the highest and lowest of single points as outliers, but not of lines.
         """
         self.run_scalar("memory/peak_gib/max", result.peak_gib)
+        if result.reserved_gib is not None:
+            self.run_scalar("memory/reserved_gib/max", result.reserved_gib)
         if math.isfinite(result.samples_per_s):
             self.run_scalar(THROUGHPUT, result.samples_per_s)
             self.run_scalar("train/samples_per_s/overall", result.samples_per_s_overall)

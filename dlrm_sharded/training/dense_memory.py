@@ -6,6 +6,7 @@ no memory. So layers of any kind are covered, and models larger than the host ca
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,11 +49,13 @@ class DenseMemory:
         buffer_bytes: tensors that are not trained.
         activation_bytes: peak within a step of everything else: pooled vectors as the tables give
             them, activations, and the gradients of both.
+        has_graphs: whether CUDA graphs hold these on a GPU; nothing else can use their memory.
     """
 
     parameter_bytes: int
     buffer_bytes: int
     activation_bytes: int
+    has_graphs: bool = False
 
 
 def trace_dense(
@@ -77,6 +80,7 @@ def trace_dense(
             parameter_bytes=sum(p.nbytes for p in parameters),
             buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
             activation_bytes=0,
+            has_graphs=model.has_graphs,
         )
         try:
             peak_bytes = _step_peak_bytes(model, batch, parameters)
@@ -87,7 +91,7 @@ def trace_dense(
                 error,
             )
             return memory
-    return DenseMemory(memory.parameter_bytes, memory.buffer_bytes, peak_bytes)
+    return dataclasses.replace(memory, activation_bytes=peak_bytes)
 
 
 @contextmanager

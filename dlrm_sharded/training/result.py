@@ -30,6 +30,7 @@ class TrainingResult:
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
             except the evaluation at the end.
+        peak_gib, reserved_gib: see `peak_memory_gib`.
         ids_out_of_range: number of ids that each table lacks, by its name, in all batches.
         unsaved: why the last checkpoint could not be written; None if it was, or none was due.
     """
@@ -44,6 +45,7 @@ class TrainingResult:
     peak_gib: float
     surroundings: Surroundings
     ids_out_of_range: Mapping[str, int] = field(default_factory=dict)
+    reserved_gib: float | None = None
     unsaved: str | None = None
 
 
@@ -60,12 +62,18 @@ def check_dense_weights(model: nn.Module, num_steps: int) -> None:
             )
 
 
-def peak_gib(rank: Rank) -> float:
-    """Return the largest memory use of any rank: of its device on CUDA, of its process on a CPU."""
+def peak_memory_gib(rank: Rank) -> tuple[float, float | None]:
+    """Return the largest memory use of any rank, and what torch held for it; a collective.
+
+    On CUDA these are the tensors, and the blocks that torch allocated for them on the device. On a
+    CPU the first one is that of the process, and the second one is None.
+    """
     if rank.device.type == "cuda":
-        peak_bytes = torch.cuda.max_memory_allocated(rank.device)
+        used_bytes = torch.cuda.max_memory_allocated(rank.device)
+        held_bytes = torch.cuda.max_memory_reserved(rank.device)
     else:
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    peak = torch.tensor(float(peak_bytes), device=rank.device)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return float(peak) / GIB
+        used_bytes, held_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 0
+    found = [(0, 0)] * rank.world_size
+    dist.all_gather_object(found, (used_bytes, held_bytes))
+    used, held = (max(of_ranks) / GIB for of_ranks in zip(*found, strict=True))
+    return used, held or None

@@ -45,7 +45,7 @@ from dlrm_sharded.training.pipelines import PIPELINES, pipeline_name
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
-from dlrm_sharded.training.result import TrainingResult, check_dense_weights, peak_gib
+from dlrm_sharded.training.result import TrainingResult, check_dense_weights, peak_memory_gib
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from dlrm_sharded.training.window import ClosedWindow, Window
 
@@ -368,6 +368,7 @@ class Trainer:
         # A run that is all warm-up has no steady step; its throughput stays unknown (nan).
         steps_ms = np.array(self._step_ms or [float("nan")])
         median_ms, slow_ms = np.percentile(steps_ms, [50, 90])
+        peak_gib, reserved_gib = peak_memory_gib(self.rank)
         return TrainingResult(
             num_steps=self._num_steps,
             step_ms=float(median_ms),
@@ -378,7 +379,8 @@ class Trainer:
             / self._steady_s(self._num_steps),
             loss=self._loss,
             evaluation=self._evaluation,
-            peak_gib=peak_gib(self.rank),
+            peak_gib=peak_gib,
+            reserved_gib=reserved_gib,
             surroundings=surroundings,
             ids_out_of_range=dict(self._ids.counts),
             unsaved=self.checkpoints.failure if self.checkpoints else None,

@@ -207,6 +207,7 @@ def test_training_command(num_ranks, optimizer, tmp_path):
     assert result["auroc"] > 0.6
     task = read_task(tmp_path / "task.json")
     assert result["peak_gib"] > task.table_bytes / world_size / GIB
+    assert result["reserved_gib"] >= result["peak_gib"]
     for stage in STAGES:
         # with nobody to exchange with, an exchange may launch nothing
         assert result["stages_ms"][stage] > 0 or (world_size == 1 and "comm" in stage)

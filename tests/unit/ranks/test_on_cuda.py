@@ -11,11 +11,13 @@ from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks import distributed, flight_recorder
 from dlrm_sharded.ranks.distributed import Rank, detect_topology, used_and_available_bytes
 from dlrm_sharded.ranks.step_watch import StepWatch
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 from dlrm_sharded.training import progress
+from dlrm_sharded.training.result import peak_memory_gib
 from dlrm_sharded.training.window import ClosedWindow, Window
 from tests.cuda import FREE_BYTES, GPU, NAME, TOTAL_BYTES, Gpu, install_gpu
 from tests.unit.checkpoint.cases import run_state
@@ -121,3 +123,15 @@ def test_a_checkpoint_in_the_background_waits_for_its_copies(
     saver.save({"tables.t.weight": LogicalTensor.whole(torch.arange(6.0))}, run_state(1))
     assert "synchronize" in gpu.calls
     saver.close()
+
+
+def test_what_torch_holds_is_reported_beside_its_tensors(
+    on_gpu: Rank, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free blocks of its allocator are memory that the run took."""
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2 * GIB)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * GIB)
+    assert peak_memory_gib(on_gpu) == (2.0, 3.0)
+    used_gib, reserved_gib = peak_memory_gib(rank)
+    assert used_gib > 0
+    assert reserved_gib is None

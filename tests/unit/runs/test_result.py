@@ -50,6 +50,7 @@ WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
 SURROUNDINGS = Surroundings({"node1": 0.5, "node2": 1.5}, 1.7e9, 0.02)
 TRAINING = TrainingResult(
     *(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25, SURROUNDINGS),
+    reserved_gib=0.5,
     ids_out_of_range={"film": 7},
 )
 PREDICTION = {
@@ -119,6 +120,7 @@ def test_all_that_a_run_says(tmp_path):
         "auroc": None,
         "normalized_entropy": None,
         "peak_gib": 0.25,
+        "reserved_gib": 0.5,
         "estimated_peak_gib": None,
         "steps": 12,
         "interruptions": 0,

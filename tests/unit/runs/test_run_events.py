@@ -18,7 +18,7 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.runs.run_events import RunWriter
 from tests.unit.runs.test_discovery import by_stage
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
-from tests.unit.runs.test_result import PREDICTED
+from tests.unit.runs.test_result import PREDICTED, TRAINING
 
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 8, 1.0))
 TASK = ShardingTask(TABLES, Topology(2, 10**7), batch_size=64)
@@ -134,3 +134,11 @@ def test_a_run_that_fails_keeps_what_it_wrote(tmp_path):
     with pytest.raises(KeyError):
         run()
     assert read(tmp_path).Tags()["scalars"] == ["train/loss"]
+
+
+@pytest.mark.parametrize("reserved_gib", [None, 0.5], ids=["cpu", "cuda"])
+def test_memory_of_a_whole_run(tmp_path, reserved_gib):
+    with RunWriter(tmp_path, enabled=True) as writer:
+        writer.conclude(dataclasses.replace(TRAINING, reserved_gib=reserved_gib))
+    found = {tag for tag in read(tmp_path).Tags()["scalars"] if tag.startswith("memory/")}
+    assert found == {"memory/peak_gib/max", *(["memory/reserved_gib/max"] if reserved_gib else [])}

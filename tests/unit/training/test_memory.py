@@ -1,6 +1,7 @@
 """Estimates of memory: the parts of a rank, plans that do not fit, and the trace of the model."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -254,3 +255,37 @@ def test_a_model_that_needs_data_counts_without_its_activations(caplog):
     assert memory.activation_bytes == 0
     assert memory.parameter_bytes == traced(build).parameter_bytes
     assert "cannot run without data" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"dense_graph": True}, {"compile_mode": "reduce-overhead"}])
+def test_a_model_says_that_graphs_hold_its_activations(options):
+    found = traced(functools.partial(build, **options))
+    assert found == dataclasses.replace(traced(build), has_graphs=True)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_graphs_hold_activations_while_tables_are_updated(world_size):
+    """Without a graph, activations and the vectors of an update need the same memory in turn."""
+    task = task_of(world_size, device="cuda")
+
+    def peak(**changes: Any) -> RankMemory:
+        dense = dataclasses.replace(DENSE, **changes)
+        workload = dataclasses.replace(WORKLOAD, dense=dense, num_measured_batches=0)
+        return estimate_memory(whole_tables(task, [0, 0]), task, workload, [0, 0])[0]
+
+    update, without, with_graph = peak(activation_bytes=0), peak(), peak(has_graphs=True)
+    assert update.vectors < without.vectors == DENSE.activation_bytes
+    inputs = 4 * (64 // world_size) * (13 + 1)
+    assert with_graph.vectors == update.vectors + DENSE.activation_bytes + inputs
+    exchange = with_graph.exchange - DENSE.parameter_bytes  # of the gradients, for DDP as well
+    assert exchange == update.exchange - (DENSE.parameter_bytes if world_size > 1 else 0)
+    assert with_graph.slack == int(0.25 * (with_graph.ids + with_graph.vectors + exchange))
+
+
+def test_graphs_are_none_on_a_cpu():
+    task = task_of(2)
+    graphs = dataclasses.replace(DENSE, has_graphs=True)
+    with_graphs = dataclasses.replace(WORKLOAD, dense=graphs)
+    plan = whole_tables(task, [0, 0])
+    found = [estimate_memory(plan, task, workload, [0, 0]) for workload in (WORKLOAD, with_graphs)]
+    assert found[0] == found[1]
