@@ -25,20 +25,18 @@ from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.host_memory import available_host_bytes
 
 if TYPE_CHECKING:
-    import torch
-
     from dlrm_sharded.accesses.patterns import AccessPattern
     from dlrm_sharded.measuring.rank_bench import RankBench
+    from dlrm_sharded.ranks.distributed import Rank
 
 MEASUREMENTS = "measurements.jsonl"
 OPTIMIZER = "rowwise_adagrad"
 """Optimizer of measured tables whose task names none."""
 
 MEMORY_SHARE = 0.5
-"""Largest share of this machine's memory for the tables of a rank."""
+"""Largest share of the free memory of the device for the tables of a rank."""
 
 log = logging.getLogger("dlrm_sharded.compare")
 
@@ -68,6 +66,9 @@ def measure_tasks(
     Raises:
         ConfigError: a task is for other devices than this machine has, or a rank is too large.
     """
+    import torch
+
+    from dlrm_sharded.files.provenance import device_name
     from dlrm_sharded.ranks.devices import device_type
 
     plans: dict[str, dict[str, ShardingPlan]] = {}
@@ -82,7 +83,7 @@ def measure_tasks(
     for name in plans:
         check_measurable(name, tasks[name], device_type())
     file = LineFile(out / MEASUREMENTS, "measurement")
-    settings = [dataclasses.asdict(rounds), device_type()]
+    settings = [dataclasses.asdict(rounds), device_name(torch.device(device_type()))]
     key_of = {name: digest(keys[name], *settings) for name in plans}
     kept = dict(file.read(_kept).values())
     predicted = {(one.task, one.sharder): one.cost for one in entries if one.cost is not None}
@@ -93,7 +94,7 @@ def measure_tasks(
         with process_group() as rank:
             for name in missing:
                 costs = {sharder: predicted[name, sharder] for sharder in plans[name]}
-                measured = _measured(tasks[name], plans[name], costs, rounds, rank.device)
+                measured = _measured(tasks[name], plans[name], costs, rounds, rank)
                 file.append({"key": key_of[name], "measurement": dataclasses.asdict(measured)})
                 kept[key_of[name]] = measured
                 texts = (f"{of} {cost.cost_ms:.2f}" for of, cost in measured.costs.items())
@@ -115,27 +116,30 @@ def _measured(
     plans: Mapping[str, ShardingPlan],
     predicted: Mapping[str, PlanCost],
     rounds: Rounds,
-    device: torch.device,
+    rank: Rank,
 ) -> Measurement:
     """Measure the plans of a task in a job of a single rank, all on the same ids."""
     import torch
 
     from dlrm_sharded.measuring.measure import MeasureConfig
     from dlrm_sharded.measuring.rank_bench import RankBench
+    from dlrm_sharded.ranks.distributed import free_bytes
 
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
     fullest = max(sum(shard.weight_bytes for shard in shards) for shards in ranks)
-    if fullest > MEMORY_SHARE * available_host_bytes():
+    free = free_bytes(rank)
+    if fullest > MEMORY_SHARE * free:
         raise ConfigError(
-            f"a rank has {fullest:,} B of tables, more than half of this machine's memory; measure "
-            "smaller tasks, such as those of task_set=measured"
+            f"a rank has {fullest:,} B of tables, more than half of the {free:,} B that are free "
+            f"on this {rank.device.type}; measure smaller tasks, such as those of "
+            "task_set=measured"
         )
     torch.set_num_threads(1)
     config = MeasureConfig(
         iterations=rounds.iterations, warmup=rounds.warmup, num_batches=rounds.num_batches
     )
     optimizer = task.known_optimizer or OPTIMIZER
-    bench = RankBench(config, device, table_bytes=fullest, optimizer=optimizer)
+    bench = RankBench(config, rank.device, table_bytes=fullest, optimizer=optimizer)
     rng = np.random.default_rng(rounds.seed)
     return measure_plans(task, plans, predicted, bench, rounds, rng)
 

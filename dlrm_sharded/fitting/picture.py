@@ -271,7 +271,7 @@ def run_journal(
     if context.hardware is None or context.hardware.fingerprint is None:
         return None
     folder = user_cache() / "runs" if journal == AUTO else Path(journal)
-    return RunJournal(folder / f"{context.hardware.fingerprint.id}.jsonl", outbox)
+    return RunJournal(context.hardware.fingerprint.path_in(folder, ".jsonl"), outbox)
 
 
 def conditions_of(context: RunContext) -> Conditions | None:

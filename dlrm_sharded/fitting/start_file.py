@@ -79,7 +79,7 @@ def start_path(folder: Path, context: RunContext, *, ranks_per_host: int | None 
     assert context.hardware is not None
     assert context.hardware.fingerprint is not None
     ranks = ranks_per_host or context.ranks_per_host
-    return folder / f"{context.hardware.fingerprint.id}-{context.optimizer}-{ranks}.json"
+    return context.hardware.fingerprint.path_in(folder, f"-{context.optimizer}-{ranks}.json")
 
 
 def start_folder() -> Path:

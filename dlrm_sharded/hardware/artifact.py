@@ -28,7 +28,7 @@ from dlrm_sharded.files.errors import DataError, check_path
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact_kinds import Kind
-from dlrm_sharded.hardware.compare import Match, compare
+from dlrm_sharded.hardware.compare import EXCHANGE, Match, compare
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 
@@ -157,7 +157,8 @@ def find_artifact(
     """Return the path of the artefact that fits best.
 
     That is one of the same hardware, else one with the same fingerprint, else the one of the same
-    type of device whose probe is the closest, else any. Older files, which have no probe, come
+    type of device whose probe is the closest, else any. Among those of the same hardware, one comes
+    first whose ranks exchanged as those of the run do. Older files, which have no probe, come
     last; among them, those with the name of the hardware come first. A damaged file is ordered by
     its name, so that a run that needs it reports the damage.
 
@@ -177,7 +178,7 @@ def find_artifact(
         else:
             damaged.append(path)
             named = hardware is not None and path.stem == artifact_name(kind.name, hardware.name)
-            fitness = (named, named, made_on == device, -math.inf, named)
+            fitness = (named, named, made_on == device, False, -math.inf, named)
         candidates.append((fitness, path))
     if not candidates:
         raise DataError(
@@ -200,6 +201,7 @@ def _fitness(meta: Mapping[str, Any], hardware: Hardware | None, device: str) ->
         match.is_same,
         match.has_same_fingerprint,
         meta["device"] == device,
+        match.has_same_fingerprint and EXCHANGE in match.speeds,
         -match.distance,
         hardware is not None and hardware.name == theirs.name,
     )

@@ -57,7 +57,6 @@ NAMES = {
     "memory_gb_per_s": "GB/s of memory bandwidth",
     "nvlinks": "NVLinks",
     "pcie": "PCIe",
-    "num_gpus": "GPUs",
 }
 """Names in messages for the fields of a fingerprint that they show on both sides."""
 

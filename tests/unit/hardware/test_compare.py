@@ -65,6 +65,7 @@ def test_without_a_fingerprint_or_a_probe_nothing_is_the_same() -> None:
 def test_gpus() -> None:
     assert compare(with_cpu(ON_GPU, cores=64, model="1"), ON_GPU).is_same
     assert compare(with_gpu(nccl="2.28.1", driver="1", nvlinks=None), ON_GPU).is_same
+    assert compare(with_gpu(num_gpus=1), ON_GPU).is_same
     assert compare(with_gpu(name="GPU B"), ON_GPU).reasons == ("GPU: GPU B here, GPU A there",)
     match = compare(ON_GPU, HARDWARE)
     assert match.reasons == ("GPU A here, cpu: x there",)

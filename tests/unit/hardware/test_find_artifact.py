@@ -18,7 +18,7 @@ from dlrm_sharded.hardware.artifact import (
 from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.hardware import Hardware
 from tests.unit.damage import cut_off
-from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu, with_probe
+from tests.unit.hardware.made_up import HARDWARE, ON_GPU, PROBE, with_cpu, with_probe
 from tests.unit.hardware.test_artifact import ARRAYS, FEATURES, KIND, POLICY, meta
 
 
@@ -82,6 +82,18 @@ def test_finds_the_same_hardwares_then_the_closest(folders: tuple[Path, Path]) -
     assert chosen() == same, "it is closer"
     same.unlink()
     assert chosen() == nearby
+
+
+def test_of_the_same_gpus_those_whose_ranks_exchange_come_first(
+    folders: tuple[Path, Path],
+) -> None:
+    """A single GPU, whose other figures may be closer, says nothing of exchanges."""
+    calibrated, _ = folders
+    alone = dataclasses.replace(PROBE, exchange=None)
+    put_of(calibrated, "alone", dataclasses.replace(ON_GPU, probe=alone), "cuda")
+    other = with_probe(ON_GPU, copy_gb_per_s=1.1)
+    eight = put_of(calibrated, "eight", other, "cuda")
+    assert find_artifact(KIND, ON_GPU, "cuda", artifact.CALIBRATED).resolve() == eight
 
 
 def test_finds_the_hardwares_then_the_device_types_then_any(folders: tuple[Path, Path]) -> None:
