@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.journal import Journal
@@ -45,7 +44,7 @@ from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.model.torchrec_adapter import to_torchrec
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
-from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank, leave_group, new_group_of
 from dlrm_sharded.ranks.process import num_cores
 
 log = logging.getLogger(__name__)
@@ -255,11 +254,8 @@ class PlanMeasurer:
         self._rank = rank
         self._world_sizes = world_sizes
         self._task_plans = task_plans
-        groups = {size: dist.new_group(list(range(size))) for size in sorted(world_sizes)}
-        # torch returns no group where this rank is not in it
-        self._groups = {
-            size: group for size, group in groups.items() if isinstance(group, dist.ProcessGroup)
-        }
+        groups = {size: new_group_of(range(size)) for size in sorted(world_sizes)}
+        self._groups = {size: group for size, group in groups.items() if group is not None}
         self._computing, _ = group_sizes(rank)
         self._bench = Bench(
             config.measure,
@@ -271,7 +267,7 @@ class PlanMeasurer:
     def leave(self) -> None:
         """Leave the groups of ranks, in which nothing is measured any more."""
         for group in self._groups.values():
-            dist.destroy_process_group(group)
+            leave_group(group)
 
     def codecs(self) -> dict[str, dict[str, float]]:
         """Return the times to convert what is exchanged, as in `CodecTimes`.

@@ -198,6 +198,12 @@ def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None)
             "or topology.compute_device to cuda in task.json"
         )
     spec.check_memory(max(topology.rank_memory_bytes) / GIB)
+    if topology.local_world_size is None and topology.world_size > spec.gpus_of_domain:
+        raise ConfigError(
+            f"the {topology.world_size} ranks are on one host, as none is stated, and a host of "
+            f"{spec.key} connects {spec.gpus_of_domain}; set topology.ranks_per_host, in task.json "
+            "topology.local_world_size"
+        )
     named = Hardware(spec.device_name)
     return RunContext("cuda", named, optimizer, topology.ranks_per_host, calibrated=CALIBRATED)
 

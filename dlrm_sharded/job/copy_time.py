@@ -11,6 +11,9 @@ HOST_GB_PER_S = 300.0
 """Bandwidth that the memory of one host is taken to give to all its GPUs: about two thirds of the
 nominal one of two sockets (DGX A100 410 GB/s, DGX H100 614)."""
 
+PAGE_LOCKING_GB_PER_S = 2.0
+"""Rate at which a process page-locks memory: an assumption."""
+
 
 def copy_s(memory: CheckedMemory, hardware: Hardware | None, topology: Topology) -> float | None:
     """Return the time of the largest copy of a rank, once its memory is there.
@@ -33,3 +36,9 @@ def copy_s(memory: CheckedMemory, hardware: Hardware | None, topology: Topology)
         return None
     gb_per_s = min(spec.host_gb_per_s, HOST_GB_PER_S / topology.ranks_per_host)
     return copy_bytes / (1e9 * gb_per_s)
+
+
+def page_locking_s(memory: CheckedMemory) -> float:
+    """Return how long the first copy waits, besides, for its page-locked memory, in s."""
+    copy_bytes = max((rank.checkpoint_copy for rank in memory.host), default=0)
+    return copy_bytes / (1e9 * PAGE_LOCKING_GB_PER_S)

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.job.build import Built
-from dlrm_sharded.job.copy_time import copy_s
+from dlrm_sharded.job.copy_time import copy_s, page_locking_s
 from dlrm_sharded.job.memory_check import used_text
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
@@ -93,10 +93,12 @@ def _checkpoints(
     if config is None or not config.is_enabled:
         return None
     seconds = copy_s(planned.memory, prepared.context.hardware, planned.task.topology)
+    locking_s = page_locking_s(planned.memory)
     if seconds is not None and rank.is_zero:
         log.info(
-            "the training will wait about %.2f s for a checkpoint's copy, longer for the first",
+            "the training will wait about %.2f s for a checkpoint's copy, %slonger for the first",
             seconds,
+            f"about {locking_s:.1f} s " if locking_s else "",
         )
     saver = Saver(
         folder.checkpoints_in,

@@ -214,4 +214,5 @@ def _jagged(ids: Sequence[Ids]) -> KeyedJaggedTensor:
         keys=[f"t{i}" for i in range(len(ids))],
         values=torch.from_numpy(np.concatenate([table_ids.values for table_ids in ids])),
         lengths=torch.from_numpy(np.concatenate([table_ids.lengths for table_ids in ids])),
+        length_per_key=[table_ids.values.size for table_ids in ids],
     )

@@ -9,7 +9,7 @@ import dataclasses
 import gc
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -200,11 +200,25 @@ def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
     Args:
         backend: "gloo" for collectives of the host; None for that of the job.
     """
+    group = new_group_of(range(dist.get_world_size()), backend=backend)
+    assert group is not None  # as this rank is in it
+    return group
+
+
+def new_group_of(ranks: Iterable[int], *, backend: str | None = None) -> dist.ProcessGroup | None:
+    """Return a further group of some ranks; a collective of all, None on ranks outside of it."""
     # Without a timeout of its own, torch would give the group one of 30 minutes.
-    group = dist.new_group(backend=backend, timeout=_group_timeout)
-    assert isinstance(group, dist.ProcessGroup)  # as this rank is in it
+    group = dist.new_group(list(ranks), backend=backend, timeout=_group_timeout)
+    if not isinstance(group, dist.ProcessGroup):
+        return None
     _further_groups.append(group)
     return group
+
+
+def leave_group(group: dist.ProcessGroup) -> None:
+    """Leave a further group before the job ends."""
+    _further_groups.remove(group)
+    dist.destroy_process_group(group)
 
 
 @contextmanager

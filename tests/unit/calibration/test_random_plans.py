@@ -18,6 +18,8 @@ from dlrm_sharded.calibration.random_plans import (
     draw_computation,
 )
 from dlrm_sharded.measuring.drawn_table import DrawnTable
+from dlrm_sharded.measuring.random_ids import draw_batch
+from dlrm_sharded.measuring.rank_bench import Ids, _jagged
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 
@@ -141,3 +143,13 @@ def test_the_seed_says_all(world_size: int) -> None:
     for draw in DRAWS:
         assert drawn.__wrapped__(draw, world_size) == drawn(draw, world_size)
     assert len({tuple(tables) for tables in computation(world_size)}) == NUM_DRAWS
+
+
+def test_batches_say_how_many_ids_each_table_has():
+    """A GPU would be waited for otherwise, as it is not where a dataset says so."""
+    rng = np.random.default_rng(0)
+    batch = draw_batch(drawn(draw_computation, 1)[0], 8, rng, batch_size=8)
+    of_tables = [Ids(np.arange(3, dtype=np.int32), np.array([1, 2], np.int32))] * 2
+    for ids in (batch, _jagged(of_tables)):
+        lengths = ids.lengths().view(len(ids.keys()), -1)
+        assert ids.length_per_key_or_none() == lengths.sum(dim=1).tolist()

@@ -11,7 +11,7 @@ from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.hardware.probe import Probe
 from dlrm_sharded.job import memory_check
-from dlrm_sharded.job.copy_time import copy_s
+from dlrm_sharded.job.copy_time import copy_s, page_locking_s
 from dlrm_sharded.job.memory_check import CheckedMemory, check_memory
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.tables import Table
@@ -122,3 +122,8 @@ def test_how_long_a_copy_takes(
 ) -> None:
     found_s = copy_s(CheckedMemory(*memory), hardware, Topology(8, GIB, **topology))
     assert found_s == (None if expected_s is None else pytest.approx(expected_s))
+
+
+@pytest.mark.parametrize(("host", "seconds"), [((), 0.0), (COPYING, 1.0)], ids=["cpu", "gpu"])
+def test_the_first_copy_of_a_gpu_waits_for_page_locked_memory(host: Any, seconds: float) -> None:
+    assert page_locking_s(CheckedMemory(COPYING, host, True)) == seconds

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,7 +24,9 @@ from dlrm_sharded.ranks.agreement import (
 from dlrm_sharded.ranks.distributed import (
     Rank,
     detect_topology,
+    leave_group,
     new_group,
+    new_group_of,
     process_group,
     rank_from_environment,
 )
@@ -247,6 +250,20 @@ def test_a_rank_that_fails_alone_does_not_wait_for_nccl(error, code, said):
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
     assert ended.stderr.endswith(said)
+
+
+def test_groups_of_some_ranks_have_the_timeout_of_the_job(monkeypatch):
+    made, new = [], torch.distributed.new_group
+
+    def recorded(ranks, *, backend, timeout):
+        made.append((ranks, timeout))
+        return new(ranks, backend=backend, timeout=timeout)
+
+    monkeypatch.setattr(torch.distributed, "new_group", recorded)
+    with process_group(timeout_s=77):
+        group = new_group_of([0])
+        leave_group(group)
+    assert made == [([0], timedelta(seconds=77))]
 
 
 @pytest.mark.usefixtures("alone")

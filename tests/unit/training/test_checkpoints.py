@@ -19,12 +19,39 @@ from tests.unit.checkpoint.cases import STATE, checkpoints_of_run
 TIMEOUT_S = 30.0
 
 
+class Meetings:
+    """Meetings on a clock of its own, at each of which a checkpoint is due."""
+
+    def __init__(self, rank, monkeypatch, *, batch_s, meeting_s, first_s=0.0):
+        self.now_s = 0.0
+        self._batch_s, self._meeting_s, self._wait_s = batch_s, meeting_s, first_s
+        reduce = meeting.dist.all_reduce
+
+        def all_reduce(*args, **options):
+            self.now_s += self._wait_s + self._meeting_s
+            self._wait_s = 0.0
+            reduce(*args, **options)
+
+        monkeypatch.setattr(meeting.dist, "all_reduce", all_reduce)
+        monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self._ranks = meeting.Meeting(rank, every_s=0.0)
+
+    def meets(self):
+        self.now_s += self._batch_s
+        return self._ranks.after_batch(may_save=True).saves
+
+
 def test_ranks_meet_twice_a_second(rank, monkeypatch):
-    clock = iter([0.0, 0.125, 0.625, 1.125])  # batches of 1/8 s; it is read at meetings only
-    monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    ranks = meeting.Meeting(rank, every_s=0.0)  # a checkpoint is due at every meeting
-    saves = [ranks.after_batch(may_save=True).saves for _ in range(9)]
-    assert saves == [True, False, False, False] * 2 + [True]
+    ranks = Meetings(rank, monkeypatch, batch_s=0.125, meeting_s=0.0)
+    assert [ranks.meets() for _ in range(9)] == [True, False, False, False] * 2 + [True]
+
+
+@pytest.mark.parametrize(("meeting_s", "interval"), [(0.004, 16), (0.1, 40)])
+def test_long_meetings_are_rare(meeting_s, interval, rank, monkeypatch):
+    """The first one does not count, which waits for ranks that are late."""
+    ranks = Meetings(rank, monkeypatch, batch_s=0.125, meeting_s=meeting_s, first_s=9.0)
+    met = [number for number in range(3 * interval) if ranks.meets()]
+    assert met[-1] - met[-2] == pytest.approx(interval, abs=1)
 
 
 def test_the_end_waits_for_a_checkpoint_that_may_fail(tmp_path, rank, monkeypatch):
