@@ -85,8 +85,8 @@ class ClosedWindow:
         self.faults = faults
         self._watch = window.watch
         self._world_size = window.rank.world_size
-        num_faults = torch.full((1,), float(len(faults)), device=window.rank.device)
-        losses = torch.cat([window.losses.float(), num_faults])
+        losses = window.losses.float()
+        losses = torch.cat([losses, losses.new_full((1,), float(len(faults)))])
         reduction = dist.all_reduce(losses, async_op=True)
         if window.rank.device.type == "cuda":
             reduction.wait()  # the device waits; the host goes on
