@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +52,8 @@ def export(manifest: Manifest, out: Path) -> Export:
     """
     if out.exists() or out.is_symlink():
         raise DataError(f"{out} exists already; give another folder, or remove it")
-    partial = out.with_name(f".{out.name}.partial")
+    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")  # others may write, too
     try:
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         exported = _write(manifest, partial)
         partial.rename(out)
@@ -70,6 +70,8 @@ def _write(manifest: Manifest, folder: Path) -> Export:
     dense = {
         name: name.removeprefix("dense.") for name in manifest.tensors if name.startswith("dense.")
     }
+    if "__metadata__" in dense.values():
+        raise DataError("a dense weight is called __metadata__, which no safetensors file can have")
     tables = list(filter(is_table, manifest.tensors))
     weight_map = dict.fromkeys(dense.values(), DENSE_FILE)
     _write_file(folder / DENSE_FILE, manifest, dense)
@@ -112,6 +114,8 @@ def _blocks(manifest: Manifest, name: str) -> Iterator[Tensor]:
     """Yield the rows of a logical tensor in order. A block is overwritten by the next one."""
     tensor = manifest.tensors[name]
     dtype = torch_dtype(tensor.dtype)
+    if 0 in tensor.shape:
+        return
     if not tensor.shape:
         scalar = torch.empty((), dtype=dtype)
         read_pieces(manifest, {name: [Piece((), scalar)]})

@@ -4,7 +4,10 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,9 @@ from torch import Tensor
 from dlrm_sharded.checkpoint import export as exports
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
+from dlrm_sharded.checkpoint.manifest import Manifest, read_manifest
 from dlrm_sharded.commands.export import main
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import PART, write
 from tests.unit.conftest import RunCommand
@@ -144,3 +149,46 @@ def test_errors_are_one_message_and_leave_nothing(tmp_path, rank, export):
     os.truncate(checkpoint / PART, 100)
     assert "is damaged" in export(checkpoint, tmp_path / "model")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "taken", "file"}
+
+
+def test_exports_into_one_folder_do_not_mix(tmp_path, rank, monkeypatch):
+    """The second one writes all of its tables while the first one is about to end."""
+    first, second = (
+        read_manifest(write_model(tmp_path / "run", rank, step=step, add=float(step)))
+        for step in (5, 10)
+    )
+    out, write_file = tmp_path / "model", exports._write_file
+    has_written, may_end = threading.Event(), threading.Event()
+
+    def in_turns(path: Path, manifest: Manifest, names: Mapping[str, str]) -> None:
+        write_file(path, manifest, names)
+        if path.name.startswith("table-00003"):
+            if manifest is first:
+                began.append(pool.submit(exports.export, second, out))
+                has_written.wait()
+            else:
+                has_written.set()
+                may_end.wait()
+
+    monkeypatch.setattr(exports, "_write_file", in_turns)
+    with ThreadPoolExecutor(1) as pool:
+        began = []
+        try:
+            exports.export(first, out)
+        finally:
+            may_end.set()
+        with pytest.raises(DataError, match=f"cannot write {out}"):
+            began[0].result()
+    check_equal(exported(out), add=5.0)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+def test_odd_tensors_of_a_manifest(tmp_path, rank):
+    """One that has rows without columns, and one whose name safetensors uses for itself."""
+    manifest = read_manifest(write_model(tmp_path / "run", rank))
+    tensors = dict(manifest.tensors)
+    tensors["tables.t.weight"] = replace(tensors["tables.t.weight"], shape=(10**15, 0), blocks=())
+    assert not list(exports._blocks(replace(manifest, tensors=tensors), "tables.t.weight"))
+    tensors["dense.__metadata__"] = tensors.pop("dense.over.bias")
+    with pytest.raises(DataError, match="__metadata__"):
+        exports.export(replace(manifest, tensors=tensors), tmp_path / "model")
