@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import zlib
@@ -15,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta
 
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
+from dlrm_sharded.files.json_files import open_regular, read_file
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count
 from dlrm_sharded.files.remote_files import Location, local_file, seen_in_time, sizes_of
@@ -31,6 +33,9 @@ MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 BLOCK_BYTES = 2**22
 MOST_HEADER_BYTES = 10**8
 """Safetensors reads no longer header."""
+
+MOST_AXES = 12
+"""Largest number of axes of a tensor in a checkpoint."""
 
 DTYPES = {
     "int64": "I64",
@@ -176,7 +181,8 @@ def read_manifest(folder: Location) -> Manifest:
         CheckpointError: the disk refuses to read it, or another version has written it.
     """
     try:
-        text = (folder / FILE_NAME).read_bytes()
+        path = folder / FILE_NAME
+        text = read_file(path) if isinstance(path, Path) else path.read_bytes()
     except OSError as error:
         kind = DamagedCheckpointError if isinstance(error, MISSING) else CheckpointError
         raise kind(f"{folder} is no checkpoint: {FILE_NAME}: {error.strerror}") from None
@@ -284,7 +290,7 @@ BlockForm = tuple[str, tuple[int, ...]]
 
 def _written_blocks(path: Path) -> dict[str, BlockForm]:
     """Return what a safetensors file contains by key; it is empty for another kind of file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")
         text = file.read(size) if size <= MOST_HEADER_BYTES else b""
     try:
@@ -312,9 +318,27 @@ def _problem_of(tensor: WrittenTensor, files: Mapping[str, PartFile]) -> str | N
             for offset, size, whole in zip(block.offsets, block.sizes, shape, strict=True)
         ):
             return f"a block at {block.offsets} of {block.sizes} exceeds {shape}"
-    if sum(math.prod(block.sizes) for block in tensor.blocks) != math.prod(shape):
+    size = sum(math.prod(block.sizes) for block in tensor.blocks)
+    if size != math.prod(shape) or not _has_corners(shape, tensor.blocks):
         return f"the blocks do not cover a tensor of the shape {shape}"
     return None
+
+
+def _has_corners(shape: tuple[int, ...], blocks: tuple[Block, ...]) -> bool:
+    """Return whether blocks that have the size of a tensor together cover it without overlapping.
+
+    The corners of blocks that occur an odd number of times determine which elements are in an odd
+    number of blocks. If they are the corners of the tensor, every element is in a block, and the
+    sizes leave no more than one for each.
+    """
+    if len(shape) > MOST_AXES:
+        return False
+    odd: set[tuple[int, ...]] = set()
+    for offsets, sizes in [((0,) * len(shape), shape), *((b.offsets, b.sizes) for b in blocks)]:
+        ends = [(first, first + size) for first, size in zip(offsets, sizes, strict=True)]
+        for corner in itertools.product(*ends):
+            odd ^= {corner}
+    return not odd
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:
@@ -323,7 +347,7 @@ def _checksum(fields: Mapping[str, Any]) -> int:
 
 def _file_checksum(path: Path) -> int:
     crc32 = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(BLOCK_BYTES):
             crc32 = zlib.crc32(block, crc32)
     return crc32

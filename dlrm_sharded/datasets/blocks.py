@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_files import read_file, replace_file
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count, PositiveInt, Text
 
@@ -79,7 +79,7 @@ class Manifest:
         path = folder / MANIFEST
         damaged = f"{path} is damaged, so {CONVERT_AGAIN}"
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(read_file(path))
             version = fields.pop("format_version")
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(

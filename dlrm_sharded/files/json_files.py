@@ -1,4 +1,4 @@
-"""Reads and writes files of one JSON object, and writes any file completely or not at all."""
+"""Reads files of one JSON object, and reads and writes any file completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import os
 import stat
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from dlrm_sharded.files.errors import ConfigError, check_path
+from dlrm_sharded.files.errors import ConfigError, check_path, shortened
 from dlrm_sharded.files.remote_files import Location, RemotePath
 
 STANDARD_OUTPUT = "-"
 MAX_LINKS = 40
 """Links that Linux follows on the way to a file."""
+
+MAX_BYTES = 2**30
+"""Largest size of a file that is read as a whole; ours are far smaller."""
 
 
 def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
@@ -31,7 +35,7 @@ def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
     check_path(f"the path of the {noun} file", path)
     try:
         # Editors of Windows put a byte order mark before UTF-8.
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
         fields = json.loads(text, object_pairs_hook=_without_repetition)
     except OSError as error:
         raise ConfigError(f"cannot read the {noun} file {path}: {error.strerror}") from error
@@ -46,10 +50,37 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of some keys and values; ValueError if a key is there twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} is there {keys.count(twice)} times in one object")
+        [(key, count)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {shortened(key)} is there {count} times in one object")
     return fields
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a regular file, or of a file that this process was started with open.
+
+    Raises:
+        OSError: it is something else, is larger, or cannot be read.
+    """
+    if _open_file(Path(path)) is not None:  # such as /dev/stdin, or a pipe of a shell's <(...)
+        return Path(path).read_bytes()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            reason = f"it has {size:,} B, of which at most {MAX_BYTES:,} B are read"
+            raise OSError(errno.EFBIG, reason, str(path))
+        return file.read()
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """Open a file for reading. A pipe would be waited at for ever, and a device may have no end.
+
+    Raises:
+        OSError: it is no regular file, or cannot be read.
+    """
+    mode = Path(path).stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # which cannot be opened
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
@@ -106,6 +137,8 @@ def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
                 with contextlib.suppress(OSError):
                     os.fchmod(descriptor, mode)  # the umask may have narrowed it
             yield file
+            file.flush()
+            os.fsync(descriptor)  # else a crash of the host may leave an empty file of this name
         partial.replace(target)
     finally:
         with contextlib.suppress(OSError):

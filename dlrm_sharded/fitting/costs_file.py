@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.files.json_files import replace_file, write_json
+from dlrm_sharded.files.json_files import read_file, replace_file, write_json
 from dlrm_sharded.fitting.confidence import is_disturbed
 from dlrm_sharded.fitting.samples import (
     TIMES,
@@ -102,8 +102,8 @@ def read_costs(path: str | Path) -> CollectedCosts:
     """
     path = Path(path)
     try:
-        manifest = json.loads(manifest_path(path).read_text())
-        data = path.read_bytes()
+        manifest = json.loads(read_file(manifest_path(path)))
+        data = read_file(path)
     except OSError as error:
         raise DataError(
             f"cannot read the collected costs {path} and their manifest "

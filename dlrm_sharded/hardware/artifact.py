@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from dlrm_sharded.files.errors import DataError, check_path
-from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_files import open_regular, replace_file
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.compare import EXCHANGE, Match, compare
@@ -278,6 +278,7 @@ def _read(path: Path, kind: Kind) -> tuple[Arrays, dict[str, Any]]:
         DataError: the file is missing or damaged.
     """
     try:
+        open_regular(path).close()  # safetensors would wait at a pipe
         with safe_open(path, framework="numpy") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             return arrays, _header(file)
@@ -324,6 +325,7 @@ def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None
 def artifact_kind(path: Path) -> str | None:
     """Return the name of the kind that an artefact's header states; None if it cannot be read."""
     try:
+        open_regular(path).close()  # safetensors would wait at a pipe
         with safe_open(path, framework="numpy") as file:
             return str(_header(file).get("kind"))
     except (OSError, SafetensorError):

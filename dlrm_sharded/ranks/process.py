@@ -162,9 +162,16 @@ def die_with_parent(parent: int = PARENT) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
-        has_no_launcher = launcher and start_ticks(launcher) is None
+        has_no_launcher = launcher and sees_processes() and start_ticks(launcher) is None
         if has_no_launcher or os.getppid() != parent:  # it has died already: Linux sends nothing
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sees_processes() -> bool:
+    """Return whether /proc shows the processes of this namespace, and not those of another one."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
+    return False
 
 
 def start_ticks(pid: int) -> int | None:

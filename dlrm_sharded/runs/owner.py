@@ -26,10 +26,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dlrm_sharded.files.errors import ConfigError, LostFolderError
-from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_files import open_regular, read_file, replace_file
 from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Pid
 from dlrm_sharded.ranks.attempt import is_restart, job_id
-from dlrm_sharded.ranks.process import start_ticks
+from dlrm_sharded.ranks.process import sees_processes, start_ticks
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ class Claimant:
     """The process that made a claim.
 
     Args:
-        boot: identifies the boot of the host and the namespace of its processes; None if unknown.
+        boot: identifies the boot of the host and the namespaces of processes and times; None if
+            processes cannot be looked up here.
         started_ticks: when the process started, in clock ticks since the boot.
         job: identifies the job in all its attempts; None if nothing can restart it.
         folder: the folder as the process knows it.
@@ -66,7 +68,7 @@ class Claimant:
 
     host: str
     boot: str | None
-    pid: int
+    pid: Pid
     started_ticks: int | None
     job: str | None
     folder: str
@@ -110,7 +112,7 @@ class Claimant:
         """
         try:
             is_same_path = Path(self.folder).samefile(folder)
-        except OSError:
+        except (OSError, ValueError):  # a damaged claim may have a path that no system has
             is_same_path = False
         return is_same_path or folder.stat().st_ino == self.folder_inode
 
@@ -128,12 +130,14 @@ class RunOwner:
     def check(self) -> None:
         """Raise LostFolderError if another process has taken the folder over.
 
-        A claim that was removed, alone or with the whole folder, is made again.
+        A claim that was removed, alone or with the whole folder, is made again, and so is the
+        folder, that the work is not lost.
 
         Raises:
             LostFolderError: another process owns the folder.
-            OSError: the folder is gone, or cannot be read.
+            OSError: the folder cannot be made or read.
         """
+        self._folder.mkdir(exist_ok=True)
         if _newest(self._folder) < self._number:
             _create(_claim_path(self._folder, self._number), self._claimant)
         newest = _newest(self._folder)
@@ -167,7 +171,7 @@ class RunOwner:
             OSError: it cannot be read.
         """
         try:
-            return _claim_path(self._folder, self._number).read_bytes() == _to_bytes(self._claimant)
+            return read_file(_claim_path(self._folder, self._number)) == _to_bytes(self._claimant)
         except FileNotFoundError:
             return False
 
@@ -238,7 +242,7 @@ def _wait_for_end(folder: Path, number: int, key: str) -> None:
             if waited_s > SILENCE_S:
                 log.warning("%s has shown no sign of life and is taken for dead", _described(owner))
                 return
-            if not is_said:
+            if not is_said and (owner is not None or waited_s > SIGN_OF_LIFE_S):  # else it is new
                 is_said = True
                 log.warning(
                     "%s is owned by %s, which cannot be looked up from here; waiting %.0f s for a "
@@ -285,16 +289,16 @@ def _create(path: Path, claimant: Claimant) -> bool:
 def _read(path: Path) -> Claimant | None:
     """Return what a claim says; None while it is being written, or if it is damaged."""
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_file(path))
         return read_form(fields, Claimant, name=str(path), may_have_others=True)
-    except (OSError, ValueError):
+    except (OSError, RecursionError, ValueError):
         return None
 
 
 def _last_sign(path: Path) -> int | None:
     """Return the time of the last sign of life, by the clock of the file system."""
     try:
-        with path.open("rb") as file:  # NFS asks its server when a file is opened
+        with open_regular(path) as file:  # NFS asks its server when a file is opened
             return os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None
@@ -318,12 +322,14 @@ def _newest(folder: Path) -> int:
 
 
 def _boot() -> str | None:
-    """Return what identifies the boot of this host and the namespace of its processes."""
+    """Return what identifies this boot and the namespaces that its processes are looked up in."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+        spaces = [Path(f"/proc/self/ns/{kind}") for kind in ("pid", "time")]
+        found = [str(path.readlink()) for path in spaces if path.is_symlink()]
     except OSError:
         return None
+    return " ".join([boot, *found]) if sees_processes() else None
 
 
 def _now() -> str:

@@ -28,7 +28,8 @@ from torchx.schedulers.local_scheduler import (
 from torchx.specs import AppDef, AppState, Role, RoleStatus
 from torchx.specs.api import ReplicaStatus, is_terminal
 
-from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import read_json_object, replace_file
 from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_sharded.ranks.process import start_ticks
 from dlrm_torchx.app import JobRefusedError
@@ -191,8 +192,8 @@ def _registered(app_id: str) -> Path:
 
 def _known(app_id: str) -> dict[str, Any] | None:
     try:
-        known: dict[str, Any] = json.loads(_registered(app_id).read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        known = read_json_object(_registered(app_id), noun="app")
+    except ConfigError:
         return None
     return known if {"log_dir", "processes"} <= known.keys() else None
 

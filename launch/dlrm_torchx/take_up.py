@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torchx.runner import Runner
 from torchx.specs import AppState
 
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import read_json_object
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_torchx.jobs import JobState, SweepJob
 
 log = logging.getLogger(__name__)
@@ -20,17 +22,37 @@ log = logging.getLogger(__name__)
 RECORD = "sweep.json"
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The parts of a job in sweep.json that are read when a sweep is taken up."""
+
+    num: int
+    overrides: list[str]
+    state: JobState
+    app: str | None
+    log: str | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    jobs: list[_Job]
+
+
 def recorded_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
     """Return the records of the jobs of an earlier sweep in the folder, if there are any."""
     path = sweep_dir / RECORD
     if not path.exists():
         return []
-    try:
-        jobs: list[dict[str, Any]] = json.loads(path.read_text())["jobs"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is damaged, so the sweep cannot be taken up; give another hydra.sweep.dir"
-        ) from error
+    fields = read_json_object(path, noun="sweep")
+    read_form(
+        fields,
+        _Record,
+        name=f"{path} is damaged, so that this sweep needs another hydra.sweep.dir",
+        error=ConfigError,
+        may_have_others=True,
+    )
+    jobs: list[dict[str, Any]] = fields["jobs"]
     return jobs
 
 

@@ -117,6 +117,16 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a gap": lambda path: lie(
         path, lambda manifest: manifest["tensors"]["tables.t.weight"]["blocks"].pop()
     ),
+    "blocks that overlap": lambda path: lie(
+        path,
+        lambda manifest: manifest["tensors"]["tables.t.weight"]["blocks"][1].__setitem__(0, [0, 2]),
+    ),
+    "many axes": lambda path: lie(
+        path,
+        lambda manifest: manifest["tensors"]["optimizer.over.bias.step"].update(
+            shape=[1] * 99, blocks=[[[0] * 99, [1] * 99, PART, "x"]]
+        ),
+    ),
     "a block outside": lambda path: lie(
         path, lambda manifest: manifest["tensors"]["tables.t.weight"].update(shape=[9, 6])
     ),

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -124,8 +126,12 @@ def test_a_slow_contender_does_not_own_a_number_that_is_free_again(other, tmp_pa
         claim(tmp_path)
 
 
-def test_on_another_host_signs_of_life_decide(other, tmp_path):
-    rewrite_claim(tmp_path, boot="that of another host")
+@pytest.mark.parametrize("where", ["another host", "other processes in /proc"])
+def test_elsewhere_signs_of_life_decide(where, other, tmp_path, monkeypatch):
+    if where == "another host":
+        rewrite_claim(tmp_path, boot="that of another host")
+    else:
+        monkeypatch.setattr(owner_module, "sees_processes", lambda: False)
     with pytest.raises(ConfigError, match="in progress"):
         claim(tmp_path)
     other.kill()
@@ -166,9 +172,10 @@ def test_a_former_attempt_on_this_host_is_waited_for(other, tmp_path, monkeypatc
     killer.join()
 
 
-def test_a_living_owner_may_know_the_folder_by_another_path(other, tmp_path):
+@pytest.mark.parametrize("path", ["/data/run", "no\0path"])
+def test_a_living_owner_may_know_the_folder_by_another_path(path, other, tmp_path):
     """As in a container that has the folder elsewhere, beside the same processes."""
-    rewrite_claim(tmp_path, folder="/data/run")
+    rewrite_claim(tmp_path, folder=path)
     with pytest.raises(ConfigError, match="in progress"):
         claim(tmp_path)
 
@@ -177,8 +184,6 @@ def test_a_folder_that_was_removed_may_be_anothers(tmp_path):
     folder = tmp_path / "run"
     mine = claim(folder)
     shutil.rmtree(folder)
-    with pytest.raises(FileNotFoundError):
-        mine.check()
     other = owner_of(folder)
     with pytest.raises(LostFolderError, match=rf"by process {other.pid} .* claim was removed"):
         mine.check()
@@ -188,11 +193,15 @@ def test_a_folder_that_was_removed_may_be_anothers(tmp_path):
     other.kill()
 
 
-def test_a_claim_that_was_removed_is_made_again(tmp_path):
-    mine = claim(tmp_path)
-    (tmp_path / ".owner-1").unlink()
+@pytest.mark.parametrize("with_its_folder", [False, True])
+def test_a_claim_that_was_removed_is_made_again(with_its_folder, tmp_path):
+    folder = tmp_path / "run"
+    mine = claim(folder)
+    (folder / ".owner-1").unlink()
+    if with_its_folder:
+        folder.rmdir()
     mine.check()
-    assert Other(tmp_path).answer.endswith("or give another hydra.run.dir")
+    assert Other(folder).answer.endswith("or give another hydra.run.dir")
     mine.check()
 
 
@@ -208,3 +217,45 @@ def test_one_of_many_contenders_follows(tmp_path):
     numbers = owner_module._numbers(tmp_path)
     assert max(numbers) == 24
     assert len(numbers) <= owner_module.KEPT_CLAIMS
+
+
+CONTENDER = """
+import sys
+from pathlib import Path
+from tests.unit.runs.test_owner import Other, owner_module, owner_of
+
+owner_module.SILENCE_S, owner_module.SIGN_OF_LIFE_S = 5.0, 0.05
+folder = Path(sys.argv[1])
+first = owner_of(folder) if sys.argv[2] == "--pid" else None
+print(Other(folder).answer)
+if first is not None:
+    first.kill()
+    print(Other(folder).answer)
+"""
+
+
+@pytest.mark.parametrize("kind", ["--pid", "--time"])
+def test_a_living_owner_in_odd_namespaces(kind, tmp_path):
+    """Of processes with the /proc of others, and of times, in which processes began later."""
+    unshare = ["unshare", "--user", "--map-root-user", "--fork", kind]
+    if kind == "--time":
+        unshare += ["--boottime", "100000"]
+        first = owner_of(tmp_path)
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system does not allow such a namespace")
+    command = [*unshare, sys.executable, "-c", CONTENDER, str(tmp_path), kind]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    living, *killed = done.stdout.splitlines()
+    assert "belongs to a job that is in progress" in living
+    if kind == "--time":
+        first.kill()
+    else:
+        assert killed == ["owns"]
+
+
+@pytest.mark.parametrize("pid", [10**30, 0, "1"])
+def test_a_claim_of_no_process_holds_nobody(pid, tmp_path):
+    """It says of no process that it lives, so that its signs of life decide."""
+    owner_of(tmp_path).kill()
+    rewrite_claim(tmp_path, pid=pid)
+    claim(tmp_path).check()
