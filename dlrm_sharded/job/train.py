@@ -33,7 +33,12 @@ def train(
 ) -> TrainingResult:
     """Train from `progress` to the end; a collective of all ranks."""
     rank, start, folder = prepared.rank, prepared.start, prepared.folder
-    with RunWriter(folder.path, enabled=rank.is_zero, going_on=start.event_position) as writer:
+    with RunWriter(
+        folder.path,
+        enabled=rank.is_zero,
+        going_on=start.event_position,
+        check_owner=folder.check_owner,
+    ) as writer:
         _write_before_training(writer, prepared, planned, measured)
         trainer = _trainer(writer, prepared, planned, built, progress)
         result = trainer.run()

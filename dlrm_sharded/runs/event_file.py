@@ -24,6 +24,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from dlrm_sharded.files.errors import LostFolderError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -37,15 +39,22 @@ _number = itertools.count()
 class EventFile:
     """An event file in a folder; TensorBoard stops showing the earlier files there.
 
-    An event that cannot be written is lost, with one warning for all of them.
+    Events are kept in memory until they are written together, every `FLUSH_S` seconds. Those that
+    cannot be written are lost, with one warning for all of them.
 
     Args:
         going_on: name and size of a file of an earlier process that is cut to this size, and gets
             further events; None for a new file.
+        check_owner: called before each write; raises LostFolderError if another job has the folder.
     """
 
     def __init__(
-        self, folder: Path, *, suffix: str = "", going_on: tuple[str, int] | None = None
+        self,
+        folder: Path,
+        *,
+        suffix: str = "",
+        going_on: tuple[str, int] | None = None,
+        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
         self._failed = False
         self._lock = threading.Lock()  # a stall is written by another thread
@@ -53,24 +62,26 @@ class EventFile:
         name = going_on[0] if going_on else _new_name() + suffix
         self._path = folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        if going_on is not None and _cut(self._path, going_on[1]):
-            self._file = self._path.open("ab")
-            self._records = RecordWriter(self._file)
-            return
-        self._file = self._path.open("wb")
-        self._records = RecordWriter(self._file)
-        self._add(file_version="brain.Event:2")
-        # From this step on, TensorBoard drops the values of earlier files.
-        self._add(session_log=SessionLog(status=SessionLog.START))
+        self._check_owner = check_owner
+        self._events = io.BytesIO()
+        self._records = RecordWriter(self._events)
+        goes_on = going_on is not None and _cut(self._path, going_on[1])
+        if not goes_on:
+            self._path.unlink(missing_ok=True)
+        self._file = self._path.open("ab")  # so that nothing is written over what another job wrote
+        if not goes_on:
+            self._add(file_version="brain.Event:2")
+            # From this step on, TensorBoard drops the values of earlier files.
+            self._add(session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:
-        self._guarded(self._file.flush)
+        self._guarded(self._flush)
         with contextlib.suppress(OSError):  # which is reported already
             self._file.close()
 
     def position(self) -> tuple[str, int]:
         """Write all events to disk; return the name of the file and its size in bytes."""
-        self._guarded(self._file.flush)
+        self._guarded(self._flush)
         return self._path.name, self._path.stat().st_size if self._path.exists() else 0
 
     def scalar(self, tag: str, value: float, step: int = 0) -> None:
@@ -96,8 +107,15 @@ class EventFile:
         event = Event(wall_time=time.time(), step=step, **content)
         self._guarded(lambda: self._records.write(event.SerializeToString()))
         if time.monotonic() - self._flushed_s > FLUSH_S:
-            self._guarded(self._file.flush)
+            self._guarded(self._flush)
             self._flushed_s = time.monotonic()
+
+    def _flush(self) -> None:
+        self._check_owner()
+        self._file.write(self._events.getvalue())
+        self._file.flush()
+        self._events.seek(0)
+        self._events.truncate()
 
     def _guarded(self, write: Callable[[], object]) -> None:
         """Write, unless an earlier write has failed: then the end of the file may be cut."""
@@ -106,12 +124,12 @@ class EventFile:
         try:
             with self._lock:
                 write()
-        except OSError as error:
+        except (OSError, LostFolderError) as error:
             self._failed = True
             log.warning(
                 "TensorBoard's events of this run are lost from here on: %s: %s",
                 self._path,
-                error.strerror,
+                getattr(error, "strerror", error),
             )
 
 

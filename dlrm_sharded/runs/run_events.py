@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,13 +27,21 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
     Args:
         enabled: true on rank 0; on other ranks there is no file, and every method does nothing.
-        going_on: position of the run's file, see `EventFile`, that an interrupted run has left.
+        going_on: position of the run's file that an interrupted run has left, see `EventFile`.
+        check_owner: see `EventFile`.
     """
 
     def __init__(
-        self, run_dir: Path, *, enabled: bool, going_on: tuple[str, int] | None = None
+        self,
+        run_dir: Path,
+        *,
+        enabled: bool,
+        going_on: tuple[str, int] | None = None,
+        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        self._file = EventFile(run_dir, going_on=going_on) if enabled else None
+        self._file = (
+            EventFile(run_dir, going_on=going_on, check_owner=check_owner) if enabled else None
+        )
         self._goes_on = going_on is not None
         # TensorBoard cuts the end of a name, and takes equal ones for one trial.
         self._trial = f"{run_dir.name}/{run_dir.parent.name}"

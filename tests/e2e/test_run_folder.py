@@ -28,6 +28,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
     }
 
 
+def written_events(folder: Path) -> list[bytes]:
+    return list(filter(None, (path.read_bytes() for path in folder.glob("events.out.tfevents.*"))))
+
+
 @pytest.fixture
 def living_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
     """A run that has written its first checkpoint, or begun if it writes none, and waits."""
@@ -78,8 +82,9 @@ def test_a_second_job_writes_nothing(living_run, tmp_path, ranks, resume):
     indirect=True,
 )
 def test_a_run_that_was_taken_for_dead_writes_no_result(living_run, tmp_path):
-    """Nor any checkpoint more; this one was stopped for a while."""
+    """Nor any checkpoint or event more; this one was stopped for a while."""
     kept = sorted(tmp_path.glob("checkpoints/step-*"))
+    written = written_events(tmp_path)
     (tmp_path / ".owner-2").write_bytes((tmp_path / ".owner-1").read_bytes())
     os.kill(living_run.pid, signal.SIGCONT)
     _, errors = living_run.communicate()
@@ -87,6 +92,7 @@ def test_a_run_that_was_taken_for_dead_writes_no_result(living_run, tmp_path):
     assert "was taken over by process" in errors
     assert "Traceback" not in errors
     assert sorted(tmp_path.glob("checkpoints/step-*")) == kept
+    assert written_events(tmp_path) == written
     assert not (tmp_path / "result.json").exists()
 
 

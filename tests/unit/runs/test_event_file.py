@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dlrm_sharded.files.errors import LostFolderError
 from dlrm_sharded.runs.event_file import EventFile
 
 
@@ -51,3 +52,37 @@ def test_full_disk_is_one_warning(tmp_path, monkeypatch, caplog):
     file.close()
     (warning,) = caplog.messages
     assert "No space left on device" in warning
+
+
+def test_nothing_is_written_over_the_events_of_another_job(tmp_path, caplog):
+    """It went on with the file while this one was stopped, which then writes nothing more."""
+    owners = ["this job"]
+
+    def check_owner() -> None:
+        if owners != ["this job"]:
+            raise LostFolderError("another job has taken over")
+
+    first = EventFile(tmp_path, check_owner=check_owner)
+    first.scalar("loss", 3.0, 1)
+    position = first.position()
+    first.scalar("loss", 9.0, 2)
+    owners.append("another job")
+    second = EventFile(tmp_path, going_on=position)
+    second.scalar("loss", 2.0, 2)
+    second.close()
+    first.close()
+    assert scalars(tmp_path) == [(1, 3.0), (2, 2.0)]
+    [warning] = caplog.messages
+    assert warning.endswith("another job has taken over")
+
+
+def test_two_jobs_append(tmp_path):
+    """If the one learns of the other too late, it costs no event of either."""
+    first = EventFile(tmp_path)
+    first.scalar("loss", 3.0, 1)
+    second = EventFile(tmp_path, going_on=first.position())
+    first.scalar("loss", 4.0, 2)
+    second.scalar("loss", 2.0, 2)
+    second.close()
+    first.close()
+    assert scalars(tmp_path) == [(1, 3.0), (2, 2.0), (2, 4.0)]
