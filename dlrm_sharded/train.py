@@ -34,7 +34,8 @@ def main() -> None:
         run_hydra(hydra_main)
         return
     die_with_parent()  # before torch is loaded, which takes seconds
-    from torch.distributed.elastic.multiprocessing.errors import record
+    with exit_codes(all_ranks_alike=True):
+        from torch.distributed.elastic.multiprocessing.errors import record
 
     record(run_hydra)(hydra_main, quiet=QUIET_RANK)
 

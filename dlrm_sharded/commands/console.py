@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from dlrm_sharded.files.errors import EXIT_USER_ERROR
+from dlrm_sharded.files.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from dlrm_sharded.ranks.version_sets import missing_text
 
 CONFIGS = {
@@ -30,6 +30,9 @@ def _run(module: str) -> Any:
             raise
         print(f"error: {reason}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("stopped by the user", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return main()
 
 

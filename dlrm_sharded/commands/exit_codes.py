@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
     EXIT_ERROR,
+    EXIT_INTERRUPTED,
     EXIT_USER_ERROR,
     ConfigError,
     EndedRankError,
@@ -44,8 +45,9 @@ from dlrm_sharded.ranks.store_questions import end_despite_questions
 log = logging.getLogger(__name__)
 
 EXIT_PREEMPTED = 0
-EXIT_INTERRUPTED = 130
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+AGAIN_S = 0.1
+"""Time after which a signal is raised again that a finalizer has swallowed."""
 MEETING_TIMEOUT_S = 30
 """Time that a rank waits for the others before it ends with an error that all ranks have."""
 
@@ -141,7 +143,26 @@ def _raised_signals() -> Iterator[None]:
 
     The launcher ends ranks, and says so: a rank that waits for another in a library cannot raise.
     A training takes the same signals as requests for a checkpoint.
+
+    Python ignores what is raised in a finalizer: a signal that came there is raised again.
     """
+    before, again = sys.unraisablehook, threading.Timer(0, int)
+
+    def raise_again(ignored: sys.UnraisableHookArgs) -> None:
+        nonlocal again
+        error = ignored.exc_value
+        if not isinstance(error, KeyboardInterrupt):
+            before(ignored)
+            return
+        number = error.signal if isinstance(error, StoppedError) else signal.SIGINT
+        if number != signal.SIGINT:
+            signal.signal(number, _stop)
+        if not again.is_alive():
+            again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+
+    sys.unraisablehook = raise_again
     numbers: list[signal.Signals] = []
     if "RANK" not in os.environ and threading.current_thread() is threading.main_thread():
         numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
@@ -150,6 +171,8 @@ def _raised_signals() -> Iterator[None]:
     try:
         yield
     finally:
+        again.cancel()
+        sys.unraisablehook = before
         for number in numbers:
             if signal.getsignal(number) is _stop:  # after a stop, the process ends undisturbed
                 signal.signal(number, signal.SIG_DFL)

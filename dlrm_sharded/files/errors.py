@@ -25,8 +25,8 @@ import math
 import sys
 from os import PathLike
 
-EXIT_ERROR, EXIT_USER_ERROR = 1, 2
-"""Exit codes of commands after a bug, and after an error that the user can fix."""
+EXIT_ERROR, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+"""Exit codes of commands after a bug, after an error that the user can fix, and after Ctrl-C."""
 
 AGAINST_DIVERGENCE = "lower optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
 """The end of a DivergenceError's message says what a user can do about it."""

@@ -125,8 +125,9 @@ def in_processes(
 
 def end_on_signals() -> None:
     """Let signals end this fork at once; what the parent does on them is the parent's."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _run(sender: Connection, function: Callable[[], object], parent: int) -> None:

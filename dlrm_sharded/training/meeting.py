@@ -14,8 +14,8 @@ import torch.distributed as dist
 from dlrm_sharded.ranks.distributed import Rank, new_group
 from dlrm_sharded.ranks.process import kept_signals, set_handlers
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals with which schedulers announce that a job is about to end."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals with which schedulers announce that a job is about to end, and a hangup."""
 
 INTERVAL_S = 0.5
 """Time between two meetings that take up to `USUAL_S`; it grows with what longer ones take."""
@@ -70,7 +70,8 @@ class Meeting:
             self._received = signal.Signals(number)
 
         with kept_signals(STOP_SIGNALS):
-            set_handlers(dict.fromkeys(STOP_SIGNALS, receive))
+            numbers = (n for n in STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN)
+            set_handlers(dict.fromkeys(numbers, receive))  # nohup ignores SIGHUP
             yield
 
     def after_batch(self, *, may_save: bool, must_end: bool = False) -> Decision:

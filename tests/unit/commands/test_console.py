@@ -28,8 +28,10 @@ sys.exit(getattr(console, sys.argv.pop(1))())
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "without_torch.py").write_text(WITHOUT_TORCH)
+def run(
+    folder: Path, *arguments: str, program: str = WITHOUT_TORCH
+) -> subprocess.CompletedProcess[str]:
+    (folder / "without_torch.py").write_text(program)
     return subprocess.run(
         [sys.executable, "without_torch.py", *arguments],
         cwd=folder,
@@ -89,3 +91,11 @@ def test_every_command_is_a_module():
         assert name == command.removeprefix("dlrm-").replace("-", "_")
         function = getattr(import_module(module), name)
         assert callable(import_module(f"dlrm_sharded.{function.args[0]}").main)
+
+
+def test_an_interrupt_while_modules_load_is_one_line(tmp_path):
+    """They take seconds, and a traceback would be one of torch."""
+    error = 'ModuleNotFoundError(f"No module named {name!r}", name=name)'
+    program = WITHOUT_TORCH.replace(error, "KeyboardInterrupt")
+    done = run(tmp_path, "calibrate", program=program)
+    assert (done.returncode, done.stderr) == (130, "stopped by the user\n")

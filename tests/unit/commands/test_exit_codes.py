@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -34,6 +35,8 @@ from dlrm_sharded.files.errors import (
     UnsavedError,
 )
 from dlrm_sharded.ranks.agreement import _sendable, reported_by_rank_zero
+from dlrm_sharded.ranks.process import kept_signals
+from tests.processes import wait_until
 from tests.unit.commands.conftest import composed_config
 
 NO_PLAN = "table 't' needs 8 B, the freest rank has 4 B"
@@ -136,7 +139,7 @@ def test_interrupted(capsys):
     assert capsys.readouterr().err == "stopped by the user\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=str)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=str)
 def test_stopped_by_a_signal(number, capsys):
     """Outside of a training; a second signal does not interrupt the end."""
     unwound = []
@@ -157,6 +160,44 @@ def test_stopped_by_a_signal(number, capsys):
     with exit_codes():
         pass
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+class Finalized:
+    """Gets a signal while it is finalized."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self.number)
+        sum(range(10))  # here Python calls the handler, at the latest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_in_a_finalizer_ends_the_command(number, capsys):
+    """Python ignores what is raised there, and the command would go on to its end."""
+
+    def train() -> None:
+        for _ in range(3):
+            Finalized(number)
+        wait_until(lambda: False, "the signal comes again", 60)
+
+    with kept_signals([number]):
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        with pytest.raises(SystemExit) as ended, exit_codes(all_ranks_alike=True), exit_codes():
+            train()
+    assert ended.value.code == 128 + number
+    assert capsys.readouterr().err.startswith("stopped by ")
+    assert sys.unraisablehook.__module__ != exit_codes_module.__name__
+
+
+def test_other_errors_of_finalizers_are_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: shown.append(ignored.exc_type))
+    with exit_codes():
+        Finalized(None)  # type: ignore[arg-type]
+    assert shown == [TypeError]
 
 
 def test_ranks_are_ended_by_their_launcher(monkeypatch):

@@ -12,6 +12,7 @@ import torch
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.files.errors import DivergenceError, UnsavedError
+from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.training import meeting
 from dlrm_sharded.training.progress import Progress
 from tests.unit.checkpoint.cases import STATE, checkpoints_of_run
@@ -90,3 +91,14 @@ def test_a_divergence_ends_an_evaluation(tmp_path, rank, monkeypatch):
 
     with pytest.raises(DivergenceError, match=r"of dense\.over\.bias are not finite"):
         evaluate()
+
+
+@pytest.mark.parametrize("under_nohup", [False, True])
+def test_a_closed_terminal_ends_a_training(under_nohup, rank):
+    with kept_signals([signal.SIGHUP]):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if under_nohup else signal.SIG_DFL)
+        ranks = meeting.Meeting(rank, every_s=None)
+        with ranks.signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            stop = ranks.after_batch(may_save=True).stop
+    assert stop == (None if under_nohup else signal.SIGHUP)
