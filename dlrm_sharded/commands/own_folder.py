@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.remote_files import refuse_password
 from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.runs.owner import claim
 
@@ -24,11 +25,19 @@ HYDRA_FOLDER = ".hydra"
 
 
 class OwnRunFolder(Callback):
-    """Claims the folder of a run on rank 0, before Hydra writes the config and the log there."""
+    """Claims the folder of a run on rank 0, before Hydra writes the config and the log there.
+
+    Overrides that must not be written are refused before that.
+    """
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        with exit_codes(all_ranks_alike=True):  # Hydra passes over errors of a callback
+            for override in config.hydra.overrides.task:
+                refuse_password(override.partition("=")[0], override)
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        self.on_multirun_start(config)
         if rank_number() == 0:
-            # Hydra passes over errors of a callback.
             with exit_codes(all_ranks_alike=True), resolvable(config) as copy:
                 folder = Path(copy.hydra.run.dir)
             take_folder(config, folder)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,9 @@ LATE_S = 10.0
 
 LOOK_S = 0.2
 """Time between two looks for it."""
+
+PASSWORD = re.compile(r"://[^/@]*:[^/]*@")
+"""Part of a URL that has a password."""
 
 LASTING = {
     FileNotFoundError: errno.ENOENT,
@@ -156,6 +160,9 @@ def location(key: str, value: object) -> Location:
     check_path(key, value)
     if "://" not in str(value):
         return Path(str(value))
+    refuse_password(key, str(value))
+    if not str(value).partition("://")[2].strip("/"):
+        raise ConfigError(f"{key} is {str(value)!r}, which names no folder; is a variable empty?")
     try:
         from fsspec import get_filesystem_class  # planning is installed without it
 
@@ -163,6 +170,15 @@ def location(key: str, value: object) -> Location:
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{key} is {str(value)!r}, which cannot be opened: {error}") from error
     return RemotePath(str(value))
+
+
+def refuse_password(key: str, text: str) -> None:
+    """Raise ConfigError if a text has a URL with a password, which files of a run would show."""
+    if PASSWORD.search(text):
+        raise ConfigError(
+            f"{key} has a password in its URL, which logs and checkpoints would show; give it as "
+            "the package of that file system reads it, from a file or the environment"
+        )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
@@ -25,3 +26,19 @@ def test_a_name_with_parts_of_hydras_config(tmp_path):
     finally:
         HydraConfig.instance().cfg = None
         claim(claimed.parent).release()
+
+
+@pytest.mark.parametrize("begin", ["on_run_start", "on_multirun_start"])
+def test_a_password_is_refused_before_hydra_writes_it(begin, tmp_path, capsys, no_torchrun):
+    config = composed_config(
+        "train",
+        *(f"hydra.run.dir={tmp_path / 'run'}", "resume='s3://me:secret@host/run'"),
+        return_hydra_config=True,
+    )
+    with pytest.raises(SystemExit) as ended:
+        getattr(OwnRunFolder(), begin)(config)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: resume has a password")
+    assert "secret" not in line
+    assert not list(tmp_path.iterdir())

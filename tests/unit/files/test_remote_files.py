@@ -7,7 +7,14 @@ import pytest
 
 from dlrm_sharded.files import remote_files
 from dlrm_sharded.files.errors import ConfigError, RemoteFileError
-from dlrm_sharded.files.remote_files import RemotePath, local_file, location, seen_in_time, sizes_of
+from dlrm_sharded.files.remote_files import (
+    PASSWORD,
+    RemotePath,
+    local_file,
+    location,
+    seen_in_time,
+    sizes_of,
+)
 from tests.object_store import s3, web_hdfs
 
 
@@ -71,6 +78,8 @@ def test_a_store_that_refuses_everything_is_one_line(tmp_path, monkeypatch):
         ("nothing://bucket", "cannot be opened: Protocol not known: nothing"),
         (7, "must be a path"),
         ("", "must be a path"),
+        ("file://", "which names no folder"),
+        ("s3:///", "which names no folder"),
     ],
 )
 def test_refused_locations(value, said):
@@ -78,9 +87,18 @@ def test_refused_locations(value, said):
         location("key", value)
 
 
+@pytest.mark.parametrize("url", ["s3://me:secret@host/run", "webhdfs://me:secret@host:1/run"])
+def test_a_password_is_refused_and_not_shown(url):
+    with pytest.raises(ConfigError, match=r"^key has a password") as raised:
+        location("key", url)
+    assert "secret" not in str(raised.value)
+
+
 def test_a_path_is_one_of_a_disk():
     assert location("key", "runs/mine") == Path("runs/mine")
     assert location("key", "memory://mine") == RemotePath("memory://mine")
+    with_account = "abfs://container@account.dfs.core.windows.net/a:b"
+    assert not PASSWORD.search(with_account)
 
 
 def test_what_is_seen_late_is_seen(monkeypatch):
