@@ -112,7 +112,7 @@ def hydra_main(cfg: DictConfig) -> None:
             **_provenance(),
         }
         path = write_artifact(out, name, to_arrays(method.net), meta)
-        checkpoint.unlink()
+        checkpoint.unlink(missing_ok=True)  # another training may have had it
         best = min(WEIGHTS, key=lambda weight: scores[weight])
         log.info(
             "trained in %.0f s without measurements; on %d other tasks its plans cost %.2f ms, "

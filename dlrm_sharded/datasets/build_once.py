@@ -10,6 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.files.line_file import holder
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def build_once(
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        log.info("waiting for the process that is making %s", folder)
+        log.info("waiting for %s, which makes %s", holder(Path(lock.lock_file)), folder)
         lock.acquire()
     try:
         if not is_complete(folder):  # another process may have finished while this one waited

@@ -6,11 +6,12 @@ and passed over, and stay in the file. A line that a kill has cut off damages no
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from dlrm_sharded.files.errors import ConfigError, DataError, shortened
-from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_files import read_file, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ OUTBOX = "journal.jsonl"
 
 MAX_LETTERS = 10_000
 """Number of notes of an outbox that are delivered."""
+
+MAX_UNUSABLE = 100_000
+"""Number of lines that cannot be used, after which earlier ones are not read."""
 
 MAX_NAMED = 5
 """Number of lines that a message names."""
@@ -88,7 +92,7 @@ class LineFile:
                     lines = self.path.read_bytes().splitlines(keepends=True)
                     replace_file(self.path, b"".join(lines[len(lines) // 2 :]))
                 self.append(fields)
-        except (OSError, Timeout) as error:
+        except (OSError, Timeout, ValueError) as error:
             self.refuse(str(error))
             return False
         return True
@@ -100,7 +104,6 @@ class LineFile:
     def latest(self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int) -> dict[int, T]:
         """Read a file that many runs share; if that is impossible, warn and return nothing."""
         try:
-            self._check_kind()
             return self.read(parse, most=most)
         except OSError as error:
             log.warning("the journal of %ss %s cannot be read: %s", self.noun, self.path, error)
@@ -120,7 +123,7 @@ class LineFile:
             OSError: the file is there and cannot be read.
         """
         try:
-            lines = self.path.read_bytes().splitlines()
+            lines = read_file(self.path).splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return {}
         found: dict[int, T] = {}
@@ -140,7 +143,7 @@ class LineFile:
             else:
                 if parsed is not None:
                     found[number] = parsed
-            if len(found) == most:
+            if len(found) == most or len(unusable) + len(later) == MAX_UNUSABLE:
                 break
         for numbers, problem in (
             (unusable, "cannot be used and {} passed over"),
@@ -180,12 +183,55 @@ def locked(path: Path, *, refusal: str) -> FileLock:
     return lock
 
 
-def deliver(outbox: Path) -> None:
-    """Append the notes of an outbox to their files, once; it stays, under the suffix .delivered."""
+@contextlib.contextmanager
+def turn(path: Path, *, doing: str, limit_s: float) -> Iterator[bool]:
+    """Wait until no other process has a lock, or for a limited time; yield whether this one has it.
+
+    Args:
+        doing: what a process does while it has the lock, for messages.
+
+    Raises:
+        OSError: the file of the lock cannot be made.
+    """
+    lock = FileLock(path)
+    with contextlib.suppress(Timeout):
+        lock.acquire(blocking=False)
+    if not lock.is_locked:
+        log.info("waiting at most %.0f s for %s, which %s", limit_s, holder(path), doing)
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=limit_s)
+    if not lock.is_locked:
+        log.warning("%s still %s; this one goes on without waiting for it", holder(path), doing)
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
+
+
+def holder(path: Path) -> str:
+    """Return which process has a lock, as far as Linux says that here."""
+    with contextlib.suppress(OSError, ValueError):
+        inode = str(path.stat().st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, pid, place, *_ = line.split()
+            if kind == "FLOCK" and place.rpartition(":")[2] == inode and pid != "0":
+                return f"process {pid}"
+    return "another process"
+
+
+def deliver(outbox: Path, folder: Path) -> None:
+    """Append the notes of an outbox to their files, once; it stays, under the suffix .delivered.
+
+    Args:
+        folder: folder of all files that a note may be for.
+    """
 
     def letter(fields: Mapping[str, Any]) -> tuple[LineFile, Mapping[str, Any]]:
         to = fields["to"]
-        return LineFile(Path(to["path"]), to["noun"], to["format"]), fields["fields"]
+        path = Path(to["path"])
+        if path.parent.resolve() != folder.resolve():
+            raise DataError(f"it is for {shortened(str(path))}, which is not in {folder}")
+        return LineFile(path, to["noun"], to["format"]), dict(fields["fields"])
 
     letters = LineFile(outbox, "note").latest(letter, most=MAX_LETTERS)
     if letters:

@@ -25,3 +25,8 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
     if os.path.isabs(home):  # noqa: PTH117
         return Path(home) / ".cache" / "dlrm_sharded"
     return Path(tempfile.gettempdir()) / f"dlrm_sharded-{os.getuid()}"
+
+
+def journal_folder(journal: str) -> Path:
+    """Return the folder of journals that a config names; "auto" is the one in the cache."""
+    return user_cache() / "runs" if journal == "auto" else Path(journal)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dlrm_sharded.files.limited import NonNegative
 from dlrm_sharded.plans.standing import Standing
 
 SHARED_SPREAD = 2.0
@@ -95,8 +96,8 @@ class Disturbance:
         change: factor between the first and the second half of the measurement.
     """
 
-    core_wait: float = 0.0
-    change: float = 1.0
+    core_wait: NonNegative = 0.0
+    change: NonNegative = 1.0
 
     @property
     def noise(self) -> float:

@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.price_file import is_price_file, read_prices, write_prices
 from dlrm_sharded.files.errors import ConfigError, check_number, check_path
-from dlrm_sharded.files.line_file import named
-from dlrm_sharded.files.user_cache import user_cache
+from dlrm_sharded.files.line_file import named, turn
+from dlrm_sharded.files.user_cache import journal_folder
 from dlrm_sharded.fitting.confidence import Confidence, is_disturbed
 from dlrm_sharded.fitting.run_journal import Conditions, RunJournal
 from dlrm_sharded.fitting.samples import Sample
@@ -43,6 +41,9 @@ AS_CLOSE = 0.02
 
 START_S, MAX_START_S = 20.0, 3600.0
 """Time in which a first start measures by default, and at most."""
+
+TURN_S = 60.0
+"""Time to wait for another job of the sweep that computes its prices."""
 
 
 def cost_picture(
@@ -83,7 +84,8 @@ def cost_picture(
     name = _name_in_snapshot(context, artifact, gpu, start)
     path = Path(snapshot) / f"{name}{ARTIFACT_SUFFIX}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
+    doing = "computes the prices of this sweep"
+    with turn(path.with_suffix(".lock"), doing=doing, limit_s=TURN_S):
         if not path.exists():
             write_prices(path, _picture_now(context, artifact, journal, gpu, start))
     log.info("prices: the snapshot %s", path)
@@ -270,8 +272,9 @@ def run_journal(
         check_path("journal", journal)
     if context.hardware is None or context.hardware.fingerprint is None:
         return None
-    folder = user_cache() / "runs" if journal == AUTO else Path(journal)
-    return RunJournal(context.hardware.fingerprint.path_in(folder, ".jsonl"), outbox)
+    return RunJournal(
+        context.hardware.fingerprint.path_in(journal_folder(journal), ".jsonl"), outbox
+    )
 
 
 def conditions_of(context: RunContext) -> Conditions | None:

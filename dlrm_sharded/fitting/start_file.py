@@ -13,6 +13,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import NonNegative
 from dlrm_sharded.files.user_cache import user_cache
 from dlrm_sharded.fitting.ranges import with_ranges_of
 from dlrm_sharded.fitting.run_journal import Conditions
@@ -66,10 +67,10 @@ class _Form:
     """The file but for its samples, which have a reader of their own."""
 
     conditions: Conditions
-    seconds: float
-    error: float
+    seconds: NonNegative
+    error: NonNegative
     samples: list[dict[str, Any]]
-    rank_error: float | None = None
+    rank_error: NonNegative | None = None
     disturbance: str | None = None
     format: int = START_FORMAT
 

@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from filelock import FileLock
 
 from dlrm_sharded.calibration.start_measurement import announcement, measure_first_start
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.line_file import turn
 from dlrm_sharded.fitting.picture import needs_start, start_folders
 from dlrm_sharded.fitting.start_file import (
     FirstStart,
@@ -33,6 +32,9 @@ log = logging.getLogger(__name__)
 NewPlanner = Callable[[RunContext], Planner]
 """Makes a planner with the prices of ranks."""
 
+TURN_S = 60.0
+"""Time to wait for a measurement of another job beyond the time that this one's would take."""
+
 
 def with_first_start(
     planner: Planner | None,
@@ -47,7 +49,8 @@ def with_first_start(
     """Return the planner, with measured prices if this is the first start; a collective.
 
     It measures only for a planner whose sharder and prices need it. Several jobs on one machine
-    take turns, and those that waited find what the first one measured.
+    take turns, and those that waited find what the first one measured. If it hangs, they plan
+    without measurements.
 
     Args:
         planner: on rank 0 alone.
@@ -60,10 +63,12 @@ def with_first_start(
     ):
         return planner
     folders = start_folders(context, snapshot)
-    with contextlib.ExitStack() as turn:
+    with contextlib.ExitStack() as stack:
         found = patiently_on_rank_zero(
-            lambda: bool(turn.enter_context(_turn(context))) and _is_found(context, folders)
+            lambda: _is_found(context, folders) if _takes_turn(stack, context, budget_s) else None
         )
+        if found is None:
+            return planner
         start = None
         if not found:
             on_rank_zero(lambda: log.info("%s", announcement(rank, budget_s)))
@@ -96,15 +101,17 @@ def may_need(planners: Sequence[Planner], context: RunContext, *, exchanges: boo
     return needs_start(model, context) or (exchanges and lacks_exchanges)
 
 
-@contextlib.contextmanager
-def _turn(context: RunContext) -> Iterator[bool]:
-    """Wait until no other job here measures; with a cache that is not writable, none waits."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            path = start_path(start_folder(), context).with_suffix(".lock")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path))
-        yield True
+def _takes_turn(stack: contextlib.ExitStack, context: RunContext, budget_s: float) -> bool:
+    """Wait until no other job here measures, and return True; False if one does for too long.
+
+    With a cache that is not writable, none waits.
+    """
+    with contextlib.suppress(OSError):
+        path = start_path(start_folder(), context).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        limit_s = budget_s + TURN_S
+        return stack.enter_context(turn(path, doing="measures this hardware", limit_s=limit_s))
+    return True
 
 
 def _is_found(context: RunContext, folders: list[Path]) -> bool:

@@ -63,12 +63,6 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         outbox = folder.path / OUTBOX if settings.is_in_sweep else None
         journal = run_journal(context, settings.journal, outbox=outbox)
         planner = settings.new_planner(context) if rank.is_zero else None
-    # A dataset may convert its files at first use, which can take hours on rank 0.
-    patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))
-    with all_or_none():
-        streams = {split: _stream(split, settings, rank) for split in SPLITS}
-        data = facts_of_data(settings.dataset)
-    check_in_group(data)
     start = find_start(
         folder,
         rank,
@@ -76,6 +70,12 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         init_from=settings.init_from,
         config=settings.config,
     )
+    # A dataset may convert its files at first use, which can take hours on rank 0.
+    patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))
+    with all_or_none():
+        streams = {split: _stream(split, settings, rank) for split in SPLITS}
+        data = facts_of_data(settings.dataset)
+    check_in_group(data)
     with all_or_none():
         check_length(start, settings.trainer, len(streams["train"]))
     topology = with_memory_of_all_ranks(settings.topology)

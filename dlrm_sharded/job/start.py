@@ -24,8 +24,11 @@ from dlrm_sharded.files.errors import (
     ConfigError,
     DamagedCheckpointError,
     InvalidPlanError,
+    UserError,
 )
 from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Text
 from dlrm_sharded.files.remote_files import Location, location
 from dlrm_sharded.files.renamed import with_present_target
 from dlrm_sharded.job.run_folder import RunFolder
@@ -190,9 +193,8 @@ def check_length(start: Start, trainer: TrainerConfig, epoch_batches: int) -> No
 
 def note_start(run_dir: Path, start: Start, world_size: int) -> None:
     """Write down the start, and remove what a later part of an interrupted run has left."""
-    starts: list[Mapping[str, Any]] = []
-    if start.num_interruptions and (run_dir / RUN_FILE).exists():
-        starts = read_json_object(run_dir / RUN_FILE, noun="run").get("starts", [])
+    noted = _read_notes(run_dir) if start.num_interruptions else None
+    starts = [] if noted is None else noted.starts
     now = datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"at": now, "step": start.step, "world_size": world_size}
     write_json(run_dir / RUN_FILE, {"run": start.run, "starts": [*starts, entry]})
@@ -225,13 +227,28 @@ def _mode(resume: object, folder: RunFolder) -> str:
     return resume
 
 
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """The content of run.json."""
+
+    run: Text
+    starts: list[dict[str, Any]]
+
+
+def _read_notes(run_dir: Path) -> _Notes | None:
+    """Return what run.json says; None if there is none, or it is damaged: then checkpoints tell."""
+    path = run_dir / RUN_FILE
+    try:
+        fields = read_json_object(path, noun="run")
+        return read_form(fields, _Notes, name=str(path), may_have_others=True)
+    except UserError:
+        return None
+
+
 def _noted_run(folder: RunFolder) -> tuple[str, int]:
     """Return the id of the run and the number of its starts so far."""
-    try:
-        fields = read_json_object(folder.path / RUN_FILE, noun="run")
-        return str(fields["run"]), len(fields["starts"])
-    except (ConfigError, KeyError, TypeError):
-        pass  # the first start, or a lost file: then the checkpoints tell
+    if (noted := _read_notes(folder.path)) is not None:
+        return noted.run, len(noted.starts)
     for path in checkpoints(folder.checkpoints_in):
         try:
             return read_manifest(path).state.run, 1

@@ -39,14 +39,14 @@ class Round:
     round: Int
     place: Int
     embedding_cost_ms: Positive
-    spread: float
+    spread: Load
     step_ms: Positive
     step_spread: Load
     samples_per_s: Positive
     hosts: Mapping[str, Load]
     began_s: Load
     core_wait: Load
-    seconds: float
+    seconds: Load
     attempt: Int = 0
 
 

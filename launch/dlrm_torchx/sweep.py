@@ -20,6 +20,7 @@ from torchx.specs import InvalidRunConfigException
 from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.line_file import OUTBOX, deliver
+from dlrm_sharded.files.user_cache import journal_folder
 from dlrm_sharded.runs.result import why_unknown
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import HydraCall
@@ -103,7 +104,8 @@ class Sweep:
         """
         self._save()
         for job in self._jobs:
-            deliver(job.folder / OUTBOX)
+            journals = journal_folder(str(job.config.get("journal") or "auto"))
+            deliver(job.folder / OUTBOX, journals)
         if self._options.after is not None and any(job.handle for job in self._jobs):
             try:
                 message = get_method(self._options.after)(self._sweep_dir)

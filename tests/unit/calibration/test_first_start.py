@@ -1,6 +1,8 @@
 """The choice of a first start, what it learns of made-up hardware, and the file that keeps it."""
 
 import dataclasses
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,12 @@ from dlrm_sharded.fitting.start_file import (
 )
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.job import first_start
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import Rank
+from tests.processes import lock_of_another_process
 from tests.unit.calibration.made_up_bench import MadeUpBench, true_prices
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.fitting.test_adapt import on_other_hardware
@@ -235,3 +240,28 @@ def test_runs_correct_measured_prices(packaged: LearnedCostModel) -> None:
     assert slower.standing.short_text.startswith(
         "measured at the first start (19 s), corrected by 9 runs, within about"
     )
+
+
+@pytest.mark.parametrize("key", ["error", "rank_error", "seconds"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_a_file_with_absurd_figures_counts_as_none(tmp_path: Path, key: str, value: float) -> None:
+    path = write_start(start_path(tmp_path, HERE), start_of())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    assert find_start(HERE, [tmp_path]) is None
+
+
+def test_a_job_that_hangs_in_its_measurement_delays_others_for_a_limited_time(
+    tmp_path: Path, rank: Rank, task: ShardingTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They plan without measured prices then, and do not measure beside it."""
+    monkeypatch.setenv("DLRM_SHARDED_CACHE", str(tmp_path))
+    monkeypatch.setattr(first_start, "may_need", lambda *_, **__: True)
+    monkeypatch.setattr(first_start, "TURN_S", 0.2)
+    lock = start_path(start_folder(), HERE).with_suffix(".lock")
+    lock.parent.mkdir()
+    planner = object()
+    with lock_of_another_process(lock):
+        found = first_start.with_first_start(
+            planner, rank, HERE, task, budget_s=0.2, new_planner=pytest.fail
+        )
+    assert found is planner

@@ -1,6 +1,7 @@
 """A damaged line costs no other one, and what cannot be written costs a warning."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 
 from dlrm_sharded.files import line_file
 from dlrm_sharded.files.errors import ConfigError, DataError
-from dlrm_sharded.files.line_file import LineFile, deliver, locked
+from dlrm_sharded.files.line_file import LineFile, deliver, locked, turn
+from tests.processes import lock_of_another_process
 
 
 @pytest.fixture
@@ -99,6 +101,51 @@ def test_an_outbox_is_delivered_once(file, tmp_path):
     assert notes.note({"number": 3})
     assert list(notes.latest(number, most=9).values()) == [1]
     for _ in range(2):
-        deliver(outbox)
+        deliver(outbox, file.path.parent)
         assert list(file.latest(number, most=9).values()) == [1, 2, 3]
-    deliver(tmp_path / "nothing")
+    deliver(tmp_path / "nothing", file.path.parent)
+
+
+def test_an_outbox_is_delivered_to_one_folder_alone(file, tmp_path, caplog):
+    """Whoever may write to a sweep's folder must not be able to change other files by that."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    outbox = tmp_path / "journal.jsonl"
+    link = file.path.parent / "link"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path)
+    for path in (mine, link / "mine.txt", link / ".." / ".." / "mine.txt", file.path):
+        to = {"path": str(path), "noun": "run", "format": 1}
+        LineFile(outbox, "note").append({"to": to, "fields": {"number": 3}})
+    with outbox.open("a") as notes:  # which has no value in JSON, and would end the sweep's driver
+        notes.write(json.dumps({"to": to, "fields": {"number": float("nan")}}) + "\n")
+    deliver(outbox, file.path.parent)
+    assert mine.read_text() == "mine"
+    assert list(file.read(number).values()) == [3]
+    assert "3 of 5 lines of the journal of notes" in caplog.text
+
+
+def test_many_unusable_lines_end_the_reading(file, monkeypatch, caplog):
+    monkeypatch.setattr(line_file, "MAX_UNUSABLE", 3)
+    file.note({"number": 1})
+    with file.path.open("ab") as appended:
+        appended.write(b'{"format": 9}\n{}\n' * 2)
+    file.note({"number": 2})
+    assert list(file.latest(number, most=9).values()) == [2]
+    assert "2 of 6 lines" in caplog.text
+
+
+def test_a_turn_is_waited_for_with_a_message_and_a_limit(tmp_path, caplog):
+    lock, doing = tmp_path / "lock", "measures this machine"
+    with (
+        caplog.at_level("INFO"),
+        lock_of_another_process(lock) as pid,
+        turn(lock, doing=doing, limit_s=0.2) as has_turn,
+    ):
+        assert not has_turn
+    waiting, without = caplog.messages
+    assert waiting == f"waiting at most 0 s for process {pid}, which measures this machine"
+    assert without.startswith(f"process {pid} still measures this machine; this one goes on")
+    with turn(lock, doing=doing, limit_s=60) as has_turn:
+        assert has_turn
+    assert len(caplog.messages) == 2

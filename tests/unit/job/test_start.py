@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.folder import checkpoint_path
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import FILE_NAME
-from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.files.errors import CheckpointError, ConfigError
+from dlrm_sharded.job import prepare as prepare_module
+from dlrm_sharded.job.prepare import prepare
 from dlrm_sharded.job.run_folder import RunFolder
-from dlrm_sharded.job.start import RUN_FILE, Start, find_start
+from dlrm_sharded.job.start import RUN_FILE, Start, find_start, note_start
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, write
 
@@ -54,15 +57,14 @@ def test_what_a_disk_refuses_to_read_is_not_called_damaged(tmp_path, rank, monke
     (part,) = checkpoint_path(tmp_path, 2).glob("rank-*")
 
     def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
-        def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-            if path in (manifest, part):
+        def refuse(path: str | Path, *arguments: Any, **options: Any) -> Any:
+            if Path(path) in (manifest, part):
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
             return call(path, *arguments, **options)
 
         return refuse
 
-    monkeypatch.setattr(Path, "open", refusing(Path.open))
-    monkeypatch.setattr(Path, "read_bytes", refusing(Path.read_bytes))
+    monkeypatch.setattr(os, "open", refusing(os.open))
     start = begin_from("auto", tmp_path, rank)
     assert (start.step, start.damaged) == (1, ())
 
@@ -120,3 +122,53 @@ def test_killed_in_the_first_save(tmp_path, rank):
     (tmp_path / "checkpoints" / ".step-0000000010.partial").mkdir(parents=True)
     start = begin_from("auto", tmp_path, rank)
     assert start == Start(start.run)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    ["", "\0" * 40, "[]", '{"run": "the run"}', '{"run": "the run", "starts": 5}'],
+    ids=repr,
+)
+def test_damaged_notes_do_not_hold_up_a_run(notes, tmp_path, rank):
+    """A crash of the host can leave them so; its checkpoints say which run it is."""
+    write(tmp_path, rank, 7)
+    (tmp_path / RUN_FILE).write_text(notes)
+    start = begin_from("auto", tmp_path, rank)
+    assert (start.run, start.step, start.num_interruptions) == ("the run", 7, 1)
+    note_start(tmp_path, start, world_size=1)
+    noted = json.loads((tmp_path / RUN_FILE).read_text())
+    assert [noted["run"], *(entry["step"] for entry in noted["starts"])] == ["the run", 7]
+
+
+class Unopened:
+    """A dataset whose conversion would take hours."""
+
+    def num_batches(self, split: str) -> int:
+        raise AssertionError("the data was opened")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("resume", None, "holds a run already; give another hydra.run.dir"),
+        ("resume", "/no/such/run", "resume is '/no/such/run', which is neither a checkpoint nor"),
+        ("init_from", "/no/such/run", "init_from is '/no/such/run', which is neither"),
+    ],
+)
+def test_what_a_run_cannot_begin_from_is_refused_before_its_data(
+    key, value, reason, tmp_path, rank, monkeypatch
+):
+    monkeypatch.setattr(prepare_module, "context_of_job", lambda *_: None)
+    if value is None:
+        (tmp_path / "plan.json").touch()
+    settings = SimpleNamespace(
+        optimizer=SimpleNamespace(embedding="sgd"),
+        is_in_sweep=False,
+        journal=None,
+        new_planner=lambda context: None,
+        dataset=Unopened(),
+        config={"seed": 0},
+        **{"resume": "never", "init_from": None, key: value},
+    )
+    with pytest.raises((ConfigError, CheckpointError), match=reason):
+        prepare(settings, rank, RunFolder(tmp_path, lambda: None))
