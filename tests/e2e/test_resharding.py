@@ -12,7 +12,7 @@ def test_random_plans(tmp_path):
     assert len(changes) == 4 * len(resharding.OPTIMIZERS)
     assert [change for change in changes if change.faults] == []
     assert any(change.converted for change in changes)
-    assert "12 changes" in resharding.table(changes)
+    assert f"{len(changes)} changes" in resharding.table(changes)
 
 
 def test_a_run_under_one_plan_after_another(tmp_path):
