@@ -24,6 +24,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.model.replicas import ShardedTables, replica_states, replicas_of
 from dlrm_sharded.model.sharded_model import EMBEDDINGS, sharded_embeddings
+from dlrm_sharded.model.torchrec_adapter import table_name
 from dlrm_sharded.plans.plan import Interval, ShardingPlan
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES
 from dlrm_sharded.plans.tables import Table
@@ -188,7 +189,7 @@ def table_shards(model: nn.Module) -> Iterator[TableShard]:
             first_row, first_col = config.local_metadata.shard_offsets
             num_rows, num_cols = weight.shape
             yield TableShard(
-                config.name,
+                table_name(config.name),
                 (first_row, first_row + num_rows),
                 (first_col, first_col + num_cols),
                 weight.detach(),

@@ -27,6 +27,7 @@ from dlrm_sharded.model.replicas import ShardedTables, replica_optimizer, replic
 from dlrm_sharded.model.torchrec_adapter import (
     bag_configs,
     in_aligned_order,
+    module_name,
     sequence_configs,
     sharding_env,
 )
@@ -127,7 +128,8 @@ class Bench:
         group: dist.ProcessGroup | None,
     ) -> ShardedTables:
         """Shard the tables of one module by their part of a plan."""
-        part = EmbeddingModuleShardingPlan({table.name: plan[table.name] for table in tables})
+        names = [module_name(table.name) for table in tables]
+        part = EmbeddingModuleShardingPlan({name: plan[name] for name in names})
         env, meta = sharding_env(group), torch.device("meta")
         if tables[0].pooled:
             bags = EmbeddingBagCollection(tables=bag_configs(tables), device=meta)

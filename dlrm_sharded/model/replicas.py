@@ -28,6 +28,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 
 from dlrm_sharded.model.dense_adagrad import DenseAdagrad, has_fused_kernel
 from dlrm_sharded.model.fused_optimizers import FUSED_EPSILON, check_replicable
+from dlrm_sharded.model.torchrec_adapter import table_name
 
 ShardedTables: TypeAlias = ShardedEmbeddingBagCollection | ShardedEmbeddingCollection
 """A sharded module of tables, whose lookups pool bags or look up sequences."""
@@ -70,7 +71,7 @@ def replicas_of(embeddings: ShardedTables) -> list[ReplicaWeights]:
     """Return the replicas of a sharded collection; none if its plan has none."""
     return [
         ReplicaWeights(
-            tables=tuple(config.name for config in kernel.config.embedding_tables),
+            tables=tuple(table_name(config.name) for config in kernel.config.embedding_tables),
             shapes=tuple((c.local_rows, c.local_cols) for c in kernel.config.embedding_tables),
             weights=kernel.emb_module.weights,
             place=place,

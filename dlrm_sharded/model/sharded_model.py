@@ -22,7 +22,7 @@ from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from dlrm_sharded.model.dlrm import Dlrm
-from dlrm_sharded.model.torchrec_adapter import sharding_env, to_torchrec
+from dlrm_sharded.model.torchrec_adapter import sharding_env, table_name, to_torchrec
 from dlrm_sharded.model.torchrec_overhead import spare_overhead
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.precision import QUANTIZED_ROW, ExchangePrecision
@@ -175,7 +175,7 @@ def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
 def initialize_tables(model: nn.Module, seed: int) -> None:
     """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default."""
     for name, weight in sharded_embeddings(model).state_dict().items():
-        table = name.split(".")[-2]
+        table = table_name(name.split(".")[-2])
         if isinstance(weight, ShardedTensor):
             for shard in weight.local_shards():
                 fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)

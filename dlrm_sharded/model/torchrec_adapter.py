@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import torch.distributed as dist
+from torch import nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
@@ -30,6 +32,23 @@ DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 
 CACHE_LINE_BYTES = 128
 """Bytes that a GPU reads at a time. Lines of CPUs are as long or half as long."""
+
+TAKEN_NAMES = frozenset(dir(nn.ModuleDict()))
+"""Names that a `ModuleDict` refuses for its modules, because it has attributes of these names."""
+
+
+def module_name(table: str) -> str:
+    """Return the name that a table has in TorchRec's modules, which must not have dots.
+
+    Most tables keep their name. In the others, some characters are written as in a URL.
+    """
+    name = table.replace("%", "%25").replace(".", "%2E")
+    return f"%{ord(name[0]):X}{name[1:]}" if name in TAKEN_NAMES else name
+
+
+def table_name(module: str) -> str:
+    """Return the name of the table that has this name in TorchRec's modules."""
+    return unquote(module)
 
 
 def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
@@ -59,7 +78,10 @@ def _row_bytes(table: Table) -> int:
 
 
 def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
-    """Return TorchRec's configs of the tables; each has one feature with the name of the table."""
+    """Return TorchRec's configs of the tables.
+
+    They have the names of `module_name`, and each has one feature with the name of the table.
+    """
     return [EmbeddingBagConfig(**_config(table)) for table in tables]
 
 
@@ -70,7 +92,7 @@ def sequence_configs(tables: Sequence[Table]) -> list[EmbeddingConfig]:
 
 def _config(table: Table) -> dict[str, Any]:
     return {
-        "name": table.name,
+        "name": module_name(table.name),
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
         "feature_names": [table.name],
@@ -85,7 +107,7 @@ def to_torchrec(
     shards = plan.shards_by_table()
     return EmbeddingModuleShardingPlan(
         {
-            table.name: parameter_sharding(
+            module_name(table.name): parameter_sharding(
                 shards[table.name],
                 layout_of(shards[table.name], table, topology),
                 topology,
@@ -105,7 +127,8 @@ def from_torchrec(
     """
     table_by_name = {table.name: table for table in tables}
     shards: list[Shard] = []
-    for name, parameter in module_plan.items():
+    for module, parameter in module_plan.items():
+        name = table_name(module)
         if parameter.sharding_type == ShardingType.DATA_PARALLEL.value:
             shards += Replicas(world_size).shards(table_by_name[name])
             continue

@@ -15,6 +15,7 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dlrm import Dlrm, dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
+from dlrm_sharded.model.torchrec_adapter import table_name
 from dlrm_sharded.plans.layouts import Replicas, row_blocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
@@ -27,7 +28,10 @@ from tests.cuda import streams_on
 from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered
 
-TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 8, 2.0), Table("c", 5, 8, 1.0))
+A, B, C = "user.id", "größe/a b,c=1%", "type"
+"""Names that torch refuses for modules, or that are unlike words: what users see are these."""
+
+TABLES = (Table(A, 46, 16, 3.0), Table(B, 31, 8, 2.0), Table(C, 5, 8, 1.0))
 PLANS = (
     "table_wise",
     "columns_uneven",
@@ -235,7 +239,7 @@ def local_shards(sharded: torch.nn.Module) -> list[tuple[str, Place, Tensor]]:
     found = []
     for name, place, weight in local_weights(sharded_embeddings(sharded).state_dict()):
         on_cpu = torch.empty_like(weight, device=CPU).copy_(weight)
-        found.append((name.split(".")[-2], place, on_cpu))
+        found.append((table_name(name.split(".")[-2]), place, on_cpu))
     return found
 
 

@@ -17,6 +17,8 @@ from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
     TABLES,
+    A,
+    C,
     all_shards,
     make_plan,
     optimizers,
@@ -29,7 +31,7 @@ from tests.unit.checkpoint.cases import write
 
 pytestmark = pytest.mark.slow
 
-HALF = ("a", "c")
+HALF = (A, C)
 """Tables in fp16, beside one in fp32."""
 
 EMBEDDING = "rowwise_adagrad"

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from dlrm_sharded.model.optimizers import Schedule
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
+    B,
     local_shards,
     make_model,
     make_plan,
@@ -57,8 +58,8 @@ def weights(sharded: torch.nn.Module) -> tuple[list[torch.Tensor], list[torch.Te
     """Weights of this rank that are sharded, and those that are replicated."""
     shards = local_shards(sharded)
     return (
-        [weight for name, _, weight in shards if name != "b"],
-        [weight for name, _, weight in shards if name == "b"],
+        [weight for name, _, weight in shards if name != B],
+        [weight for name, _, weight in shards if name == B],
     )
 
 
@@ -91,5 +92,5 @@ def test_clipping_holds_the_dense_part():
     clipped = run_ranks(train, 2, 1e-4, Schedule())
     for move in clipped:
         assert move["dense"] <= 0.5 * 1e-4 * 1.01
-        assert move["tables"] > 1e-3
+        assert move["tables"] > 5e-4
         assert move["replicas"] > 1e-3

@@ -10,7 +10,7 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.model.sharded_model import fill_table, sharded_embeddings
-from dlrm_sharded.model.torchrec_adapter import bag_configs
+from dlrm_sharded.model.torchrec_adapter import bag_configs, table_name
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
     CPU,
@@ -19,6 +19,7 @@ from tests.distributed.small_model import (
     NUM_STEPS,
     PLANS,
     TABLES,
+    A,
     all_shards,
     global_batches,
     make_model,
@@ -77,7 +78,8 @@ def train_unsharded(
     """
     model = make_model().double()
     collection = EmbeddingBagCollection(tables=bag_configs(TABLES), device=CPU).double()
-    weights = {name: bag.weight for name, bag in collection.embedding_bags.items()}
+    bags = collection.embedding_bags.items()
+    weights = {table_name(name): bag.weight for name, bag in bags}
     for name, values in initial.items():
         weights[name].data.copy_(values)
     model.sparse_arch.embedding_bag_collection = collection
@@ -221,14 +223,13 @@ def test_column_split_changes_rowwise_adagrad():
     """Its state is one number per row and shard, so split tables train a little differently."""
     results = sharded_results(2)
     whole, split = (
-        table_of(results[f"{kind}-rowwise_adagrad"], "a")
-        for kind in ("table_wise", "columns_uneven")
+        table_of(results[f"{kind}-rowwise_adagrad"], A) for kind in ("table_wise", "columns_uneven")
     )
     assert 1e-3 < (whole - split).abs().max() < LEARNING_RATE * NUM_STEPS
     for embedding in ("sgd", "elementwise_adagrad"):
         torch.testing.assert_close(
-            table_of(results[f"table_wise-{embedding}"], "a"),
-            table_of(results[f"columns_uneven-{embedding}"], "a"),
+            table_of(results[f"table_wise-{embedding}"], A),
+            table_of(results[f"columns_uneven-{embedding}"], A),
         )
 
 
