@@ -91,7 +91,7 @@ def find_tables(
             if precision != "fp32":  # TorchRec's dense lookup, which replicas need, has fp32 only
                 own_layouts -= {"replicas"}
             if name in averaged and len(parameters) > 1 and not types.isdisjoint(WHOLE_TYPES):
-                own_layouts -= {"rows", "host_rows"}  # see ModuleTables.check
+                own_layouts -= {"rows", "host_rows"}  # see `ModuleTables`
             tables[name] = Table(
                 name=name,
                 num_embeddings=weight.shape[0],

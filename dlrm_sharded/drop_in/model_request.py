@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from dlrm_sharded.drop_in.find_tables import find_tables, shardable
-from dlrm_sharded.drop_in.module_tables import ModuleTables
+from dlrm_sharded.drop_in.module_tables import ROW_TYPES, ModuleTables
 from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
-from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, passed_on
+from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, in_row_blocks, passed_on
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
 from dlrm_sharded.plans.layouts import layout_of
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -52,6 +52,25 @@ class ModelRequest:
         return TorchRecPlan(
             {found.path: _module_plan(found, plan, topology, constraints) for found in self.modules}
         )
+
+    def in_row_blocks(self) -> Iterator[ModelRequest]:
+        """Yield the request with means in row blocks: those of the largest module, then of more."""
+        request, topology = self, self.task.topology
+        if topology.world_size == 1:
+            return
+        for found in sorted(self.modules, key=lambda of: _table_bytes(of, topology), reverse=True):
+            free = found.averages_all and self.tables.fixed.keys().isdisjoint(found.allowed)
+            if not (free and all(types & ROW_TYPES for types in found.allowed.values())):
+                continue
+            rows, fixed = in_row_blocks(found, topology, "no plan with its module in others fits")
+            layouts = {table.name: table.layouts for table in rows.tables.values()}
+            request = dataclasses.replace(
+                request,
+                task=request.task.with_values(layouts=layouts),
+                tables=dataclasses.replace(request.tables, fixed={**request.tables.fixed, **fixed}),
+                modules=[rows if of.path == rows.path else of for of in request.modules],
+            )
+            yield request
 
 
 def model_request(
@@ -90,6 +109,10 @@ def model_request(
     )
     seconds = time.perf_counter() - started_s
     return ModelRequest(task, tables, modules, deduplicating, seconds)
+
+
+def _table_bytes(found: ModuleTables, topology: Topology) -> int:
+    return sum(map(topology.table_bytes, found.tables.values()))
 
 
 def _module_plan(

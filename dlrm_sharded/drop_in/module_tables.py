@@ -55,7 +55,8 @@ class ModuleTables:
         tables: by the name of their parameter.
         sharding_types: TorchRec's types under which the module trains.
         is_pooled: whether the module pools; if not, it looks up sequences.
-        averaged: parameters of the tables that pool by the mean.
+        averaged: parameters of the tables that pool by the mean. Among several tables, row blocks
+            are not in their layouts, because one cannot lie so by itself; see `check`.
         summed_and_averaged: features that tables pool by the sum, and others by the mean.
         features: names of the features that look up a table, by the name of its parameter; without
             those of modules that have no configs of tables.
@@ -73,6 +74,24 @@ class ModuleTables:
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_weighted: bool | None = None
     allowed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def averages_all(self) -> bool:
+        """Whether all tables pool by the mean, which then train in row blocks all together."""
+        return self.averaged >= self.tables.keys()
+
+    @property
+    def why_no_row_blocks(self) -> str | None:
+        """Why tables that pool by the mean are not put into row blocks here; None without such."""
+        summed = [table.name for key, table in self.tables.items() if key not in self.averaged]
+        averaged = [table.name for key, table in self.tables.items() if key in self.averaged]
+        if not (summed and averaged):
+            return None
+        return (
+            f"table {averaged[0]!r} of {self.title} pools by the mean beside table {summed[0]!r}, "
+            "which pools by the sum, and TorchRec divides the vectors of both if one of them is in "
+            "row blocks: give them modules of their own"
+        )
 
     def torchrec_type(self, shards: Sequence[Shard], table: Table, topology: Topology) -> str:
         """Return TorchRec's type for the shards of a table.
@@ -150,6 +169,8 @@ class ModuleTables:
                 f"would not, where feature {min(self.summed_and_averaged)!r} is looked up, as "
                 "another table pools it by the sum"
             )
+        elif cut := [name for names in self.features.values() for name in names if "@" in name]:
+            reason = f"fails (KeyError), as it cuts the name of feature {cut[0]!r} at the @"
         if reason is not None:
             raise InvalidPlanError(
                 f"table {min(in_rows & self.averaged)!r} of {self.title} pools by the mean and is "

@@ -15,6 +15,7 @@ from torchrec.distributed.types import ShardingType
 from dlrm_sharded.drop_in.fixed_tables import FixedTable
 from dlrm_sharded.drop_in.module_tables import (
     PLANNED_TYPES,
+    ROW_TYPES,
     WHOLE_TYPES,
     ModuleTables,
     layouts_of_types,
@@ -81,7 +82,7 @@ def constrained(
     min_columns: dict[str, int] = {}
     replicable: set[str] = set()
     for found in modules:
-        tables, allowed = {}, {}
+        tables, allowed, asks_for_rows = {}, {}, ""
         for name, table in found.tables.items():
             where = f"table {table.name!r} of {found.title}"
             own = constraints.get(name)
@@ -102,12 +103,50 @@ def constrained(
             if types != {REPLICAS}:
                 layouts -= {"replicas"}
             if types.isdisjoint(WHOLE_TYPES):
-                because = "its constraints allow" if types != found.sharding_types else ""
-                fixed[table.name] = _fixed(table, layouts, types, found, because)
+                if found.averages_all and types & ROW_TYPES and not layouts & {"rows", "host_rows"}:
+                    asks_for_rows = table.name
+                else:
+                    because = "its constraints allow" if types != found.sharding_types else ""
+                    fixed[table.name] = _fixed(table, layouts, types, found, because)
             tables[name] = dataclasses.replace(table, layouts=layouts)
             allowed[table.name] = types
-        planned.append(dataclasses.replace(found, tables=tables, allowed=allowed))
+        found = dataclasses.replace(found, tables=tables, allowed=allowed)
+        if asks_for_rows:
+            because = f"its module pools by the mean, and {asks_for_rows!r} has to be in row blocks"
+            found, in_rows = in_row_blocks(found, topology, because)
+            fixed |= in_rows
+        planned.append(found)
     return ConstrainedTables(planned, fixed, min_columns, replicable)
+
+
+def in_row_blocks(
+    found: ModuleTables, topology: Topology, because: str
+) -> tuple[ModuleTables, dict[str, FixedTable]]:
+    """Put all tables of a module into row blocks; return the module and these tables.
+
+    If all of them pool by the mean, TorchRec trains row blocks of one only beside those of all.
+
+    Args:
+        because: the reason, for a message.
+
+    Raises:
+        ConfigError: the constraints of a table allow no row blocks.
+    """
+    tables, allowed, fixed = {}, {}, {}
+    for key, table in found.tables.items():
+        types = found.allowed[table.name]
+        if not types & ROW_TYPES:
+            named = f"table {table.name!r} of {found.title}"
+            raise ConfigError(
+                f"{named} may only be {', '.join(sorted(types))}, and {because}; allow "
+                "row_wise for it too, or give it a module of its own"
+            )
+        allowed[table.name] = types & ROW_TYPES
+        layouts = layouts_of_types(allowed[table.name], topology)
+        tables[key] = dataclasses.replace(table, layouts=layouts)
+        possible = tuple(sorted(layouts, reverse=True))  # on all ranks first
+        fixed[table.name] = FixedTable(possible, because, found.title)
+    return dataclasses.replace(found, tables=tables, allowed=allowed), fixed
 
 
 def passed_on(own: ParameterConstraints | None) -> dict[str, Any]:
@@ -170,7 +209,8 @@ def _fixed(
     because = f"{because or 'its TorchRec sharder trains it'} only {', '.join(sorted(types))}"
     possible = tuple(name for name in ("rows", "host_rows", "replicas") if name in layouts)
     if not possible:
-        left = f"the module trains it only {', '.join(('whole', *sorted(table.layouts)))}"
+        left = found.why_no_row_blocks if types & ROW_TYPES else None
+        left = left or f"the module trains it only {', '.join(('whole', *sorted(table.layouts)))}"
         raise ConfigError(
             f"table {table.name!r} of {found.title} has no layout left: {because}, and "
             f"{_why_not_replicated(table) if types == {REPLICAS} else left}"

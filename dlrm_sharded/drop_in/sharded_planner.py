@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -25,14 +26,16 @@ from dlrm_sharded.drop_in.measured_data import KjtsOf, measured
 from dlrm_sharded.drop_in.model_report import ModelReport, replica_gain
 from dlrm_sharded.drop_in.model_request import ModelRequest, model_request
 from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables
-from dlrm_sharded.drop_in.parameter_constraints import Means, constrained
+from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, Means, constrained
 from dlrm_sharded.drop_in.prices import context_of_ranks, prices_of_run
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count, check_number
 from dlrm_sharded.fitting.picture import AUTO, MAX_START_S
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.job.first_start import with_first_start
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import (
@@ -275,12 +278,9 @@ class ShardedPlanner(TorchRecPlanner):
     def _planned(self, request: ModelRequest, planner: Planner) -> tuple[TorchRecPlan, ModelReport]:
         """Return the plan of a request."""
         started_s = time.perf_counter() - request.seconds
+        self._warn_of_other_device(planner, request.task.topology)
+        request, plan, details = _fitting(request, planner)
         task, tables = request.task, request.tables
-        self._warn_of_other_device(planner, task.topology)
-        if tables.fixed or tables.min_columns:
-            beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
-            planner = dataclasses.replace(planner, sharder=beside)
-        plan, details = planner.plan(task)
         torchrec_plan = request.torchrec_plan(plan, self.constraints)
         if not plan.exchange_precision.is_exact:
             log.warning(
@@ -344,6 +344,33 @@ class ShardedPlanner(TorchRecPlanner):
                 caveat,
                 topology.compute_device,
             )
+
+
+def _fitting(
+    request: ModelRequest, planner: Planner
+) -> tuple[ModelRequest, ShardingPlan, PlanReport]:
+    """Plan a request; where nothing fits, with modules that pool by the mean in row blocks."""
+    try:
+        return request, *_beside_fixed(planner, request.tables).plan(request.task)
+    except InfeasibleTaskError as error:
+        for other in request.in_row_blocks():
+            with contextlib.suppress(InfeasibleTaskError):
+                planned = _beside_fixed(planner, other.tables).plan(other.task)
+                log.info("tables that pool by the mean lie in row blocks, as nothing else fits")
+                return other, *planned
+        reasons = {found.why_no_row_blocks for found in request.modules} - {None}
+        if not reasons:
+            raise
+        raise InfeasibleTaskError(f"{error}; {min(map(str, reasons))}") from error
+
+
+def _beside_fixed(planner: Planner, tables: ConstrainedTables) -> Planner:
+    """Return the planner, with the tables that have no choice beside its sharder's."""
+    is_file = isinstance(planner.sharder, PlanFileSharder)  # it has those tables, too
+    if is_file or not (tables.fixed or tables.min_columns):
+        return planner
+    beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
+    return dataclasses.replace(planner, sharder=beside)
 
 
 def plan_model(

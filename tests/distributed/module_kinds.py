@@ -4,11 +4,12 @@ Every table has the feature of its number, and tables of 16 columns, unless a ki
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
@@ -24,6 +25,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from dlrm_sharded import Topology
 from tests.distributed.torchrec_modules import managed_collisions, table_configs
 
 CPU = torch.device("cpu")
@@ -87,6 +89,7 @@ class Kind:
         tolerance: largest difference of an output or weight from the unsharded model.
         precision: of the weights, in the unsharded model and in the sharded one.
         fuse: attaches the fused optimizers; SGD for all tables by default.
+        options: arguments of the planner that put all tables into row blocks, by sharder.
     """
 
     make: Callable[[], Model]
@@ -97,6 +100,7 @@ class Kind:
     fuse: Callable[[dict[str, nn.Parameter]], None] = lambda tables: apply_optimizer_in_backward(
         torch.optim.SGD, tables.values(), {"lr": LEARNING_RATE}
     )
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def bags(
@@ -178,6 +182,13 @@ FUSED = {"optimizer_type": torch.optim.SGD, "optimizer_kwargs": {"lr": LEARNING_
 KINDS: dict[str, Kind] = {
     "bags": Kind(lambda: Model(bags())),
     "bags pooled by the mean": Kind(lambda: Model(bags(means=[1, 3]))),
+    "bags that all pool by the mean": Kind(
+        lambda: Model(bags(means=range(len(ROWS)))),
+        options={
+            "rows": {"constraints": {"t1": ParameterConstraints(sharding_types=["row_wise"])}},
+            "dim": {"topology": Topology(2, 2700, compute_device="cpu")},  # of 5,376 B
+        },
+    ),
     "bags in fp16": Kind(
         lambda: Model(bags(DataType.FP16)), tolerance=4e-3, precision=torch.float16
     ),

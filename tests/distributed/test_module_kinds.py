@@ -96,15 +96,15 @@ def fuse(kind: Kind, model: nn.Module) -> list[nn.Parameter]:
 
 def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
     """Largest difference from training alone, change of each table and sharding types, by case."""
-    return {f"{kind}-{name}": _train(rank, KINDS[kind], SHARDERS[name]()) for kind, name in cases}
+    return {f"{kind}-{name}": _train(rank, KINDS[kind], name) for kind, name in cases}
 
 
-def _train(rank: Rank, kind: Kind, sharder: Sharder) -> dict[str, Any]:
+def _train(rank: Rank, kind: Kind, name: str) -> dict[str, Any]:
     alone, model = make(kind), make(kind)
     before = {name: weight.clone() for name, weight in tables(alone).items()}
     dense = fuse(kind, alone)
     fuse(kind, model)
-    planner = ShardedPlanner(sharder)
+    planner = ShardedPlanner(SHARDERS[name](), **kind.options.get(name, {}))
     plan = planner.collective_plan(model)
     assert planner.report is not None
     sharded = DistributedModelParallel(
@@ -157,6 +157,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 CASES = [
     *((kind, name) for kind in KINDS for name in ("columns", "rows")),
     *((kind, name) for kind in ("bags", "sequences") for name in ("dim", "torchrec_full")),
+    ("bags that all pool by the mean", "dim"),
 ]
 ON_THREE = [
     *((kind, "rows") for kind in ("several modules", "managed collisions of bags", "sequences")),
@@ -188,6 +189,7 @@ def _check(result: dict[str, Any], kind: Kind, name: str) -> None:
     if name == "columns":
         assert is_split or result["types"] == ["table_wise"]
     assert name != "rows" or "row_wise" in result["types"]
+    assert name not in kind.options or result["types"] == ["row_wise"]
     assert result["precisions"] == {kind.precision}
     assert result["least_change"] > 1e-3, "a table did not train"
     assert result["output_error"] < kind.tolerance

@@ -11,9 +11,10 @@ from torchrec.distributed.embedding_tower_sharding import (
     EmbeddingTowerSharder,
 )
 from torchrec.distributed.embeddingbag import EmbeddingBagSharder
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.embedding_configs import EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_embedding_modules import (
@@ -21,7 +22,7 @@ from torchrec.modules.mc_embedding_modules import (
 )
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 
-from dlrm_sharded import ShardedPlanner, Topology
+from dlrm_sharded import ShardedPlanner, Topology, plan_model
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.torchrec_modules import LaidOut, table_configs
@@ -150,6 +151,57 @@ def test_row_blocks_of_means_beside_others_are_refused():
     with pytest.raises(InvalidPlanError, match=r"would not, where feature 'f' is looked up"):
         plan(bags(means=[0, 2], feature="f"), LaidOut(all_rows))
     plan(bags(means=range(len(ROWS)), feature="f"), LaidOut(all_rows))
+    with pytest.raises(InvalidPlanError, match="cuts the name of feature 'f0@x' at the @"):
+        plan(bags(means=range(len(ROWS)), feature="f{}@x"), LaidOut(all_rows))
+
+
+ROW_WISE = ParameterConstraints(sharding_types=["row_wise"])
+TIGHT = Topology(2, 1_100_000, compute_device="cpu")
+"""Ranks on which tables of 100,000 and 20,000 rows of 4 columns fit in row blocks only."""
+
+
+def two_bags(rows: list[int], dims: list[int], means: list[int]) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(tables=table_configs(rows, dims, means=means), device=META)
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_row_blocks_of_means_are_those_of_the_whole_module(name, tmp_path):
+    """As the constraint of one table asks for them, or as nothing else fits."""
+    model = two_bags([4091, 1021], [16, 8], [0, 1])
+    asked: dict[str, Any] = {
+        "constraints": {"t1": ROW_WISE},
+        "topology": TOPOLOGY,
+        "cost_model": None,
+    }
+    _, report = plan_model(model, SHARDERS[name](), output_dir=tmp_path, **asked)
+    planned, again = plan_model(model, plan=tmp_path / "plan.json", **asked)
+    assert types(planned.plan[""]) == {"row_wise"}
+    assert again.plan == report.plan
+    model = two_bags([100_000, 20_000], [4], [0, 1])
+    both = nn.ModuleDict({"tight": model, "few": two_bags([40, 20], [4], [0, 1])})
+    assert types(plan(model, SHARDERS[name](), TIGHT)[""]) == {"row_wise"}
+    found = plan(both, SHARDERS[name](), TIGHT)
+    assert types(found["tight"]) == {"row_wise"}
+    assert types(found["few"]) <= {"table_wise", "column_wise"}
+
+
+def test_row_blocks_of_means_beside_others_are_refused_by_name():
+    beside = (
+        "'t0' of EmbeddingBagCollection pools by the mean beside table 't1', which pools by the sum"
+    )
+    mixed = two_bags([100_000, 20_000], [4], [0])
+    with pytest.raises(ConfigError, match=f"constraints allow only row_wise, and table {beside}"):
+        plan(mixed, GreedySharder("dim"), constraints={"t0": ROW_WISE})
+    with pytest.raises(InfeasibleTaskError, match=beside):
+        plan(mixed, GreedySharder("dim"), TIGHT)
+    whole = ParameterConstraints(sharding_types=["table_wise"])
+    message = "'t1' of .* may only be table_wise, and .* 't0' has to be in row blocks"
+    with pytest.raises(ConfigError, match=message):
+        plan(
+            two_bags([90, 80], [4], [0, 1]),
+            GreedySharder("dim"),
+            constraints={"t0": ROW_WISE, "t1": whole},
+        )
 
 
 @pytest.mark.parametrize("name", SHARDERS)
