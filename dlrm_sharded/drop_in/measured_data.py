@@ -7,7 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,13 +24,22 @@ KjtsOf = Callable[[Any], Any]
 """Returns the KeyedJaggedTensors in a batch: one, any collection or object with some, or a mapping
 from the paths of modules to those that they look up."""
 
+EXPECTED = (
+    "give a KeyedJaggedTensor, a batch with some in it, or a list or loader of these; kjts_of can "
+    "return those of a batch"
+)
+"""What `data` may be, for messages."""
+
+NO_BATCH = (type(None), int, float, str, bytes, Tensor)
+"""Types in which no KeyedJaggedTensor is."""
+
 MAX_DEPTH = 4
 """Containers within each other in which the KeyedJaggedTensors of a batch are searched."""
 
 
 def measured(
     modules: Sequence[ModuleTables],
-    data: Iterable[Any],
+    data: Any,
     batch_size: int,
     *,
     kjts_of: KjtsOf | None = None,
@@ -41,20 +50,29 @@ def measured(
     It reads as many as have the samples of a global batch, whose accesses repeat each other.
 
     Args:
+        data: batches, or one batch.
         batch_size: samples of a global batch.
         kjts_of: the batch itself is searched if it is None.
         max_batches: limit on the number of batches.
 
     Raises:
-        DataError: there are no samples, or a feature is in several KeyedJaggedTensors.
+        DataError: `data` is neither, there are no samples, or a feature is in several
+            KeyedJaggedTensors.
     """
     started_s = time.perf_counter()
     ids: dict[str, list[Tensor]] = defaultdict(list)
     num_samples = num_batches = 0
     with ProgressBar(total=batch_size, desc="measuring accesses", unit="samples") as bar:
-        for batch in data:
-            kjts = _by_module(batch if kjts_of is None else kjts_of(batch), modules)
+        for batch in _batches(data):
+            find = None if isinstance(batch, NO_BATCH) else kjts_of
+            kjts = _by_module(batch if find is None else find(batch), modules)
             sizes = [kjt.stride() for found in kjts for kjt in found]
+            if not sizes:
+                where = "data" if batch is data else f"batch {num_batches} of data"
+                none = "no" if find is None else "kjts_of finds no"
+                raise DataError(
+                    f"{where} is {_text(batch)}, in which {none} KeyedJaggedTensor is; {EXPECTED}"
+                )
             num_samples, num_batches = num_samples + max(sizes, default=0), num_batches + 1
             for module, own in zip(modules, kjts, strict=True):
                 for name, table in module.tables.items():
@@ -66,8 +84,7 @@ def measured(
                 break
     if num_samples == 0:
         raise DataError(
-            f"{num_batches} batches of data have no KeyedJaggedTensor with samples; let kjts_of "
-            "return those of a batch"
+            f"data has {num_batches} batches and no sample in them ({_text(data)}); {EXPECTED}"
         )
     names = [table.name for module in modules for table in module.tables.values()]
     log.info(
@@ -104,6 +121,29 @@ def find_kjts(value: Any, depth: int = MAX_DEPTH) -> Iterator[KeyedJaggedTensor]
         items = vars(value).values()
     for item in items if depth else ():
         yield from find_kjts(item, depth - 1)
+
+
+def _batches(data: Any) -> Iterable[Any]:
+    """Return the batches of `data`, which may be one of them.
+
+    A list is one batch if it has a tensor, or several KeyedJaggedTensors of different features.
+    """
+    has_batches = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    if not has_batches or isinstance(data, (*NO_BATCH, KeyedJaggedTensor, Mapping)):
+        return [data]
+    parts = data if isinstance(data, list | tuple) else []
+    keys = [set(part.keys()) for part in parts if isinstance(part, KeyedJaggedTensor)]
+    differ = len(keys) > 1 and len(set().union(*keys)) == sum(map(len, keys))
+    is_batch = differ or any(isinstance(part, Tensor) for part in parts)
+    return [data] if is_batch else cast(Iterable[Any], data)
+
+
+def _text(value: Any) -> str:
+    """Return a short description of a value for a message, such as: None, 3, a list of 2."""
+    if isinstance(value, NO_BATCH) and not isinstance(value, Tensor):
+        return f"{value!r:.40}"
+    size = f" of {len(value)}" if isinstance(value, list | tuple | Mapping) else ""
+    return f"a {type(value).__name__}{size}"
 
 
 def _by_module(value: Any, modules: Sequence[ModuleTables]) -> list[list[KeyedJaggedTensor]]:

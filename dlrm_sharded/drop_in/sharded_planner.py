@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,10 @@ class ShardedPlanner(TorchRecPlanner):
             state of optimizers that are fused into the tables counts as memory in either case.
         batch_size: samples of one rank, as in TorchRec; 512 by default.
         global_batch_size: samples of all ranks together, in the place of `batch_size`.
-        data: batches of one rank, KeyedJaggedTensors or anything with some inside, from which
-            pooling factors and access profiles are measured: as many as a global batch takes. In
-            `collective_plan`, those of rank 0 are read. An iterator loses the batches that it
-            yields here, and a DataLoader does not.
+        data: one batch of a rank, or a list or loader of them: KeyedJaggedTensors or anything with
+            some inside, from which pooling factors and access profiles are measured: as many as a
+            global batch takes. In `collective_plan`, those of rank 0 are read. An iterator loses
+            the batches that it yields here, and a DataLoader does not.
         kjts_of: returns the KeyedJaggedTensors of a batch, or a mapping from paths of modules to
             theirs; None if they can be found in the batch.
         max_batches: limit on the batches that are read.
@@ -100,7 +100,7 @@ class ShardedPlanner(TorchRecPlanner):
         topology: Topology | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
-        data: Iterable[Any] | None = None,
+        data: Any = None,
         kjts_of: KjtsOf | None = None,
         max_batches: int | None = None,
         pooling_factors: Means | None = None,

@@ -110,7 +110,43 @@ def test_a_function_says_which_ids_a_module_looks_up() -> None:
     assert (found["t"].pooling_factor, found["u"].pooling_factor) == (3.0, 1.0)
 
 
-def test_data_without_ids() -> None:
-    with pytest.raises(DataError, match=r"1 batches of data have no KeyedJaggedTensor"):
-        planned(bag("t", "f"), [torch.ones(3)])
+BATCH = kjt([1, 1, 1, 1], [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_batch_is_data(form: str) -> None:
+    assert planned(bag("t", "f", "g"), FORMS[form](BATCH))["t"].pooling_factor == 2.0
+
+
+def test_parts_of_a_batch_are_one_batch() -> None:
+    parts = kjt([2, 2], [1, 2, 3, 4], keys="f"), kjt([1, 1], [1, 2], keys="g")
+    found = planned(nn.ModuleDict({"a": bag("t", "f"), "b": bag("u", "g")}), parts)
+    assert (found["t"].pooling_factor, found["u"].pooling_factor) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([BATCH, None], "batch 1 of data is None, in which no"),
+        ([torch.ones(3)], "data is a list of 1, in which no"),
+        ([[torch.ones(3)]], "batch 0 of data is a list of 1, in which no"),
+        (torch.ones(3), "data is a Tensor, in which no"),
+        (7, "data is 7, in which no"),
+        ("data.parquet", "data is 'data.parquet', in which no"),
+        ([], r"data has 0 batches and no sample in them \(a list of 0\)"),
+        (iter(()), "data has 0 batches"),
+        ({"dense": torch.ones(3)}, "data is a dict of 1, in which no"),
+        (object(), "data is a object, in which no"),
+    ],
+)
+def test_other_data_is_refused_in_a_line_that_says_what_it_is(data: Any, said: str) -> None:
+    with pytest.raises(DataError, match=f"^{said}.*; give a KeyedJaggedTensor, .*$"):
+        planned(bag("t", "f"), data)
     assert ShardedPlanner(data=[]).data == []
+
+
+def test_what_a_function_does_not_find_is_refused() -> None:
+    with pytest.raises(DataError, match="is a KeyedJaggedTensor, in which kjts_of finds no"):
+        planned(bag("t", "f"), [BATCH], kjts_of=lambda batch: None)
+    with pytest.raises(DataError, match="batch 0 of data is None, in which no"):
+        planned(bag("t", "f"), [None], kjts_of=lambda batch: batch.ids)
