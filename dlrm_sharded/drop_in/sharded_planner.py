@@ -40,8 +40,9 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import (
     Rank,
+    check_topology,
     detect_topology,
-    rank_from_environment,
+    rank_in_group,
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.sharders.base import Sharder
@@ -70,7 +71,8 @@ class ShardedPlanner(TorchRecPlanner):
 
     Args:
         sharder: a name in conf/sharder, or any sharder.
-        topology: ranks of the model; by default those of this job, with their free memory. The
+        topology: ranks of the model; by default those of this job, with their free memory.
+            `collective_plan` refuses one of other ranks, hosts or devices than the job's. The
             state of optimizers that are fused into the tables counts as memory in either case.
         batch_size: samples of one rank, as in TorchRec; 512 by default.
         global_batch_size: samples of all ranks together, in the place of `batch_size`.
@@ -167,19 +169,21 @@ class ShardedPlanner(TorchRecPlanner):
         Args:
             sharders: as for `plan`; TorchRec's default sharders if None.
             pg: ranks of the model; all ranks of the job if None.
+
+        Raises:
+            ConfigError, ShardingError: as `plan`, or the topology is not the job's.
         """
         chosen = get_default_sharders() if sharders is None else sharders
-        topology = self.topology
-        if topology is None:
-            with all_or_none(group=pg):
-                topology = detect_topology(group=pg)
+        rank = rank_in_group(pg)
+        with all_or_none(group=pg):
+            topology = self.topology or detect_topology(group=pg, rank=rank)
+            check_topology(topology, rank, group=pg)
+        if self.topology is None:
             topology = with_memory_of_all_ranks(topology, group=pg)
         context = None
         if self._needs_prices and pg in (None, dist.GroupMember.WORLD):
-            rank = rank_from_environment()
-            if topology.compute_device == rank.device.type:
-                context = context_of_job(rank, None)
-            if context is not None and self.calibrate is not None:
+            context = context_of_job(rank, None)
+            if self.calibrate is not None:
                 return self._plan_after_start(module, chosen, topology, context, rank)
         plan, self.report = on_rank_zero(
             lambda: self._plan(module, chosen, topology, context), group=pg

@@ -27,7 +27,8 @@ from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.ranks.distributed import Rank, detect_topology
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, rank_in_group
+from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.sharders.search import SearchSharder
@@ -90,15 +91,62 @@ def test_one_rank_trains_a_table_wider_than_lookups():
         torch.testing.assert_close(vectors, expected)
 
 
-def plan_without_torchrun(rank: Rank) -> list[list[int]]:
-    """The process group alone says how many ranks there are."""
+def plan_without_torchrun(rank: Rank, hosts: str) -> dict[str, Any]:
+    """The process group and the names of the hosts alone say where the ranks are."""
     for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         del os.environ[key]
-    return ranks_of_tables()
+    planner = ShardedPlanner(GreedySharder("size"))
+    with mock.patch("socket.gethostname", return_value=hosts[rank.rank]):
+        me = rank_in_group()
+        (module,) = planner.collective_plan(small_dlrm()).plan.values()
+        apart = Topology(rank.world_size, 1, local_world_size=1, compute_device="cpu")
+        refused = message_of(ShardedPlanner(topology=apart))
+    assert planner.report is not None
+    return {
+        "ranks": gathered(rank, (me.rank, me.local_rank, me.local_world_size, me.world_size)),
+        "topology": planner.report.task.topology,
+        "used": {r for parameter in module.values() for r in parameter.ranks},
+        "refused": refused,
+    }
+
+
+def message_of(planner: ShardedPlanner) -> str:
+    try:
+        planner.collective_plan(small_dlrm())
+    except ConfigError as error:
+        return str(error)
+    return "no error"
 
 
 def test_takes_the_ranks_from_the_process_group():
-    assert {rank for (rank,) in run_ranks(plan_without_torchrun, 2)} == {0, 1}
+    """Each rank of a host has its share of the memory."""
+    found = run_ranks(plan_without_torchrun, 4, "aabb")
+    assert found["ranks"] == [(0, 0, 2, 4), (1, 1, 2, 4), (2, 0, 2, 4), (3, 1, 2, 4)]
+    assert (found["topology"].world_size, found["topology"].ranks_per_host) == (4, 2)
+    assert found["used"] == {0, 1, 2, 3}
+    assert "4 hosts (the job: 2 hosts)" in found["refused"]
+    assert found["topology"].memory_bytes < 0.5 * available_host_bytes()
+    mixed = run_ranks(plan_without_torchrun, 4, "abab")
+    assert mixed["topology"].ranks_per_host == 4, "TorchRec's hosts have successive ranks"
+
+
+def plan_for_other_ranks(rank: Rank, topologies: list[Topology]) -> list[str]:
+    return [message_of(ShardedPlanner(topology=topology)) for topology in topologies]
+
+
+def test_a_topology_of_another_job_is_refused():
+    """Without a job, it is planned."""
+    others = [
+        Topology(4, 10**6, local_world_size=2),
+        Topology(2, 10**6, compute_device="cpu"),
+        Topology(2, 10**6, local_world_size=1, compute_device="cpu"),
+    ]
+    wrong, one_host, right = run_ranks(plan_for_other_ranks, 2, others, local_world_size=1)
+    assert "topology is for 4 ranks (the job: 2 ranks), cuda (the job: cpu); leave it out" in wrong
+    assert "topology is for 1 hosts (the job: 2 hosts); " in one_host
+    assert right == "no error"
+    for topology in others:
+        ShardedPlanner(topology=topology).plan(small_dlrm(), get_default_sharders())
 
 
 def plan_with_memory(rank: Rank, memory_bytes: list[int]) -> list[list[int]]:

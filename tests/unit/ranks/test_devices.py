@@ -62,6 +62,18 @@ def test_gpus_that_torch_can_use(machine):
     assert default_num_ranks() == 8
 
 
+def test_a_process_of_a_group_keeps_its_gpu(rank, machine, monkeypatch):
+    """One of a user's, whose launcher may show each rank its own GPU alone."""
+    machine.has(num_gpus=8, usable=True)
+    monkeypatch.setenv("LOCAL_RANK", "9")
+    assert rank_from_environment().device == torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    assert rank_from_environment().device == torch.device("cuda", 5)
+    monkeypatch.setattr(torch.distributed.group.WORLD, "bound_device_id", torch.device("cuda", 6))
+    assert rank_from_environment().device == torch.device("cuda", 6)
+
+
 def test_no_gpus(machine):
     assert device_type() == "cpu"
     assert default_num_ranks() == CPU_RANKS
