@@ -34,6 +34,7 @@ from dlrm_sharded.fitting.samples import Sample, problem_of
 from dlrm_sharded.fitting.start_file import FirstStart
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import MAX_LOAD_PER_CORE, release_memory
+from dlrm_sharded.hardware.torch_defaults import torch_defaults
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.agreement import on_rank_zero
@@ -70,6 +71,7 @@ def announcement(rank: Rank, budget_s: float) -> str:
     )
 
 
+@torch_defaults()
 def measure_first_start(
     rank: Rank,
     context: RunContext,

@@ -33,6 +33,7 @@ from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_co
 from dlrm_sharded.fitting.picture import AUTO, MAX_START_S
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
+from dlrm_sharded.hardware.torch_defaults import torch_defaults
 from dlrm_sharded.job.first_start import with_first_start
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import PlanReport
@@ -279,6 +280,7 @@ class ShardedPlanner(TorchRecPlanner):
             measure=measure,
         )
 
+    @torch_defaults()
     def _planned(self, request: ModelRequest, planner: Planner) -> tuple[TorchRecPlan, ModelReport]:
         """Return the plan of a request."""
         started_s = time.perf_counter() - request.seconds
@@ -323,6 +325,7 @@ class ShardedPlanner(TorchRecPlanner):
         )
         return model
 
+    @torch_defaults()
     def _planner(self, context: RunContext | None) -> Planner:
         """Return the planner of runs, with prices as a run finds them."""
         model = self.cost_model

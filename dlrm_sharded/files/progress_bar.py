@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from typing import Any
 
 from tqdm import tqdm
@@ -35,3 +36,8 @@ class ProgressBar(tqdm):
                 self.display()
             self.delay = math.inf  # tqdm ends what it has shown, and has nothing to end
         super().close()
+
+
+# One process draws a bar. tqdm's own lock would be of several, and the first of these decides how
+# Python starts all other processes of a user's (`multiprocessing.set_start_method`).
+ProgressBar.set_lock(threading.RLock())

@@ -11,15 +11,14 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlrm_sharded.hardware.probe import ExchangeProbe, Probe
-from dlrm_sharded.ranks.devices import allow_tf32
+from dlrm_sharded.hardware.torch_defaults import exact_products, torch_defaults
 
 ROWS = {"cpu": 2**20, "cuda": 2**22}
 """Rows of the table by type of device: 256 MiB and 1 GiB, beyond the caches of either."""
@@ -48,6 +47,7 @@ EXCHANGE_BYTES = 2**22
 """Bytes that a rank sends in the large all-to-all."""
 
 
+@torch_defaults()
 def measure_probe(device: torch.device) -> Probe:
     """Measure the device of this process; it takes about a second.
 
@@ -59,7 +59,7 @@ def measure_probe(device: torch.device) -> Probe:
     source, target = table.view(2, -1)
     pairs = list(zip(source.chunk(8), target.chunk(8), strict=True))
     matrix = torch.full((MATRIX[kind], MATRIX[kind]), 1.0, device=device)
-    with _exact_products():
+    with exact_products():
         copy_s, gather_s, cached_gather_s, gemm_s = _fastest_s(
             [
                 [functools.partial(target.copy_, source) for source, target in pairs],
@@ -80,17 +80,7 @@ def measure_probe(device: torch.device) -> Probe:
     )
 
 
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """Multiply in fp32, so that probes of trainings with TF32 and without it agree."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    allow_tf32(False)
-    try:
-        yield
-    finally:
-        allow_tf32(before)
-
-
+@torch_defaults()
 def measure_exchange(device: torch.device, *, ranks_per_host: int) -> ExchangeProbe:
     """Measure an all-to-all of the job's group; all ranks call it together."""
     num_ranks = dist.get_world_size()

@@ -45,10 +45,10 @@ def test_probes_of_all_trainings_multiply_alike(monkeypatch, tf32, before):
     seen = []
 
     def fastest_s(figures: Any, device: Any, *, num_rounds: int) -> list[float]:
-        seen.append(tf32())
+        seen.append(torch.backends.cuda.matmul.fp32_precision)
         return [1.0] * len(figures)
 
     monkeypatch.setattr(probing, "_fastest_s", fastest_s)
     monkeypatch.setattr(probing, "ROWS", {"cpu": 1024})
     probing.measure_probe(torch.device("cpu"))
-    assert (seen, tf32()) == ([False], before)
+    assert (seen, tf32()) == (["ieee"], before)

@@ -1,0 +1,60 @@
+"""Torch's own defaults for what is planned and measured in a process of a user's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Compute with torch's defaults in the block; at its end, all is as the process had set it.
+
+    A user's default dtype or deterministic mode would change what is measured, and random numbers
+    that are drawn here would be missing in the user's training. The precision of fp32 products is
+    left as it is, see `exact_products`.
+    """
+    with ExitStack() as stack:
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        stack.enter_context(torch.random.fork_rng(gpus))
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if torch.are_deterministic_algorithms_enabled():
+            warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+            stack.callback(torch.use_deterministic_algorithms, True, warn_only=warn_only)
+            torch.use_deterministic_algorithms(False)
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Multiply in fp32, so that probes of trainings with TF32 and without it agree.
+
+    Torch's older switch, `allow_tf32`, cannot be read in a process that has set the newer one.
+    """
+    backends: Any = torch.backends
+    with ExitStack() as stack:
+        for products in (backends.cuda.matmul, backends.mkldnn.matmul):
+            stack.callback(_set_precision, products, products.fp32_precision)
+            products.fp32_precision = "ieee"
+        yield
+
+
+def _set_precision(products: Any, precision: str) -> None:
+    """Set the precision of products, unless they have it from `torch.backends` anyway."""
+    products.fp32_precision = "none"
+    if products.fp32_precision != precision:
+        products.fp32_precision = precision
