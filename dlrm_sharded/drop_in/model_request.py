@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +16,20 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from dlrm_sharded.drop_in.find_tables import find_tables, shardable
+from dlrm_sharded.drop_in.fixed_tables import SharderBesideFixed
 from dlrm_sharded.drop_in.module_tables import ROW_TYPES, ModuleTables
 from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
 from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, in_row_blocks, passed_on
+from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
 from dlrm_sharded.plans.layouts import layout_of
 from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.sharders.plan_file import PlanFileSharder
+from dlrm_sharded.sharders.planning import Planner
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,28 @@ class ModelRequest:
             {found.path: _module_plan(found, plan, topology, constraints) for found in self.modules}
         )
 
-    def in_row_blocks(self) -> Iterator[ModelRequest]:
+    def planned(self, planner: Planner) -> tuple[ModelRequest, ShardingPlan, PlanReport]:
+        """Return what was planned, its plan and a report on it.
+
+        Where nothing fits, modules whose tables all pool by the mean are planned in row blocks.
+
+        Raises:
+            ConfigError, ShardingError: as `Planner.plan`.
+        """
+        try:
+            return self, *_beside_fixed(planner, self.tables).plan(self.task)
+        except InfeasibleTaskError as error:
+            for other in self._in_row_blocks():
+                with contextlib.suppress(InfeasibleTaskError):
+                    planned = _beside_fixed(planner, other.tables).plan(other.task)
+                    log.info("tables that pool by the mean lie in row blocks: nothing else fits")
+                    return other, *planned
+            reasons = [found.why_no_row_blocks for found in self.modules]
+            if not any(reasons):
+                raise
+            raise InfeasibleTaskError(f"{error}; {next(filter(None, reasons))}") from error
+
+    def _in_row_blocks(self) -> Iterator[ModelRequest]:
         """Yield the request with means in row blocks: those of the largest module, then of more."""
         request, topology = self, self.task.topology
         if topology.world_size == 1:
@@ -109,6 +139,15 @@ def model_request(
     )
     seconds = time.perf_counter() - started_s
     return ModelRequest(task, tables, modules, deduplicating, seconds)
+
+
+def _beside_fixed(planner: Planner, tables: ConstrainedTables) -> Planner:
+    """Return the planner, with the tables that have no choice beside its sharder's."""
+    is_file = isinstance(planner.sharder, PlanFileSharder)  # it has those tables, too
+    if is_file or not (tables.fixed or tables.min_columns):
+        return planner
+    beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
+    return dataclasses.replace(planner, sharder=beside)
 
 
 def _table_bytes(found: ModuleTables, topology: Topology) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import logging
 import time
@@ -21,29 +19,25 @@ from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel, caveat_of, is_additive
-from dlrm_sharded.drop_in.fixed_tables import SharderBesideFixed
+from dlrm_sharded.drop_in.job_ranks import check_topology, rank_in_group
 from dlrm_sharded.drop_in.measured_data import KjtsOf, measured
 from dlrm_sharded.drop_in.model_report import ModelReport, replica_gain
 from dlrm_sharded.drop_in.model_request import ModelRequest, model_request
 from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables
-from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, Means, constrained
+from dlrm_sharded.drop_in.parameter_constraints import Means, constrained
 from dlrm_sharded.drop_in.prices import context_of_ranks, prices_of_run
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fitting.picture import AUTO, MAX_START_S
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.hardware.torch_defaults import torch_defaults
 from dlrm_sharded.job.first_start import with_first_start
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import (
     Rank,
-    check_topology,
     detect_topology,
-    rank_in_group,
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.sharders.base import Sharder
@@ -285,7 +279,7 @@ class ShardedPlanner(TorchRecPlanner):
         """Return the plan of a request."""
         started_s = time.perf_counter() - request.seconds
         self._warn_of_other_device(planner, request.task.topology)
-        request, plan, details = _fitting(request, planner)
+        request, plan, details = request.planned(planner)
         task, tables = request.task, request.tables
         torchrec_plan = request.torchrec_plan(plan, self.constraints)
         if not plan.exchange_precision.is_exact:
@@ -351,33 +345,6 @@ class ShardedPlanner(TorchRecPlanner):
                 caveat,
                 topology.compute_device,
             )
-
-
-def _fitting(
-    request: ModelRequest, planner: Planner
-) -> tuple[ModelRequest, ShardingPlan, PlanReport]:
-    """Plan a request; where nothing fits, with modules that pool by the mean in row blocks."""
-    try:
-        return request, *_beside_fixed(planner, request.tables).plan(request.task)
-    except InfeasibleTaskError as error:
-        for other in request.in_row_blocks():
-            with contextlib.suppress(InfeasibleTaskError):
-                planned = _beside_fixed(planner, other.tables).plan(other.task)
-                log.info("tables that pool by the mean lie in row blocks, as nothing else fits")
-                return other, *planned
-        reasons = {found.why_no_row_blocks for found in request.modules} - {None}
-        if not reasons:
-            raise
-        raise InfeasibleTaskError(f"{error}; {min(map(str, reasons))}") from error
-
-
-def _beside_fixed(planner: Planner, tables: ConstrainedTables) -> Planner:
-    """Return the planner, with the tables that have no choice beside its sharder's."""
-    is_file = isinstance(planner.sharder, PlanFileSharder)  # it has those tables, too
-    if is_file or not (tables.fixed or tables.min_columns):
-        return planner
-    beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
-    return dataclasses.replace(planner, sharder=beside)
 
 
 def plan_model(

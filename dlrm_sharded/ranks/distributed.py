@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import logging
 import os
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from dlrm_sharded.files.errors import ConfigError, HungRankError, RankError, check_number
 from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks import flight_recorder
-from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.alike import check_before_group
 from dlrm_sharded.ranks.attempt import job_id, rank_number
 from dlrm_sharded.ranks.devices import allow_tf32, device_type
@@ -78,7 +76,7 @@ def rank_from_environment() -> Rank:
     """Return this process as a rank of its group, or else the rank that torchrun set for it.
 
     Without either it is the only rank. The host is that of torchrun's variables, or else one for
-    all ranks; `rank_in_group` finds it out.
+    all ranks.
 
     Raises:
         ConfigError: there are GPUs that torch cannot use; see `device_type`.
@@ -93,48 +91,12 @@ def rank_from_environment() -> Rank:
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        device=_device(local_rank),
+        device=device_of(local_rank),
         heartbeat=_heartbeat,
     )
 
 
-def rank_in_group(group: dist.ProcessGroup | None = None) -> Rank:
-    """Return this process as a rank of a job that anyone may have started; a collective.
-
-    If torchrun has not said on which hosts the ranks are, those with one hostname share a host.
-
-    Args:
-        group: ranks that call it together; None for all ranks of the job.
-
-    Raises:
-        ConfigError: as in `rank_from_environment`, on any rank.
-    """
-    with all_or_none(group=group):
-        rank = rank_from_environment()
-    found: list[Any] = [None] * dist.get_world_size(group)
-    is_known = "LOCAL_WORLD_SIZE" in os.environ
-    dist.all_gather_object(found, (socket.gethostname(), is_known), group=group)
-    if all(is_known for _, is_known in found):
-        return rank
-    hosts, place = [host for host, _ in found], dist.get_rank(group)
-    per_host = hosts.count(hosts[place])
-    if hosts != [hosts[i - i % per_host] for i in range(len(hosts))] or (
-        len(set(hosts)) * per_host != len(hosts)
-    ):
-        per_host = len(hosts)
-        if place == 0:
-            log.warning(
-                "the ranks are on %s in this order, and count as if they were on one host; start "
-                "as many successive ranks on each host",
-                ", ".join(hosts),
-            )
-    local_rank = hosts[:place].count(hosts[place])
-    return dataclasses.replace(
-        rank, local_rank=local_rank, local_world_size=per_host, device=_device(local_rank)
-    )
-
-
-def _device(local_rank: int) -> torch.device:
+def device_of(local_rank: int) -> torch.device:
     """Return the device of a process: in a group, the GPU that it or its group uses already."""
     if device_type() != "cuda":
         return torch.device("cpu")
@@ -373,7 +335,7 @@ def detect_topology(
     world_size = dist.get_world_size(group) if dist.is_initialized() else rank.world_size
     return Topology(
         world_size=world_size,
-        local_world_size=_ranks_per_host(rank, world_size),
+        local_world_size=ranks_per_host(rank, world_size),
         memory_bytes=memory_bytes,
         compute_device=rank.device.type,
         intra_host_bytes_per_s=intra_host_gb_per_s and intra_host_gb_per_s * 1e9,
@@ -381,32 +343,7 @@ def detect_topology(
     )
 
 
-def check_topology(topology: Topology, rank: Rank, *, group: dist.ProcessGroup | None) -> None:
-    """Raise ConfigError if a topology has other ranks, hosts or devices than those of a group."""
-    world_size = dist.get_world_size(group)
-    given = (
-        f"{topology.world_size} ranks",
-        f"{topology.world_size // topology.ranks_per_host} hosts",
-        topology.compute_device,
-    )
-    here = (
-        f"{world_size} ranks",
-        f"{world_size // _ranks_per_host(rank, world_size)} hosts",
-        rank.device.type,
-    )
-    if given != here:
-        differ = [
-            f"{one} (the job: {other})"
-            for one, other in zip(given, here, strict=True)
-            if one != other
-        ]
-        raise ConfigError(
-            f"the topology is for {', '.join(differ)}; leave it out for the ranks of the job, or "
-            "plan for others without a process group"
-        )
-
-
-def _ranks_per_host(rank: Rank, world_size: int) -> int:
+def ranks_per_host(rank: Rank, world_size: int) -> int:
     """Return how many ranks of a group are on a host; all if the hosts do not share it evenly."""
     per_host = min(rank.local_world_size, world_size)
     return world_size if world_size % per_host else per_host

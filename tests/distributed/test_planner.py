@@ -20,6 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.drop_in import sharded_planner
+from dlrm_sharded.drop_in.job_ranks import rank_in_group
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, RankError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.torchrec_adapter import from_torchrec, to_torchrec
@@ -27,7 +28,7 @@ from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.ranks.distributed import Rank, detect_topology, rank_in_group
+from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
