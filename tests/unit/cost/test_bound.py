@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded import Shard, ShardingTask, Table
@@ -81,6 +81,7 @@ def test_exact_where_there_is_one_plan(name: str) -> None:
         assert cost_ms * (1 - HALVINGS) <= bound_ms <= cost_ms * (1 + ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(1, 3), (1, 8), (2, 4), (3, 2), (5, 1)])
 @pytest.mark.parametrize("name", MODELS)
 def test_no_random_plan_is_cheaper(name: str, hosts: tuple[int, int]) -> None:
@@ -130,6 +131,8 @@ def test_a_rank_may_wait_for_nothing() -> None:
         assert_below(model_of("receiving", seed), task, all_plans(task))
 
 
+@pytest.mark.slow
+@settings(max_examples=30)
 @given(of=planned(), name=st.sampled_from(MODELS), data=st.data())
 def test_order_of_tables_is_nothing(of: Planned, name: str, data: st.DataObject) -> None:
     task = of[1]
@@ -141,6 +144,8 @@ def test_order_of_tables_is_nothing(of: Planned, name: str, data: st.DataObject)
     )
 
 
+@pytest.mark.slow
+@settings(max_examples=30)
 @given(of=planned(), name=st.sampled_from(MODELS), exponents=st.lists(st.floats(0.0, 1.2)))
 def test_memory_never_costs(of: Planned, name: str, exponents: list[float]) -> None:
     """More of it, of all ranks or of one, leaves the bound or lowers it."""
@@ -175,6 +180,7 @@ def test_infinite_where_surely_none_fits(
     assert lower_bound_ms(priced(with_memory(task, needed_bytes - 1))) == math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_table_more_never_costs_less(name: str) -> None:
     rng = np.random.default_rng(3)
