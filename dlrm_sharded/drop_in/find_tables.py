@@ -114,6 +114,7 @@ def find_tables(
                 summed_and_averaged=_features(sums) & _features(means),
                 features=features,
                 is_weighted=_is_weighted(module),
+                remaps_ids=isinstance(_collisions(module), ManagedCollisionCollection),
             )
         )
     if not found:
@@ -174,7 +175,7 @@ def _check_module(
             f"{type(sharder).__name__} out of the sharders, and the tower's own collection is "
             "sharded"
         )
-    collisions: Any = getattr(module, "_managed_collision_collection", None)
+    collisions = _collisions(module)
     hashed = isinstance(collisions, ManagedCollisionCollection) and any(
         isinstance(inner, HashZchManagedCollisionModule) for inner in collisions.modules()
     )
@@ -192,6 +193,10 @@ def _check_module(
                 "each (ValueError: uneven buckets per rank); choose "
                 f"total_num_buckets as a multiple of {topology.world_size}"
             )
+
+
+def _collisions(module: nn.Module) -> Any:
+    return getattr(module, "_managed_collision_collection", None)
 
 
 def _layouts(types: frozenset[str], topology: Topology, *, is_pooled: bool) -> frozenset[str]:

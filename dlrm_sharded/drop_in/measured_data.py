@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import profiled_table
+from dlrm_sharded.datasets.id_check import find_faults
 from dlrm_sharded.drop_in.module_tables import ModuleTables
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.progress_bar import ProgressBar
@@ -57,10 +58,11 @@ def measured(
 
     Raises:
         DataError: `data` is neither, there are no samples, or a feature is in several
-            KeyedJaggedTensors.
+            KeyedJaggedTensors, or ids are below 0 or contradict the lengths.
     """
     started_s = time.perf_counter()
     ids: dict[str, list[Tensor]] = defaultdict(list)
+    faults = _Faults()
     num_samples = num_batches = 0
     with ProgressBar(total=batch_size, desc="measuring accesses", unit="samples") as bar:
         for batch in _batches(data):
@@ -73,13 +75,14 @@ def measured(
                 raise DataError(
                     f"{where} is {_text(batch)}, in which {none} KeyedJaggedTensor is; {EXPECTED}"
                 )
-            num_samples, num_batches = num_samples + max(sizes, default=0), num_batches + 1
             for module, own in zip(modules, kjts, strict=True):
+                faults.add(module, own, num_batches)
                 for name, table in module.tables.items():
                     for feature in module.features.get(name, ()):
                         if values := _values(own, feature, module):
                             ids[table.name] += values
-            bar.update(max(sizes, default=0))
+            num_samples, num_batches = num_samples + max(sizes), num_batches + 1
+            bar.update(max(sizes))
             if num_samples >= batch_size or num_batches == max_batches:
                 break
     if num_samples == 0:
@@ -95,6 +98,7 @@ def measured(
         num_samples,
         time.perf_counter() - started_s,
     )
+    faults.report()
     if num_samples < batch_size:
         log.warning(
             "data has %d samples, and a global batch %d, in which ids repeat more often; give more "
@@ -105,6 +109,38 @@ def measured(
     if missing := [name for name in names if name not in ids]:
         log.warning("data has no feature of %s; their accesses are assumed", ", ".join(missing))
     return [_with_profiles(module, ids, num_samples) for module in modules]
+
+
+class _Faults:
+    """Collects the ids that tables lack."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._count: Counter[str] = Counter()
+
+    def add(self, module: ModuleTables, kjts: Sequence[KeyedJaggedTensor], batch: int) -> None:
+        """Look through what a module gets from a batch, unless it remaps its ids.
+
+        Raises:
+            DataError: ids are below 0, or contradict the lengths.
+        """
+        tables = {
+            feature: table
+            for name, table in module.tables.items()
+            for feature in module.features.get(name, ())
+        }
+        for kjt in () if module.remaps_ids else kjts:
+            for fault in find_faults(kjt, tables):
+                text = f"{fault.text}, in batch {batch} of data"
+                if fault.table is None or fault.is_fatal:
+                    raise DataError(f"{text}; fix the data")
+                self._first.setdefault(fault.table, text)
+                self._count[fault.table] += fault.count
+
+    def report(self) -> None:
+        """Warn once of each table that lacks ids."""
+        for table, text in self._first.items():
+            log.warning("%s (%d in all); a training looks up other rows", text, self._count[table])
 
 
 def find_kjts(value: Any, depth: int = MAX_DEPTH) -> Iterator[KeyedJaggedTensor]:

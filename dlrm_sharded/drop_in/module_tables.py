@@ -61,6 +61,7 @@ class ModuleTables:
         features: names of the features that look up a table, by the name of its parameter; without
             those of modules that have no configs of tables.
         is_weighted: whether ids have weights; None if the module does not say.
+        remaps_ids: whether managed collisions map any id to a row.
         allowed: types that the user allows for a table, by its name; all types if it is missing.
     """
 
@@ -73,6 +74,7 @@ class ModuleTables:
     summed_and_averaged: frozenset[str]
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_weighted: bool | None = None
+    remaps_ids: bool = False
     allowed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property

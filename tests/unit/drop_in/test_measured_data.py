@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded import ShardedPlanner, Topology, plan_model
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.tables import Table
-from tests.unit.drop_in.made_up import META, sequences
+from tests.unit.drop_in.made_up import META, managed_bags, sequences
 
 ONE = Topology(2, 10**9, compute_device="cpu")
 
@@ -150,3 +150,34 @@ def test_what_a_function_does_not_find_is_refused() -> None:
         planned(bag("t", "f"), [BATCH], kjts_of=lambda batch: None)
     with pytest.raises(DataError, match="batch 0 of data is None, in which no"):
         planned(bag("t", "f"), [None], kjts_of=lambda batch: batch.ids)
+
+
+def test_ids_that_a_table_lacks_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = bag("a", "f", "g")
+    rows = model.embedding_bag_configs()[0].num_embeddings
+    batches = [kjt([1, 1, 1, 1], [0, rows, 1, 2 * rows]), kjt([1, 1, 1, 1], [0, 0, 1, rows])]
+    planned(model, batches, batch_size=4)
+    (said,) = [record.message for record in caplog.records if "beyond" in record.message]
+    text = f"has 1 ids beyond its {rows} rows, up to {rows}, in batch 0 of data (3 in all)"
+    assert said.startswith(f"feature 'f' of table 'a' {text}")
+
+
+def test_managed_collisions_map_any_id_to_a_row(caplog: pytest.LogCaptureFixture) -> None:
+    model = managed_bags(rows=100)
+    (config, *_) = model._embedding_module.embedding_bag_configs()
+    ids = torch.tensor([7, 10**12])
+    planned(model, KeyedJaggedTensor(config.feature_names, ids, lengths=torch.tensor([1, 1])))
+    assert "beyond" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ids", "said"),
+    [
+        ([1, 1], [1, -4], "feature 'g' of table 'a' has 1 ids below 0, down to -4, in batch 0"),
+        ([2, -1, 1, 0], [1, 2], "the smallest is -1"),
+    ],
+    ids=["negative", "lengths"],
+)
+def test_ids_that_no_table_can_have_are_refused(lengths: Any, ids: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        planned(bag("a", "f", "g"), [kjt(lengths, ids)])
