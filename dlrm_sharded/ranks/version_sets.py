@@ -150,12 +150,8 @@ def install_command_here() -> str:
 def missing_text(error: BaseException | None) -> str | None:
     """Return the message for an error about a missing package of training; None for others."""
     while error is not None:
-        if isinstance(error, ModuleNotFoundError):
-            package = (error.name or "").partition(".")[0]
-            if package in TRAINING_MODULES:
-                return (
-                    f"this needs {package}, which is not installed; run: {install_command_here()}"
-                )
+        if isinstance(error, ModuleNotFoundError) and error.name in TRAINING_MODULES:
+            return f"this needs {error.name}, which is not installed; run: {install_command_here()}"
         error = error.__cause__ or error.__context__
     return None
 

@@ -14,6 +14,7 @@ from dlrm_sharded.ranks.version_sets import (
     VersionSet,
     install_command,
     minor,
+    missing_text,
     version_problem,
 )
 from tests.preloaded import ROOT
@@ -154,3 +155,12 @@ def test_extras_are_the_defaults(build):
 )
 def test_the_installed_torch_is_kept(build, torch, command):
     assert install_command(build, torch=torch) == command
+
+
+def test_only_a_package_that_is_missing_is_called_missing():
+    """FBGEMM misses parts of itself, which matters to those who let warnings be errors."""
+    part = ModuleNotFoundError("No module named 'fbgemm_gpu.a.part'", name="fbgemm_gpu.a.part")
+    assert missing_text(part) is None
+    text = missing_text(ModuleNotFoundError("No module named 'fbgemm_gpu'", name="fbgemm_gpu"))
+    assert text is not None
+    assert text.startswith("this needs fbgemm_gpu, which is not installed; run: ")
