@@ -69,6 +69,7 @@ class LineFile:
         Raises:
             OSError: the file cannot be written.
         """
+        self._check_kind()
         version = {} if self.format is None else {"format": self.format}
         line = json.dumps({**version, **fields}, allow_nan=False).encode()
         with self.path.open("ab") as file:
@@ -85,7 +86,6 @@ class LineFile:
             letter = {"path": str(self.path.absolute()), "noun": self.noun, "format": self.format}
             return LineFile(self.outbox, self.noun).note({"to": letter, "fields": fields})
         try:
-            self._check_kind()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
                 if self.path.exists() and self.path.stat().st_size > MAX_FILE_BYTES:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import sys
 import textwrap
+from io import TextIOWrapper
+from pathlib import Path
 
 MAX_COLUMNS = 120
 
@@ -56,6 +59,11 @@ class LogFile(logging.FileHandler):
             super().emit(record)
         except OSError:
             self.handleError(record)
+
+    def _open(self) -> TextIOWrapper:
+        if Path(self.baseFilename).is_fifo():
+            raise OSError(errno.EINVAL, "it is a pipe, which may have no reader", self.baseFilename)
+        return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's own name
         error = sys.exc_info()[1]

@@ -2,8 +2,7 @@
 
 import math
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,25 +29,12 @@ def test_what_json_does_not_have_is_not_written(value, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.fixture
-def ends_in_time() -> Iterator[None]:
-    """A test that waits for ever, or nearly, fails."""
-
-    def fail(number: int, frame: object) -> None:
-        raise AssertionError("it did not end within two minutes")
-
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "an object": ("run.json", lambda path: read_json_object(path, noun="run")),
     "a checkpoint": ("manifest.json", lambda path: read_manifest(path.parent)),
     "a dataset": ("manifest.json", lambda path: Manifest.load(path.parent)),
     "lines": ("cases.jsonl", lambda path: LineFile(path, "case").read(dict)),
+    "a line more": ("cases.jsonl", lambda path: LineFile(path, "case").append({})),
     "a claim": (".owner-1", lambda path: owner.claim(path.parent).release()),
     "costs": ("costs.json", lambda path: read_costs(path.with_suffix(".parquet"))),
     "prices": ("prices.safetensors", artifact_kind),

@@ -1,6 +1,7 @@
 """A log that cannot be written costs a line, and no run."""
 
 import logging
+import os
 import sys
 from types import SimpleNamespace
 
@@ -55,3 +56,10 @@ def test_terminals_show_up_to_120_columns(monkeypatch, columns, most):
 def test_errors_in_a_file_stay_whole():
     record = logging.LogRecord("x", logging.ERROR, "", 0, LONG, None, None)
     assert LineFormatter("%(message)s", "now", 120).format(record) == LONG
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_at(tmp_path, ends_in_time, capsys):
+    os.mkfifo(tmp_path / "train.log")
+    log = LogFile(tmp_path / "train.log", delay=True)
+    log.emit(logging.LogRecord("x", logging.INFO, "", 0, "a line", None, None))
+    assert "the log ends here: " in capsys.readouterr().err
