@@ -35,8 +35,8 @@ sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="se
 	    hydra.launcher.j=1x$(NPROC)
 
 MINUTES ?= 2
-calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10 task=FILE
-	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(if $(task),task=$(task)) $(ARGS)
+calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10
+	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(ARGS)
 
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

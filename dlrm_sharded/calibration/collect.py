@@ -7,11 +7,10 @@ overhead around FBGEMM's lookup or the collective.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
 from dlrm_sharded.calibration.random_plans import draw_communication, draw_computation
-from dlrm_sharded.calibration.schedule import KINDS, Slot, group_sizes, schedule
-from dlrm_sharded.calibration.task_plans import TaskPlans
+from dlrm_sharded.calibration.schedule import Slot, group_sizes, schedule
 from dlrm_sharded.calibration.undisturbed import least_disturbed
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.progress_bar import ProgressBar
@@ -32,7 +30,6 @@ from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.fitting.confidence import is_disturbed
 from dlrm_sharded.fitting.costs_file import write_costs
 from dlrm_sharded.fitting.samples import Sample
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.measuring.bench import Bench
@@ -64,8 +61,6 @@ class CollectConfig:
         ids_per_step: largest number of ids that one rank looks up, so that no plan takes long.
             None for the `default_sizes` of the device, as of the two before.
         optimizer: one of `EMBEDDING_OPTIMIZERS`, fused into the backward pass.
-        task: path of a task.json; every other plan of computation is one of this task. None for
-            random plans alone.
         repeat_every, num_repeats: every n-th plan is measured this many more times, which shows how
             well measurements repeat; n = 19 gives 5 % of the plans.
         measure: length of the measurement of a plan.
@@ -78,7 +73,6 @@ class CollectConfig:
     table_gib: float | None = None
     ids_per_step: int | None = None
     optimizer: str = "rowwise_adagrad"
-    task: str | None = None
     repeat_every: int = 19
     num_repeats: int = 1
     measure: MeasureConfig = field(
@@ -107,18 +101,10 @@ class CollectConfig:
             )
 
 
-def collect(
-    config: CollectConfig,
-    out: Path,
-    rank: Rank,
-    plans_of_task: Callable[[RunContext], TaskPlans] | None = None,
-) -> None:
+def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     """Measure random plans and write them to `out`; all ranks of the job call it together.
 
     An unfinished collection of an earlier call is in `<out>.partial`, and continues there.
-
-    Args:
-        plans_of_task: makes the plans of `config.task` on rank 0.
 
     Raises:
         ConfigError: `out` exists already, a batch size does not divide by the ranks, or
@@ -148,12 +134,8 @@ def collect(
         )
     )
     missing = [slot for slot in slots if (slot.number, slot.attempt) not in done]
-    task_plans = None
-    if plans_of_task is not None:
-        context = RunContext(rank.device.type, hardware, config.optimizer)
-        task_plans = on_rank_zero(functools.partial(plans_of_task, context))
     world_sizes = {slot.world_size for slot in slots}
-    measurer = PlanMeasurer(config, sizes, rank, world_sizes, task_plans)
+    measurer = PlanMeasurer(config, sizes, rank, world_sizes)
     codecs = measurer.codecs()
     started, load_before = time.perf_counter(), os.getloadavg()
     budget_s = config.time_budget_s
@@ -235,16 +217,10 @@ class PlanMeasurer:
 
     Args:
         world_sizes: numbers of ranks of the slots.
-        task_plans: plans of a task, which every other plan of computation is one of.
     """
 
     def __init__(
-        self,
-        config: CollectConfig,
-        sizes: PlanSizes,
-        rank: Rank,
-        world_sizes: set[int],
-        task_plans: TaskPlans | None = None,
+        self, config: CollectConfig, sizes: PlanSizes, rank: Rank, world_sizes: set[int]
     ) -> None:
         self.num_exposed = 0
         """Number of measurements with host time in a stage on a GPU."""
@@ -253,7 +229,6 @@ class PlanMeasurer:
         self._limits = sizes.rank_limits(config.optimizer)
         self._rank = rank
         self._world_sizes = world_sizes
-        self._task_plans = task_plans
         groups = {size: new_group_of(range(size)) for size in sorted(world_sizes)}
         self._groups = {size: group for size, group in groups.items() if group is not None}
         self._computing, _ = group_sizes(rank)
@@ -285,11 +260,6 @@ class PlanMeasurer:
         if self._rank.rank >= slot.world_size:
             return None
         rng = np.random.default_rng([self._config.seed, slot.number])
-        if self._task_plans is not None and slot.number % len(KINDS) == KINDS.index("computation"):
-            batch_size, drawn = self._task_plans.draw(
-                rng, world_size=slot.world_size, limits=self._limits
-            )
-            return self.measure_drawn(slot, drawn, batch_size, rng)
         batch_size = int(rng.choice(np.asarray(self._sizes.batch_sizes)))
         batch_size -= batch_size % slot.world_size  # there may be 3 cores for 4 ranks
         draw = draw_computation if slot.kind == "computation" else draw_communication

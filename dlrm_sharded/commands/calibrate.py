@@ -1,19 +1,17 @@
 """Measure this machine and fit a cost model to the measurements: the command `dlrm-calibrate`.
 
 dlrm-calibrate minutes=10
-dlrm-calibrate task=task.json policies=true
+dlrm-calibrate policies=true
 dlrm-calibrate costs=calibration/costs.parquet
 
-Ranks measure random plans, or ranks of plans of a task between which prices decide. A collection
-that was killed continues when the command is started again. Under torchrun or TorchX all ranks of
-the job measure, so that exchanges between hosts are among what is measured, and rank 0 fits the
-model; otherwise the command starts ranks of its own.
+Ranks measure random plans. A collection that was killed continues when the command is started
+again. Under torchrun or TorchX all ranks of the job measure, so that exchanges between hosts are
+among what is measured, and rank 0 fits the model; otherwise the command starts ranks of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import logging
 import os
@@ -29,7 +27,6 @@ from omegaconf import DictConfig
 from dlrm_sharded.calibration.collect import CollectConfig, collect
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import instantiate, refuse_unused, run_hydra
-from dlrm_sharded.commands.task_plans import plans_to_measure
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
@@ -46,7 +43,6 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import read_fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.measuring.measure import MeasureConfig
-from dlrm_sharded.plans.task import ShardingTask, read_task
 from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.distributed import process_group
@@ -73,7 +69,6 @@ SHORT_REPEAT_EVERY = 10
 """More plans are measured twice, as a few say nothing about how well measurements repeat."""
 
 SHORT_MEASURE = MeasureConfig(iterations=8, warmup=1, num_batches=2, time_budget_s=0.1)
-DEFAULT_OPTIMIZER = "rowwise_adagrad"
 POLICIES = ("autoshard", "dreamshard")
 RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -137,7 +132,7 @@ def _check(cfg: DictConfig, *, is_first: bool) -> Path:
             )
     if cfg.costs is not None:
         check_path("costs", cfg.costs)
-        refuse_unused(dict.fromkeys(("minutes", "task", "num_ranks", "collect"), MEASURES_NOTHING))
+        refuse_unused(dict.fromkeys(("minutes", "num_ranks", "collect"), MEASURES_NOTHING))
         if cfg.fit is None:
             raise ConfigError(f"fit is null, and {MEASURES_NOTHING}; leave one of the two out")
         return Path(cfg.costs)
@@ -148,27 +143,14 @@ def _check(cfg: DictConfig, *, is_first: bool) -> Path:
     return folder / "costs.parquet"
 
 
-def _collection(cfg: DictConfig) -> tuple[CollectConfig, ShardingTask | None]:
-    """Return the settings of the collection, and the task that it is spent on, if any.
-
-    Raises:
-        ConfigError: a value cannot be used, the file is no task, or one of another optimizer.
-    """
+def _collection(cfg: DictConfig) -> CollectConfig:
+    """Return the settings of the collection; raise ConfigError if a value cannot be used."""
     check_number("minutes", cfg.minutes, above=True)
-    task = None if cfg.task is None else read_task(cfg.task)
-    optimizer = cfg.collect.optimizer or (task and task.optimizer) or DEFAULT_OPTIMIZER
-    config = instantiate(cfg.collect, optimizer=optimizer)
-    if task is not None and task.optimizer not in (None, optimizer):
-        raise ConfigError(
-            f"{cfg.task} is a task of {task.optimizer}, and collect.optimizer is {optimizer}; give "
-            f"collect.optimizer={task.optimizer}, or leave it out"
-        )
-    config = dataclasses.replace(
-        config, time_budget_s=max(60 * cfg.minutes - REST_S, REST_S), task=cfg.task
-    )
+    config: CollectConfig = instantiate(cfg.collect)
+    config = dataclasses.replace(config, time_budget_s=max(60 * cfg.minutes - REST_S, REST_S))
     if cfg.minutes < SHORT_MINUTES:
         config = dataclasses.replace(config, measure=SHORT_MEASURE, repeat_every=SHORT_REPEAT_EVERY)
-    return config, task
+    return config
 
 
 def _start_ranks(num_ranks: int) -> int:
@@ -181,13 +163,11 @@ def _measure(cfg: DictConfig, out: Path) -> None:
     """Measure plans on this rank and the others of its job, in place of a complete collection."""
     with exit_codes(), process_group(timeout_s=1800) as rank:
         with all_or_none():
-            config, task = _collection(cfg)
+            config = _collection(cfg)
             if rank.is_zero:
                 for path in (out, manifest_path(out)):
                     path.unlink(missing_ok=True)
-        collect(
-            config, out, rank, None if task is None else functools.partial(plans_to_measure, task)
-        )
+        collect(config, out, rank)
 
 
 def _fit(costs: CollectedCosts, config: FitConfig, out: Path) -> Path:

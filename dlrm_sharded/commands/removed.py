@@ -17,7 +17,7 @@ REMOVED: dict[str, str] = {
     "collect.measure": "minutes decides how long a plan is measured; leave it out",
     "collect.num_repeats": "minutes decides which plans are measured twice; leave it out",
     "collect.repeat_every": "minutes decides which plans are measured twice; leave it out",
-    "collect.task": "use task=FILE",
+    "collect.task": "a calibration is for all tasks; leave it out",
     "collect.time_budget_s": "use minutes=MINUTES",
     "sharder=neuroshard_paper": "use sharder=neuroshard",
     "cost_model=neuroshard_paper": "use cost_model=neuroshard",

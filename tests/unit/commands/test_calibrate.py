@@ -12,12 +12,9 @@ import pytest
 from dlrm_sharded.calibration.collect import CollectConfig
 from dlrm_sharded.commands import calibrate
 from dlrm_sharded.commands.calibrate import MODULE, hydra_main
-from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.fitting.costs_file import write_costs
-from dlrm_sharded.plans.task import with_optimizer
 from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
 from tests.unit.cost.hardware import MANIFEST, measured_plans
-from tests.unit.made_up import tables_of, task_of
 
 Commands = list[tuple[str, list[str]]]
 ARTEFACT = Path("calibration/learned-made_up.safetensors")
@@ -97,9 +94,8 @@ def collections(monkeypatch: pytest.MonkeyPatch) -> list[CollectConfig]:
     """Note the settings of the collections of ranks, which measure nothing."""
     noted: list[CollectConfig] = []
 
-    def collect(config: CollectConfig, out: Path, rank: object, plans_of_task: object) -> None:
+    def collect(config: CollectConfig, out: Path, rank: object) -> None:
         assert not out.exists()
-        assert (plans_of_task is None) == (config.task is None)
         noted.append(config)
         measured(out)
 
@@ -140,21 +136,9 @@ def test_time_decides_how_plans_are_measured(
     assert config.optimizer == "rowwise_adagrad"
 
 
-def test_a_task_decides_what_is_measured_and_with_which_optimizer(
-    commands, collections, composed, monkeypatch, tmp_path
-):
-    path = tmp_path / "my task=1.json"
-    write_json(path, with_optimizer(task_of(tables_of((10, 4, 1.0))), "sgd").to_json())
-    monkeypatch.setenv("RANK", "0")
-    hydra_main(composed("calibrate", f"task='{path}'", "collect.seed=3", "fit=null"))
-    [config] = collections
-    assert (config.task, config.optimizer, config.seed) == (str(path), "sgd", 3)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task=nowhere.json", "nowhere.json"),
         ("policies=dreamshard", "policies is 'dreamshard', must be true or false"),
         ("minutes=0", "minutes is 0, must be a number > 0"),
         ("num_ranks=0", "num_ranks is 0"),
