@@ -13,12 +13,7 @@ import torch.distributed as dist
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.agreement import all_or_none
-from dlrm_sharded.ranks.distributed import (
-    Rank,
-    device_of,
-    rank_from_environment,
-    ranks_per_host,
-)
+from dlrm_sharded.ranks.distributed import Rank, device_of, rank_from_environment, ranks_per_host
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +37,8 @@ def rank_in_group(group: dist.ProcessGroup | None = None) -> Rank:
     if all(is_known for _, is_known in found):
         return rank
     hosts, place = [host for host, _ in found], dist.get_rank(group)
-    per_host = hosts.count(hosts[place])
-    if hosts != [hosts[i - i % per_host] for i in range(len(hosts))] or (
-        len(set(hosts)) * per_host != len(hosts)
-    ):
+    local_rank, per_host = hosts[:place].count(hosts[place]), hosts.count(hosts[place])
+    if hosts != [host for host in dict.fromkeys(hosts) for _ in range(per_host)]:
         per_host = len(hosts)
         if place == 0:
             log.warning(
@@ -53,7 +46,6 @@ def rank_in_group(group: dist.ProcessGroup | None = None) -> Rank:
                 "as many successive ranks on each host",
                 ", ".join(hosts),
             )
-    local_rank = hosts[:place].count(hosts[place])
     return dataclasses.replace(
         rank, local_rank=local_rank, local_world_size=per_host, device=device_of(local_rank)
     )
@@ -61,24 +53,16 @@ def rank_in_group(group: dist.ProcessGroup | None = None) -> Rank:
 
 def check_topology(topology: Topology, rank: Rank, *, group: dist.ProcessGroup | None) -> None:
     """Raise ConfigError if a topology has other ranks, hosts or devices than those of a group."""
-    world_size = dist.get_world_size(group)
-    given = (
-        f"{topology.world_size} ranks",
-        f"{topology.world_size // topology.ranks_per_host} hosts",
-        topology.compute_device,
-    )
-    here = (
-        f"{world_size} ranks",
-        f"{world_size // ranks_per_host(rank, world_size)} hosts",
-        rank.device.type,
-    )
-    if given != here:
-        differ = [
-            f"{one} (the job: {other})"
-            for one, other in zip(given, here, strict=True)
-            if one != other
-        ]
+    num_ranks = dist.get_world_size(group)
+    num_hosts = num_ranks // ranks_per_host(rank, num_ranks)
+    found = {
+        "ranks": (topology.world_size, num_ranks),
+        "hosts": (topology.world_size // topology.ranks_per_host, num_hosts),
+        "device": (topology.compute_device, rank.device.type),
+    }
+    differ = [f"{key} {one}, not {other}" for key, (one, other) in found.items() if one != other]
+    if differ:
         raise ConfigError(
-            f"the topology is for {', '.join(differ)}; leave it out for the ranks of the job, or "
-            "plan for others without a process group"
+            f"the topology is not that of the job ({'; '.join(differ)}); leave it out for the "
+            "ranks of the job, or plan for others without a process group"
         )

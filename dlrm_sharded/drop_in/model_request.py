@@ -20,7 +20,7 @@ from dlrm_sharded.drop_in.fixed_tables import SharderBesideFixed
 from dlrm_sharded.drop_in.module_tables import ROW_TYPES, ModuleTables
 from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
 from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, in_row_blocks, passed_on
-from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
 from dlrm_sharded.plans.layouts import layout_of
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -74,7 +74,7 @@ class ModelRequest:
             return self, *_beside_fixed(planner, self.tables).plan(self.task)
         except InfeasibleTaskError as error:
             for other in self._in_row_blocks():
-                with contextlib.suppress(InfeasibleTaskError):
+                with contextlib.suppress(ShardingError):
                     planned = _beside_fixed(planner, other.tables).plan(other.task)
                     log.info("tables that pool by the mean lie in row blocks: nothing else fits")
                     return other, *planned
@@ -88,7 +88,11 @@ class ModelRequest:
         request, topology = self, self.task.topology
         if topology.world_size == 1:
             return
-        for found in sorted(self.modules, key=lambda of: _table_bytes(of, topology), reverse=True):
+
+        def size_bytes(found: ModuleTables) -> int:
+            return sum(map(topology.table_bytes, found.tables.values()))
+
+        for found in sorted(self.modules, key=size_bytes, reverse=True):
             free = found.averages_all and self.tables.fixed.keys().isdisjoint(found.allowed)
             if not (free and all(types & ROW_TYPES for types in found.allowed.values())):
                 continue
@@ -148,10 +152,6 @@ def _beside_fixed(planner: Planner, tables: ConstrainedTables) -> Planner:
         return planner
     beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
     return dataclasses.replace(planner, sharder=beside)
-
-
-def _table_bytes(found: ModuleTables, topology: Topology) -> int:
-    return sum(map(topology.table_bytes, found.tables.values()))
 
 
 def _module_plan(

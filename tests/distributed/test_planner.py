@@ -125,7 +125,7 @@ def test_takes_the_ranks_from_the_process_group():
     assert found["ranks"] == [(0, 0, 2, 4), (1, 1, 2, 4), (2, 0, 2, 4), (3, 1, 2, 4)]
     assert (found["topology"].world_size, found["topology"].ranks_per_host) == (4, 2)
     assert found["used"] == {0, 1, 2, 3}
-    assert "4 hosts (the job: 2 hosts)" in found["refused"]
+    assert "(hosts 4, not 2)" in found["refused"]
     assert found["topology"].memory_bytes < 0.5 * available_host_bytes()
     mixed = run_ranks(plan_without_torchrun, 4, "abab")
     assert mixed["topology"].ranks_per_host == 4, "TorchRec's hosts have successive ranks"
@@ -143,8 +143,8 @@ def test_a_topology_of_another_job_is_refused():
         Topology(2, 10**6, local_world_size=1, compute_device="cpu"),
     ]
     wrong, one_host, right = run_ranks(plan_for_other_ranks, 2, others, local_world_size=1)
-    assert "topology is for 4 ranks (the job: 2 ranks), cuda (the job: cpu); leave it out" in wrong
-    assert "topology is for 1 hosts (the job: 2 hosts); " in one_host
+    assert "not that of the job (ranks 4, not 2; device cuda, not cpu); leave it out" in wrong
+    assert "not that of the job (hosts 1, not 2); " in one_host
     assert right == "no error"
     for topology in others:
         ShardedPlanner(topology=topology).plan(small_dlrm(), get_default_sharders())

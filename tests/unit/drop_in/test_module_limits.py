@@ -183,6 +183,8 @@ def test_row_blocks_of_means_are_those_of_the_whole_module(name, tmp_path):
     found = plan(both, SHARDERS[name](), TIGHT)
     assert types(found["tight"]) == {"row_wise"}
     assert types(found["few"]) <= {"table_wise", "column_wise"}
+    with pytest.raises(InfeasibleTaskError, match=r"^(?!.*by the sum)"):
+        plan(model, SHARDERS[name](), dataclasses.replace(TIGHT, memory_bytes=900_000))
 
 
 def test_row_blocks_of_means_beside_others_are_refused_by_name():
