@@ -39,10 +39,12 @@ calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must 
 	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(ARGS)
 
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(VENV)/installed  ## run the tests that take minutes in all, on two workers; ARGS="tests/launch -x" WORKERS=0
 	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(ARGS)
 
+# Many of the others wait: for processes, networks and limits of time.
+test-all: WORKERS = 4
 test-all: $(VENV)/installed  ## run all tests; ARGS="-m slow" for those that `make test` leaves out
 	$(PYTEST) --hypothesis-profile=all $(ARGS)
 
