@@ -96,9 +96,18 @@ class TorchRecSharder:
             dataclasses.replace(table, name=alias)
             for alias, table in zip(names, task.tables, strict=True)
         ]
+        states = task.topology.optimizer_bytes_by_table
+        topology = dataclasses.replace(
+            task.topology,
+            optimizer_bytes_by_table={
+                alias: states[name] for alias, name in names.items() if name in states
+            },
+        )
         search = TimedSearch(TimeBox(self.timeout_s))
         try:
-            plan = self._shard(dataclasses.replace(task, tables=tuple(renamed)), search)
+            plan = self._shard(
+                dataclasses.replace(task, tables=tuple(renamed), topology=topology), search
+            )
         except PlannerError as error:
             raise InfeasibleTaskError(_why_none(task, error, search)) from error
         if search.was_cut:

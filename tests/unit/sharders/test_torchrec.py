@@ -43,6 +43,14 @@ def test_memory_of_each_rank(large: int, compute_device: str) -> None:
 FULL = TorchRecSharder(full=True)
 
 
+def test_memory_counts_each_tables_own_optimizer() -> None:
+    """The first table has the state of Adam, and takes as much as the three others together."""
+    task = task_of([Table(name, 1000, 16, 1.0) for name in "abcd"], 2, 200_000)
+    task = with_topology(task, optimizer_bytes_by_table={"a": (8, 0)})
+    by_rank = TorchRecSharder().shard(task).shards_by_rank()
+    assert sorted(len(shards) for shards in by_rank) == [1, 3]
+
+
 def test_ids_are_stated_for_each_feature() -> None:
     """TorchRec counts a vector for each of the pooling factors of a table."""
     [table] = tables_of((100, 64, 12.0))
