@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -59,6 +60,8 @@ def export(manifest: Manifest, out: Path) -> Export:
         partial.rename(out)
         sync_folder(out.parent)
     except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise DataError(f"{out} was written by another export; give another folder") from error
         raise DataError(f"cannot write {out}: {error.strerror}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
