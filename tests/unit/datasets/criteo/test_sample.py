@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
 
+from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.datasets.criteo_sample import CriteoSampleDataset, sample_rows
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.user_cache import CACHE_VARIABLE
@@ -17,8 +17,10 @@ NUM_ROWS = 700
 
 
 def sample(*overrides: str) -> CriteoSampleDataset:
-    cfg = composed_config("train", "data=criteo_sample", f"data.num_rows={NUM_ROWS}", *overrides)
-    return instantiate(cfg.data, batch_size=48)
+    small = ("data=criteo_sample", f"data.num_rows={NUM_ROWS}", "batch_size=48")
+    dataset = build_dataset(composed_config("train", *small, *overrides))
+    assert isinstance(dataset, CriteoSampleDataset)
+    return dataset
 
 
 @pytest.fixture(autouse=True)
