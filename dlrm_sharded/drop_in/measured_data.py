@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -62,7 +62,7 @@ def measured(
     """
     started_s = time.perf_counter()
     ids: dict[str, list[Tensor]] = defaultdict(list)
-    faults = _Faults()
+    beyond: dict[str, tuple[str, int]] = {}
     num_samples = num_batches = 0
     with ProgressBar(total=batch_size, desc="measuring accesses", unit="samples") as bar:
         for batch in _batches(data):
@@ -76,7 +76,9 @@ def measured(
                     f"{where} is {_text(batch)}, in which {none} KeyedJaggedTensor is; {EXPECTED}"
                 )
             for module, own in zip(modules, kjts, strict=True):
-                faults.add(module, own, num_batches)
+                for table, text, count in _ids_beyond(module, own, num_batches):
+                    first, before = beyond.get(table, (text, 0))
+                    beyond[table] = first, before + count
                 for name, table in module.tables.items():
                     for feature in module.features.get(name, ()):
                         if values := _values(own, feature, module):
@@ -98,7 +100,8 @@ def measured(
         num_samples,
         time.perf_counter() - started_s,
     )
-    faults.report()
+    for first, count in beyond.values():
+        log.warning("%s (%d in all); a training looks up other rows", first, count)
     if num_samples < batch_size:
         log.warning(
             "data has %d samples, and a global batch %d, in which ids repeat more often; give more "
@@ -111,36 +114,22 @@ def measured(
     return [_with_profiles(module, ids, num_samples) for module in modules]
 
 
-class _Faults:
-    """Collects the ids that tables lack."""
+def _ids_beyond(
+    module: ModuleTables, kjts: Sequence[KeyedJaggedTensor], batch: int
+) -> Iterator[tuple[str, str, int]]:
+    """Yield tables that lack ids of a batch, a sentence, and their number, unless ids are remapped.
 
-    def __init__(self) -> None:
-        self._first: dict[str, str] = {}
-        self._count: Counter[str] = Counter()
-
-    def add(self, module: ModuleTables, kjts: Sequence[KeyedJaggedTensor], batch: int) -> None:
-        """Look through what a module gets from a batch, unless it remaps its ids.
-
-        Raises:
-            DataError: ids are below 0, or contradict the lengths.
-        """
-        tables = {
-            feature: table
-            for name, table in module.tables.items()
-            for feature in module.features.get(name, ())
-        }
-        for kjt in () if module.remaps_ids else kjts:
-            for fault in find_faults(kjt, tables):
-                text = f"{fault.text}, in batch {batch} of data"
-                if fault.table is None or fault.is_fatal:
-                    raise DataError(f"{text}; fix the data")
-                self._first.setdefault(fault.table, text)
-                self._count[fault.table] += fault.count
-
-    def report(self) -> None:
-        """Warn once of each table that lacks ids."""
-        for table, text in self._first.items():
-            log.warning("%s (%d in all); a training looks up other rows", text, self._count[table])
+    Raises:
+        DataError: ids are below 0, or contradict the lengths.
+    """
+    features = module.features.items()
+    tables = {feature: module.tables[name] for name, of in features for feature in of}
+    for kjt in () if module.remaps_ids else kjts:
+        for fault in find_faults(kjt, tables):
+            text = f"{fault.text}, in batch {batch} of data"
+            if fault.table is None or fault.is_fatal:
+                raise DataError(f"{text}; fix the data")
+            yield fault.table, text, fault.count
 
 
 def find_kjts(value: Any, depth: int = MAX_DEPTH) -> Iterator[KeyedJaggedTensor]:

@@ -6,7 +6,7 @@ import itertools
 import logging
 
 from dlrm_sharded.cost.base import with_assumed_profiles
-from dlrm_sharded.datasets.base import BatchStream, check_keys
+from dlrm_sharded.datasets.base import check_keys
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.fitting.confidence import Disturbance
 from dlrm_sharded.fitting.picture import conditions_of
@@ -53,13 +53,7 @@ def measure_embeddings(
     """Measure on the first batches of the training split; a collective of all ranks."""
     num_batches = min(settings.measure.num_batches, settings.dataset.num_batches("train"))
     with all_or_none():
-        stream = BatchStream(
-            settings.dataset,
-            "train",
-            rank=rank.rank,
-            world_size=rank.world_size,
-            bounds=settings.bounds,
-        )
+        stream = settings.stream("train", rank)
         batches = list(itertools.islice(stream, num_batches))
         check_keys(batches[0], task.tables)
         for number, fault in stream.check.take(num_batches):

@@ -73,7 +73,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     # A dataset may convert its files at first use, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))
     with all_or_none():
-        streams = {split: _stream(split, settings, rank) for split in SPLITS}
+        streams = {of: settings.stream(of, rank, shuffled=of == "train") for of in SPLITS}
         data = facts_of_data(settings.dataset)
     check_in_group(data)
     with all_or_none():
@@ -102,15 +102,4 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     )
     return Prepared(
         settings, rank, folder, context, journal, planner, streams, start, task, workload
-    )
-
-
-def _stream(split: Split, settings: JobSettings, rank: Rank) -> BatchStream:
-    return BatchStream(
-        settings.dataset,
-        split,
-        rank=rank.rank,
-        world_size=rank.world_size,
-        shuffle_seed=settings.seed if split == "train" else None,
-        bounds=settings.bounds,
     )

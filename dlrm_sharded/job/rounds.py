@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from dlrm_sharded.datasets.base import SPLITS, BatchStream
+from dlrm_sharded.datasets.base import SPLITS
 from dlrm_sharded.job.build import build_sharded
 from dlrm_sharded.job.measure import measure_embeddings
 from dlrm_sharded.job.run_folder import owned_folder
@@ -61,16 +61,7 @@ def measure_round(settings: JobSettings, rank: Rank, run_dir: Path, stretch: Str
         with all_or_none():
             plan = read_plan(run_dir / "plan.json")
             task = with_precisions(read_task(run_dir / "task.json"), plan)
-            streams = [
-                BatchStream(
-                    settings.dataset,
-                    split,
-                    rank=rank.rank,
-                    world_size=rank.world_size,
-                    bounds=settings.bounds,
-                )
-                for split in SPLITS
-            ]
+            streams = [settings.stream(split, rank) for split in SPLITS]
         built = build_sharded(settings, rank, plan, task)
         embeddings = measure_embeddings(settings, rank, task, built)
         warmup = settings.trainer.num_warmup_steps

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from dlrm_sharded.datasets.base import Dataset
+from dlrm_sharded.datasets.base import BatchStream, Dataset, Split
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import check_pooled
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.training.trainer import TrainerConfig
 
@@ -82,6 +83,17 @@ class JobSettings:
         )
         return ShardingTask(
             self.dataset.tables, topology, self.batch_size, self.optimizer.embedding
+        )
+
+    def stream(self, split: Split, rank: Rank, *, shuffled: bool = False) -> BatchStream:
+        """Return the batches of a rank, whose ids are checked as `bounds` says."""
+        return BatchStream(
+            self.dataset,
+            split,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            shuffle_seed=self.seed if shuffled else None,
+            bounds=self.bounds,
         )
 
     def build_model(self, task: ShardingTask, device: torch.device) -> Dlrm:

@@ -29,8 +29,8 @@ class IdReport:
         self._reported: set[str] = set()
         self._group: dist.ProcessGroup | None = None
 
-    def gather(self, found: Sequence[tuple[str, IdFault]]) -> int:
-        """Sum up the faults of all ranks, which call it together; return the number of all ids.
+    def gather(self, found: Sequence[tuple[str, IdFault]]) -> bool:
+        """Add the faults of all ranks, which call it together; return whether there are any.
 
         Args:
             found: faults of this rank, with where they are in words.
@@ -55,4 +55,4 @@ class IdReport:
                         text,
                     )
                 self._reported.add(fault.table)
-        return self.counts.total()
+        return any(of_ranks)

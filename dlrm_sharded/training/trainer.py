@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torchrec.datasets.utils import Batch
@@ -315,7 +314,8 @@ class Trainer:
         raise reported_by_rank_zero(DivergenceError(f"{message}; {AGAINST_DIVERGENCE}"))
 
     def _report_ids(self, found: Sequence[tuple[str, IdFault]], step: int) -> None:
-        self.log_scalar("data/ids_out_of_range", self._ids.gather(found), step)
+        if self._ids.gather(found):
+            self.log_scalar("data/ids_out_of_range", self._ids.counts.total(), step)
 
     def _evaluate(self, step: int) -> None:
         num_batches = len(self.eval_stream)
@@ -340,9 +340,8 @@ class Trainer:
                 is_stopped=self.checkpoints.stops_evaluation if self.checkpoints else None,
             )
         faults = self.eval_stream.check.take(num_batches)
-        if self._on_any_rank(bool(faults)):
-            places = [(f"in validation batch {number + 1}", fault) for number, fault in faults]
-            self._report_ids(places, step)
+        places = [(f"in validation batch {number + 1}", fault) for number, fault in faults]
+        self._report_ids(places, step)
         if evaluation is None:
             return
         self._evaluation, self._evaluated_step = evaluation, step
@@ -358,11 +357,6 @@ class Trainer:
                 auroc,
                 step,
             )
-
-    def _on_any_rank(self, flag: bool) -> bool:
-        flags = torch.full((1,), float(flag), device=self.rank.device)
-        dist.all_reduce(flags)
-        return bool(flags)
 
     def _result(self, surroundings: Surroundings) -> TrainingResult:
         # A run that is all warm-up has no steady step; its throughput stays unknown (nan).
