@@ -106,13 +106,12 @@ class IdCheck:
         faults = find_faults(features, self._tables, num_samples)
         if not faults:
             return batch
-        is_fatal = self.bounds == "error"
         self._found.extend(
-            (number, dataclasses.replace(fault, is_fatal=is_fatal or fault.is_fatal))
-            for fault in faults
+            (number, dataclasses.replace(one, is_fatal=one.is_fatal or self.bounds == "error"))
+            for one in faults
         )
-        right = self._without_ids if faults[0].table is None else self._with_row_zero
-        return Batch(batch.dense_features, right(features, num_samples), batch.labels)
+        right = self._with_row_zero(features, num_samples, has_ids=faults[0].table is not None)
+        return Batch(batch.dense_features, right, batch.labels)
 
     def take(self, until: int) -> list[tuple[int, IdFault]]:
         """Return the faults of the batches before number `until`, each once, with their numbers."""
@@ -121,14 +120,14 @@ class IdCheck:
             taken.append(self._found.popleft())
         return taken
 
-    def _with_row_zero(self, features: KeyedJaggedTensor, num_samples: int) -> KeyedJaggedTensor:
-        keys, values = features.keys(), features.values()
-        rows = torch.tensor([self._tables[key].num_embeddings for key in keys])
-        limits = rows.repeat_interleave(torch.tensor(features.length_per_key()))
-        values = values.where((values >= 0) & (values < limits), 0)
-        return KeyedJaggedTensor(keys, values, lengths=features.lengths(), stride=num_samples)
-
-    def _without_ids(self, features: KeyedJaggedTensor, num_samples: int) -> KeyedJaggedTensor:
-        lengths = features.lengths().new_zeros(len(features.keys()) * num_samples)
-        nothing = features.values()[:0]
-        return KeyedJaggedTensor(features.keys(), nothing, lengths=lengths, stride=num_samples)
+    def _with_row_zero(
+        self, features: KeyedJaggedTensor, num_samples: int, *, has_ids: bool
+    ) -> KeyedJaggedTensor:
+        keys, values, lengths = features.keys(), features.values(), features.lengths()
+        if has_ids:
+            rows = torch.tensor([self._tables[key].num_embeddings for key in keys])
+            limits = rows.repeat_interleave(torch.tensor(features.length_per_key()))
+            values = values.where((values >= 0) & (values < limits), 0)
+        else:
+            values, lengths = values[:0], lengths.new_zeros(len(keys) * num_samples)
+        return KeyedJaggedTensor(keys, values, lengths=lengths, stride=num_samples)
