@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,7 +109,10 @@ def closing_text(
             *launch_bound,
             f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
             f"  throughput       {_throughput(training)}",
-            *_ids_out_of_range(training.ids_out_of_range),
+            *[
+                f"  ids beyond rows  {count:,} of {table}: row 0 was looked up for them"
+                for table, count in sorted(training.ids_out_of_range.items())
+            ],
             f"  loss {training.loss:.4f}, {quality}",
             f"  results in       {run_dir}{'' if host is None else f' on host {host}'}",
             *([] if checkpoints_in is None else [f"  checkpoints in   {checkpoints_in}"]),
@@ -118,13 +120,6 @@ def closing_text(
             *([] if report.caveat is None else [f"  caveat: {report.caveat}"]),
         ]
     )
-
-
-def _ids_out_of_range(counts: Mapping[str, int]) -> list[str]:
-    if not counts:
-        return []
-    listed = ", ".join(f"{count:,} of {table}" for table, count in sorted(counts.items()))
-    return [f"  ids beyond rows  {listed}: row 0 was looked up for them"]
 
 
 def _throughput(training: TrainingResult) -> str:

@@ -298,8 +298,7 @@ class Trainer:
         """
         losses = window.mean_losses()
         if window.has_faults():
-            places = [(f"at step {number + 1}", fault) for number, fault in window.faults]
-            self._report_ids(places, window.first_step + len(losses))
+            self._report_ids("at step", window.faults, window.first_step + len(losses))
         finite = losses.isfinite()
         if finite.all():
             return losses
@@ -313,8 +312,8 @@ class Trainer:
             )
         raise reported_by_rank_zero(DivergenceError(f"{message}; {AGAINST_DIVERGENCE}"))
 
-    def _report_ids(self, found: Sequence[tuple[str, IdFault]], step: int) -> None:
-        if self._ids.gather(found):
+    def _report_ids(self, place: str, faults: Sequence[tuple[int, IdFault]], step: int) -> None:
+        if self._ids.gather([(f"{place} {number + 1}", fault) for number, fault in faults]):
             self.log_scalar("data/ids_out_of_range", self._ids.counts.total(), step)
 
     def _evaluate(self, step: int) -> None:
@@ -339,9 +338,7 @@ class Trainer:
                 self.rank.device,
                 is_stopped=self.checkpoints.stops_evaluation if self.checkpoints else None,
             )
-        faults = self.eval_stream.check.take(num_batches)
-        places = [(f"in validation batch {number + 1}", fault) for number, fault in faults]
-        self._report_ids(places, step)
+        self._report_ids("in validation batch", self.eval_stream.check.take(num_batches), step)
         if evaluation is None:
             return
         self._evaluation, self._evaluated_step = evaluation, step
