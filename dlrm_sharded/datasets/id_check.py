@@ -53,8 +53,8 @@ def find_faults(
     """
     keys, ids, lengths = features.keys(), features.values().cpu(), features.lengths().cpu()
     total, shortest = int(lengths.sum()), int(lengths.min()) if lengths.numel() else 0
-    is_short = num_samples is not None and lengths.numel() != len(keys) * num_samples
-    if is_short or shortest < 0 or total != ids.numel():
+    given = None if num_samples is None else len(keys) * num_samples
+    if given not in (None, lengths.numel()) or shortest < 0 or total != ids.numel():
         text = (
             f"the {lengths.numel():,} lengths of {len(keys)} features sum to {total:,} (the "
             f"smallest is {shortest:,}), while there are {ids.numel():,} ids"
@@ -69,14 +69,13 @@ def find_faults(
 
 
 def _fault(feature: str, ids: torch.Tensor, table: Table) -> IdFault:
-    is_negative = ids < 0
-    if count := int(is_negative.sum()):
+    num_negative = int((ids < 0).sum())
+    count = num_negative or int((ids >= table.num_embeddings).sum())
+    kind = f"beyond its {table.num_embeddings:,} rows, up to {int(ids.max()):,}"
+    if num_negative:
         kind = f"below 0, down to {int(ids.min()):,}"
-    else:
-        count = int((ids >= table.num_embeddings).sum())
-        kind = f"beyond its {table.num_embeddings:,} rows, up to {int(ids.max()):,}"
     text = f"feature {feature!r} of table {table.name!r} has {count:,} ids {kind}"
-    return IdFault(table.name, count, text, is_fatal=bool(is_negative.any()))
+    return IdFault(table.name, count, text, is_fatal=num_negative > 0)
 
 
 class IdCheck:

@@ -76,9 +76,9 @@ def measured(
                     f"{where} is {_text(batch)}, in which {none} KeyedJaggedTensor is; {EXPECTED}"
                 )
             for module, own in zip(modules, kjts, strict=True):
-                for table, text, count in _ids_beyond(module, own, num_batches):
-                    first, before = beyond.get(table, (text, 0))
-                    beyond[table] = first, before + count
+                for lacking, text, count in _ids_beyond(module, own, num_batches):
+                    first, before = beyond.get(lacking, (text, 0))
+                    beyond[lacking] = first, before + count
                 for name, table in module.tables.items():
                     for feature in module.features.get(name, ()):
                         if values := _values(own, feature, module):
@@ -122,8 +122,7 @@ def _ids_beyond(
     Raises:
         DataError: ids are below 0, or contradict the lengths.
     """
-    features = module.features.items()
-    tables = {feature: module.tables[name] for name, of in features for feature in of}
+    tables = {key: module.tables[name] for name, of in module.features.items() for key in of}
     for kjt in () if module.remaps_ids else kjts:
         for fault in find_faults(kjt, tables):
             text = f"{fault.text}, in batch {batch} of data"
