@@ -19,10 +19,8 @@ from dlrm_sharded.fitting.costs_file import read_costs
 from dlrm_sharded.fitting.samples import CollectedCosts, Sample
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan_cost import STAGES
-from dlrm_sharded.plans.task import with_optimizer
 from tests import preloaded
 from tests.e2e.runs import LAUNCHERS, environment
-from tests.unit.made_up import tables_of, task_of
 
 pytestmark = pytest.mark.slow
 NUM_SAMPLES = 10
@@ -134,33 +132,6 @@ def test_one_rank_of_torchrun_computes(tmp_path):
     collected = read_costs(out)
     assert_whole(collected, 1, [])
     assert collected.manifest["codecs"] == {}
-
-
-def task_file(folder: Path) -> Path:
-    """Write a task of SGD, whose batch no random plan here has."""
-    task = with_optimizer(task_of(tables_of(*[(500, 64, 1.0)] * 8), 4, batch_size=264), "sgd")
-    path = folder / "task.json"
-    write_json(path, task.to_json())
-    return path
-
-
-def test_every_other_plan_of_computation_is_one_of_the_task(tmp_path):
-    out = tmp_path / "costs.parquet"
-    collect(out, "num_ranks=2", f"task={task_file(tmp_path)}")
-    assert read_costs(out).manifest["optimizer"] == "sgd"
-    measured = {s.number: s for s in read_costs(out).samples if s.kind == "computation"}
-    assert {number % 3 for number in measured} == {0, 1}
-    for number, sample in measured.items():
-        assert (sample.batch_size == 264) == (number % 3 == 0)
-
-
-def test_a_task_of_another_optimizer_is_refused_before_ranks_start(tmp_path):
-    path = task_file(tmp_path)
-    of_adam = (f"task={path}", "collect.optimizer=adam")
-    output = collect(tmp_path / "costs.parquet", *of_adam, exit_code=2).output
-    assert output.count("error: ") == 1
-    assert f"{path} is a task of sgd" in output
-    assert "give collect.optimizer=sgd" in output
 
 
 def test_a_bad_setting_is_said_before_ranks_start(tmp_path):

@@ -27,6 +27,7 @@ from dlrm_sharded.checkpoint.model_state import (
 )
 from dlrm_sharded.checkpoint.restore import load_model
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
+from dlrm_sharded.datasets.id_check import IdCheck
 from dlrm_sharded.files.errors import PreemptedError
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -131,6 +132,7 @@ class Stream(Iterator[Batch]):
     def __init__(self, batches: list[Batch]) -> None:
         self._batches = batches
         self._next = 0
+        self.check = IdCheck((), "ignore")
 
     def __len__(self) -> int:
         return len(self._batches)
