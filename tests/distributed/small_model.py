@@ -28,7 +28,7 @@ from tests.cuda import streams_on
 from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered
 
-A, B, C = "user.id", "gr. ö/a b,c=1", "type"
+A, B, C = "user.id", "ö. /a b,c=2", "type"
 """Names that torch refuses for modules, or that are unlike words: what users see are these."""
 
 TABLES = (Table(A, 46, 16, 3.0), Table(B, 31, 8, 2.0), Table(C, 5, 8, 1.0))

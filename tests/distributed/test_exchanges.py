@@ -22,10 +22,9 @@ pytestmark = pytest.mark.slow
 NUM_SAMPLES = 8
 """Samples of a rank: rows of int8 have 32 numbers, and shards are 4 columns wide or more."""
 
-TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 2e-2, "int8": 0.1, "fp8": 0.3}
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 2e-2, "int8": 5e-2, "fp8": 0.3}
 """Of the changes of weights and logits relative to the largest one: rounding errors of 2 ** -11,
-2 ** -8, of a 255th of the range of 32 numbers and of 2 ** -4, of which several add up. A row of
-int8 mixes the numbers of tables, so the largest change is that of any table there."""
+2 ** -8, of a 255th of the range of 32 numbers and of 2 ** -4, of which several add up."""
 
 
 def trained(rank: Rank, kind: str, precisions: list[ExchangePrecision]) -> list[dict[str, Any]]:
@@ -71,11 +70,8 @@ def check_within_rounding(
         tolerance = max(TOLERANCE[precision.forward], TOLERANCE[precision.backward])
         logits = expected["logits"]
         assert relative(found["logits"], logits, logits - logits.mean()) <= tolerance, precision
-        changes = {name: after - initial[name] for name, after in expected["tables"].items()}
-        largest = max(changes.values(), key=lambda change: float(change.abs().max()))
-        has_int8 = "int8" in (precision.forward, precision.backward)
         for name, place, weights in found["shards"]:
-            change = largest if has_int8 else changes[name]
+            change = expected["tables"][name] - initial[name]
             off = relative(weights, expected["tables"][name][place], change)
             assert off <= tolerance, f"{precision}: {name}"
         # one rank exchanges nothing, so nothing is rounded
