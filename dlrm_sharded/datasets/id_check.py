@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.plans.tables import Table
 
 BOUNDS = ("warn", "error", "ignore")
-"""What a run does about ids that a table lacks; with "ignore" it does not look for them."""
+"""A run does one of these about ids that a table lacks; with "ignore" it does not look for them."""
 
 UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}
 """In these types a negative id is beyond every table, so that one maximum finds both kinds."""
@@ -53,6 +53,9 @@ def find_faults(
     """
     keys, ids, lengths = features.keys(), features.values().cpu(), features.lengths().cpu()
     total, shortest = int(lengths.sum()), int(lengths.min()) if lengths.numel() else 0
+    if ids.dtype not in UNSIGNED:
+        text = f"ids are {ids.dtype}, while lookups take {' or '.join(map(str, UNSIGNED))}"
+        return [IdFault(None, ids.numel(), text, is_fatal=True)]
     given = None if num_samples is None else len(keys) * num_samples
     if given not in (None, lengths.numel()) or shortest < 0 or total != ids.numel():
         text = (
@@ -71,10 +74,10 @@ def find_faults(
 def _fault(feature: str, ids: torch.Tensor, table: Table) -> IdFault:
     num_negative = int((ids < 0).sum())
     count = num_negative or int((ids >= table.num_embeddings).sum())
-    kind = f"beyond its {table.num_embeddings:,} rows, up to {int(ids.max()):,}"
+    kind = f"beyond its {table.num_embeddings:,} rows ({count:,}, up to {int(ids.max()):,})"
     if num_negative:
-        kind = f"below 0, down to {int(ids.min()):,}"
-    text = f"feature {feature!r} of table {table.name!r} has {count:,} ids {kind}"
+        kind = f"below 0 ({count:,}, down to {int(ids.min()):,})"
+    text = f"feature {feature!r} of table {table.name!r} has ids {kind}"
     return IdFault(table.name, count, text, is_fatal=num_negative > 0)
 
 

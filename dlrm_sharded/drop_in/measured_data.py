@@ -29,7 +29,7 @@ EXPECTED = (
     "give a KeyedJaggedTensor, a batch with some in it, or a list or loader of these; kjts_of can "
     "return those of a batch"
 )
-"""What `data` may be, for messages."""
+"""Messages end with this, because `data` may be any of these."""
 
 NO_BATCH = (type(None), int, float, str, bytes, Tensor)
 """Types in which no KeyedJaggedTensor is."""

@@ -79,7 +79,7 @@ class ModuleTables:
 
     @property
     def averages_all(self) -> bool:
-        """Whether all tables pool by the mean, which then train in row blocks all together."""
+        """Return whether all tables pool by the mean; then all or none train in row blocks."""
         return self.averaged >= self.tables.keys()
 
     @property

@@ -97,12 +97,8 @@ class TorchRecSharder:
             for alias, table in zip(names, task.tables, strict=True)
         ]
         states = task.topology.optimizer_bytes_by_table
-        topology = dataclasses.replace(
-            task.topology,
-            optimizer_bytes_by_table={
-                alias: states[name] for alias, name in names.items() if name in states
-            },
-        )
+        own = {alias: states[name] for alias, name in names.items() if name in states}
+        topology = dataclasses.replace(task.topology, optimizer_bytes_by_table=own)
         search = TimedSearch(TimeBox(self.timeout_s))
         try:
             plan = self._shard(

@@ -241,8 +241,7 @@ class Trainer:
         settle(self._pipeline_name, self._pipeline, self.rank.device, step)
         self._report(bar, num_unread=0)
         if window.num_steps:
-            faults = self.train_stream.check.take(step)
-            self._finite_losses(ClosedWindow(window, faults=faults))
+            self._finite_losses(ClosedWindow(window, faults=self.train_stream.check.take(step)))
         steady_s = self._steady_s(step)
         return Progress(
             step=step,

@@ -49,11 +49,11 @@ BAD_INPUT = {
     "null": (["sharder=null"], ["must be a string or a list"]),
     "ids": (
         ["data._target_=own_datasets.OutOfRange", "data.bounds=error"],
-        ["feature 't000' of table 't000' has", "ids beyond its", "in training batch 1"],
+        ["feature 't000' of table 't000'", "has ids beyond its", "in training batch 1"],
     ),
     "negative": (
         ["data._target_=own_datasets.NegativeOnRankOne", "trainer.log_every_steps=4"],
-        ["1 ids below 0, down to -7, at step"],
+        ["has ids below 0 (1, down to -7), at step"],
     ),
     "bounds": (["data.bounds=raise"], ["data.bounds is 'raise'; known: warn, error, ignore"]),
     "memory": (["batch_size=200000000"], ["needs", "GiB are available", "lower batch_size"]),
@@ -62,7 +62,7 @@ BAD_INPUT = {
 
 
 ON_RANKS = ("sharder", "batch_size", "plan_file", "nan", "ids", "negative", "memory")
-"""What one of two ranks finds, or both at different times; one process refuses the rest, too."""
+"""These need two ranks, which find them apart; one process refuses the rest alike."""
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)

@@ -34,7 +34,7 @@ def needs_gpus(number: int) -> list[pytest.MarkDecorator]:
 
 ON_GPUS = pytest.param("cuda", marks=needs_gpus(1))
 ON_CPU = pytest.param("cpu", marks=pytest.mark.slow)
-"""What `tests/distributed` shows in `make test`, too."""
+"""A rehearsal is slow, because `tests/distributed` holds the same in `make test`."""
 
 
 def run_on(

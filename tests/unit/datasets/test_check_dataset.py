@@ -102,5 +102,7 @@ def test_faults(dataset, message):
 
 
 def test_ids_that_no_table_has():
-    with pytest.raises(DataError, match="of table 'a' has 29 ids beyond its 50 rows, up to 98"):
+    with pytest.raises(
+        DataError, match=r"of table 'a' has ids beyond its 50 rows \(29, up to 98\)"
+    ):
         check_dataset(changed(lambda batch: batch.sparse_features.values().add_(50)))

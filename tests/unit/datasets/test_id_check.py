@@ -35,9 +35,9 @@ def batch(sparse: KeyedJaggedTensor) -> Batch:
 def test_faults_by_feature(dtype):
     assert find_faults(features([9, 0], [2, 2], dtype=dtype), TABLES) == []
     beyond, negative = find_faults(features([12, 10], [-1, 5], dtype=dtype), TABLES)
-    text = "feature 'user' of table 'user' has 2 ids beyond its 10 rows, up to 12"
+    text = "feature 'user' of table 'user' has ids beyond its 10 rows (2, up to 12)"
     assert beyond == IdFault("user", 2, text, is_fatal=False)
-    text = "feature 'film' of table 'film' has 1 ids below 0, down to -1"
+    text = "feature 'film' of table 'film' has ids below 0 (1, down to -1)"
     assert negative == IdFault("film", 1, text, is_fatal=True)
 
 
@@ -51,6 +51,12 @@ def test_lengths_that_contradict_the_ids(lengths, num_samples):
     assert fault.is_fatal
     assert fault.table is None
     assert f"sum to {sum(lengths)} " in fault.text
+
+
+def test_ids_of_a_type_that_no_lookup_takes():
+    (fault,) = find_faults(features([1], [1], dtype=torch.float32), TABLES)
+    assert fault.is_fatal
+    assert fault.text == "ids are torch.float32, while lookups take torch.int32 or torch.int64"
 
 
 ids = st.lists(st.integers(-3, 15), min_size=3, max_size=3)

@@ -158,7 +158,7 @@ def test_ids_that_a_table_lacks_are_reported_once(caplog: pytest.LogCaptureFixtu
     batches = [kjt([1, 1, 1, 1], [0, rows, 1, 2 * rows]), kjt([1, 1, 1, 1], [0, 0, 1, rows])]
     planned(model, batches, batch_size=4)
     (said,) = [record.message for record in caplog.records if "beyond" in record.message]
-    text = f"has 1 ids beyond its {rows} rows, up to {rows}, in batch 0 of data (3 in all)"
+    text = f"has ids beyond its {rows} rows (1, up to {rows}), in batch 0 of data (3 in all)"
     assert said.startswith(f"feature 'f' of table 'a' {text}")
 
 
@@ -173,7 +173,11 @@ def test_managed_collisions_map_any_id_to_a_row(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("lengths", "ids", "said"),
     [
-        ([1, 1], [1, -4], "feature 'g' of table 'a' has 1 ids below 0, down to -4, in batch 0"),
+        (
+            [1, 1],
+            [1, -4],
+            r"feature 'g' of table 'a' has ids below 0 \(1, down to -4\), in batch 0",
+        ),
         ([2, -1, 1, 0], [1, 2], "the smallest is -1"),
     ],
     ids=["negative", "lengths"],

@@ -1,4 +1,4 @@
-"""What a process has set is neither seen by measurements nor changed by them."""
+"""Measurements neither see nor change what a process has set."""
 
 import gc
 import logging
@@ -24,7 +24,7 @@ LOGGERS = ("", "dlrm_sharded", "torch", "torchrec")
 
 
 def switches() -> dict[str, Any]:
-    """What torch, NumPy, Python and the environment of this process are set to."""
+    """Return the settings of torch, NumPy, Python and the environment of this process."""
     cudnn, loggers = BACKENDS.cudnn, [logging.getLogger(name) for name in LOGGERS]
     products = BACKENDS, BACKENDS.cuda.matmul, cudnn.conv, cudnn.rnn, BACKENDS.mkldnn.matmul
     return {

@@ -236,7 +236,7 @@ if first is not None:
 
 @pytest.mark.parametrize("kind", ["--pid", "--time"])
 def test_a_living_owner_in_odd_namespaces(kind, tmp_path):
-    """Of processes with the /proc of others, and of times, in which processes began later."""
+    """One has the /proc of other processes; in the other, processes seem to begin later."""
     unshare = ["unshare", "--user", "--map-root-user", "--fork", kind]
     if kind == "--time":
         unshare += ["--boottime", "100000"]

@@ -134,8 +134,8 @@ def test_ids_beyond_a_table_are_counted_and_reported_once(train, monkeypatch, ca
     result = train(Events(), num_steps=8, **options)
     assert result.ids_out_of_range == {"t": 4}
     assert [record.message for record in caplog.records if "beyond" in record.message] == [
-        "feature 't' of table 't' has 1 ids beyond its 10 rows, up to 70, at step 2 on rank 0; row "
-        "0 is looked up for them, and the next ones are counted only (ids_out_of_range in "
+        "feature 't' of table 't' has ids beyond its 10 rows (1, up to 70), at step 2 on rank 0; "
+        "row 0 is looked up for them, and the next ones are counted only (ids_out_of_range in "
         "result.json; data.bounds=error ends the run)"
     ]
 
@@ -147,7 +147,7 @@ def test_ids_of_later_batches_are_counted_where_a_run_goes_on(train):
 
 
 def test_ids_beyond_a_table_can_end_the_training(train):
-    with pytest.raises(DataError, match="beyond its 10 rows, up to 70, at step 2 on rank 0"):
+    with pytest.raises(DataError, match=r"beyond its 10 rows \(1, up to 70\), at step 2 on rank 0"):
         train(Events(), num_steps=8, log_every_steps=2, kind=OneIdBeyond, bounds="error")
 
 
