@@ -8,12 +8,11 @@ a rank cost more than T is in no plan of cost T, so a T that is lower than the m
 of the other pieces is lower than the cost of every plan (L5). A part of its cost every rank pays,
 wherever the pieces are (L7, L10). The less that is, the more do the pieces cost, and the more that
 is, the smaller are the pieces for which a rank has time; so each range of it has its own test
-(L11). Row blocks that fill the ranks of one host leave all columns to the others (L12). Tables are
-cut into whole pieces (L13), a rank's largest piece makes all others wait (L14), and the tables that
-cost most have one layout each (L15). Row blocks of sequences reduce nothing (L16), and modules pay
-for their own launches (L17). Bytes of sequences count for more or fewer bytes of bags (L18).
+(L11). Row blocks that fill the ranks of one host leave all columns to the others (L12). A rank's
+largest piece makes all others wait (L13). Row blocks of sequences reduce nothing (L13), and modules
+pay for their own launches (L15). Bytes of sequences count for more or fewer bytes of bags (L16).
 
-docs/notes/lower_bound.md has the lemmas L1 to L18, their proofs and an example with numbers.
+docs/notes/lower_bound.md has the lemmas L1 to L16, their proofs and an example with numbers.
 
 Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 """
@@ -36,14 +35,10 @@ from dlrm_sharded.cost.plan_kinds import (
     by_loaded_table,
     least_of_layouts,
 )
-from dlrm_sharded.cost.told_apart import least_bound_ms
 from dlrm_sharded.cost.workload import Floats
 
 NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""
-
-LEAST_GAIN = 1.00001
-"""A bound that is not raised by so much is left as it is."""
 
 LEAST_MS = 1e-6
 """Lowest cost, in ms, at which the search for an upper end of the interval starts."""
@@ -109,21 +104,10 @@ class Relaxation:
         if self._too_large:
             return math.inf
         cuts = [layout for layout in self._cuts if replicas or layout.layout != "replicas"]
-        return least_bound_ms(cuts, self._bound_of_layouts_ms)
-
-    def _bound_of_layouts_ms(self, cuts: Sequence[Cuts], known_ms: float) -> float:
-        """Return the lowest bound of all kinds of plans with these layouts.
-
-        Args:
-            known_ms: none of these plans costs less.
-        """
         bound_ms = math.inf
         # Kinds with a low mean come first, as the others then need one test.
         for kind in sorted(self._kinds_of(cuts), key=lambda kind: self.mean_ms(math.inf, kind)):
-            of_kind_ms = self.bound_of_kind_ms(kind, enough_ms=bound_ms, known_ms=known_ms)
-            bound_ms = min(bound_ms, of_kind_ms)
-            if bound_ms <= known_ms:
-                break
+            bound_ms = self.bound_of_kind_ms(kind, enough_ms=bound_ms)
         return bound_ms
 
     def kinds(self) -> list[PlanKind]:
@@ -141,39 +125,34 @@ class Relaxation:
                     kinds += by_loaded_table(some, self._all_to_all_ms, least_ms, self._num_modules)
         return kinds
 
-    def bound_of_kind_ms(
-        self, kind: PlanKind, *, enough_ms: float = math.inf, known_ms: float = 0.0
-    ) -> float:
+    def bound_of_kind_ms(self, kind: PlanKind, *, enough_ms: float = math.inf) -> float:
         """Return the largest cost found that no plan of a kind undercuts (L5).
 
         Args:
             enough_ms: a higher cost need not be found.
-            known_ms: no plan of the kind costs less.
         """
-        low = max(self.mean_ms(math.inf, kind), known_ms)
-        if low >= enough_ms or (enough_ms < math.inf and self.is_undercut_by_none(enough_ms, kind)):
+        low = self.mean_ms(math.inf, kind)
+        if low >= enough_ms or (enough_ms < math.inf and self.exceeds(enough_ms, kind)):
             return enough_ms
-        if low == known_ms > 0.0 and not self.is_undercut_by_none(low * LEAST_GAIN, kind):
-            return low
         # `low` is M(inf) or has passed the test, so the end that the bisection returns is a bound
         high = max(low, LEAST_MS)
-        while high < enough_ms and self.is_undercut_by_none(high, kind):
+        while high < enough_ms and self.exceeds(high, kind):
             low, high = high, 2.0 * high
         high = min(high, enough_ms)
         for _ in range(NUM_BISECTIONS):
             middle = (low + high) / 2
-            if self.is_undercut_by_none(middle, kind):
+            if self.exceeds(middle, kind):
                 low = middle
             else:
                 high = middle
         return low
 
-    def is_undercut_by_none(self, limit_ms: float, kind: PlanKind) -> bool:
+    def exceeds(self, limit_ms: float, kind: PlanKind) -> bool:
         """Return whether it is certain that all plans of a kind cost more than a limit (L5)."""
         if self.mean_ms(limit_ms, kind) > limit_ms:
             return True
         return kind.has_free_pieces and all(
-            self.is_outside(limit_ms, kind, least_ms, most_ms)
+            self.excludes(limit_ms, kind, least_ms, most_ms)
             for least_ms, most_ms in _ranges(kind.least_ms, limit_ms)
         )
 
@@ -193,7 +172,7 @@ class Relaxation:
         shared_ms, _ = least_of_layouts(self._means_ms(allowed, kind, next_ms / room_ms))
         return max(ceiled_ms, float(shared_ms)) + self._fixed_ms(kind)
 
-    def is_outside(self, limit_ms: float, kind: PlanKind, least_ms: float, most_ms: float) -> bool:
+    def excludes(self, limit_ms: float, kind: PlanKind, least_ms: float, most_ms: float) -> bool:
         """Return whether no plan that costs the limit or less is within a range (L11).
 
         Args:
@@ -290,7 +269,7 @@ class Relaxation:
         """Return [n] for each layout of a kind, whether plans of cost `limit_ms` may have pieces.
 
         A piece takes its rank too long with what every rank pays (L5), or all others wait for it
-        too long (L14).
+        too long (L13).
 
         Args:
             least_ms, most_ms: what every rank pays in these plans, launches aside.
@@ -304,7 +283,7 @@ class Relaxation:
                 layout.piece_ms + layout.per_size(paid_ms) + self._launch_ms_with(kind, layout)
             )
             allowed.append(layout.possible & (needed_ms <= limit_ms))
-        # All ranks wait for the largest volume, which is no less than that of a piece (L14).
+        # All ranks wait for the largest volume, which is no less than that of a piece (L13).
         byte_ms = self._busiest_byte_ms
         apart_ms = []
         for layout, mask, every_rank_ms in zip(kind.cuts, allowed, kind.every_rank_ms, strict=True):
@@ -330,16 +309,14 @@ class Relaxation:
         means_ms = []
         for layout, mask in zip(kind.cuts, allowed, strict=True):
             launch = 0.0 if layout.is_on_all_ranks else work_launch / self._world_size
-            means_ms.append(layout.least_mean_ms(mask, launch))
+            means_ms.append(layout.least(layout.mean_ms + layout.work_ms * launch, mask))
         return np.stack(means_ms)
 
     def _free_work_ms(self, allowed: Sequence[Mask], kind: PlanKind) -> float:
         """Return the least work of the tables that cannot be on all ranks."""
         works_ms = np.stack(
             [
-                layout.least(np.zeros(len(mask)), mask)
-                if layout.is_on_all_ranks
-                else layout.least_work_ms(mask)
+                layout.least(0.0 if layout.is_on_all_ranks else layout.work_ms, mask)
                 for layout, mask in zip(kind.cuts, allowed, strict=True)
             ]
         )

@@ -270,7 +270,7 @@ def _even_byte_ms(model: CommunicationModel, hosts: Hosts, kinds: Sequence[str])
 
 
 def _least_counts(model: CommunicationModel, hosts: Hosts) -> tuple[float, float]:
-    """Return `LeastExchangePrices.sequences`: L18 of docs/notes/lower_bound.md."""
+    """Return `LeastExchangePrices.sequences`: L16 of docs/notes/lower_bound.md."""
     counts, size = model.sequence_factors, hosts.world_size
     by_kind = np.array([_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES])
     own, of_any, busiest = by_kind.T

@@ -52,9 +52,6 @@ class Cuts:
         group_size: ranks of a group that has row blocks; 1 for columns.
         is_on_all_ranks: whether every rank has a piece of every table.
         is_exchanged: whether ranks exchange vectors in the all-to-all that columns have.
-        split_work_ms, split_mean_ms: [n], least `work_ms` and `mean_ms` of the table in whole
-            pieces that are no larger than this one (L13); zeros where that is not known, None for
-            layouts in which a table has one size of pieces.
     """
 
     layout: str
@@ -71,40 +68,14 @@ class Cuts:
     group_size: int = 1
     is_on_all_ranks: bool = False
     is_exchanged: bool = True
-    split_work_ms: Floats | None = None
-    split_mean_ms: Floats | None = None
 
     def without(self, tables: Mask) -> Cuts:
         """Return the layout without these tables [T]."""
         return dataclasses.replace(self, possible=self.possible & ~self.per_size(tables))
 
-    def least(self, values: Floats, allowed: Mask) -> Floats:
+    def least(self, values: Floats | float, allowed: Mask) -> Floats:
         """Return [T], the least of values [n] over each table's allowed sizes; inf without any."""
         return np.minimum.reduceat(np.where(allowed, values, np.inf), self.first)
-
-    def least_work_ms(self, allowed: Mask) -> Floats:
-        """Return [T], the least work of each table in allowed sizes; inf without any."""
-        fractions_ms = self.least(self.work_ms, allowed)
-        if self.split_work_ms is None:
-            return fractions_ms
-        return np.maximum(fractions_ms, self.split_work_ms[self._largest(allowed)])
-
-    def least_mean_ms(self, allowed: Mask, work_launch: float) -> Floats:
-        """Return [T], the least mean cost of each table in allowed sizes; inf without any.
-
-        Args:
-            work_launch: what a ms of work adds to the mean.
-        """
-        fractions_ms = self.least(self.mean_ms + self.work_ms * work_launch, allowed)
-        if self.split_mean_ms is None or self.split_work_ms is None:
-            return fractions_ms
-        largest = self._largest(allowed)
-        pieces_ms = self.split_mean_ms[largest] + work_launch * self.split_work_ms[largest]
-        return np.maximum(fractions_ms, pieces_ms)
-
-    def _largest(self, allowed: Mask) -> Indices:
-        """Return [T], the place of each table's largest allowed size; any size without one."""
-        return np.maximum.reduceat(np.where(allowed, np.arange(len(allowed)), 0), self.first)
 
     def possible_ms(self) -> Floats:
         """Return [T], what every rank pays for a table; inf if it cannot have the layout."""
@@ -116,17 +87,13 @@ class Cuts:
         return values[self.table]
 
 
-MOST_STEPS = 64
-"""Wider tables may be cut into fractions of pieces, as their cuts would take long to count."""
-
-
 class PlanKind:
     """Plans with tables in each of some layouts, which therefore have the same fixed costs (L8).
 
     Args:
         cuts: the layouts.
         all_to_all_ms: time of the all-to-alls that does not depend on volumes.
-        num_modules: number of modules with lookups and exchanges of their own (L17).
+        num_modules: number of modules with lookups and exchanges of their own (L15).
         loaded: a table whose row blocks on one host take a rank longer than those of any other
             table; None if it is not known.
 
@@ -264,8 +231,6 @@ class CutPricer:
             every_rank_ms=self._least_prices.any_byte_ms * whole_volume,
             volume=whole_volume,
             piece_volume=columns.volume,
-            split_work_ms=in_whole_pieces(work_ms, shapes.first),
-            split_mean_ms=in_whole_pieces(mean_ms, shapes.first),
         )
 
     def _cut_rows(self, blocks: BlockShapes) -> Cuts:
@@ -302,7 +267,7 @@ class CutPricer:
         )
 
     def _cut_sequences(self, blocks: BlockShapes) -> Cuts:
-        """Price row blocks over all ranks whose vectors are exchanged and not reduced (L16)."""
+        """Price row blocks over all ranks whose vectors are exchanged and not reduced (L14)."""
         size, volume, last_volume = self._world_size, blocks.block.volume, blocks.last.volume
         prices, own_byte_ms = self._prices, self._least_prices.own_byte_ms
         block_ms = self._compute.stand_alone_ms(blocks.block.vectors)
@@ -354,31 +319,6 @@ class CutPricer:
             is_on_all_ranks=True,
             is_exchanged=False,
         )
-
-
-def in_whole_pieces(price: Floats, first: Indices) -> Floats:
-    """Return [N], the least price of a whole table in pieces no wider than each (L13).
-
-    It is 0, which is no more, for tables of more than `MOST_STEPS` steps.
-
-    Args:
-        price: [N], of each table's pieces of 1, 2, ... steps.
-        first: [T + 1], where those of each table begin.
-    """
-    least = np.zeros(len(price))
-    num_steps = np.diff(first)
-    for steps in np.unique(num_steps[num_steps <= MOST_STEPS]).tolist():
-        places = first[:-1][num_steps == steps][:, None] + np.arange(steps)
-        # [t, steps + 1], least prices of so many steps in pieces of the widths so far
-        sums = np.full((len(places), steps + 1), np.inf)
-        sums[:, 0] = 0.0
-        for width in range(1, steps + 1):
-            of_width = price[places[:, width - 1]]
-            for columns in range(width, steps + 1):  # a width may be taken more than once
-                with_one = sums[:, columns - width] + of_width
-                np.minimum(sums[:, columns], with_one, out=sums[:, columns])
-            least[places[:, width - 1]] = sums[:, steps]
-    return least
 
 
 def least_of_layouts(values: Floats) -> tuple[Floats, Floats]:
