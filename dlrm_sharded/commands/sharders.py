@@ -60,7 +60,7 @@ def build_planner(
                 f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
             )
     precision = asked_precision(cfg)
-    sharder_context = SharderContext(context, cost_model, precision)
+    sharder_context = SharderContext(context, cost_model)
     node = drop_keys_of_replaced_class(cfg.sharder)
     made = instantiate(node)
     sharder = _with_context(KEY, made, sharder_context)

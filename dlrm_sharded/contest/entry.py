@@ -194,10 +194,9 @@ def _frame(case: Case) -> dict[str, Any]:
 def _shard_ms(
     plan: ShardingPlan, report: PlanReport, case: Case
 ) -> tuple[tuple[float, float], ...]:
-    priced = price(case.planner.cost_model, case.task, report.exchange_precision)
+    priced = price(case.planner.cost_model, with_precisions(case.task, plan))
     if priced is None:
         return ()
-    priced = priced.with_task(with_precisions(priced.task, plan))
     return tuple((shard.compute_ms, shard.comm_ms) for shard in shard_costs(plan, priced))
 
 

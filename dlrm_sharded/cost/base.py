@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -20,7 +21,6 @@ from dlrm_sharded.plans.plan_cost import (
     INPUT_DIST,
     PlanCost,
 )
-from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
@@ -31,8 +31,8 @@ class CostModel(Protocol):
     A cost model may have a `standing` and a method `caveat(topology)`, see `standing_of` and
     `caveat_of`; an `AdditiveCostModel` says both of each task that it prices.
 
-    A model that assumes an access profile of tables without one says so by
-    `assumes_profiles = True`.
+    Tables of the tasks have an access profile, measured or assumed; one that is additive assumes
+    those that it needs by itself.
     """
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
@@ -54,10 +54,8 @@ class AdditiveCostModel(CostModel, Protocol):
     def __hash__(self) -> int:
         """Models hash, so that the bound of equal priced tasks is computed once."""
 
-    def price(
-        self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE
-    ) -> PricedTask:
-        """Return the task with the prices of its lookups, and of its exchanges in a precision.
+    def price(self, task: ShardingTask) -> PricedTask:
+        """Return the task with the prices of its lookups, and of exchanges in its precision.
 
         The task of the result is the given one, with an access profile for every table if the
         model reads profiles.
@@ -71,8 +69,6 @@ class PricedTask:
     Args:
         model: what priced the task.
         task: its tables all have an access profile, if the model reads profiles.
-        exchange_precision: precision of the exchanges that `communication` prices.
-        compute: prices of lookups: the vector of each shard, and the times of sums of vectors.
         communication: prices of exchanges between the ranks of this task.
         hosts: the ranks as `communication` sees them.
         standing: origin of the prices and their expected error; None if nothing is known.
@@ -82,7 +78,6 @@ class PricedTask:
 
     model: AdditiveCostModel
     task: ShardingTask
-    exchange_precision: ExchangePrecision
     compute: ComputeModel = field(compare=False)
     communication: CommunicationModel = field(compare=False)
     hosts: Hosts = field(compare=False)
@@ -91,16 +86,10 @@ class PricedTask:
 
     def with_task(self, task: ShardingTask) -> PricedTask:
         """Return a changed task with its own prices."""
-        return self if task is self.task else self.model.price(task, self.exchange_precision)
-
-    def with_precision(self, precision: ExchangePrecision) -> PricedTask:
-        """Return the same task with exchanges in another precision."""
-        if precision == self.exchange_precision:
-            return self
-        return self.model.price(self.task, precision)
+        return self if task == self.task else self.model.price(task)
 
     def predict(self, plan: ShardingPlan) -> PlanCost:
-        """Predict a valid plan, without warnings, and with exchanges in this precision."""
+        """Predict a valid plan, without warnings, with exchanges in the task's precision."""
         return self.predict_workload(workload_of_plan(plan, self.task))
 
     def predict_workload(self, workload: Workload) -> PlanCost:
@@ -135,21 +124,23 @@ def is_additive(model: object) -> TypeGuard[AdditiveCostModel]:
     return isinstance(model, AdditiveCostModel)
 
 
-def price(
-    model: CostModel | None,
-    task: ShardingTask,
-    exchange_precision: ExchangePrecision = FP32_EXCHANGE,
-) -> PricedTask | None:
-    """Return the task with the prices of a model; None if that has none to tell."""
-    return model.price(task, exchange_precision) if is_additive(model) else None
+def price(model: CostModel | None, task: ShardingTask) -> PricedTask | None:
+    """Return the task with the prices of a model; None if that has none to tell.
+
+    The planner, the sharder and the report of a plan get the same value.
+    """
+    return _priced(model, task) if is_additive(model) else None
+
+
+@functools.lru_cache(maxsize=8)
+def _priced(model: AdditiveCostModel, task: ShardingTask) -> PricedTask:
+    return model.price(task)
 
 
 def with_assumed_profiles(model: CostModel | None, task: ShardingTask) -> ShardingTask:
-    """Return the task as a model reads it: with the profiles that it assumes, if it assumes any."""
+    """Return the task with the access profiles that a model assumes, or the usual ones."""
     priced = price(model, task)
-    if priced is not None:
-        return priced.task
-    return with_profiles(task) if getattr(model, "assumes_profiles", False) else task
+    return with_profiles(task) if priced is None else priced.task
 
 
 def predict_plan(model: CostModel, plan: ShardingPlan, task: ShardingTask) -> PlanCost:

@@ -29,14 +29,12 @@ from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
     REDUCE_TERMS,
-    STEP_EXCHANGES,
     CommunicationModel,
     Hosts,
 )
 from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Floats, Workload
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
-from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
-from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
+from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.task import ShardingTask
 
 ADAPTER_SHARE = 0.95
@@ -173,25 +171,6 @@ class ExchangeCurves:
         )
         lines = CommunicationModel(exchange, reduce, all_reduce)
         return lines if self.factors is None else lines.scaled(self.factors)
-
-    def at_precision(self, even: EvenVolumes, precision: ExchangePrecision) -> CommunicationModel:
-        """Return lines that meet the curves where even volumes lie in a precision.
-
-        Their slopes are still those of a byte that is exchanged.
-        """
-        lines = self.at(even)
-        exchange, reduce = lines.exchange.copy(), lines.reduce.copy()
-        all_reduce = lines.all_reduce
-        for kind, direction in zip(STEP_EXCHANGES, DIRECTIONS, strict=True):
-            i = EXCHANGES.index(kind)
-            for weights, name in (
-                (exchange, getattr(precision, direction)),
-                (reduce, getattr(precision.in_reductions, direction)),
-            ):
-                volume = even.volume * EXCHANGE_BYTES[name] / EXCHANGE_BYTES["fp32"]
-                lines = self.at(dataclasses.replace(even, volume=max(volume, LEAST_BYTES)))
-                weights[i] = (lines.exchange if weights is exchange else lines.reduce)[i]
-        return CommunicationModel(exchange, reduce, all_reduce)
 
     def scaled(self, factors: Mapping[str, Floats]) -> ExchangeCurves:
         """Return curves whose lines have parts that are multiplied by factors, too."""

@@ -40,7 +40,7 @@ from dlrm_sharded.hardware.artifact import (
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_caveat
 from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
@@ -96,16 +96,13 @@ class LearnedCostModel:
         runs = "no runs" if self.correction is None else "measured runs"
         return f"LearnedCostModel of {self.name} ({self.device})\n  {prices}\n  corrected by {runs}"
 
-    def price(
-        self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE
-    ) -> PricedTask:
+    def price(self, task: ShardingTask) -> PricedTask:
         """Return the task with its prices; tables without a profile get the expected one."""
         return PricedTask(
             model=self,
             task=with_expected_profiles(task, self.compute),
-            exchange_precision=exchange_precision,
             compute=self.compute,
-            communication=self.communication_at(EvenVolumes.of_task(task), exchange_precision),
+            communication=self.communication_at(EvenVolumes.of_task(task), task.exchange_precision),
             hosts=Hosts.from_topology(task.topology, measured=self.measured_links),
             standing=self.standing,
             caveat=self.caveat(task.topology),
@@ -120,16 +117,12 @@ class LearnedCostModel:
         """
         curves, lines = self.exchange_curves, self.communication
         if curves is not None:
-            # fewer bytes are on another part of a curve
-            of_bags = (
-                curves.at(even) if precision.is_exact else curves.at_precision(even, precision)
-            )
-            lines = dataclasses.replace(of_bags, sequences=lines.sequences)
+            lines = dataclasses.replace(curves.at(even), sequences=lines.sequences)
         return lines if precision.is_exact else lines.with_precision(precision, _codecs(self))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
-        priced = self.price(task, plan.exchange_precision)
+        priced = self.price(with_precisions(task, plan))
         workload = workload_of_plan(plan, priced.task)
         self._warn(workload, task.topology)
         return priced.predict_workload(workload)

@@ -13,11 +13,10 @@ import numpy as np
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
-from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
+from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.files.errors import check_number
-from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
 
 ShardTimes = Callable[[Workload], tuple[Floats, Floats]]
@@ -49,9 +48,7 @@ class LinearCostModel:
         if self.exchange_ms_per_mb is not None:
             check_number("exchange_ms_per_mb", self.exchange_ms_per_mb)
 
-    def price(
-        self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE
-    ) -> PricedTask:
+    def price(self, task: ShardingTask) -> PricedTask:
         """Return the task, as it is, with its prices."""
         hosts = Hosts.from_topology(task.topology, measured=())
         if (ms_per_mb := self.exchange_ms_per_mb) is not None:
@@ -59,16 +56,14 @@ class LinearCostModel:
         return PricedTask(
             model=self,
             task=task,
-            exchange_precision=exchange_precision,
             compute=_lookups(self.lookup_ms, self.launch_ms),
-            communication=_BUSIEST_RANK.with_precision(exchange_precision, {}),
+            communication=_BUSIEST_RANK.with_precision(task.exchange_precision, {}),
             hosts=hosts,
         )
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a valid plan."""
-        priced = self.price(task, plan.exchange_precision)
-        return priced.predict_workload(workload_of_plan(plan, task))
+        return self.price(with_precisions(task, plan)).predict(plan)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

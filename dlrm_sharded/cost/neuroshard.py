@@ -97,7 +97,6 @@ class NeuroShardCostModel:
         standing: origin of the prices and their expected error.
     """
 
-    assumes_profiles: ClassVar[bool] = True
     costs_name: ClassVar[str] = "neuroshard"
 
     nets: PaperNets

@@ -12,7 +12,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.task_keys import MEMORY_KEYS
-from dlrm_sharded.sharders.base import Sharder, chooses_precision, sharder_name
+from dlrm_sharded.sharders.base import Sharder, sharder_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class SharderBesideFixed:
 
     def __post_init__(self) -> None:
         self.name = sharder_name(self.sharder)
-        self.chooses_exchange_precision = chooses_precision(self.sharder)
+        self.exchange_precision = getattr(self.sharder, "exchange_precision", None)
+        self.table_precision = getattr(self.sharder, "table_precision", None)
         self.uses_costs = getattr(self.sharder, "uses_costs", None)
         self.costs = getattr(self.sharder, "costs", None)
 

@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
 from dlrm_sharded.commands.sharders import make_planner
-from dlrm_sharded.cost.base import CostModel, caveat_of, is_additive
+from dlrm_sharded.cost.base import CostModel, caveat_of, price
 from dlrm_sharded.drop_in.job_ranks import check_topology, rank_in_group
 from dlrm_sharded.drop_in.measured_data import KjtsOf, measured
 from dlrm_sharded.drop_in.model_report import ModelReport, replica_gain
@@ -33,6 +33,7 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.hardware.torch_defaults import torch_defaults
 from dlrm_sharded.job.first_start import with_first_start
+from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import (
@@ -289,8 +290,8 @@ class ShardedPlanner(TorchRecPlanner):
                 plan.exchange_precision,
             )
         gain = None
-        if is_additive(planner.cost_model):
-            priced = planner.cost_model.price(task, plan.exchange_precision)
+        priced = price(planner.cost_model, with_precisions(task, plan))
+        if priced is not None:
             gain = replica_gain(plan, tables.replicable, priced)
         plan_s = time.perf_counter() - started_s
         report = ModelReport(

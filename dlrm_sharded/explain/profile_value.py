@@ -35,8 +35,8 @@ def value_profiles(plan: ShardingPlan, task: ShardingTask, priced: PricedTask) -
     default sharder does, even if another sharder made the plan.
 
     Args:
-        task: as it was given, with at least one table without a reuse histogram.
-        priced: the same task with its prices.
+        task: at least one table has no reuse histogram.
+        priced: the same task, as plans of it are predicted.
     """
     unknown = [i for i, table in enumerate(task.tables) if table.reuse_histogram is None]
     costs = [

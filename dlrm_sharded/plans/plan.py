@@ -239,12 +239,21 @@ def read_plan(path: str | Path) -> ShardingPlan:
 
 
 def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:
-    """Return the task with the tables in the precisions of a plan."""
+    """Return the task with tables and exchanges in the precisions of a plan."""
     by_table = dict.fromkeys((table.name for table in task.tables), "fp32")
     by_table |= {shard.table: shard.precision for shard in plan.shards}
-    if all(table.precision == by_table[table.name] for table in task.tables):
+    if any(table.precision != by_table[table.name] for table in task.tables):
+        task = task.with_values(precision=by_table)
+    if task.exchange_precision == plan.exchange_precision:
         return task
-    return task.with_values(precision=by_table)
+    return dataclasses.replace(task, exchange_precision=plan.exchange_precision)
+
+
+def with_exchanges_of(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
+    """Return the plan with exchanges in the precision of its task, unless it has one of its own."""
+    if not plan.exchange_precision.is_exact or task.exchange_precision.is_exact:
+        return plan
+    return dataclasses.replace(plan, exchange_precision=task.exchange_precision)
 
 
 def with_precisions_of(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:

@@ -11,7 +11,7 @@ from typing import Any
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import Number, make_plain, read_form
-from dlrm_sharded.plans.precision import TABLE_BYTES
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table, max_shard_columns
 from dlrm_sharded.plans.task_keys import (
@@ -179,12 +179,14 @@ class ShardingTask:
     Args:
         optimizer: fused optimizer of the tables, a key of `STATE_BYTES`, whose state the topology
             counts; None if it is not stated. Read `known_optimizer` in either case.
+        exchange_precision: precision of what ranks exchange.
     """
 
     tables: tuple[Table, ...]
     topology: Topology
     batch_size: int
     optimizer: str | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -262,7 +264,11 @@ class ShardingTask:
             "topology": self.topology.to_json(),
             "batch_size": self.batch_size,
         }
-        return fields if self.optimizer is None else fields | {"optimizer": self.optimizer}
+        if self.optimizer is not None:
+            fields["optimizer"] = self.optimizer
+        if not self.exchange_precision.is_exact:
+            fields["exchange_precision"] = self.exchange_precision.to_json()
+        return fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], *, name: str = "the task") -> ShardingTask:

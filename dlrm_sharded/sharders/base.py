@@ -8,14 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import CostModel, PricedTask, is_additive, with_assumed_profiles
+from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, PricedTask, is_additive, price
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan, with_exchanges_of
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.plans.task import ShardingTask, in_half
 
 PriceTask = Callable[[ShardingTask], PricedTask]
 
@@ -25,8 +23,9 @@ class Sharder(Protocol):
 
     `shard` is pure: the same task and seed give the same plan; it uses no device, no process group
     and no global random state, and it does not change the task. A sharder may have a `name`, which
-    reports show; without it they show the name of its class. One that chooses the precision of
-    exchanges says so by `chooses_exchange_precision = True`; the plans of others get the run's.
+    reports show; without it they show the name of its class. One whose plans have tables or
+    exchanges in a precision of their own has `table_precision` or `exchange_precision`; the planner
+    puts them into the task, see `in_stated_precision`.
     A sharder that is made with a `SharderContext` counts as one whose plans depend on the run's
     cost model, unless it says `uses_costs = False`; any other one does if it says
     `uses_costs = True`. Reports name the costs that it planned by: `costs` of the sharder, or else
@@ -51,15 +50,13 @@ class SharderContext:
 
     Args:
         cost_model: the run's cost model; None with `cost_model=none`.
-        exchange_precision: the run's precision of exchanges.
     """
 
     run: RunContext = field(default_factory=RunContext)
     cost_model: CostModel | None = None
-    exchange_precision: ExchangePrecision = FP32_EXCHANGE
 
     def pricing_for(self, sharder: str) -> PriceTask:
-        """Return the function that prices tasks, in the run's precision, for a sharder.
+        """Return the function that prices tasks for a sharder.
 
         Raises:
             ConfigError: the run has no additive cost model, which the sharder needs.
@@ -69,41 +66,36 @@ class SharderContext:
                 f"sharder={sharder} needs a cost model with a method `price`; choose "
                 "cost_model=learned, or sharder=neuroshard for cost_model=neuroshard"
             )
-        return functools.partial(self.cost_model.price, exchange_precision=self.exchange_precision)
-
-    def with_profiles(self, task: ShardingTask) -> ShardingTask:
-        """Return the task with an access profile for every table: what the cost model assumes.
-
-        Without a model that assumes any, it is a Zipf distribution, as for `with_profiles`.
-        """
-        return with_profiles(with_assumed_profiles(self.cost_model, task))
+        return functools.partial(_priced, self.cost_model)
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Predict a plan, which has the run's precision unless it has one of its own.
+        """Predict a plan, which has the task's precision unless it has one of its own.
 
         Raises:
             ConfigError: the run has no cost model.
         """
         if self.cost_model is None:
             raise ConfigError("cost_model is none, and the sharder predicts costs; choose another")
-        return self.cost_model.predict(in_precision(plan, self.exchange_precision), task)
+        return self.cost_model.predict(with_exchanges_of(plan, task), task)
 
 
-def in_precision(plan: ShardingPlan, precision: ExchangePrecision) -> ShardingPlan:
-    """Return a plan with exchanges in a precision, unless the plan has one of its own."""
-    if not plan.exchange_precision.is_exact:
-        return plan
-    return dataclasses.replace(plan, exchange_precision=precision)
+def _priced(model: AdditiveCostModel, task: ShardingTask) -> PricedTask:
+    priced = price(model, task)
+    assert priced is not None, "the model is additive"
+    return priced
+
+
+def in_stated_precision(sharder: Sharder, task: ShardingTask) -> ShardingTask:
+    """Return the task in the precisions that a sharder states, and else in its own."""
+    exchange = getattr(sharder, "exchange_precision", None)
+    if exchange is not None:
+        task = dataclasses.replace(task, exchange_precision=exchange)
+    return in_half(task) if getattr(sharder, "table_precision", None) == "fp16" else task
 
 
 def sharder_name(sharder: Sharder) -> str:
     """Return the name that reports show."""
     return str(getattr(sharder, "name", type(sharder).__name__))
-
-
-def chooses_precision(sharder: Sharder) -> bool:
-    """Return whether the precision of exchanges in the sharder's plans is its choice."""
-    return bool(getattr(sharder, "chooses_exchange_precision", False))
 
 
 def uses_costs(sharder: Sharder, *, has_context: bool) -> bool:

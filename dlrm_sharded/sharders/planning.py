@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -9,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
+from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT, SKEWS
 from dlrm_sharded.cost.base import (
     CostModel,
     PricedTask,
     caveat_of,
     costs_name,
+    is_additive,
     predict_plan,
     price,
     standing_of,
@@ -26,15 +28,14 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import commit, versions
-from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
+from dlrm_sharded.plans.plan import ShardingPlan, with_exchanges_of, with_precisions
 from dlrm_sharded.plans.plan_report import Diagnosis, MadeFrom, PlanReport, ProfileValue
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import (
     Sharder,
-    chooses_precision,
-    in_precision,
+    in_stated_precision,
     sharder_name,
     uses_costs,
 )
@@ -54,7 +55,7 @@ class Planner:
         diagnose: explains the prediction; None for no explanation.
         value_profiles: says what measured profiles would be worth where tables have none; None for
             no such figures.
-        exchange_precision: precision of plans whose sharder does not choose one.
+        exchange_precision: precision of plans whose sharder states none.
         options: the sharder's node of the config, for `PlanReport.made_from`; None without a
             config.
         has_context: whether the sharder was made with a `SharderContext`.
@@ -93,21 +94,17 @@ class Planner:
             ShardingError: there is no plan, or the sharder's plan cannot be trained.
             ConfigError: the sharder does not return a plan.
         """
-        priced = price(self.cost_model, task, self.exchange_precision)
-        profiled = with_assumed_profiles(self.cost_model, task)
-        if profiled != task:
-            _warn_about_assumed_profiles(task, is_priced=priced is not None)
-        if self.cost_model is None:
-            profiled = with_profiles(task)  # for sharders that read profiles
+        given = self._in_precision(task)
+        task = with_assumed_profiles(self.cost_model, given)
+        if task != given:
+            _warn_about_assumed_profiles(given, self.cost_model)
         started = time.perf_counter()
-        plan = self.sharder.shard(profiled)
+        plan = self.sharder.shard(task)
         solve_s = time.perf_counter() - started
         if not isinstance(plan, ShardingPlan):
             name, made = type(self.sharder).__name__, type(plan).__name__
             raise ConfigError(f"{name}.shard returned a {made}, which is not a ShardingPlan")
-        plan = self._with_precision(plan)
-        validate(plan, profiled)
-        return plan, self._report(plan, task, priced, solve_s)
+        return self._reported(plan, given, task, solve_s)
 
     def adopt(
         self, plan: ShardingPlan, task: ShardingTask, *, solve_s: float
@@ -120,41 +117,42 @@ class Planner:
         Raises:
             InvalidPlanError: the plan does not fit the task.
         """
-        plan = self._with_precision(plan)
+        given = self._in_precision(task)
+        return self._reported(plan, given, with_assumed_profiles(self.cost_model, given), solve_s)
+
+    def _in_precision(self, task: ShardingTask) -> ShardingTask:
+        """Return the task in the precisions of the run, or of the sharder if it has its own."""
+        task = dataclasses.replace(task, exchange_precision=self.exchange_precision)
+        return in_stated_precision(self.sharder, task)
+
+    def _reported(
+        self, plan: ShardingPlan, given: ShardingTask, task: ShardingTask, solve_s: float
+    ) -> tuple[ShardingPlan, PlanReport]:
+        """Return a plan once it is validated, with the report on it.
+
+        Args:
+            given: the task without assumed access profiles.
+            task: with them.
+        """
+        plan = with_exchanges_of(plan, task)
         validate(plan, task)
-        priced = price(self.cost_model, task, plan.exchange_precision)
-        return plan, self._report(plan, task, priced, solve_s)
-
-    def _with_precision(self, plan: ShardingPlan) -> ShardingPlan:
-        """Return a plan with the precision of the run, unless the plan has one of its own."""
-        return (
-            plan if chooses_precision(self.sharder) else in_precision(plan, self.exchange_precision)
-        )
-
-    def _report(
-        self, plan: ShardingPlan, task: ShardingTask, priced: PricedTask | None, solve_s: float
-    ) -> PlanReport:
-        """Report on a plan of a task as it was given, and with its prices."""
-        model, unprofiled = self.cost_model, with_precisions(task, plan)
+        given, task = with_precisions(given, plan), with_precisions(task, plan)
+        model, priced = self.cost_model, price(self.cost_model, task)
         if priced is None:
-            task = with_assumed_profiles(model, unprofiled)
             standing, caveat = standing_of(model), caveat_of(model, task.topology)
         else:
-            priced = priced.with_task(with_precisions(priced.task, plan))
-            priced = priced.with_precision(plan.exchange_precision)
-            task, standing, caveat = priced.task, priced.standing, priced.caveat
-        cost = None
+            standing, caveat = priced.standing, priced.caveat
+        cost = bound_ms = diagnosis = profile_value = None
         if model is not None:
             cost = predict_plan(model, plan, task)
             cost = with_expected_excess(cost, standing.rank_error if standing else None)
-        bound_ms = diagnosis = profile_value = None
         if priced is not None:
             # A bound of times that do not hold here would read as one of the real times.
             bound_ms = None if caveat else lower_bound_ms(priced)
             diagnosis = self.diagnose(plan, priced) if self.diagnose else None
-            if self.value_profiles and unprofiled != task:
-                profile_value = self.value_profiles(plan, unprofiled, priced)
-        return PlanReport(
+            if self.value_profiles and given != task:
+                profile_value = self.value_profiles(plan, given, priced)
+        return plan, PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
             costs=self.costs,
@@ -183,18 +181,18 @@ def _software() -> tuple[str | None, dict[str, str]]:
     return commit(), versions()
 
 
-def _warn_about_assumed_profiles(task: ShardingTask, *, is_priced: bool) -> None:
-    unknown = sum(table.reuse_histogram is None for table in task.tables)
-    if not unknown:
+def _warn_about_assumed_profiles(task: ShardingTask, model: CostModel | None) -> None:
+    """Say what is assumed of tables without an access profile, where costs depend on it."""
+    if model is None:
         return
-    if is_priced:
+    if is_additive(model):
         assumption = f"exponents from {min(SKEWS):g} to {max(SKEWS):g}, and takes the mean price"
     else:
         assumption = f"exponent {ASSUMED_EXPONENT:g}"
     log.warning(
         "%d of %d tables have no reuse_histogram; the cost model assumes that their accesses "
         "follow Zipf distributions with %s",
-        unknown,
+        sum(table.reuse_histogram is None for table in task.tables),
         len(task.tables),
         assumption,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -30,7 +29,6 @@ class PolicySharder:
     Args:
         num_samples: number of placements to sample besides the most probable one.
         split: whether tables may be split, see `splitting.splittings`.
-        complete: gives tables without an access profile the one that the run's cost model assumes.
     """
 
     policy: Policy
@@ -39,7 +37,6 @@ class PolicySharder:
     num_samples: int = 16
     split: bool = True
     seed: int = 0
-    complete: Callable[[ShardingTask], ShardingTask] = with_profiles
 
     def __post_init__(self) -> None:
         check_count("sharder.num_samples", self.num_samples, least=0)
@@ -58,7 +55,7 @@ class PolicySharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         _check_feasible(task, split=self.split)
-        task = self.complete(task)
+        task = with_profiles(task)
         for splitting in splittings(task) if self.split else [unsplit(task)]:
             ranks = self._ranks(splitting)
             if ranks is not None:
@@ -110,7 +107,6 @@ def policy_sharder(
     return PolicySharder(
         load_policy(method, artifact, context.run, price=price_task, prices=prices),
         name=method,
-        complete=context.with_profiles,
         **options,
     )
 

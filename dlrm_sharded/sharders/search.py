@@ -23,14 +23,14 @@ from dlrm_sharded.files.errors import (
     check_count,
     check_number,
 )
-from dlrm_sharded.plans.plan import ShardingPlan, with_precisions_of
+from dlrm_sharded.plans.plan import ShardingPlan, with_exchanges_of, with_precisions_of
 from dlrm_sharded.plans.precision import (
     SAMPLE_MULTIPLE,
     TABLE_BYTES,
     ExchangePrecision,
     why_not_exchanged,
 )
-from dlrm_sharded.plans.task import GIB, ShardingTask, in_half
+from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_none_found
@@ -42,7 +42,7 @@ from dlrm_sharded.search.starts import are_few
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock
-from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.base import SharderContext, in_stated_precision
 
 AUTO = "auto"
 
@@ -116,27 +116,19 @@ class SearchSharder:
                 f"sharder.table_precision is {self.table_precision!r}; known: "
                 f"{', '.join(TABLE_BYTES)}"
             )
-        _stated_precision(self.exchange_precision, self.context.run.device)
+        precision = _stated_precision(self.exchange_precision, self.context.run.device)
+        object.__setattr__(self, "exchange_precision", precision)
 
     @property
     def _from_scratch(self) -> SearchFromScratch:
         return SearchFromScratch(self.seed, self.patience)
 
-    @property
-    def chooses_exchange_precision(self) -> bool:
-        return self.exchange_precision is not None
-
     def shard(self, task: ShardingTask) -> ShardingPlan:
         self.constraints.check(task)
         clock = Clock.starting_now(self.time_budget_s)
-        priced = self.context.pricing_for(self.name)(task)
-        if self.table_precision == "fp16":
-            priced = priced.with_task(in_half(priced.task))
-        precision = _stated_precision(self.exchange_precision, self.context.run.device)
-        if precision is None:
-            return self._search(priced, clock)
-        plan = self._search(priced.with_precision(precision), clock)
-        return dataclasses.replace(plan, exchange_precision=precision)
+        task = in_stated_precision(self, task)
+        plan = self._search(self.context.pricing_for(self.name)(task), clock)
+        return with_exchanges_of(plan, task)
 
     def _search(self, priced: PricedTask, clock: Clock) -> ShardingPlan:
         """Return the best plan under the prices of a task, in any precision."""

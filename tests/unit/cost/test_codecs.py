@@ -24,6 +24,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
 from dlrm_sharded.fitting.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.fitting.samples import CollectedCosts
+from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from tests.unit.made_up import task_of
 
@@ -108,7 +109,7 @@ def test_a_model_predicts_the_precision_of_a_plan(of_device: LearnedCostModel) -
     for ours, theirs in zip(found.per_rank, exact.per_rank, strict=True):
         assert ours.fwd_comm_ms != theirs.fwd_comm_ms
         assert dataclasses.replace(ours, fwd_comm_ms=theirs.fwd_comm_ms) == theirs
-    assert of_device.price(of_task, FP16_FORWARD).predict(PLAN) == found
+    assert of_device.price(with_precisions(of_task, rounded)).predict(PLAN) == found
 
 
 def test_codecs_of_gpus_move_bytes() -> None:

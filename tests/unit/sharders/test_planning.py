@@ -153,13 +153,7 @@ def test_the_bound_of_a_task_that_nothing_fits(model: LearnedCostModel) -> None:
         Planner(Fixed(PLAN), model).plan(tight)
 
 
-class Assuming(Flat):
-    """Reads profiles, and assumes some where there are none."""
-
-    assumes_profiles = True
-
-
-@pytest.mark.parametrize("make_model", [Assuming, None], ids=["only_predicts", "additive"])
+@pytest.mark.parametrize("make_model", [Flat, None], ids=["only_predicts", "additive"])
 def test_says_once_which_profiles_it_assumes(
     make_model: Callable[[], Flat] | None, model: LearnedCostModel, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,13 +212,13 @@ def test_plans_are_validated() -> None:
 
 
 class Choosing(Fixed):
-    """Chooses the precision of exchanges."""
+    """States the precision of exchanges."""
 
-    chooses_exchange_precision = True
+    exchange_precision = FP32_EXCHANGE
 
 
 def test_plans_have_the_precision_of_the_run(model: LearnedCostModel) -> None:
-    """Unless the plan has one, or the sharder decided for fp32."""
+    """Unless the plan has one, or the sharder states fp32."""
     run, fp16 = ExchangePrecision("bf16", "bf16"), ExchangePrecision("fp16", "fp32")
     rounded = dataclasses.replace(PLAN, exchange_precision=fp16)
     for sharder, expected in (

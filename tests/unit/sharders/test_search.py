@@ -303,7 +303,7 @@ def test_a_stated_precision_is_that_of_the_plan() -> None:
     task = with_profiles(odd(same(3, 1000, 64, 2.0), 2, 10**7))
     stated = searcher("plain", exchange_precision={"forward": "fp16", "backward": "fp32"})
     assert stated.shard(task).exchange_precision == ExchangePrecision("fp16", "fp32")
-    assert not searcher("plain").chooses_exchange_precision
+    assert searcher("plain").exchange_precision is None
     for value, message in (
         ("half", r"^sharder.exchange_precision is 'half'; known: "),
         (
