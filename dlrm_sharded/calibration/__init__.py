@@ -1,4 +1,5 @@
-"""Chooses what is measured: random plans of a collection, plans of a task, those of a first start.
+"""The costs of this hardware: what is measured to know them, the store of samples, and the fit of a
+cost model to all of them.
 
-The measurements are made in `measuring`, and prices are fitted to them in `fitting`.
+The stages of a plan are measured in `measuring`.
 """

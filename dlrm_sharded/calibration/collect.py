@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from dlrm_sharded.calibration.confidence import is_disturbed
+from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
 from dlrm_sharded.calibration.random_plans import draw_communication, draw_computation
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.calibration.schedule import Slot, group_sizes, schedule
 from dlrm_sharded.calibration.undisturbed import least_disturbed
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.files.provenance import commit, versions
-from dlrm_sharded.fitting.confidence import is_disturbed
-from dlrm_sharded.fitting.costs_file import write_costs
-from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.measuring.bench import Bench

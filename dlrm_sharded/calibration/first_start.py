@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dlrm_sharded.calibration.adapt import Adapted, adapt
 from dlrm_sharded.calibration.collect import BAR_FORMAT
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.calibration.start_design import Design
 from dlrm_sharded.calibration.start_plans import StartPlan
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Workload
 from dlrm_sharded.files.progress_bar import ProgressBar
-from dlrm_sharded.fitting.adapt import Adapted, adapt
-from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.plans.plan_cost import STAGES
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dlrm_sharded.calibration.costs_file import manifest_path
+from dlrm_sharded.calibration.samples import Sample, problem_of, sound_sample
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.line_file import LineFile, changed_settings, locked
-from dlrm_sharded.fitting.costs_file import manifest_path
-from dlrm_sharded.fitting.samples import Sample, problem_of, sound_sample
 
 
 class Journal:

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.calibration.confidence import NOISE, PART_SPREAD, SHARED_SPREAD
+from dlrm_sharded.calibration.observed import parts_by_stage
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats, Workload
-from dlrm_sharded.fitting.confidence import NOISE, PART_SPREAD, SHARED_SPREAD
-from dlrm_sharded.fitting.observed import parts_by_stage
 
 
 class Design:

@@ -25,13 +25,13 @@ from dlrm_sharded.calibration.first_start import (
     disturbance,
     measure_plans,
 )
+from dlrm_sharded.calibration.hardware_costs import conditions_of
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
+from dlrm_sharded.calibration.samples import Sample, problem_of
 from dlrm_sharded.calibration.schedule import Slot, group_sizes
+from dlrm_sharded.calibration.start_file import FirstStart
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.fitting.picture import conditions_of
-from dlrm_sharded.fitting.samples import Sample, problem_of
-from dlrm_sharded.fitting.start_file import FirstStart
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import MAX_LOAD_PER_CORE, release_memory
 from dlrm_sharded.hardware.torch_defaults import torch_defaults

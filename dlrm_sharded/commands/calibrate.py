@@ -25,6 +25,10 @@ import torch
 from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.collect import CollectConfig, collect
+from dlrm_sharded.calibration.costs_file import manifest_path, read_costs
+from dlrm_sharded.calibration.fit_collected import FitConfig, fit_cost_model
+from dlrm_sharded.calibration.prediction_errors import errors_table, repeatability_text
+from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import instantiate, refuse_unused, run_hydra
 from dlrm_sharded.commands.yamls import CONF_DIR
@@ -32,10 +36,6 @@ from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import check_path, folder_to_write
 from dlrm_sharded.files.provenance import device_name
-from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model
-from dlrm_sharded.fitting.costs_file import manifest_path, read_costs
-from dlrm_sharded.fitting.evaluate import errors_table, repeatability_text
-from dlrm_sharded.fitting.samples import CollectedCosts
 from dlrm_sharded.hardware.artifact import CALIBRATED, name_in_folder, write_artifact
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, RETUNE, cost_model_kind
 from dlrm_sharded.hardware.compare import compare

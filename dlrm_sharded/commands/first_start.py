@@ -39,8 +39,8 @@ def measured_here(
     planners, budget_s = build(context), start_budget(cfg)
     if budget_s is None or not may_need(planners, context, exchanges=False):
         return context, planners
+    from dlrm_sharded.calibration.start_file import start_path, write_start
     from dlrm_sharded.calibration.start_measurement import announcement, measure_first_start
-    from dlrm_sharded.fitting.start_file import start_path, write_start
     from dlrm_sharded.ranks.distributed import process_group
 
     alone = dataclasses.replace(context, ranks_per_host=1)

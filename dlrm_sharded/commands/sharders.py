@@ -12,6 +12,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dlrm_sharded.calibration.hardware_costs import start_budget_s
 from dlrm_sharded.commands.hydra_app import command_line, instantiate, run_hydra
 from dlrm_sharded.commands.removed import why_key_of_search, why_removed
 from dlrm_sharded.commands.task import HERE
@@ -21,7 +22,6 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import fbgemm_version, versions
-from dlrm_sharded.fitting.picture import start_budget_s
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec

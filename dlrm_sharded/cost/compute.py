@@ -58,7 +58,7 @@ class PriceNet:
             further one.
         slopes: [C + 1, K], by how much the logarithm of a term's price rises with the scaled
             profile beside what the layers say, and for a sequence (older models lack that row), see
-            `fitting.factor_fit`; None for not at all.
+            `calibration.factor_fit`; None for not at all.
     """
 
     weights: tuple[Floats, ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from dlrm_sharded.calibration.hardware_costs import AUTO, hardware_cost_model
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.fitting.picture import AUTO, cost_picture
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job, local_hardware
@@ -23,7 +23,7 @@ def prices_of_run(context: RunContext, calibrate: float | None = None) -> Learne
         calibrate: seconds for a first start; None for the default, which may leave it out.
     """
     default = os.environ.get("DLRM_SHARDED_CALIBRATE", AUTO)
-    return cost_picture(
+    return hardware_cost_model(
         context,
         journal=os.environ.get("DLRM_SHARDED_JOURNAL", AUTO),
         calibrate=default if calibrate is None else calibrate,

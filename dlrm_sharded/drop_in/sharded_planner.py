@@ -17,6 +17,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
+from dlrm_sharded.calibration.hardware_costs import AUTO, MAX_START_S
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel, caveat_of, price
 from dlrm_sharded.drop_in.job_ranks import check_topology, rank_in_group
@@ -28,7 +29,6 @@ from dlrm_sharded.drop_in.parameter_constraints import Means, constrained
 from dlrm_sharded.drop_in.prices import context_of_ranks, prices_of_run
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
-from dlrm_sharded.fitting.picture import AUTO, MAX_START_S
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.hardware.torch_defaults import torch_defaults

@@ -9,18 +9,18 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dlrm_sharded.calibration.start_measurement import announcement, measure_first_start
-from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.files.line_file import turn
-from dlrm_sharded.fitting.picture import needs_start, start_folders
-from dlrm_sharded.fitting.start_file import (
+from dlrm_sharded.calibration.hardware_costs import needs_start, start_folders
+from dlrm_sharded.calibration.start_file import (
     FirstStart,
     find_start,
     start_folder,
     start_path,
     write_start,
 )
+from dlrm_sharded.calibration.start_measurement import announcement, measure_first_start
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.line_file import turn
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 
+from dlrm_sharded.calibration.confidence import Disturbance
+from dlrm_sharded.calibration.hardware_costs import conditions_of
+from dlrm_sharded.calibration.sample_store import SampleStore, measured_run
 from dlrm_sharded.cost.base import with_assumed_profiles
 from dlrm_sharded.datasets.base import check_keys
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.fitting.confidence import Disturbance
-from dlrm_sharded.fitting.picture import conditions_of
-from dlrm_sharded.fitting.run_journal import RunJournal, measured_run
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.build import Built
 from dlrm_sharded.job.plan import Planned
@@ -95,7 +95,7 @@ def _log_measured(measured: MeasuredCost, report: PlanReport) -> None:
 
 
 def note_run(
-    journal: RunJournal | None,
+    journal: SampleStore | None,
     context: RunContext,
     plan: ShardingPlan,
     task: ShardingTask,

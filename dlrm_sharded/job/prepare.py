@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dlrm_sharded.calibration.hardware_costs import run_journal
+from dlrm_sharded.calibration.sample_store import SampleStore
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
 from dlrm_sharded.files.line_file import OUTBOX
-from dlrm_sharded.fitting.picture import run_journal
-from dlrm_sharded.fitting.run_journal import RunJournal
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.job.first_start import with_first_start
@@ -42,7 +42,7 @@ class Prepared:
     rank: Rank
     folder: RunFolder
     context: RunContext
-    journal: RunJournal | None
+    journal: SampleStore | None
     planner: Planner | None
     streams: Mapping[Split, BatchStream]
     start: Start

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded.calibration.collect import CollectConfig
+from dlrm_sharded.calibration.costs_file import read_costs
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.calibration.schedule import schedule
 from dlrm_sharded.commands.calibrate import SHORT_REPEAT_EVERY
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.fitting.costs_file import read_costs
-from dlrm_sharded.fitting.samples import CollectedCosts, Sample
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan_cost import STAGES
 from tests import preloaded

@@ -9,17 +9,17 @@ import torch
 
 from dlrm_sharded import ShardedPlanner, plan_model
 from dlrm_sharded.calibration import start_measurement
+from dlrm_sharded.calibration.hardware_costs import conditions_of, run_journal
 from dlrm_sharded.drop_in.prices import context_of_ranks
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.fitting.picture import conditions_of, run_journal
 from dlrm_sharded.hardware import probing
 from dlrm_sharded.model.fused_optimizers import fuse
 from dlrm_sharded.ranks.distributed import Rank
 from tests.first_starts import count_measurements
 from tests.preloaded.ranks import gathered, run_ranks
+from tests.unit.calibration.test_adapt import ELSEWHERE, on_other_hardware
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.drop_in.made_up import bags
-from tests.unit.fitting.test_adapt import ELSEWHERE, on_other_hardware
 from tests.unit.hardware.test_torch_defaults import set_everything, switches
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.fitting.costs_file import write_costs
 from dlrm_sharded.testing import small_tasks
 from tests.e2e.runs import ROOT, result_of
 from tests.unit.cost.hardware import MANIFEST, measured_plans

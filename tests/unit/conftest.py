@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from dlrm_sharded.calibration.fit_collected import FitConfig, Fitted, fit_cost_model
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays
-from dlrm_sharded.fitting.calibrate import FitConfig, Fitted, fit_cost_model
-from dlrm_sharded.fitting.samples import CollectedCosts, Sample
 from dlrm_sharded.hardware.artifact import SHIPPED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.ranks.distributed import Rank, process_group

@@ -18,12 +18,12 @@ from omegaconf import DictConfig
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import Planner, RunContext, ShardingTask, Table, validate
+from dlrm_sharded.calibration.costs_file import read_costs, write_costs
+from dlrm_sharded.calibration.samples import workload_of_sample
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.fitting.costs_file import read_costs, write_costs
-from dlrm_sharded.fitting.samples import workload_of_sample
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.job.first_start import may_need
 from dlrm_sharded.plans.plan import read_plan

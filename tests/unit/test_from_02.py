@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_object
 
+from dlrm_sharded.calibration.costs_file import read_costs
+from dlrm_sharded.calibration.fit_collected import FitConfig, fit_cost_model
+from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
+from dlrm_sharded.calibration.start_file import find_start, start_path
 from dlrm_sharded.checkpoint.manifest import read_manifest
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard import KIND, PAPER_FEATURES, neuroshard_cost_model
 from dlrm_sharded.cost.price_file import prices_beside, read_prices
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.files.renamed import RENAMED
-from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model
-from dlrm_sharded.fitting.costs_file import read_costs
-from dlrm_sharded.fitting.run_journal import Conditions, RunJournal
-from dlrm_sharded.fitting.start_file import find_start, start_path
 from dlrm_sharded.hardware.artifact import SHIPPED, find_artifact, read_artifact, write_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.context import RunContext
@@ -151,7 +151,7 @@ def test_what_is_renamed_is_there(target: str) -> None:
 
 def test_measured_runs_and_the_first_start_of_the_cache(tmp_path: Path) -> None:
     conditions = Conditions("rowwise_adagrad", 2, "1.8.0", "cpu", 1)
-    [run] = RunJournal(JOURNAL).read(conditions).values()
+    [run] = SampleStore(JOURNAL).read(conditions).values()
     assert run.batch_size == 128
     hardware = read_costs(CALIBRATION / "costs.parquet").hardware
     context = RunContext("cpu", hardware, "rowwise_adagrad", ranks_per_host=2, fbgemm="1.8.0")

@@ -15,16 +15,16 @@ import numpy as np
 
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.first_start import FIT_SHARE, Chooser, measure_plans
+from dlrm_sharded.calibration.hardware_costs import START_S
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
 from dlrm_sharded.calibration.random_plans import DrawnTable
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.calibration.start_measurement import IDS_PER_STEP, TABLE_GIB
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.fitting.picture import START_S
-from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import Topology

@@ -11,19 +11,16 @@ import pytest
 
 from dlrm_sharded import RunContext
 from dlrm_sharded.calibration.first_start import Chooser, measure_plans
-from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
-from dlrm_sharded.calibration.random_plans import MAX_COLS
-from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
-from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
-from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.fitting.picture import (
+from dlrm_sharded.calibration.hardware_costs import (
     conditions_of,
     corrected,
-    cost_picture,
+    hardware_cost_model,
     needs_start,
 )
-from dlrm_sharded.fitting.samples import workload_of_sample
-from dlrm_sharded.fitting.start_file import (
+from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
+from dlrm_sharded.calibration.random_plans import MAX_COLS
+from dlrm_sharded.calibration.samples import workload_of_sample
+from dlrm_sharded.calibration.start_file import (
     FirstStart,
     find_start,
     start_folder,
@@ -31,6 +28,9 @@ from dlrm_sharded.fitting.start_file import (
     with_start,
     write_start,
 )
+from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
+from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.job import first_start
@@ -40,8 +40,8 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank
 from tests.processes import lock_of_another_process
 from tests.unit.calibration.made_up_bench import MadeUpBench, true_prices
+from tests.unit.calibration.test_adapt import on_other_hardware
 from tests.unit.cost.hardware import measured_plans
-from tests.unit.fitting.test_adapt import on_other_hardware
 from tests.unit.hardware.made_up import CPU
 from tests.unit.made_up import in_turns, tables_of, task_of
 
@@ -212,19 +212,19 @@ def test_measured_prices_say_what_they_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("DLRM_SHARDED_CACHE", str(tmp_path))
-    before = cost_picture(HERE, calibrate="auto")
+    before = hardware_cost_model(HERE, calibrate="auto")
     assert before.standing.kind == "prior"
     assert needs_start(before, HERE)
     write_start(start_path(start_folder(), HERE), start_of())
     caplog.clear()
-    after = cost_picture(HERE, calibrate="auto")
+    after = hardware_cost_model(HERE, calibrate="auto")
     assert after.standing.short_text == "measured at the first start (19 s), within about 12 %"
     assert not needs_start(after, HERE)
     assert "is a prior" not in caplog.text
     assert after.standing.to_json()["kind"] == "measured"
-    assert cost_picture(HERE, calibrate="never").standing == before.standing
+    assert hardware_cost_model(HERE, calibrate="never").standing == before.standing
     [file] = (Path(__file__).parents[3] / "dlrm_sharded" / "artifacts").glob("learned-cpu*")
-    assert cost_picture(HERE, str(file), calibrate="auto").standing.kind == "prior", (
+    assert hardware_cost_model(HERE, str(file), calibrate="auto").standing.kind == "prior", (
         "as it is named"
     )
 

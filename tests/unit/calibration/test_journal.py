@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from dlrm_sharded.calibration.costs_file import manifest_path, write_costs
 from dlrm_sharded.calibration.journal import Journal
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.files.errors import ConfigError, DataError
-from dlrm_sharded.fitting.costs_file import manifest_path, write_costs
-from dlrm_sharded.fitting.samples import Sample
-from tests.unit.fitting.cases import sample
+from tests.unit.calibration.cases import sample
 
 SETTINGS = {"hardware": "cpu: test", "batch_sizes": [64, 128], "measure": {"iterations": 3}}
 SAMPLES = [sample(i) for i in range(3)]

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from dlrm_sharded.calibration.collect import CollectConfig
+from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.commands import calibrate
 from dlrm_sharded.commands.calibrate import MODULE, hydra_main
-from dlrm_sharded.fitting.costs_file import write_costs
 from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 

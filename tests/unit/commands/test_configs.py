@@ -204,7 +204,7 @@ def test_cost_model_waits_for_the_hardware(name):
 
 
 def test_runs_can_do_without_a_cost_model():
-    assert composed_config("train").cost_model._target_.endswith("cost_picture")
+    assert composed_config("train").cost_model._target_.endswith("hardware_cost_model")
     for override in ("cost_model=none", "~cost_model"):
         assert composed_config("train", override).get("cost_model") is None
 

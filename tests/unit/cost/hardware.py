@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.random_plans import RankLimits, draw_communication, draw_computation
-from dlrm_sharded.fitting.samples import MeasuredShard, Sample
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost

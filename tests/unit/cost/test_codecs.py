@@ -7,6 +7,8 @@ import pytest
 
 from dlrm_sharded import DataError, Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.fit_collected import FitConfig, Fitted, fit_cost_model
+from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.cost.codecs import (
     CodecTimes,
     codecs_from_array,
@@ -22,8 +24,6 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
-from dlrm_sharded.fitting.calibrate import FitConfig, Fitted, fit_cost_model
-from dlrm_sharded.fitting.samples import CollectedCosts
 from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from tests.unit.made_up import task_of

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dlrm_sharded.calibration.fit_alone import fit_communication, fit_nonnegative
 from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Reduce, Workload
-from dlrm_sharded.fitting.fit import fit_communication, fit_nonnegative
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.plans.task import Topology

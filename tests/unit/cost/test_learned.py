@@ -10,12 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dlrm_sharded import RunContext, Shard
+from dlrm_sharded.calibration.fit_collected import Fitted, predictor
+from dlrm_sharded.calibration.prediction_errors import compare
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.fitting.calibrate import Fitted, predictor
-from dlrm_sharded.fitting.evaluate import compare
-from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.plans.tables import Table
 from tests.unit.cost.plans import (
     COMPUTING,

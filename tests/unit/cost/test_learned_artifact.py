@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from dlrm_sharded import DataError, RunContext
+from dlrm_sharded.calibration.fit_alone import LookupData, TrainablePriceNet, fit_compute
+from dlrm_sharded.calibration.fit_collected import FitConfig, Fitted, fit_cost_model, predictor
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.price_file import read_prices, write_prices
-from dlrm_sharded.fitting.calibrate import FitConfig, Fitted, fit_cost_model, predictor
-from dlrm_sharded.fitting.fit import LookupData, TrainablePriceNet, fit_compute
-from dlrm_sharded.fitting.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.standing import Standing

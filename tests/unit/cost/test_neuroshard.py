@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from dlrm_sharded import ConfigError, RunContext, ShardingPlan, ShardingTask
+from dlrm_sharded.calibration.fit_collected import FitConfig, fit_cost_model
+from dlrm_sharded.calibration.neuroshard_fit import fit_paper
+from dlrm_sharded.calibration.prediction_errors import compare
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard import (
     NeuroShardCostModel,
@@ -16,10 +20,6 @@ from dlrm_sharded.cost.neuroshard import (
     to_arrays,
 )
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model
-from dlrm_sharded.fitting.evaluate import compare
-from dlrm_sharded.fitting.fit_paper import fit_paper
-from dlrm_sharded.fitting.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.hardware.artifact import write_artifact
 from tests.unit.cost.hardware import reuse_histogram
 from tests.unit.cost.plans import EXCHANGING, relabelled

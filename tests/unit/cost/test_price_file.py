@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm_sharded.calibration.factor_fit import Factors
+from dlrm_sharded.calibration.hardware_costs import conditions_of, hardware_cost_model, run_journal
 from dlrm_sharded.cost.communication import EXCHANGE_PARTS, EXCHANGES
 from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.price_file import prices_beside, prices_digest, read_prices, write_prices
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.fitting.factor_fit import Factors
-from dlrm_sharded.fitting.picture import conditions_of, cost_picture, run_journal
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
@@ -66,13 +66,13 @@ def test_is_no_fitted_model_and_no_fitted_model_is_one(tmp_path: Path) -> None:
     write_prices(path, learned_cost_model(HERE))
     with pytest.raises(DataError, match="not a cost model of the kind 'learned'"):
         learned_cost_model(HERE, str(path))
-    assert prices_digest(cost_picture(HERE, str(path))) == prices_digest(read_prices(path))
+    assert prices_digest(hardware_cost_model(HERE, str(path))) == prices_digest(read_prices(path))
 
 
 def test_jobs_of_a_sweep_share_the_prices_of_the_first(tmp_path: Path) -> None:
     def of_job(context: RunContext) -> str:
         journal, snapshot = str(tmp_path / "journal"), str(tmp_path / "prices")
-        return prices_digest(cost_picture(context, journal=journal, snapshot=snapshot))
+        return prices_digest(hardware_cost_model(context, journal=journal, snapshot=snapshot))
 
     first = of_job(HERE)
     journal, conditions = run_journal(HERE, str(tmp_path / "journal")), conditions_of(HERE)
@@ -83,12 +83,14 @@ def test_jobs_of_a_sweep_share_the_prices_of_the_first(tmp_path: Path) -> None:
     assert of_job(HERE) == first
     assert of_job(dataclasses.replace(HERE, ranks_per_host=1)) == first  # other runs correct it
     assert len(list((tmp_path / "prices").glob("*.safetensors"))) == 2
-    assert prices_digest(cost_picture(HERE, journal=str(tmp_path / "journal"))) != first
+    assert prices_digest(hardware_cost_model(HERE, journal=str(tmp_path / "journal"))) != first
 
 
 def test_gpus_that_share_a_snapshot_have_costs_of_their_own(tmp_path: Path) -> None:
     models = [
-        cost_picture(dataclasses.replace(H100, hardware=Hardware(name)), snapshot=str(tmp_path))
+        hardware_cost_model(
+            dataclasses.replace(H100, hardware=Hardware(name)), snapshot=str(tmp_path)
+        )
         for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
     ]
     assert [model.name for model in models] == ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"]

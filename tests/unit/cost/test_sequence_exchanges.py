@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlrm_sharded.calibration.factor_fit import fit_factors, with_sequences
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -19,8 +21,6 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrice
 from dlrm_sharded.cost.learned import shipped_prior
 from dlrm_sharded.cost.learned_arrays import SEQUENCE_BYTES, from_arrays, to_arrays
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
-from dlrm_sharded.fitting.factor_fit import fit_factors, with_sequences
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan

@@ -5,6 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.fit_alone import fit_sequences
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
 from dlrm_sharded.cost.learned import shipped_prior
@@ -16,9 +19,6 @@ from dlrm_sharded.cost.learned_arrays import (
 )
 from dlrm_sharded.cost.sequences import SequencePrices
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
-from dlrm_sharded.fitting.factor_fit import fit_factors
-from dlrm_sharded.fitting.fit import fit_sequences
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.plans.plan import Shard, ShardingPlan

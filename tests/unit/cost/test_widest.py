@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import DataError, PlanCost, RunContext, learned_cost_model
+from dlrm_sharded.calibration.fit_collected import FitConfig, Fitted, fit_cost_model
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK, GROUP_COLUMNS, work_of
 from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
 from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
-from dlrm_sharded.fitting.calibrate import FitConfig, Fitted, fit_cost_model
-from dlrm_sharded.fitting.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.hardware.artifact import write_artifact
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.cost.plans import Planned, planned

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
 from dlrm_sharded.datasets.blocks import Manifest
 from dlrm_sharded.files import json_files
 from dlrm_sharded.files.errors import ConfigError, UserError
 from dlrm_sharded.files.json_files import read_file, read_json_object, replace_file, write_json
 from dlrm_sharded.files.line_file import LineFile
-from dlrm_sharded.fitting.costs_file import read_costs
 from dlrm_sharded.hardware.artifact import artifact_kind
 from dlrm_sharded.runs import owner
 from tests.unit.checkpoint.cases import PART, write

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from dlrm_sharded.fitting.confidence import Disturbance
-from dlrm_sharded.fitting.run_journal import RunJournal
+from dlrm_sharded.calibration.confidence import Disturbance
+from dlrm_sharded.calibration.sample_store import SampleStore
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.measure import note_run
-from tests.unit.fitting.test_run_journal import COST, PLAN, TASK
+from tests.unit.calibration.test_run_journal import COST, PLAN, TASK
 
 CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
 
@@ -18,7 +18,7 @@ def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
     cache = tmp_path / "cache"
     if is_file:
         cache.write_text("a file is in the way")
-    journal = RunJournal(cache / "runs" / "hardware.jsonl")
+    journal = SampleStore(cache / "runs" / "hardware.jsonl")
     with caplog.at_level(logging.INFO):
         note_run(journal, CONTEXT, PLAN, TASK, COST)
     [said] = caplog.messages
@@ -27,7 +27,7 @@ def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_says_that_a_disturbed_run_counts_less(tmp_path, caplog, is_busy):
-    journal = RunJournal(tmp_path / "hardware.jsonl")
+    journal = SampleStore(tmp_path / "hardware.jsonl")
     beside = Disturbance(core_wait=0.4 if is_busy else 0.01)
     with caplog.at_level(logging.WARNING):
         note_run(journal, CONTEXT, PLAN, TASK, COST, beside)

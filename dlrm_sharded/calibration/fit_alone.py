@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import (
     EXCHANGES,
     HARDLY_ANY,
@@ -36,7 +37,6 @@ from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, profile_of, work_of
 from dlrm_sharded.cost.sequences import SequencePrices
 from dlrm_sharded.cost.widest import widest_terms, width_vectors
 from dlrm_sharded.cost.workload import Floats, Workload
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 
 HIDDEN_WIDTH = 16

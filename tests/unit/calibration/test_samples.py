@@ -10,22 +10,22 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.fitting.costs_file import (
+from dlrm_sharded.calibration.costs_file import (
     COSTS_FORMAT,
     SCHEMA,
     manifest_path,
     read_costs,
     write_costs,
 )
-from dlrm_sharded.fitting.samples import Sample, repeatability, workload_of_sample
+from dlrm_sharded.calibration.samples import Sample, repeatability, workload_of_sample
+from dlrm_sharded.cost.workload import workload_of_plan
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from tests.unit.fitting.cases import sample
+from tests.unit.calibration.cases import sample
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 ROOT = Path(__file__).resolve().parents[3]

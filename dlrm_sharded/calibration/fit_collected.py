@@ -9,6 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from dlrm_sharded.calibration.factor_fit import with_sequences
+from dlrm_sharded.calibration.fit_alone import (
+    LookupData,
+    fit_communication,
+    fit_compute,
+    fit_dense_gradients,
+    fit_sequences,
+)
+from dlrm_sharded.calibration.from_prior import (
+    MIN_ADAPTED_PLANS,
+    better_of_both,
+    with_uncertainty,
+)
+from dlrm_sharded.calibration.neuroshard_fit import fit_paper
+from dlrm_sharded.calibration.prediction_errors import Predictor, averaged, compare
+from dlrm_sharded.calibration.ranges import fitted_ranges, with_ranges_of
+from dlrm_sharded.calibration.rank_errors import rank_error
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, learned_arrays, neuroshard
 from dlrm_sharded.cost.codecs import CodecTimes, codecs_to_array
 from dlrm_sharded.cost.communication import LINKS, STEP_EXCHANGES, UNMEASURED, Hosts, with_stated
@@ -20,24 +38,6 @@ from dlrm_sharded.cost.neuroshard import NeuroShardCostModel
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.fitting.evaluate import Predictor, averaged, compare
-from dlrm_sharded.fitting.factor_fit import with_sequences
-from dlrm_sharded.fitting.fit import (
-    LookupData,
-    fit_communication,
-    fit_compute,
-    fit_dense_gradients,
-    fit_sequences,
-)
-from dlrm_sharded.fitting.fit_paper import fit_paper
-from dlrm_sharded.fitting.from_prior import (
-    MIN_ADAPTED_PLANS,
-    better_of_both,
-    with_uncertainty,
-)
-from dlrm_sharded.fitting.ranges import fitted_ranges, with_ranges_of
-from dlrm_sharded.fitting.rank_errors import rank_error
-from dlrm_sharded.fitting.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.hardware.artifact import Arrays
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 

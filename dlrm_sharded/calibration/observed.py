@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.calibration.confidence import reliability
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel, Hosts
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats, Workload
-from dlrm_sharded.fitting.confidence import reliability
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
 
 OF_SEQUENCES = np.array([[1.0, 0.0], [1.0, 1.0]])

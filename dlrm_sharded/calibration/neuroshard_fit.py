@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.neuroshard import PaperNets, columns_by_rank, table_features
 from dlrm_sharded.cost.workload import Workload
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 
 RANKS_PER_BATCH, LEARNING_RATE = 512, 1e-3
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dlrm_sharded.fitting.samples import Sample
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.plans.plan_cost import PlanCost
 
 LEAST_RANKS = 12

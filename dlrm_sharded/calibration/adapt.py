@@ -17,15 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dlrm_sharded.calibration.confidence import ERROR_OF_ONE, Confidence, reliability
+from dlrm_sharded.calibration.factor_fit import Factors, fitted_to
+from dlrm_sharded.calibration.observed import Observed, observed_times
+from dlrm_sharded.calibration.outliers import NUM_AGREEING, Outlier, contradicting_plans
+from dlrm_sharded.calibration.ranges import with_ranges_of
+from dlrm_sharded.calibration.rank_errors import rank_error
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.fitting.confidence import ERROR_OF_ONE, Confidence, reliability
-from dlrm_sharded.fitting.factor_fit import Factors, fitted_to
-from dlrm_sharded.fitting.observed import Observed, observed_times
-from dlrm_sharded.fitting.outliers import NUM_AGREEING, Outlier, contradicting_plans
-from dlrm_sharded.fitting.ranges import with_ranges_of
-from dlrm_sharded.fitting.rank_errors import rank_error
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.plans.plan_cost import PlanCost
 
 MAX_LEFT_OUT = 10

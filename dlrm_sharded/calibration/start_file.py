@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlrm_sharded.calibration.ranges import with_ranges_of
+from dlrm_sharded.calibration.sample_store import Conditions
+from dlrm_sharded.calibration.samples import Sample, sound_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import NonNegative
 from dlrm_sharded.files.user_cache import user_cache
-from dlrm_sharded.fitting.ranges import with_ranges_of
-from dlrm_sharded.fitting.run_journal import Conditions
-from dlrm_sharded.fitting.samples import Sample, sound_sample
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.standing import Standing
 
@@ -144,7 +144,7 @@ def with_start(prior: LearnedCostModel, start: FirstStart, *, num_ranks: int) ->
     Args:
         num_ranks: ranks of a host of the run; more than one exchange.
     """
-    from dlrm_sharded.fitting.factor_fit import (
+    from dlrm_sharded.calibration.factor_fit import (
         fit_factors,
     )  # loads SciPy, which takes half a second
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.confidence import Disturbance
+from dlrm_sharded.calibration.samples import Sample, problem_of, sound_sample
 from dlrm_sharded.cost.kernel_changes import changes_between
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
-from dlrm_sharded.fitting.confidence import Disturbance
-from dlrm_sharded.fitting.samples import Sample, problem_of, sound_sample
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
@@ -60,7 +60,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class RunJournal:
+class SampleStore:
     """The file of one hardware; it need not exist.
 
     Args:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dlrm_sharded.fitting.confidence import (
+from dlrm_sharded.calibration.confidence import (
     PART_SPREAD,
     SHARED_SPREAD,
     Confidence,

@@ -1,6 +1,6 @@
 """Samples made by hand."""
 
-from dlrm_sharded.fitting.samples import MeasuredShard, Sample
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 

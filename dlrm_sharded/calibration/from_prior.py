@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.calibration.uncertainty import uncertainty_after
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.fitting.factor_fit import fit_factors
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
-from dlrm_sharded.fitting.uncertainty import uncertainty_after
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from dlrm_sharded.calibration.confidence import NOISE, Confidence
+from dlrm_sharded.calibration.rank_errors import STANDARD_DEVIATIONS
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats
-from dlrm_sharded.fitting.confidence import NOISE, Confidence
-from dlrm_sharded.fitting.rank_errors import STANDARD_DEVIATIONS
 
 LEAST_TIMES = 12
 """Number of times from which on their own errors say how large the noise is, if above `NOISE`.

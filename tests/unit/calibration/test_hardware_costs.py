@@ -6,16 +6,21 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded import ConfigError, RunContext
+from dlrm_sharded.calibration.adapt import error_of
+from dlrm_sharded.calibration.hardware_costs import (
+    conditions_of,
+    corrected,
+    hardware_cost_model,
+    run_journal,
+)
+from dlrm_sharded.calibration.sample_store import SampleStore
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.fitting.adapt import error_of
-from dlrm_sharded.fitting.picture import conditions_of, corrected, cost_picture, run_journal
-from dlrm_sharded.fitting.run_journal import RunJournal
-from dlrm_sharded.fitting.samples import Sample
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.standing import Standing
+from tests.unit.calibration.test_adapt import ELSEWHERE, on_other_hardware
 from tests.unit.cost.hardware import measured_plans
-from tests.unit.fitting.test_adapt import ELSEWHERE, on_other_hardware
 from tests.unit.hardware.made_up import CPU
 from tests.unit.made_up import in_turns, tables_of, task_of
 
@@ -30,7 +35,7 @@ def prior(model: LearnedCostModel) -> LearnedCostModel:
 RUNS = on_other_hardware(measured_plans(12, 0, seed=5), ELSEWHERE)
 
 
-def noted(folder: Path, *runs: Sample) -> RunJournal:
+def noted(folder: Path, *runs: Sample) -> SampleStore:
     journal, conditions = run_journal(HERE, str(folder)), conditions_of(HERE)
     for run in runs:
         assert journal.append(conditions, run)
@@ -90,13 +95,13 @@ def test_says_what_is_no_folder(journal: object) -> None:
 
 
 def test_the_next_prediction_is_corrected(tmp_path: Path) -> None:
-    before = cost_picture(HERE, journal=str(tmp_path))
+    before = hardware_cost_model(HERE, journal=str(tmp_path))
     noted(tmp_path, *on_other_hardware(RUNS, 40.0))
-    after = cost_picture(HERE, journal=str(tmp_path))
+    after = hardware_cost_model(HERE, journal=str(tmp_path))
     assert after.standing.num_runs == len(RUNS)
     assert after.compute.forward.launch_ms > before.compute.forward.launch_ms
     other_optimizer = dataclasses.replace(HERE, optimizer="adam")
-    standing = cost_picture(other_optimizer, journal=str(tmp_path)).standing
+    standing = hardware_cost_model(other_optimizer, journal=str(tmp_path)).standing
     assert standing.num_runs == 0, "runs with another optimizer"
 
 
@@ -104,13 +109,13 @@ def test_a_run_that_others_contradict_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = noted(tmp_path, *RUNS[:6])
-    before = cost_picture(HERE, journal=str(tmp_path))
+    before = hardware_cost_model(HERE, journal=str(tmp_path))
     whole = journal.path.read_text().splitlines(keepends=True)
     noted(tmp_path, *on_other_hardware(RUNS[6:7], 1e3))
     absurd = journal.path.read_text().splitlines(keepends=True)[-1]
     journal.path.write_text("".join([*whole[:2], absurd, *whole[2:]]))
     caplog.clear()
-    after = cost_picture(HERE, journal=str(tmp_path))
+    after = hardware_cost_model(HERE, journal=str(tmp_path))
     assert after.standing == before.standing
     [said] = [text for text in caplog.messages if "contradict" in text]
     assert f"1 of 7 runs in the journal {journal.path} is left out" in said

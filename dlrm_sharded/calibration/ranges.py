@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.features import EXTENT, extent_of
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 
 
 def fitted_ranges(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:

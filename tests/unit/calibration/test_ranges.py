@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from dlrm_sharded import RunContext
+from dlrm_sharded.calibration.adapt import adapt
+from dlrm_sharded.calibration.ranges import with_ranges_of
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
-from dlrm_sharded.fitting.adapt import adapt
-from dlrm_sharded.fitting.ranges import with_ranges_of
-from dlrm_sharded.fitting.samples import Sample
-from tests.unit.fitting.cases import sample
+from tests.unit.calibration.cases import sample
 
 COLUMNS = "columns of a shard"
 

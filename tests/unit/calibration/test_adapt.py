@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pytest
 
+from dlrm_sharded.calibration.adapt import Adapted, adapt, error_of
+from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.fitting.adapt import Adapted, adapt, error_of
-from dlrm_sharded.fitting.factor_fit import fit_factors
-from dlrm_sharded.fitting.samples import Sample, workload_of_sample
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from tests.unit.cost.hardware import measured_plans
 

@@ -25,19 +25,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import least_squares
 
-from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel
-from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.workload import Floats
-from dlrm_sharded.fitting.confidence import NOISE, Confidence
-from dlrm_sharded.fitting.observed import (
+from dlrm_sharded.calibration.confidence import NOISE, Confidence
+from dlrm_sharded.calibration.observed import (
     OF_SEQUENCES,
     Observed,
     observed_exchanges,
     observed_times,
     sums_by_time,
 )
-from dlrm_sharded.fitting.samples import Sample
-from dlrm_sharded.fitting.uncertainty import information, uncertainty_after
+from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.uncertainty import information, uncertainty_after
+from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.plan_cost import DIRECTIONS
 
 MAX_LOG_FACTOR = 12.0

@@ -15,16 +15,16 @@ from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.files.json_files import read_file, replace_file, write_json
-from dlrm_sharded.fitting.confidence import is_disturbed
-from dlrm_sharded.fitting.samples import (
+from dlrm_sharded.calibration.confidence import is_disturbed
+from dlrm_sharded.calibration.samples import (
     TIMES,
     CollectedCosts,
     Sample,
     check_sample,
     repeatability,
 )
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.files.json_files import read_file, replace_file, write_json
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 
 COSTS_FORMAT = 1

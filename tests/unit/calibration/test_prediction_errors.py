@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dlrm_sharded.fitting.evaluate import (
+from dlrm_sharded.calibration.prediction_errors import (
     Predictor,
     TimePairs,
     averaged,
     compare,
 )
-from dlrm_sharded.fitting.samples import MeasuredShard, Sample
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from tests.unit.fitting.cases import sample
+from tests.unit.calibration.cases import sample
 from tests.unit.made_up import USED_ONCE
 
 Times = tuple[float, float, float, float]

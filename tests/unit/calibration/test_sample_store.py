@@ -8,10 +8,10 @@ import pytest
 
 from dlrm_sharded import PlanCost, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.sample_store import MAX_RUNS, Conditions, SampleStore, measured_run
+from dlrm_sharded.calibration.samples import TIMES, Sample, workload_of_sample
 from dlrm_sharded.cost.features import profile_of, work_of
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
-from dlrm_sharded.fitting.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
-from dlrm_sharded.fitting.samples import TIMES, Sample, workload_of_sample
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from tests.unit.made_up import column_shards, task_of
@@ -32,8 +32,8 @@ COST = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 1.0)), 
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> RunJournal:
-    return RunJournal(tmp_path / "runs" / "hardware.jsonl")
+def journal(tmp_path: Path) -> SampleStore:
+    return SampleStore(tmp_path / "runs" / "hardware.jsonl")
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def test_a_run_is_the_plan_that_it_measured(run: Sample) -> None:
     assert run.cost == COST
 
 
-def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal, run: Sample) -> None:
+def test_reads_what_was_written_under_the_same_conditions(
+    journal: SampleStore, run: Sample
+) -> None:
     assert journal.read(SGD) == {}
     slower = dataclasses.replace(run, cost=PlanCost(COST.per_rank[::-1], COST.input_dist_ms))
     journal.append(SGD, run)
@@ -73,7 +75,7 @@ def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal, r
     ],
 )
 def test_runs_with_other_kernels_do_not_count(
-    journal: RunJournal, run: Sample, there: str | None, here: str, optimizer: str, counts: bool
+    journal: SampleStore, run: Sample, there: str | None, here: str, optimizer: str, counts: bool
 ) -> None:
     journal.append(Conditions(optimizer, 2, there), run)
     if there is None:  # as earlier versions wrote it
@@ -81,7 +83,7 @@ def test_runs_with_other_kernels_do_not_count(
     assert journal.read(Conditions(optimizer, 2, here)) == ({1: run} if counts else {})
 
 
-def test_the_latest_runs_count(journal: RunJournal, run: Sample) -> None:
+def test_the_latest_runs_count(journal: SampleStore, run: Sample) -> None:
     for number in range(MAX_RUNS + 5):
         journal.append(SGD, dataclasses.replace(run, number=number))
     assert [found.number for found in journal.read(SGD).values()] == list(range(5, MAX_RUNS + 5))
@@ -114,7 +116,7 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize(("key", "value"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_what_cannot_have_been_measured_is_named(
-    journal: RunJournal, run: Sample, caplog: pytest.LogCaptureFixture, key: str, value: object
+    journal: SampleStore, run: Sample, caplog: pytest.LogCaptureFixture, key: str, value: object
 ) -> None:
     journal.append(SGD, run)
     whole = journal.path.read_bytes()

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from dlrm_sharded import DataError, RunContext
+from dlrm_sharded.calibration.adapt import error_of
+from dlrm_sharded.calibration.costs_file import read_costs, write_costs
+from dlrm_sharded.calibration.fit_collected import FitConfig, fit_cost_model, fit_learned
+from dlrm_sharded.calibration.from_prior import adapted
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.cost.learned import KIND, learned_cost_model, shipped_prior
 from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
-from dlrm_sharded.fitting.adapt import error_of
-from dlrm_sharded.fitting.calibrate import FitConfig, fit_cost_model, fit_learned
-from dlrm_sharded.fitting.costs_file import read_costs, write_costs
-from dlrm_sharded.fitting.from_prior import adapted
-from dlrm_sharded.fitting.samples import CollectedCosts, Sample
 from dlrm_sharded.hardware.artifact import read_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from tests import preloaded

@@ -10,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.cost.price_file import is_price_file, read_prices, write_prices
-from dlrm_sharded.files.errors import ConfigError, check_number, check_path
-from dlrm_sharded.files.line_file import named, turn
-from dlrm_sharded.files.user_cache import journal_folder
-from dlrm_sharded.fitting.confidence import Confidence, is_disturbed
-from dlrm_sharded.fitting.run_journal import Conditions, RunJournal
-from dlrm_sharded.fitting.samples import Sample
-from dlrm_sharded.fitting.start_file import (
+from dlrm_sharded.calibration.confidence import Confidence, is_disturbed
+from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
+from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.start_file import (
     FirstStart,
     find_start,
     start_digest,
     start_folder,
     with_start,
 )
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.price_file import is_price_file, read_prices, write_prices
+from dlrm_sharded.files.errors import ConfigError, check_number, check_path
+from dlrm_sharded.files.line_file import named, turn
+from dlrm_sharded.files.user_cache import journal_folder
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.standing import Standing
 
 if TYPE_CHECKING:
-    from dlrm_sharded.fitting.adapt import Adapted
+    from dlrm_sharded.calibration.adapt import Adapted
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ TURN_S = 60.0
 """Time to wait for another job of the sweep that computes its prices."""
 
 
-def cost_picture(
+def hardware_cost_model(
     context: RunContext,
     artifact: str | None = None,
     journal: str | None = None,
@@ -189,7 +189,7 @@ def corrected(
     """
     if not runs:
         return model
-    from dlrm_sharded.fitting.adapt import adapt  # loads SciPy, which takes half a second
+    from dlrm_sharded.calibration.adapt import adapt  # loads SciPy, which takes half a second
 
     prior, start = started or (model, ())
     confidence = Confidence.of_standing(model.standing)
@@ -253,7 +253,7 @@ def _is_trusted(adapted: Adapted, model: LearnedCostModel, *, has_start: bool) -
 
 def run_journal(
     context: RunContext, journal: str | None, *, outbox: Path | None = None
-) -> RunJournal | None:
+) -> SampleStore | None:
     """Return the journal of a run's hardware.
 
     Args:
@@ -272,7 +272,7 @@ def run_journal(
         check_path("journal", journal)
     if context.hardware is None or context.hardware.fingerprint is None:
         return None
-    return RunJournal(
+    return SampleStore(
         context.hardware.fingerprint.path_in(journal_folder(journal), ".jsonl"), outbox
     )
 

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.fitting.rank_errors import LEAST_RANKS, rank_error
-from dlrm_sharded.fitting.samples import Sample
+from dlrm_sharded.calibration.rank_errors import LEAST_RANKS, rank_error
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from tests.unit.fitting.cases import sample
+from tests.unit.calibration.cases import sample
 
 ERROR = 0.1
 

@@ -10,11 +10,11 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
+from dlrm_sharded.calibration.samples import CRITICAL_PATH, Sample, workload_of_sample
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.workload import Workload
 from dlrm_sharded.files.text_table import Column, TextTable
-from dlrm_sharded.fitting.samples import CRITICAL_PATH, Sample, workload_of_sample
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 
 SHARD_COUNTS = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
