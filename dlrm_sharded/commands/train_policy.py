@@ -31,7 +31,7 @@ from dlrm_sharded.files.errors import ConfigError, check_count, check_path
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.files.provenance import commit, versions
-from dlrm_sharded.hardware.artifact import CALIBRATED, name_in_folder, write_artifact
+from dlrm_sharded.hardware.artifact import CALIBRATED, find_artifact, name_in_folder, write_artifact
 from dlrm_sharded.hardware.artifact_kinds import policy_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
@@ -42,22 +42,10 @@ from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.ranks.process import num_cores
-from dlrm_sharded.rl.policy import (
-    POLICY_FEATURES,
-    LearnedPolicy,
-    packaged_net,
-    read_net,
-    to_arrays,
-)
+from dlrm_sharded.rl.nets import PlacementNet
+from dlrm_sharded.rl.policy import POLICY_FEATURES, LearnedPolicy, read_net, to_arrays
 from dlrm_sharded.rl.tasks import TaskPool
-from dlrm_sharded.rl.training import (
-    MeasurePlan,
-    RoundResult,
-    RoundSchedule,
-    TrainingMethod,
-    build_method,
-    train_policy,
-)
+from dlrm_sharded.rl.training import MeasurePlan, PolicyTraining, RoundResult
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder
@@ -78,40 +66,37 @@ def hydra_main(cfg: DictConfig) -> None:
         hardware, device = detect_hardware(rank), rank.device.type
         pool: TaskPool = instantiate(cfg.tasks)
         model = _cost_model(cfg, pool, hardware, device)
-        method: TrainingMethod = build_method(instantiate(cfg.policy), seed=cfg.seed)
-        initialize(method, cfg.init_from, RunContext(device, hardware, cfg.optimizer))
-        schedule: RoundSchedule = instantiate(cfg.schedule)
+        training = PolicyTraining(instantiate(cfg.policy), pool, instantiate(cfg.schedule))
+        initialize(training.net, cfg.init_from, RunContext(device, hardware, cfg.optimizer))
+        kind, schedule = training.net.kind, training.schedule
         validation = Validation(pool, model, cfg.num_validation_tasks)
-        initial_ms = None if cfg.init_from is None else validation.policy_ms(method)
-        name = name_in_folder(out, policy_kind(method.net.kind), hardware)
+        initial_ms = None if cfg.init_from is None else validation.policy_ms(training.net)
+        name = name_in_folder(out, policy_kind(kind), hardware)
         checkpoint = out / f"{name}.partial"
         settings = _settings(cfg)
-        with Progress(cfg, schedule, method, validation, resumed=checkpoint.exists()) as progress:
-            rounds = train_policy(
-                method,
-                pool,
+        with Progress(cfg, training, validation, resumed=checkpoint.exists()) as progress:
+            training.run(
                 _costs(cfg, pool, model, rank),
-                schedule,
                 is_trained=cfg.init_from is not None,
                 checkpoint=checkpoint,
                 settings=settings,
                 on_round=progress.add,
             )
-        scores = validation.scores(method)
+        scores = validation.scores(training.net)
         meta = {
-            "kind": method.net.kind,
+            "kind": kind,
             **hardware.to_meta(),
             "device": device,
             "optimizer": cfg.optimizer,
             "features": POLICY_FEATURES,
             "training": settings,
             "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
-            "training_s": round(sum(result.seconds for result in rounds), 1),
+            "training_s": round(sum(result.seconds for result in training.rounds), 1),
             "scores_ms": scores,
             "initial_ms": initial_ms,
             **_provenance(),
         }
-        path = write_artifact(out, name, to_arrays(method.net), meta)
+        path = write_artifact(out, name, to_arrays(training.net), meta)
         checkpoint.unlink(missing_ok=True)  # another training may have had it
         best = min(WEIGHTS, key=lambda weight: scores[weight])
         log.info(
@@ -119,7 +104,7 @@ def hydra_main(cfg: DictConfig) -> None:
             "%sthose of the best heuristic (%s) %.2f ms; wrote %s",
             meta["training_s"],
             cfg.num_validation_tasks,
-            scores[method.net.kind],
+            scores[kind],
             "" if initial_ms is None else f"before the training {initial_ms:.2f} ms, ",
             best,
             scores[best],
@@ -131,8 +116,8 @@ def main() -> None:
     run_hydra(hydra_main)
 
 
-def initialize(method: TrainingMethod, init_from: str | None, context: RunContext) -> None:
-    """Load the networks of a trained policy into the method.
+def initialize(net: PlacementNet, init_from: str | None, context: RunContext) -> None:
+    """Load the weights of a trained policy into the networks.
 
     Args:
         init_from: "packaged" for the packaged policy that fits the hardware best, or the file of a
@@ -145,9 +130,10 @@ def initialize(method: TrainingMethod, init_from: str | None, context: RunContex
     if init_from is None:
         return
     check_path("init_from", init_from)
-    kind = method.net.kind
-    net = packaged_net(kind, context) if init_from == PACKAGED else read_net(kind, Path(init_from))
-    method.net.load_state_dict(net.state_dict())
+    path = Path(init_from)
+    if init_from == PACKAGED:
+        path = find_artifact(policy_kind(net.kind), context.hardware, context.device)
+    net.load_state_dict(read_net(net.kind, path).state_dict())
 
 
 class FirstOfEachMessage(logging.Filter):
@@ -177,15 +163,13 @@ class Validation:
     def best_heuristic_ms(self) -> float:
         return min(self._heuristics.values())
 
-    def policy_ms(self, method: TrainingMethod) -> float:
+    def policy_ms(self, net: PlacementNet) -> float:
         """Return the mean cost of the policy's most probable plans."""
-        return self._mean_ms(
-            PolicySharder(LearnedPolicy(method.net), name=method.net.kind, num_samples=0)
-        )
+        return self._mean_ms(PolicySharder(LearnedPolicy(net), name=net.kind, num_samples=0))
 
-    def scores(self, method: TrainingMethod) -> dict[str, float]:
+    def scores(self, net: PlacementNet) -> dict[str, float]:
         """Return the mean cost of the plans of the policy and of every heuristic."""
-        return {method.net.kind: self.policy_ms(method), **self._heuristics}
+        return {net.kind: self.policy_ms(net), **self._heuristics}
 
     def _mean_ms(self, sharder: Sharder) -> float:
         costs = [self._model.predict(sharder.shard(task), task).cost_ms for task in self._tasks]
@@ -198,16 +182,15 @@ class Progress:
     def __init__(
         self,
         cfg: DictConfig,
-        schedule: RoundSchedule,
-        method: TrainingMethod,
+        training: PolicyTraining,
         validation: Validation,
         *,
         resumed: bool,
     ) -> None:
         # A new training replaces the curves of an earlier one; a resumed one appends to them.
         self._writer = SummaryWriter(cfg.log_dir, purge_step=None if resumed else 0)
-        self._bar = ProgressBar(total=schedule.num_rounds, unit="round")
-        self._method = method
+        self._bar = ProgressBar(total=training.schedule.num_rounds, unit="round")
+        self._net = training.net
         self._validation = validation
 
     def __enter__(self) -> Progress:
@@ -218,7 +201,7 @@ class Progress:
         self._writer.close()
 
     def add(self, finished: RoundResult) -> None:
-        policy_ms = self._validation.policy_ms(self._method)
+        policy_ms = self._validation.policy_ms(self._net)
         best_ms = self._validation.best_heuristic_ms
         curves = {
             "policy/cost_ms": policy_ms,

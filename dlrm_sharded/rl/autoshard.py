@@ -21,33 +21,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.rl.env import (
-    Placements,
-    entropies,
-    free_before_each_step,
-    legal_ranks,
-    log_probabilities,
-    one_hot,
-    sums_before_each_step,
-)
+from dlrm_sharded.rl.env import Actor, Placements, mean_entropy, replayed_log_probs
 from dlrm_sharded.rl.nets import (
     VECTOR_SIZE,
     CostHead,
     PlacementNet,
     TableNet,
-    add_to_ranks,
-    empty_ranks,
     mlp,
+    one_hot,
+    sums_before_each_step,
     sums_by_rank,
 )
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, TaskTensors
-from dlrm_sharded.rl.training import MethodConfig, TrainingMethod
+from dlrm_sharded.rl.training import TrainingMethod
 
 STATE_SIZE = 64
 SCORE_LAYERS = (128, 128, 64)
@@ -129,22 +122,22 @@ class AutoShard(PlacementNet):
         return self.rank_costs(tasks, sums, sums.amax(dim=1, keepdim=True)).amax(dim=1)
 
     def vectors(self, tasks: TaskTensors) -> Tensor:
-        """Return [E, T, K], vectors of the cost network, beside those of the tasks' prices."""
+        """Return [E, T, K], vectors of the cost network and, behind them, of the tasks' costs."""
         vectors = self.cost.table(tasks)
-        return vectors if tasks.prices is None else torch.cat([vectors, tasks.prices.vectors], -1)
+        return vectors if tasks.costs is None else torch.cat([vectors, tasks.costs.vectors], -1)
 
     def rank_costs(self, tasks: TaskTensors, sums: Tensor, largest: Tensor) -> Tensor:
         """Return the costs [E, ...] of ranks with sums [E, ..., K] of `vectors`."""
-        if tasks.prices is None:
+        if tasks.costs is None:
             return self.cost(sums, largest)
-        priced = slice(VECTOR_SIZE, None)
-        return tasks.prices.rank_costs(sums[..., priced], largest[..., priced]).sum(dim=-1)
+        sums, largest = sums[..., VECTOR_SIZE:], largest[..., VECTOR_SIZE:]
+        return tasks.costs.rank_costs(sums, largest).sum(dim=-1)
 
     def actor(self, tasks: TaskTensors) -> AutoShardActor:
         return AutoShardActor(self, tasks)
 
     def describe_ranks(
-        self, before: Tensor, vectors: Tensor, table_costs: Tensor, free: Tensor, tasks: TaskTensors
+        self, tasks: TaskTensors, before: Tensor, vectors: Tensor, table_costs: Tensor, free: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the sums and the `RANK_FEATURES` of all ranks, as `ActorCritic` reads them.
 
@@ -161,33 +154,24 @@ class AutoShard(PlacementNet):
         # an empty rank must never count as the slowest one, even if the network predicts that
         used = before.amax(dim=-1) > 0
         slowest = costs_before.masked_fill(~used, -torch.inf).amax(dim=-1, keepdim=True)
-        below = slowest - costs_before
         capacity = tasks.capacity.view(len(tasks.capacity), *[1] * (free.dim() - 2), -1)
-        features = torch.stack(
-            [
-                torch.log1p((costs / unit).clamp(min=0.0)),
-                torch.log1p((below / unit).clamp(min=0.0)),
-                free / capacity,
-            ],
-            dim=-1,
-        )
+        relative = [
+            torch.log1p((cost / unit).clamp(min=0.0)) for cost in (costs, slowest - costs_before)
+        ]
+        features = torch.stack([*relative, free / capacity], dim=-1)
         return sums[..., :VECTOR_SIZE].float() / unit[..., None], features
 
     @torch.no_grad()
-    def history(self, tasks: TaskTensors, ranks: Tensor) -> EpisodeHistory:
-        """Recompute what an actor reads as it places the tables on `ranks` [E, T]."""
-        size = tasks.world_size
-        vectors = self.vectors(tasks)
-        before = sums_before_each_step(vectors, ranks, size)
+    def history(self, tasks: TaskTensors, placed: Placements) -> EpisodeHistory:
+        """Recompute what an actor read as it placed the tables."""
+        size, vectors = tasks.world_size, self.vectors(tasks)
+        before = sums_before_each_step(vectors, placed.ranks, size)
         table_costs = self.positive_table_costs(tasks)
-        free = free_before_each_step(tasks, ranks)
-        sums, features = self.describe_ranks(
-            before, vectors, table_costs, free - tasks.size_bytes[..., None], tasks
-        )
-        after = before + one_hot(ranks, size)[..., None] * vectors[:, :, None]
+        free = placed.free - tasks.size_bytes[..., None]
+        sums, features = self.describe_ranks(tasks, before, vectors, table_costs, free)
+        after = before + one_hot(placed.ranks, size)[..., None] * vectors[:, :, None]
         costs = self.rank_costs(tasks, after, after.amax(dim=2, keepdim=True))
-        legal, _ = legal_ranks(free, tasks.size_bytes)
-        return EpisodeHistory(table_costs, sums, features, costs, legal)
+        return EpisodeHistory(table_costs, sums, features, costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,38 +182,29 @@ class EpisodeHistory:
         table_costs: [E, T].
         sums, features: [E, T, W, ...], before each step, see `AutoShard.describe_ranks`.
         costs: [E, T, W], predicted cost of each rank after each step.
-        legal: [E, T, W].
     """
 
     table_costs: Tensor
     sums: Tensor
     features: Tensor
     costs: Tensor
-    legal: Tensor
 
 
-class AutoShardActor:
-    """Implements `env.Actor` with sums that are updated step by step."""
+class AutoShardActor(Actor):
+    """Sums up vectors of the cost network step by step, and knows all tables from the start."""
 
     def __init__(self, net: AutoShard, tasks: TaskTensors) -> None:
-        self._net = net
-        self._tasks = tasks
-        self._vectors = net.vectors(tasks)
-        self._table_costs = net.positive_table_costs(tasks)
+        super().__init__(tasks, net.vectors(tasks))
+        self._net, self._table_costs = net, net.positive_table_costs(tasks)
         self._states = net.policy.states(tasks, self._table_costs)
-        self._sums = empty_ranks(self._vectors, tasks.world_size)
-        self._free = tasks.capacity.clone()
 
-    def scores(self, step: int) -> Tensor:
-        free = self._free - self._tasks.size_bytes[:, step, None]
-        sums, features = self._net.describe_ranks(
-            self._sums, self._vectors[:, step], self._table_costs[:, step], free, self._tasks
+    def scores(self, step: int, free: Tensor) -> Tensor:
+        [sums], [vectors] = self._sums, self._vectors
+        free = free - self._tasks.size_bytes[:, step, None]
+        inputs = self._net.describe_ranks(
+            self._tasks, sums, vectors[:, step], self._table_costs[:, step], free
         )
-        return self._net.policy(self._states[:, step], sums, features)[0]
-
-    def place(self, step: int, ranks: Tensor) -> None:
-        add_to_ranks(self._sums, ranks, self._vectors[:, step])
-        self._free.scatter_add_(1, ranks[:, None], -self._tasks.size_bytes[:, step, None])
+        return self._net.policy(self._states[:, step], *inputs)[0]
 
 
 def step_rewards(reward: str, costs: Tensor, table_costs: Tensor, overflown: Tensor) -> Tensor:
@@ -281,24 +256,26 @@ def v_trace(log_rhos: Tensor, rewards: Tensor, values: Tensor) -> tuple[Tensor, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoShardConfig(MethodConfig):
-    """Hyperparameters of a training. All numbers of updates and rollouts are per round.
+class AutoShardTraining(TrainingMethod[AutoShard]):
+    """Fits the cost network, and updates the actor-critic on V-trace targets.
 
     Args:
-        rollouts: batches of episodes that are played.
+        rollouts: batches of episodes that are played in each round.
         updates_per_rollout: policy updates on each batch of episodes.
         tasks_per_rollout, episodes_per_task: make up a batch of episodes.
         reward: one of `REWARDS`; "balance" is the paper's.
     """
 
-    rollouts: int = 50
-    updates_per_rollout: int = 2
-    tasks_per_rollout: int = 8
-    episodes_per_task: int = 4
-    reward: str = "cost"
+    net_class: ClassVar[type[PlacementNet]] = AutoShard
+
+    rollouts: int
+    updates_per_rollout: int
+    tasks_per_rollout: int
+    episodes_per_task: int
+    reward: str
 
     def __post_init__(self) -> None:
-        MethodConfig.__post_init__(self)
+        TrainingMethod.__post_init__(self)
         if self.reward not in REWARDS:
             raise ConfigError(f"policy.reward is {self.reward!r}; known: {', '.join(REWARDS)}")
 
@@ -306,46 +283,33 @@ class AutoShardConfig(MethodConfig):
     def episodes(self) -> tuple[int, int, int]:
         return self.rollouts, self.tasks_per_rollout, self.episodes_per_task
 
-    def build(self) -> AutoShardTraining:
-        return AutoShardTraining(self)
-
-
-class AutoShardTraining(TrainingMethod):
-    """Fits the cost network, and updates the actor-critic on V-trace targets."""
-
-    net: AutoShard
-
-    def __init__(self, config: AutoShardConfig) -> None:
-        net = AutoShard()
-        super().__init__(config, net, cost=net.cost, policy=net.policy)
-        self._reward, self._num_updates = config.reward, config.updates_per_rollout
-
     def measured_ms(self, costs: Sequence[PlanCost]) -> tuple[Tensor, ...]:
+        """Return the costs of all ranks."""
         return (torch.tensor([[rank.total_ms for rank in cost.per_rank] for cost in costs]),)
 
     def cost_errors(
-        self, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
+        self, net: AutoShard, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return [E, W], errors of ranks relative to the plan's mean rank."""
         [targets] = measured_ms
-        sums = sums_by_rank(self.net.cost.table(tasks), ranks, tasks.world_size)
-        costs = self.net.ms * self.net.cost(sums, sums.amax(dim=1, keepdim=True))
+        sums = sums_by_rank(net.cost.table(tasks), ranks, tasks.world_size)
+        costs = net.ms * net.cost(sums, sums.amax(dim=1, keepdim=True))
         return ((costs - targets) / targets.mean(dim=1, keepdim=True),)
 
     def policy_losses(
-        self, tasks: TaskTensors, placed: Placements
+        self, net: AutoShard, tasks: TaskTensors, placed: Placements
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        history = self.net.history(tasks, placed.ranks)
-        rewards = step_rewards(self._reward, history.costs, history.table_costs, placed.overflown)
+        history = net.history(tasks, placed)
+        rewards = step_rewards(self.reward, history.costs, history.table_costs, placed.overflown)
         slowest = history.costs[:, -1].amax(dim=1).mean()
-        for _ in range(self._num_updates):
-            states = self.net.policy.states(tasks, history.table_costs)
-            scores, values = self.net.policy(states, history.sums, history.features)
-            log_p = log_probabilities(scores, history.legal)
+        for _ in range(self.updates_per_rollout):
+            states = net.policy.states(tasks, history.table_costs)
+            scores, values = net.policy(states, history.sums, history.features)
+            log_p = replayed_log_probs(tasks, placed, scores)
             log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
             with torch.no_grad():
                 log_rhos = log_p_placed - placed.log_probs
                 targets, advantages = v_trace(log_rhos, rewards, values)
             critic_loss = BASELINE_WEIGHT * (targets - values).square().mean()
             loss = -(advantages * log_p_placed).mean() + critic_loss
-            yield loss, entropies(log_p, history.legal).mean(), slowest
+            yield loss, mean_entropy(log_p), slowest

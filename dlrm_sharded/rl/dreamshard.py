@@ -24,33 +24,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.files.errors import check_count
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.rl.env import (
-    Placements,
-    entropies,
-    free_before_each_step,
-    legal_ranks,
-    log_probabilities,
-    sums_before_each_step,
-)
+from dlrm_sharded.rl.env import Actor, Placements, mean_entropy, replayed_log_probs
 from dlrm_sharded.rl.nets import (
     HEAD_SIZE,
     VECTOR_SIZE,
     CostHead,
     PlacementNet,
     TableNet,
-    add_to_ranks,
-    empty_ranks,
     mlp,
+    sums_before_each_step,
     sums_by_rank,
 )
 from dlrm_sharded.rl.task_tensors import TaskTensors
-from dlrm_sharded.rl.training import MethodConfig, TrainingMethod
+from dlrm_sharded.rl.training import TrainingMethod
 
 RANK_COSTS = ("forward", "communication", "backward")
 """The costs that are predicted for each rank; both exchanges together are one of them."""
@@ -75,10 +68,8 @@ class DreamShardCostNet(nn.Module):
         self.forward_head = CostHead(VECTOR_SIZE)
         self.communication_head = CostHead(2 * VECTOR_SIZE)
         self.backward_head = CostHead(VECTOR_SIZE)
-        self.overall = mlp([VECTOR_SIZE + len(RANK_COSTS) + 1, HEAD_SIZE, 1], bias=False)
-        last = self.overall[-1]
-        assert isinstance(last, nn.Linear)
-        nn.init.zeros_(last.weight)
+        sizes = [VECTOR_SIZE + len(RANK_COSTS) + 1, HEAD_SIZE, 1]
+        self.overall = mlp(sizes, bias=False, starts_at_zero=True)
 
     def rank_costs(self, sums: Tensor, largest: Tensor) -> Tensor:
         """Return [..., 3], the `RANK_COSTS` of ranks with sums [..., K].
@@ -149,7 +140,7 @@ class DreamShard(PlacementNet):
     def _plan_costs(self, tasks: TaskTensors, sums: Tensor) -> Tensor:
         """Return the costs [E, ...] of plans with sums [E, ..., W, K]."""
         rank_costs = self._rank_costs(tasks, sums, sums.amax(dim=-2, keepdim=True))
-        if tasks.prices is not None:
+        if tasks.costs is not None:
             return rank_costs.sum(dim=-1).amax(dim=-1)
         return self.cost.plan_cost(sums, rank_costs)
 
@@ -166,11 +157,11 @@ class DreamShard(PlacementNet):
 
     def cost_vectors(self, tasks: TaskTensors) -> Tensor:
         """Return [E, T, K], vectors of the tables whose sums have a cost."""
-        return self.cost.table(tasks) if tasks.prices is None else tasks.prices.vectors
+        return self.cost.table(tasks) if tasks.costs is None else tasks.costs.vectors
 
     def _rank_costs(self, tasks: TaskTensors, sums: Tensor, largest: Tensor) -> Tensor:
-        """Return the `RANK_COSTS` by the prices of the tasks or, if they have none, the network."""
-        return (tasks.prices or self.cost).rank_costs(sums, largest)
+        """Return the `RANK_COSTS` by the costs of the tasks or, if they have none, the network."""
+        return (tasks.costs or self.cost).rank_costs(sums, largest)
 
     def actor(self, tasks: TaskTensors) -> DreamShardActor:
         return DreamShardActor(self, tasks)
@@ -187,64 +178,44 @@ class DreamShard(PlacementNet):
         return self.policy(sums, rank_costs, table_costs[..., None])
 
 
-class DreamShardActor:
-    """Implements `env.Actor` with sums that are updated step by step."""
+class DreamShardActor(Actor):
+    """Sums up vectors of the cost network and of the policy, step by step."""
 
     def __init__(self, net: DreamShard, tasks: TaskTensors) -> None:
-        self._net, self._tasks = net, tasks
-        self._cost_vectors = net.cost_vectors(tasks)
-        self._vectors = net.policy.table(tasks)
-        self._table_costs = net.positive_table_costs(tasks)
-        self._cost_sums = empty_ranks(self._cost_vectors, tasks.world_size)
-        self._sums = empty_ranks(self._vectors, tasks.world_size)
+        super().__init__(tasks, net.cost_vectors(tasks), net.policy.table(tasks))
+        self._net, self._table_costs = net, net.positive_table_costs(tasks)
 
-    def scores(self, step: int) -> Tensor:
-        rank_costs = self._net.costs_with_table(
-            self._tasks, self._cost_sums, self._cost_vectors[:, step]
-        )
-        sums = self._sums + self._vectors[:, step, None]
+    def scores(self, step: int, free: Tensor) -> Tensor:
+        cost_vectors, vectors = self._vectors
+        before, sums = self._sums
+        rank_costs = self._net.costs_with_table(self._tasks, before, cost_vectors[:, step])
+        sums = sums + vectors[:, step, None]
         return self._net.policy(sums, rank_costs, self._table_costs[:, step, None])
-
-    def place(self, step: int, ranks: Tensor) -> None:
-        add_to_ranks(self._cost_sums, ranks, self._cost_vectors[:, step])
-        add_to_ranks(self._sums, ranks, self._vectors[:, step])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DreamShardConfig(MethodConfig):
-    """Hyperparameters of a training. All numbers of updates are per round.
+class DreamShardTraining(TrainingMethod[DreamShard]):
+    """Fits the cost network, and improves the policy by REINFORCE on the estimated MDP (Alg. 1).
 
     Args:
-        policy_updates: gradient steps of the policy.
+        policy_updates: gradient steps of the policy in each round.
         tasks_per_update, episodes_per_task: make up the episodes of one gradient step of the
             policy; the mean of a task's episodes is their baseline, so that there must be two.
     """
 
-    policy_updates: int = 50
-    tasks_per_update: int = 8
-    episodes_per_task: int = 8
+    net_class: ClassVar[type[PlacementNet]] = DreamShard
+
+    policy_updates: int
+    tasks_per_update: int
+    episodes_per_task: int
 
     def __post_init__(self) -> None:
-        MethodConfig.__post_init__(self)
+        TrainingMethod.__post_init__(self)
         check_count("policy.episodes_per_task", self.episodes_per_task, least=2)
 
     @property
     def episodes(self) -> tuple[int, int, int]:
         return self.policy_updates, self.tasks_per_update, self.episodes_per_task
-
-    def build(self) -> DreamShardTraining:
-        return DreamShardTraining(self)
-
-
-class DreamShardTraining(TrainingMethod):
-    """Fits the cost network, and improves the policy by REINFORCE on the estimated MDP (Alg. 1)."""
-
-    net: DreamShard
-
-    def __init__(self, config: DreamShardConfig) -> None:
-        net = DreamShard()
-        super().__init__(config, net, cost=net.cost, policy=net.policy)
-        self._num_episodes = config.episodes_per_task
 
     def measured_ms(self, costs: Sequence[PlanCost]) -> tuple[Tensor, ...]:
         """Return the costs of all ranks in the order of `RANK_COSTS`, and of the plans."""
@@ -255,33 +226,31 @@ class DreamShardTraining(TrainingMethod):
         return torch.tensor(by_rank), torch.tensor([cost.cost_ms for cost in costs])
 
     def cost_errors(
-        self, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
+        self, net: DreamShard, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return errors of ranks [E, W, 3] and of plans [E].
 
         All are relative to the plan's mean rank, because they add up over its ranks.
         """
         by_rank, overall = measured_ms
-        sums = sums_by_rank(self.net.cost.table(tasks), ranks, tasks.world_size)
-        rank_costs = self.net.cost.rank_costs(sums, sums.amax(dim=1, keepdim=True))
+        sums = sums_by_rank(net.cost.table(tasks), ranks, tasks.world_size)
+        rank_costs = net.cost.rank_costs(sums, sums.amax(dim=1, keepdim=True))
         scale = by_rank.sum(dim=-1).mean(dim=1)
-        rank_errors = (self.net.ms * rank_costs - by_rank) / scale[:, None, None]
-        plan_costs = self.net.cost.plan_cost(sums, rank_costs)
-        return rank_errors, (self.net.ms * plan_costs - overall) / scale
+        rank_errors = (net.ms * rank_costs - by_rank) / scale[:, None, None]
+        plan_costs = net.cost.plan_cost(sums, rank_costs)
+        return rank_errors, (net.ms * plan_costs - overall) / scale
 
     def policy_losses(
-        self, tasks: TaskTensors, placed: Placements
+        self, net: DreamShard, tasks: TaskTensors, placed: Placements
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         with torch.no_grad():
-            costs = self.net.plan_costs(tasks, placed.ranks)
+            costs = net.plan_costs(tasks, placed.ranks)
             costs = costs * (1.0 + OVERFLOW_PENALTY * placed.overflown)
-            to_come = costs[:, None] - self.net.costs_before_each_step(tasks, placed.ranks)
-            by_task = to_come.view(-1, self._num_episodes, tasks.num_tables)
+            to_come = costs[:, None] - net.costs_before_each_step(tasks, placed.ranks)
+            by_task = to_come.view(-1, self.episodes_per_task, tasks.num_tables)
             advantage = advantages(by_task).view_as(to_come)
-            free = free_before_each_step(tasks, placed.ranks)
-            legal, _ = legal_ranks(free, tasks.size_bytes)
-        log_p = log_probabilities(self.net.scores(tasks, placed.ranks), legal)
-        entropy = entropies(log_p, legal).mean()
+        log_p = replayed_log_probs(tasks, placed, net.scores(tasks, placed.ranks))
+        entropy = mean_entropy(log_p)
         log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
         yield -(advantage * log_p_placed).mean(), entropy, costs.mean()
 

@@ -9,8 +9,8 @@ Letters: E episodes, T tables in the order in which they are placed, W ranks, K 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,14 +18,31 @@ from torch import Tensor
 from dlrm_sharded.rl.task_tensors import TaskTensors
 
 
-class Actor(Protocol):
-    """A policy in the course of a batch of episodes; it tracks the tables on each rank."""
+class Actor(ABC):
+    """A policy in the course of a batch of episodes; it sums up the tables on each rank.
 
-    def scores(self, step: int) -> Tensor:
-        """Return [E, W]; the higher the score, the more probable the rank for table `step`."""
+    Args:
+        vectors: [E, T, K], of the tables; the actor has the sums [E, W, K] of each of them.
+    """
+
+    def __init__(self, tasks: TaskTensors, *vectors: Tensor) -> None:
+        self._tasks, self._vectors = tasks, vectors
+        shape = tasks.capacity.shape
+        self._sums = [each.new_zeros((*shape, each.shape[-1])) for each in vectors]
+
+    @abstractmethod
+    def scores(self, step: int, free: Tensor) -> Tensor:
+        """Return [E, W]; the higher the score, the more probable the rank for table `step`.
+
+        Args:
+            free: [E, W], bytes left on the ranks before the step.
+        """
 
     def place(self, step: int, ranks: Tensor) -> None:
-        """Record that table `step` was placed on the ranks [E]."""
+        """Place table `step` on the ranks [E]."""
+        episodes = torch.arange(len(ranks))
+        for sums, vectors in zip(self._sums, self._vectors, strict=True):
+            sums[episodes, ranks] += vectors[:, step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +53,13 @@ class Placements:
         ranks: [E, T].
         overflown: [E], whether some table had no legal rank.
         log_probs: [E, T], log-probabilities with which the ranks were drawn.
+        free: [E, T, W], bytes left on the ranks before each step.
     """
 
     ranks: Tensor
     overflown: Tensor
     log_probs: Tensor
+    free: Tensor
 
 
 def legal_ranks(free: Tensor, size_bytes: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,10 +83,20 @@ def log_probabilities(scores: Tensor, legal: Tensor) -> Tensor:
     return scores.masked_fill(~legal, -torch.inf).log_softmax(dim=-1)
 
 
-def entropies(log_probs: Tensor, legal: Tensor) -> Tensor:
-    """Return [...], the entropy of each distribution over ranks [..., W]."""
+def replayed_log_probs(tasks: TaskTensors, placed: Placements, scores: Tensor) -> Tensor:
+    """Return [E, T, W], log-probabilities of all ranks before each step of finished episodes.
+
+    Args:
+        scores: [E, T, W].
+    """
+    return log_probabilities(scores, legal_ranks(placed.free, tasks.size_bytes)[0])
+
+
+def mean_entropy(log_probs: Tensor) -> Tensor:
+    """Return [], the mean entropy of distributions over ranks [..., W]."""
     # an illegal rank has probability 0; its log-probability of minus infinity would give nan
-    return -(log_probs.exp() * log_probs.masked_fill(~legal, 0.0)).sum(dim=-1)
+    illegal = log_probs.isneginf()
+    return -(log_probs.exp() * log_probs.masked_fill(illegal, 0.0)).sum(dim=-1).mean()
 
 
 @torch.no_grad()
@@ -81,16 +110,20 @@ def roll_out(
         greedy: [E], episodes that take the most probable rank instead of drawing one; ties go to
             the rank with the most memory left. By default all episodes draw.
     """
-    shape = (tasks.num_episodes, tasks.num_tables)
-    draws = torch.ones(shape[0], dtype=torch.bool) if greedy is None else ~greedy
+    num_episodes, num_tables = tasks.num_episodes, tasks.num_tables
+    draws = torch.ones(num_episodes, dtype=torch.bool) if greedy is None else ~greedy
     free = tasks.capacity.clone()
-    ranks = torch.empty(shape, dtype=torch.long)
-    log_probs = torch.empty(shape)
-    overflown = torch.zeros(shape[0], dtype=torch.bool)
-    for step in range(tasks.num_tables):
+    placed = Placements(
+        ranks=torch.empty((num_episodes, num_tables), dtype=torch.long),
+        overflown=torch.zeros(num_episodes, dtype=torch.bool),
+        log_probs=torch.empty((num_episodes, num_tables)),
+        free=free.new_empty((num_episodes, num_tables, tasks.world_size)),
+    )
+    for step in range(num_tables):
+        placed.free[:, step] = free
         size_bytes = tasks.size_bytes[:, step]
         legal, overflows = legal_ranks(free, size_bytes)
-        log_p = log_probabilities(actor.scores(step), legal)
+        log_p = log_probabilities(actor.scores(step, free), legal)
         # Gumbel-max trick: the largest of log-probability plus noise is a draw
         uniform = torch.rand(log_p.shape, generator=generator).clamp(1e-12, 1 - 1e-7)
         gumbel = -torch.log(-torch.log(uniform))
@@ -99,24 +132,7 @@ def roll_out(
         chosen = free.masked_fill(~best, torch.iinfo(free.dtype).min).argmax(dim=-1)
         actor.place(step, chosen)
         free.scatter_add_(1, chosen[:, None], -size_bytes[:, None])
-        ranks[:, step] = chosen
-        log_probs[:, step] = log_p.gather(1, chosen[:, None])[:, 0]
-        overflown |= overflows
-    return Placements(ranks, overflown, log_probs)
-
-
-def one_hot(ranks: Tensor, world_size: int) -> Tensor:
-    """Return [E, T, W], the ranks [E, T] one-hot encoded in fp32."""
-    return torch.nn.functional.one_hot(ranks, world_size).float()
-
-
-def sums_before_each_step(values: Tensor, ranks: Tensor, world_size: int) -> Tensor:
-    """Return [E, T, W, K], sums of the values [E, T, K] of each rank's tables before each step."""
-    placed = one_hot(ranks, world_size)[..., None] * values[:, :, None]
-    return placed.cumsum(dim=1) - placed
-
-
-def free_before_each_step(tasks: TaskTensors, ranks: Tensor) -> Tensor:
-    """Return [E, T, W], the bytes left on each rank before each step."""
-    placed = torch.nn.functional.one_hot(ranks, tasks.world_size) * tasks.size_bytes[..., None]
-    return tasks.capacity[:, None] - (placed.cumsum(dim=1) - placed)
+        placed.ranks[:, step] = chosen
+        placed.log_probs[:, step] = log_p.gather(1, chosen[:, None])[:, 0]
+        placed.overflown.logical_or_(overflows)
+    return placed

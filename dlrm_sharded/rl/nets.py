@@ -32,11 +32,18 @@ MIN_RELATIVE_TABLE_COST = 0.1
 """Smallest cost of a table to divide by, relative to the mean cost of the task's tables."""
 
 
-def mlp(sizes: Sequence[int], *, bias: bool = True) -> nn.Sequential:
-    """Build linear layers with ReLU between them."""
+def mlp(sizes: Sequence[int], *, bias: bool = True, starts_at_zero: bool = False) -> nn.Sequential:
+    """Build linear layers with ReLU between them.
+
+    Args:
+        starts_at_zero: whether the weights of the last layer are zero at first.
+    """
     layers: list[nn.Module] = []
     for size_in, size_out in itertools.pairwise(sizes):
-        layers += [nn.Linear(size_in, size_out, bias=bias), nn.ReLU()]
+        last = nn.Linear(size_in, size_out, bias=bias)
+        layers += [last, nn.ReLU()]
+    if starts_at_zero:
+        nn.init.zeros_(last.weight)
     return nn.Sequential(*layers[:-1])
 
 
@@ -49,10 +56,7 @@ class CostHead(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.linear = nn.Linear(size, 1, bias=False)
-        self.mlp = mlp([size, HEAD_SIZE, 1], bias=False)
-        last = self.mlp[-1]
-        assert isinstance(last, nn.Linear)
-        nn.init.zeros_(last.weight)
+        self.mlp = mlp([size, HEAD_SIZE, 1], bias=False, starts_at_zero=True)
 
     def forward(self, sums: Tensor) -> Tensor:
         """Return [...], the costs of sums [..., size]."""
@@ -60,7 +64,7 @@ class CostHead(nn.Module):
 
 
 class TableNet(nn.Module):
-    """Vectors of tables: prices computed from scaled features, multiplied by scaled work."""
+    """Vectors of tables: costs per unit of work by scaled features, multiplied by scaled work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,9 +72,9 @@ class TableNet(nn.Module):
 
     def forward(self, tasks: TaskTensors) -> Tensor:
         """Return [E, T, K] for tasks that `InputScaler` has scaled."""
-        prices = self.net(tasks.features).exp()
-        # every kind of work is priced by an equal share of the K numbers
-        return prices * tasks.work.repeat_interleave(VECTOR_SIZE // len(WORK_NAMES), dim=-1)
+        unit_costs = self.net(tasks.features).exp()
+        # every kind of work has an equal share of the K numbers
+        return unit_costs * tasks.work.repeat_interleave(VECTOR_SIZE // len(WORK_NAMES), dim=-1)
 
 
 class InputScaler(nn.Module):
@@ -109,22 +113,25 @@ class InputScaler(nn.Module):
 
 def sums_by_rank(vectors: Tensor, ranks: Tensor, world_size: int) -> Tensor:
     """Return [E, W, K], each rank's sum of the vectors [E, T, K] of tables on ranks [E, T]."""
-    sums = empty_ranks(vectors, world_size)
+    sums = vectors.new_zeros((len(vectors), world_size, vectors.shape[-1]))
     return sums.scatter_add(1, ranks[..., None].expand_as(vectors), vectors)
 
 
-def empty_ranks(vectors: Tensor, world_size: int) -> Tensor:
-    """Return zeros [E, W, K], the sums of the vectors [E, T, K] before any table is placed."""
-    return vectors.new_zeros((len(vectors), world_size, vectors.shape[-1]))
+def one_hot(ranks: Tensor, world_size: int) -> Tensor:
+    """Return [E, T, W], the ranks [E, T] one-hot encoded in fp32."""
+    return nn.functional.one_hot(ranks, world_size).float()
 
 
-def add_to_ranks(sums: Tensor, ranks: Tensor, vectors: Tensor) -> None:
-    """Add the vectors [E, K] of one table to the sums [E, W, K] of the ranks [E]."""
-    sums[torch.arange(len(sums)), ranks] += vectors
+def sums_before_each_step(vectors: Tensor, ranks: Tensor, world_size: int) -> Tensor:
+    """Return [E, T, W, K], sums of the vectors [E, T, K] of each rank's tables before each step."""
+    placed = one_hot(ranks, world_size)[..., None] * vectors[:, :, None]
+    return placed.cumsum(dim=1) - placed
 
 
 class PlacementNet(nn.Module, ABC):
     """The networks of one method, as training and sharding use them.
+
+    A training updates its submodules `cost` and `policy`, each by itself.
 
     Attributes:
         kind: name of the method.
@@ -162,9 +169,9 @@ class PlacementNet(nn.Module, ABC):
     def scale_and_sort(self, tasks: TaskTensors) -> tuple[TaskTensors, Tensor]:
         """Return the scaled tasks in descending order of predicted table cost; the order [E, T]."""
         tasks = self.scaler(tasks)
-        if tasks.prices is not None:
-            network_costs = self.table_costs(dataclasses.replace(tasks, prices=None))
-            prices = tasks.prices.with_mean(network_costs.mean(dim=1))
-            tasks = dataclasses.replace(tasks, prices=prices)
+        if tasks.costs is not None:
+            network_costs = self.table_costs(dataclasses.replace(tasks, costs=None))
+            costs = tasks.costs.with_mean(network_costs.mean(dim=1))
+            tasks = dataclasses.replace(tasks, costs=costs)
         order = self.table_costs(tasks).argsort(dim=1, descending=True, stable=True)
         return tasks.reorder(order), order

@@ -1,6 +1,6 @@
 """Trained policies, and how they are stored in artifacts and loaded from them.
 
-Letters: A orders, E episodes, T tables.
+Letters: A orders, T tables.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +21,6 @@ from dlrm_sharded.hardware.artifact import (
     Artifact,
     built_from,
     caveats_of,
-    find_artifact,
     load_artifact,
     read_artifact,
 )
@@ -31,115 +29,71 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.autoshard import AutoShard
 from dlrm_sharded.rl.dreamshard import DreamShard
-from dlrm_sharded.rl.env import roll_out
+from dlrm_sharded.rl.env import Placements, roll_out
 from dlrm_sharded.rl.nets import PlacementNet
-from dlrm_sharded.rl.prices import TablePrices
+from dlrm_sharded.rl.rank_costs import RankCosts
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
 
 log = logging.getLogger(__name__)
 
-PriceTask = Callable[[ShardingTask], PricedTask]
-
-PRICES = AUTO, ALWAYS, NEVER = "auto", "always", "never"
-"""When a policy reads the run's prices, see `load_policy`."""
+WITH_COSTS = AUTO, ALWAYS, NEVER = "auto", "always", "never"
+"""When a policy reads the costs of the run's cost model, see `load_policy`."""
 
 MAX_SAMPLED_RANKS = 512
 """Limit on samples times ranks, so that a plan on many ranks takes seconds."""
+
+WithCosts = Callable[[ShardingTask], PricedTask]
 
 METHODS: dict[str, type[PlacementNet]] = {net.kind: net for net in (AutoShard, DreamShard)}
 POLICY_FEATURES = {"table": list(FEATURE_NAMES), "work": list(WORK_NAMES)}
 """Inputs of the networks; an artifact whose networks have other inputs is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RollOuts:
-    """Placements of one task.
-
-    Args:
-        episodes: the task, scaled and sorted, once for each placement.
-        order: [T], the number within the task of each sorted table.
-        ranks: [E, T], of the sorted tables.
-        overflown: [E].
-    """
-
-    episodes: TaskTensors
-    order: Tensor
-    ranks: Tensor
-    overflown: Tensor
-
-    def placement(self, i: int) -> tuple[int, ...]:
-        """Return the rank of each table, in the order of the task."""
-        ranks = torch.empty_like(self.ranks[i]).scatter(0, self.order, self.ranks[i])
-        return tuple(ranks.tolist())
-
-
 class LearnedPolicy:
     """Places tables by trained networks; implements `base.Policy`.
 
     Args:
-        price: gives a task prices, which the policy reads in place of the costs that its cost
-            network predicts; None for the network.
+        with_costs: gives a task the costs of the run's cost model, which the policy reads in place
+            of those that its cost network predicts; None for the network.
     """
 
-    def __init__(self, net: PlacementNet, price: PriceTask | None = None) -> None:
+    def __init__(self, net: PlacementNet, with_costs: WithCosts | None = None) -> None:
         self._net = net
-        self._price = price
+        self._with_costs = with_costs
 
     @property
-    def reads_prices(self) -> bool:
-        """Tell whether placements depend on the run's prices."""
-        return self._price is not None
+    def reads_costs(self) -> bool:
+        """Tell whether placements depend on the costs of the run's cost model."""
+        return self._with_costs is not None
 
     @torch.no_grad()
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
         """Place the tables in descending order of cost or, if they do not fit so, largest first."""
-        found = self._roll_outs(task, num_samples, seed)
-        if found.overflown.all():
-            return None
-        costs = self._net.plan_costs(found.episodes, found.ranks)
-        return found.placement(int(costs.masked_fill(found.overflown, torch.inf).argmin()))
-
-    def check_trial_plan(self) -> None:
-        """Raise an error if the networks do not place a few tables, or price them at no number."""
-        task, (plan, _) = trial_plans(world_size=2)
-        self.place(task, num_samples=2, seed=0)
         tensors = TaskTensors.from_tasks([task])
-        ranks = torch.tensor([[shard.rank for shard in plan.shards]])
-        with torch.no_grad():
-            cost = self._net.plan_costs(self._net.scaler(tensors), ranks)
-        if not cost.isfinite().all():
-            raise ValueError(f"it prices a plan at {cost.item()}")
+        if self._with_costs is not None:
+            costs = RankCosts.from_task(self._with_costs(task))
+            tensors = dataclasses.replace(tensors, costs=costs)
+        tensors, order = self._net.scale_and_sort(tensors)
+        num_episodes = 1 + min(num_samples, MAX_SAMPLED_RANKS // tensors.world_size)
+        episodes = tensors.repeat(num_episodes)
+        # the most probable placement, and some drawn ones
+        placed = self._roll_out(episodes, torch.arange(num_episodes) == 0, seed)
+        ranks = placed.ranks
+        if placed.overflown.all():
+            orders = _largest_first_orders(tensors.size_bytes[0])
+            episodes = tensors.repeat(len(orders))
+            greedy = torch.ones(len(orders), dtype=torch.bool)
+            placed = self._roll_out(episodes.reorder(orders), greedy, seed)
+            if placed.overflown.all():
+                return None
+            ranks = torch.empty_like(orders).scatter(1, orders, placed.ranks)
+        plan_costs = self._net.plan_costs(episodes, ranks).masked_fill(placed.overflown, torch.inf)
+        best = ranks[plan_costs.argmin()]
+        return tuple(torch.empty_like(best).scatter(0, order[0], best).tolist())
 
-    def _roll_outs(self, task: ShardingTask, num_samples: int, seed: int) -> _RollOuts:
-        """Place tables in descending order of cost or, if all of these overflow, largest first."""
-        tensors = TaskTensors.from_tasks([task])
-        if self._price is not None:
-            prices = TablePrices.from_task(self._price(task))
-            tensors = dataclasses.replace(tensors, prices=prices)
-        tasks, order = self._net.scale_and_sort(tensors)
-        num_samples = min(num_samples, MAX_SAMPLED_RANKS // tasks.world_size)
-        found = self._sampled(tasks, order[0], num_samples, seed)
-        if not found.overflown.all():
-            return found
-        return self._reordered(tasks, order[0], _largest_first_orders(tasks.size_bytes[0]))
-
-    def _sampled(self, task: TaskTensors, order: Tensor, num_samples: int, seed: int) -> _RollOuts:
-        """Return the most probable placement and some drawn ones."""
-        episodes = task.repeat(1 + num_samples)
-        greedy = torch.arange(1 + num_samples) == 0
+    def _roll_out(self, episodes: TaskTensors, greedy: Tensor, seed: int) -> Placements:
         generator = torch.Generator().manual_seed(seed)
-        placed = roll_out(episodes, self._net.actor(episodes), generator, greedy=greedy)
-        return _RollOuts(episodes, order, placed.ranks, placed.overflown)
-
-    def _reordered(self, task: TaskTensors, order: Tensor, orders: Tensor) -> _RollOuts:
-        """Return the most probable placements in the orders [A, T]."""
-        episodes = task.repeat(len(orders))
-        in_order = episodes.reorder(orders)
-        greedy = torch.ones(len(orders), dtype=torch.bool)
-        generator = torch.Generator().manual_seed(0)
-        placed = roll_out(in_order, self._net.actor(in_order), generator, greedy=greedy)
-        ranks = torch.empty_like(orders).scatter(1, orders, placed.ranks)
-        return _RollOuts(episodes, order, ranks, placed.overflown)
+        return roll_out(episodes, self._net.actor(episodes), generator, greedy=greedy)
 
 
 def load_policy(
@@ -147,19 +101,19 @@ def load_policy(
     artifact: str | None,
     context: RunContext,
     *,
-    price: PriceTask | None = None,
-    prices: str = AUTO,
+    with_costs: WithCosts | None = None,
+    reads_costs: str = AUTO,
 ) -> LearnedPolicy:
     """Load the policy of a run's hardware, or one of other hardware.
 
-    Such a policy reads the run's prices. Without prices, there is a warning.
+    Such a policy reads the costs of the run's cost model. If there are none, there is a warning.
 
     Args:
         method: one of `METHODS`.
         artifact: file of a trained policy; None to look for the one of the hardware.
-        price: prices tasks for the run; None if the run has no such prices.
-        prices: one of `PRICES`, whether the policy reads the run's prices: "auto" if it was trained
-            on another device or other hardware, or for another optimizer.
+        with_costs: gives a task the run's costs; None if the run has none that a policy can read.
+        reads_costs: one of `WITH_COSTS`, the value of `sharder.prices`; "auto" if the policy was
+            trained on another device or other hardware, or for another optimizer.
 
     Raises:
         ConfigError: there is no such method, or no such choice.
@@ -167,30 +121,21 @@ def load_policy(
     """
     if method not in METHODS:
         raise ConfigError(f"sharder.method is {method!r}; known: {', '.join(METHODS)}")
-    if prices not in PRICES:
-        raise ConfigError(f"sharder.prices is {prices!r}; known: {', '.join(PRICES)}")
-    may_read = price is not None and prices != NEVER
+    if reads_costs not in WITH_COSTS:
+        raise ConfigError(f"sharder.prices is {reads_costs!r}; known: {', '.join(WITH_COSTS)}")
+    if reads_costs == NEVER:
+        with_costs = None
     kind = policy_kind(method)
-    loaded = load_artifact(artifact, kind, POLICY_FEATURES, context, warns=not may_read)
-    if not may_read or (prices == AUTO and not any(caveats_of(loaded, kind, context))):
-        return LearnedPolicy(_net_of(loaded, method))
-    log.info(
-        "policy: %s, of %s; it reads the run's prices in place of the costs that it predicts",
-        loaded.path.name,
-        loaded.meta["hardware"],
-    )
-    return LearnedPolicy(_net_of(loaded, method), price)
-
-
-def packaged_net(method: str, context: RunContext) -> PlacementNet:
-    """Return the networks of the packaged policy that fits a run's hardware best.
-
-    Raises:
-        DataError: the package has no sound policy of this method.
-    """
-    kind = policy_kind(method)
-    path = find_artifact(kind, context.hardware, context.device)
-    return read_net(method, path)
+    loaded = load_artifact(artifact, kind, POLICY_FEATURES, context, warns=with_costs is None)
+    if reads_costs == AUTO and not any(caveats_of(loaded, kind, context)):
+        with_costs = None
+    if with_costs is not None:
+        log.info(
+            "policy: %s, of %s; it reads the run's prices in place of the costs that it predicts",
+            loaded.path.name,
+            loaded.meta["hardware"],
+        )
+    return LearnedPolicy(_net_of(loaded, method), with_costs)
 
 
 def read_net(method: str, path: Path) -> PlacementNet:
@@ -207,8 +152,19 @@ def _net_of(loaded: Artifact, method: str) -> PlacementNet:
         net = METHODS[method]()
     with built_from(loaded, policy_kind(method)):
         net.load_state_dict({key: torch.from_numpy(array) for key, array in loaded.arrays.items()})
-        LearnedPolicy(net).check_trial_plan()
+        _check_trial_plan(net)
     return net
+
+
+def _check_trial_plan(net: PlacementNet) -> None:
+    """Raise an error if the networks do not place a few tables, or predict no cost for them."""
+    task, (plan, _) = trial_plans(world_size=2)
+    LearnedPolicy(net).place(task, num_samples=2, seed=0)
+    ranks = torch.tensor([[shard.rank for shard in plan.shards]])
+    with torch.no_grad():
+        cost = net.plan_costs(net.scaler(TaskTensors.from_tasks([task])), ranks)
+    if not cost.isfinite().all():
+        raise ValueError(f"it prices a plan at {cost.item()}")
 
 
 def to_arrays(net: PlacementNet) -> Arrays:
@@ -218,14 +174,9 @@ def to_arrays(net: PlacementNet) -> Arrays:
 
 def _largest_first_orders(size_bytes: Tensor) -> Tensor:
     """Return orders [A, T] in which the 1, 2, 4, ... largest tables come before all others."""
-    num_tables = len(size_bytes)
     by_size = size_bytes.argsort(descending=True, stable=True)
-    orders = []
-    num_first = 1
-    while num_first < 2 * num_tables:
-        first = by_size[:num_first]
-        is_other = torch.ones(num_tables, dtype=torch.bool)
-        is_other[first] = False
-        orders.append(torch.cat([first, is_other.nonzero()[:, 0]]))
+    orders, num_first = [], 1
+    while num_first < 2 * len(by_size):
+        orders.append(torch.cat([by_size[:num_first], by_size[num_first:].sort().values]))
         num_first *= 2
     return torch.stack(orders)

@@ -16,7 +16,7 @@ from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, profile_of
 from dlrm_sharded.cost.workload import USES_OF_BIN, workload_of_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.rl.prices import TablePrices
+from dlrm_sharded.rl.rank_costs import RankCosts
 
 FEATURE_NAMES = (
     "log_rows",
@@ -49,14 +49,14 @@ class TaskTensors:
         work: [E, T, M], see `WORK_NAMES`.
         size_bytes: [E, T].
         capacity: [E, W], memory of each rank in bytes.
-        prices: of the hardware to place for; None for that of a policy's training.
+        costs: those of the hardware to place for; None for the hardware of a policy's training.
     """
 
     features: Tensor
     work: Tensor
     size_bytes: Tensor
     capacity: Tensor
-    prices: TablePrices | None = None
+    costs: RankCosts | None = None
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[ShardingTask]) -> TaskTensors:
@@ -85,8 +85,7 @@ class TaskTensors:
 
     def repeat(self, times: int) -> TaskTensors:
         """Return every task `times` times in a row."""
-        episodes = torch.arange(self.num_episodes).repeat_interleave(times)
-        return self.select(episodes)
+        return self.select(torch.arange(self.num_episodes).repeat_interleave(times))
 
     def select(self, episodes: Tensor) -> TaskTensors:
         """Return the tasks of the episodes [N]."""
@@ -95,7 +94,7 @@ class TaskTensors:
             work=self.work[episodes],
             size_bytes=self.size_bytes[episodes],
             capacity=self.capacity[episodes],
-            prices=self.prices and self.prices.select(episodes),
+            costs=self.costs and self.costs.select(episodes),
         )
 
     def reorder(self, order: Tensor) -> TaskTensors:
@@ -105,7 +104,7 @@ class TaskTensors:
             work=self.work.gather(1, order[..., None].expand_as(self.work)),
             size_bytes=self.size_bytes.gather(1, order),
             capacity=self.capacity,
-            prices=self.prices and self.prices.reorder(order),
+            costs=self.costs and self.costs.reorder(order),
         )
 
 

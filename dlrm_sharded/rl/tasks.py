@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
 from dlrm_sharded.rl.task_tensors import TaskTensors, table_tensors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TableSet:
     """Tables to draw tasks from, with their reuse histograms at one batch size.
 
@@ -34,59 +36,40 @@ class TableSet:
 
     tables: tuple[Table, ...]
     batch_size: int
-    accesses: Mapping[str, AccessPattern] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.tables:
-            raise ConfigError("there are no tables to draw tasks from")
+    accesses: Mapping[str, AccessPattern]
 
     @classmethod
     def from_tables(
         cls,
         tables: Sequence[Table],
         batch_size: int,
-        accesses: Mapping[str, AccessPattern] | None = None,
+        accesses: Mapping[str, AccessPattern] = MappingProxyType({}),
     ) -> TableSet:
         """Build a set, with assumed reuse histograms for tables that have none and no pattern."""
+        if not tables:
+            raise ConfigError("there are no tables to draw tasks from")
         task = ShardingTask(tuple(tables), Topology(world_size=1, memory_bytes=1), batch_size)
         histograms = {}
         for table in tables:
-            if pattern := (accesses or {}).get(table.name):
+            if pattern := accesses.get(table.name):
                 num_ids = batch_size * table.pooling_factor
                 distribution = pattern.distribution(table.num_embeddings, num_ids)
                 histograms[table.name] = distribution.expected_reuse_histogram(num_ids)
         task = with_profiles(task.with_values(reuse_histogram=histograms))
-        return cls(task.tables, batch_size, accesses or {})
-
-    @cached_property
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Features [N, F] and work [N, M] of all tables."""
-        return table_tensors(self.tables, self.batch_size)
-
-    @cached_property
-    def widths(self) -> NDArray[np.int64]:
-        """Columns of all tables, [N]."""
-        return np.array([table.embedding_dim for table in self.tables])
-
-    @cached_property
-    def size_bytes(self) -> NDArray[np.int64]:
-        """Bytes of all tables, [N]."""
-        topology = Topology(1, 1)
-        return np.array([topology.table_bytes(table) for table in self.tables])
+        return cls(task.tables, batch_size, accesses)
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnTask:
-    """A task as indices into a pool.
+class DrawnTask(NamedTuple):
+    """A task as numbers in a pool.
 
-    Args:
-        set_index: index of the set within the pool.
-        tables: [T], indices of the tables within the set.
+    Attributes:
+        set_index: number of the set within the pool.
+        tables: numbers of the tables within the set, one or more times each.
         memory_bytes: memory of each rank.
     """
 
     set_index: int
-    tables: NDArray[np.int64]
+    tables: list[int]
     memory_bytes: int
 
 
@@ -95,34 +78,30 @@ class TaskPool:
     """Tasks on equal ranks; the tables of a task are drawn from one set, with replacement.
 
     Args:
-        memory_use: smallest and largest share of all memory that a task's tables take.
-        max_table_share: no table takes more than this share of a rank's memory.
+        full: smallest and largest share of all memory that a task's tables take.
+        largest: no table takes more than this share of a rank's memory.
         few_widths: share of the tasks whose tables have one width or two, drawn from their set.
     """
 
     sets: tuple[TableSet, ...]
     num_tables: int
     world_size: int
-    memory_use: tuple[float, float] = (0.6, 0.9)
-    max_table_share: float = 0.75
-    few_widths: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_count("tasks.num_tables", self.num_tables, least=1)
-        check_count("tasks.world_size", self.world_size, least=1)
-        check_number("tasks.largest", self.max_table_share, above=True, most=1.0)
-        check_number("tasks.few_widths", self.few_widths, most=1.0)
-        check_number("tasks.full", self.memory_use[1], above=True, most=1.0)
-        if not 0 < self.memory_use[0] <= self.memory_use[1]:
-            raise ConfigError(f"tasks.full is {list(self.memory_use)}, must be two rising shares")
-        if not self.sets:
-            raise ConfigError("there are no sets of tables to draw tasks from")
+    full: tuple[float, float]
+    largest: float
+    few_widths: float
 
     @cached_property
     def table_tensors(self) -> tuple[Tensor, Tensor]:
         """Features [N, F] and work [N, M] of the tables of all sets."""
-        features, work = zip(*(table_set.tensors for table_set in self.sets), strict=True)
+        tensors = [table_tensors(one.tables, one.batch_size) for one in self.sets]
+        features, work = zip(*tensors, strict=True)
         return torch.cat(features), torch.cat(work)
+
+    @cached_property
+    def _size_bytes(self) -> list[NDArray[np.int64]]:
+        """Bytes of the tables of each set."""
+        size = Topology(world_size=1, memory_bytes=1).table_bytes
+        return [np.array([size(table) for table in one.tables]) for one in self.sets]
 
     def accesses(self, task: ShardingTask) -> dict[str, AccessPattern]:
         """Return the patterns of the tables of a task that was drawn from the pool, by name."""
@@ -133,20 +112,21 @@ class TaskPool:
     @property
     def rank_bytes(self) -> int:
         """Twice the mean size of the tables on one rank."""
-        mean = max(table_set.size_bytes.mean() for table_set in self.sets)
+        mean = max(sizes.mean() for sizes in self._size_bytes)
         return int(2 * mean * self.num_tables / self.world_size)
 
     def draw(self, rng: np.random.Generator) -> DrawnTask:
         set_index = int(rng.integers(len(self.sets)))
-        table_set = self.sets[set_index]
-        tables = rng.integers(len(table_set.tables), size=self.num_tables)
+        in_set = self.sets[set_index].tables
+        tables = rng.integers(len(in_set), size=self.num_tables)
         if rng.random() < self.few_widths:
-            widths = table_set.widths[tables[: rng.integers(1, 3)]]
-            tables = rng.choice(np.isin(table_set.widths, widths).nonzero()[0], self.num_tables)
-        sizes = table_set.size_bytes[tables]
-        memory_bytes = sizes.sum() / (rng.uniform(*self.memory_use) * self.world_size)
-        memory_bytes = max(memory_bytes, sizes.max() / self.max_table_share)
-        return DrawnTask(set_index, tables, int(memory_bytes) + 1)
+            widths = np.array([table.embedding_dim for table in in_set])
+            chosen = widths[tables[: rng.integers(1, 3)]]
+            tables = rng.choice(np.isin(widths, chosen).nonzero()[0], self.num_tables)
+        sizes = self._size_bytes[set_index][tables]
+        memory_bytes = sizes.sum() / (rng.uniform(*self.full) * self.world_size)
+        memory_bytes = max(memory_bytes, sizes.max() / self.largest)
+        return DrawnTask(set_index, tables.tolist(), int(memory_bytes) + 1)
 
     def task(self, drawn: DrawnTask) -> ShardingTask:
         table_set = self.sets[drawn.set_index]
@@ -160,58 +140,59 @@ class TaskPool:
 
     def tensors(self, drawn: Sequence[DrawnTask]) -> TaskTensors:
         """Return what `TaskTensors.from_tasks` gives for these tasks, without building them."""
-        sets = [self.sets[task.set_index] for task in drawn]
-        features, work, sizes = [], [], []
-        for table_set, task in zip(sets, drawn, strict=True):
-            features.append(table_set.tensors[0][task.tables])
-            work.append(table_set.tensors[1][task.tables])
-            sizes.append(table_set.size_bytes[task.tables])
-        memory = torch.tensor([task.memory_bytes for task in drawn])
+        first = np.cumsum([0, *map(len, self._size_bytes)])
+        tables = [first[task.set_index] + np.array(task.tables) for task in drawn]
+        in_pool = torch.from_numpy(np.stack(tables))
+        features, work = self.table_tensors
+        memory_bytes = torch.tensor([task.memory_bytes for task in drawn])
         return TaskTensors(
-            features=torch.stack(features),
-            work=torch.stack(work),
-            size_bytes=torch.from_numpy(np.stack(sizes)),
-            capacity=memory[:, None].expand(-1, self.world_size).contiguous(),
+            features=features[in_pool],
+            work=work[in_pool],
+            size_bytes=torch.from_numpy(np.concatenate(self._size_bytes))[in_pool],
+            capacity=memory_bytes[:, None].expand(-1, self.world_size).contiguous(),
         )
 
 
 def training_tasks(
     *,
-    tables: Sequence[str] = tuple(TABLE_KINDS),
+    tables: Sequence[str],
+    num_tables: int,
+    world_size: int,
+    batch_sizes: Sequence[int],
+    full: Sequence[float],
+    largest: float,
+    few_widths: float,
+    varied_accesses: bool,
     part: str = "training",
-    num_tables: int = 50,
-    world_size: int = 4,
-    batch_sizes: Sequence[int] = (512, 2048, 8192),
-    full: Sequence[float] = (0.3, 0.7),
-    largest: float = 0.5,
-    few_widths: float = 0.5,
-    varied_accesses: bool = True,
 ) -> TaskPool:
     """Return the pool to train on, with one set of tables for each kind and batch size.
 
+    The values of a training are in conf/train_policy.yaml.
+
     Args:
         tables: names of `table_kinds.TABLE_KINDS`, or paths of tasks (*.json) whose tables to use.
-        part: which half of a kind's tables to use, see `table_kinds.HALVES`.
         batch_sizes: global batch sizes.
-        full: smallest and largest share of all memory that a task's tables take.
-        largest: no table takes more than this share of a rank's memory.
-        few_widths: share of the tasks whose tables have one width or two.
+        full, largest, few_widths: see `TaskPool`.
         varied_accesses: whether half of a kind's tables have patterns of accesses of their own,
             see `drawn_accesses`; the histograms of the others are assumed.
+        part: which half of a kind's tables to use, see `table_kinds.HALVES`.
     """
+    check_count("tasks.num_tables", num_tables, least=1)
     check_count("tasks.world_size", world_size, least=1)
-    for key, chosen in (("tables", tables), ("batch_sizes", batch_sizes)):
+    for key, chosen in (("tables", tables), ("batch_sizes", batch_sizes), ("full", full)):
         if isinstance(chosen, str) or not isinstance(chosen, Sequence) or not chosen:
             raise ConfigError(f"tasks.{key} is {chosen!r}, must be a list that is not empty")
     for batch_size in batch_sizes:
         check_count("a size in tasks.batch_sizes", batch_size, least=1)
-    if not isinstance(full, Sequence) or len(full) != 2:
-        raise ConfigError(f"tasks.full is {full}, must be two rising shares")
     for share in full:
         check_number("a share in tasks.full", share, above=True, most=1.0)
+    if len(full) != 2 or full[0] > full[1]:
+        raise ConfigError(f"tasks.full is {full}, must be two rising shares")
+    check_number("tasks.largest", largest, above=True, most=1.0)
+    check_number("tasks.few_widths", few_widths, most=1.0)
+    check_flag("tasks.varied_accesses", varied_accesses)
     if part not in HALVES:
         raise ConfigError(f"tasks.part is {part!r}; known: {', '.join(HALVES)}")
-    check_flag("tasks.varied_accesses", varied_accesses)
     sets = [
         _table_set(name, part, batch_size, varied_accesses=varied_accesses)
         for name in tables

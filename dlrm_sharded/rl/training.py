@@ -16,9 +16,10 @@ import pickle
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -42,75 +43,29 @@ HUBER_DELTA = 0.1
 MeasurePlan = Callable[[ShardingTask, Sequence[int]], PlanCost]
 """Returns the cost of a task's tables on these ranks, measured or predicted by a cost model."""
 
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPlans:
-    """Plans with their measured costs.
-
-    Args:
-        tasks: scaled by the net's scaler.
-        ranks: [E, T].
-    """
-
-    tasks: TaskTensors
-    ranks: Tensor
-    costs: tuple[PlanCost, ...]
-
-
-@dataclass(slots=True)
-class EpisodeMeans:
-    """Means over a round's episodes of their predicted cost and of the policy's entropy."""
-
-    cost_ms: float = 0.0
-    entropy: float = 0.0
-    num_updates: int = 0
-
-    def add(self, *, cost_ms: float, entropy: float) -> None:
-        self.num_updates += 1
-        self.cost_ms += (cost_ms - self.cost_ms) / self.num_updates
-        self.entropy += (entropy - self.entropy) / self.num_updates
-
-
-@dataclass(frozen=True, slots=True)
-class RoundProgress:
-    """The position of a round in the training, and the random generators of the round."""
-
-    number: int
-    num_rounds: int
-    torch_rng: torch.Generator
-    numpy_rng: np.random.Generator
-
-    @classmethod
-    def seeded(cls, seed: int, number: int, num_rounds: int) -> RoundProgress:
-        numpy_rng = np.random.default_rng([seed, number])
-        torch_rng = torch.Generator().manual_seed(int(numpy_rng.integers(2**62)))
-        return cls(number, num_rounds, torch_rng, numpy_rng)
-
-    def shares_done(self, num_updates: int) -> Iterator[float]:
-        """Yield the share of the whole training that is done before each update of the round."""
-        for i in range(num_updates):
-            yield (self.number + i / num_updates) / self.num_rounds
-
-    def draw_batch(self, num_plans: int, batch_size: int) -> Tensor:
-        """Draw the indices [batch_size] of plans, with replacement."""
-        return torch.randint(num_plans, (batch_size,), generator=self.torch_rng)
+Net = TypeVar("Net", bound=PlacementNet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodConfig(ABC):
-    """Hyperparameters of a method, which conf/policy/*.yaml sets. Numbers of updates are per round.
+class TrainingMethod(ABC, Generic[Net]):
+    """The losses of a method and its hyperparameters, whose values conf/policy/*.yaml states.
+
+    Numbers of updates are per round. See `dreamshard.py` and `autoshard.py`.
 
     Args:
         cost_updates: gradient steps of the cost network.
         cost_batch: measured plans per gradient step.
+        cost_learning_rate, policy_learning_rate: at first; they fall to 0 until the end.
         entropy_weight: weight of the policy's entropy in the loss.
     """
 
-    cost_updates: int = 600
-    cost_batch: int = 64
-    cost_learning_rate: float = 2e-3
-    policy_learning_rate: float = 1e-3
-    entropy_weight: float = 1e-3
+    net_class: ClassVar[type[PlacementNet]]
+
+    cost_updates: int
+    cost_batch: int
+    cost_learning_rate: float
+    policy_learning_rate: float
+    entropy_weight: float
 
     def __post_init__(self) -> None:
         for parameter in dataclasses.fields(self):
@@ -126,86 +81,25 @@ class MethodConfig(ABC):
         """Batches of episodes in a round, tasks of a batch, and episodes of each task."""
 
     @abstractmethod
-    def build(self) -> TrainingMethod:
-        """Build the method with new networks."""
-
-
-class TrainingMethod(ABC):
-    """The steps of a method in a round; see `dreamshard.py` and `autoshard.py`.
-
-    Args:
-        cost, policy: the two networks of `net`, each of which has an optimizer.
-    """
-
-    def __init__(
-        self, config: MethodConfig, net: PlacementNet, *, cost: nn.Module, policy: nn.Module
-    ) -> None:
-        self._config = config
-        self.net = net
-        self.optimizers = {
-            "cost": torch.optim.Adam(cost.parameters()),
-            "policy": torch.optim.Adam(policy.parameters()),
-        }
-
-    @abstractmethod
     def measured_ms(self, costs: Sequence[PlanCost]) -> tuple[Tensor, ...]:
         """Return what the cost network has to predict of E plans, as tensors [E, ...]."""
 
     @abstractmethod
     def cost_errors(
-        self, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
+        self, net: Net, tasks: TaskTensors, ranks: Tensor, measured_ms: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return relative errors of the cost network on plans; the last ones are those to report.
 
         Args:
+            ranks: [E, T].
             measured_ms: what `measured_ms` returned for these plans.
         """
 
     @abstractmethod
     def policy_losses(
-        self, tasks: TaskTensors, placed: Placements
+        self, net: Net, tasks: TaskTensors, placed: Placements
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the loss, entropy and predicted cost of the policy in episodes, for each update."""
-
-    def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
-        """Fit the cost network, and return its mean error on the last batch in percent."""
-        config, measured_ms = self._config, self.measured_ms(plans.costs)
-        error = torch.zeros(())
-        for done in progress.shares_done(config.cost_updates):
-            batch = progress.draw_batch(len(plans.costs), config.cost_batch)
-            errors = self.cost_errors(
-                plans.tasks.select(batch),
-                plans.ranks[batch],
-                tuple(times_ms[batch] for times_ms in measured_ms),
-            )
-            loss = sum(map(_relative_error_loss, errors), start=torch.zeros(()))
-            self._step("cost", loss, config.cost_learning_rate * (1.0 - done))
-            error = errors[-1].detach().abs().mean()
-        return 100 * float(error)
-
-    def improve(self, pool: TaskPool, progress: RoundProgress) -> EpisodeMeans:
-        """Improve the policy on the costs that the cost network predicts."""
-        config, means = self._config, EpisodeMeans()
-        num_batches, num_tasks, num_episodes = config.episodes
-        for done in progress.shares_done(num_batches):
-            drawn = pool.tensors([pool.draw(progress.numpy_rng) for _ in range(num_tasks)])
-            tasks = self.net.scale_and_sort(drawn)[0].repeat(num_episodes)
-            placed = roll_out(tasks, self.net.actor(tasks), progress.torch_rng)
-            for update in self.policy_losses(tasks, placed):
-                loss, entropy, cost = update
-                loss = loss - config.entropy_weight * entropy
-                self._step("policy", loss, config.policy_learning_rate * (1.0 - done))
-            means.add(cost_ms=float(self.net.ms * cost), entropy=entropy.item())
-        return means
-
-    def _step(self, net: str, loss: Tensor, learning_rate: float) -> None:
-        """Take one step of Adam with this learning rate."""
-        optimizer = self.optimizers[net]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +108,7 @@ class RoundResult:
 
     Args:
         measured_ms: mean cost of the round's measured plans.
-        cost_error_percent: error of the cost network on them.
+        cost_error_percent: error of the cost network on its last batch of measured plans.
         estimated_ms: mean predicted cost of the policy's episodes.
         entropy: mean entropy of the policy in these episodes.
         seconds: time of all updates, without the measurements.
@@ -237,157 +131,194 @@ class RoundSchedule:
         plans_per_round: plans that are measured in each round.
     """
 
-    num_rounds: int = 10
-    plans_per_round: int = 20
-    seed: int = 0
+    num_rounds: int
+    plans_per_round: int
+    seed: int
 
     def __post_init__(self) -> None:
         check_count("schedule.num_rounds", self.num_rounds, least=1)
         check_count("schedule.plans_per_round", self.plans_per_round, least=1)
         check_count("schedule.seed", self.seed, least=0)
 
-
-@dataclass(slots=True)
-class _Collected:
-    """Everything that a training has measured so far, and the results of its rounds."""
-
-    tasks: list[DrawnTask] = field(default_factory=list)
-    ranks: list[list[int]] = field(default_factory=list)
-    costs: list[PlanCost] = field(default_factory=list)
-    rounds: list[RoundResult] = field(default_factory=list)
+    def learning_rates(self, first: float, number: int, num_updates: int) -> Iterator[float]:
+        """Yield the learning rate of each update of a round; they fall to 0 over all rounds."""
+        for i in range(num_updates):
+            yield first * (1.0 - (number + i / num_updates) / self.num_rounds)
 
 
-def _relative_error_loss(errors: Tensor) -> Tensor:
-    """Return the mean Huber loss of relative errors."""
-    return nn.functional.huber_loss(errors, torch.zeros_like(errors), delta=HUBER_DELTA)
+class PolicyTraining:
+    """Networks in training, with all that was measured for them.
 
-
-def build_method(config: MethodConfig, *, seed: int) -> TrainingMethod:
-    """Build a method whose initial weights depend on the seed alone; torch's state is kept."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return config.build()
-
-
-def train_policy(
-    method: TrainingMethod,
-    pool: TaskPool,
-    measure: MeasurePlan,
-    schedule: RoundSchedule,
-    *,
-    is_trained: bool = False,
-    checkpoint: Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    on_round: Callable[[RoundResult], None] = lambda _: None,
-) -> list[RoundResult]:
-    """Train the method's networks and return the result of every round.
-
-    Args:
-        is_trained: the networks are those of a trained policy, so their inputs keep their scale.
-        checkpoint: file that is written after every round; training resumes from it if it exists.
-        settings: JSON that describes the training; a checkpoint with other settings is refused.
-        on_round: called after every round.
-
-    Raises:
-        DataError: the checkpoint is damaged or belongs to another training.
+    Their initial weights depend on the seed alone, and torch's global random state is kept.
     """
-    net, collected = method.net, _Collected()
-    if checkpoint is not None and checkpoint.exists():
-        collected = _restore(checkpoint, method, settings or {})
-    elif not is_trained:
-        net.scaler.fit(*pool.table_tensors)
-    for number in range(len(collected.rounds), schedule.num_rounds):
-        progress = RoundProgress.seeded(schedule.seed, number, schedule.num_rounds)
-        _measure_plans(net, pool, measure, progress, schedule.plans_per_round, collected)
+
+    def __init__(
+        self, method: TrainingMethod[Any], pool: TaskPool, schedule: RoundSchedule
+    ) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(schedule.seed)
+            self.net: PlacementNet = method.net_class()
+        self.schedule = schedule
+        self.rounds: list[RoundResult] = []
+        self._method, self._pool = method, pool
+        self._tasks: list[DrawnTask] = []
+        self._ranks: list[list[int]] = []
+        self._costs: list[PlanCost] = []
+        self._optimizers = {
+            part: torch.optim.Adam(self.net.get_submodule(part).parameters())
+            for part in ("cost", "policy")
+        }
+
+    def run(
+        self,
+        measure: MeasurePlan,
+        *,
+        is_trained: bool = False,
+        checkpoint: Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        on_round: Callable[[RoundResult], None] = lambda _: None,
+    ) -> None:
+        """Train the networks.
+
+        Args:
+            is_trained: the networks are those of a trained policy; their inputs keep their scale.
+            checkpoint: file that is written after every round; training resumes from it if it
+                exists.
+            settings: JSON that describes the training; a checkpoint with other settings is refused.
+            on_round: called after every round.
+
+        Raises:
+            DataError: the checkpoint is damaged or belongs to another training.
+        """
+        if checkpoint is not None and checkpoint.exists():
+            self._restore(checkpoint, settings or {})
+        elif not is_trained:
+            self.net.scaler.fit(*self._pool.table_tensors)
+        for number in range(len(self.rounds), self.schedule.num_rounds):
+            self.rounds.append(self._round(number, measure))
+            if checkpoint is not None:
+                self._save(checkpoint, settings or {})
+            on_round(self.rounds[-1])
+
+    def _round(self, number: int, measure: MeasurePlan) -> RoundResult:
+        net, pool = self.net, self._pool
+        numpy_rng = np.random.default_rng([self.schedule.seed, number])
+        torch_rng = torch.Generator().manual_seed(int(numpy_rng.integers(2**62)))
+        # measure a plan of the present policy for each of some new tasks
+        drawn = [pool.draw(numpy_rng) for _ in range(self.schedule.plans_per_round)]
+        tasks, order = net.scale_and_sort(pool.tensors(drawn))
+        with torch.no_grad():
+            placed = roll_out(tasks, net.actor(tasks), torch_rng)
+        # undo the sorting: plans are stored with the tables in the order of the task
+        all_ranks = torch.empty_like(order).scatter(1, order, placed.ranks).tolist()
+        newest = list(map(measure, map(pool.task, drawn), all_ranks))
+        self._tasks += drawn
+        self._ranks += all_ranks
+        self._costs += newest
         if number == 0:
             # the unit of predicted costs is the mean cost of a table
-            totals = [rank.total_ms for cost in collected.costs for rank in cost.per_rank]
-            net.ms.fill_(sum(totals) / len(collected.costs) / pool.num_tables)
+            totals = [rank.total_ms for cost in newest for rank in cost.per_rank]
+            net.ms.fill_(sum(totals) / len(newest) / pool.num_tables)
         started = time.perf_counter()
-        tasks = net.scaler(pool.tensors(collected.tasks))
-        plans = MeasuredPlans(tasks, torch.tensor(collected.ranks), tuple(collected.costs))
-        cost_error_percent = method.fit_costs(plans, progress)
-        means = method.improve(pool, progress)
-        newest = collected.costs[-schedule.plans_per_round :]
-        collected.rounds.append(
-            RoundResult(
-                number=number,
-                measured_ms=float(np.mean([cost.cost_ms for cost in newest])),
-                cost_error_percent=cost_error_percent,
-                estimated_ms=means.cost_ms,
-                entropy=means.entropy,
-                seconds=time.perf_counter() - started,
+        cost_error = self._fit_costs(number, torch_rng)
+        estimated_ms, entropy = self._improve_policy(number, numpy_rng, torch_rng)
+        return RoundResult(
+            number=number,
+            measured_ms=fmean(cost.cost_ms for cost in newest),
+            cost_error_percent=100 * cost_error,
+            estimated_ms=estimated_ms,
+            entropy=entropy,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _fit_costs(self, number: int, torch_rng: torch.Generator) -> float:
+        """Fit the cost network, and return its mean relative error on the last batch."""
+        method, net = self._method, self.net
+        tasks = net.scaler(self._pool.tensors(self._tasks))
+        ranks, measured_ms = torch.tensor(self._ranks), method.measured_ms(self._costs)
+        error = torch.zeros(())
+        for learning_rate in self.schedule.learning_rates(
+            method.cost_learning_rate, number, method.cost_updates
+        ):
+            batch = torch.randint(len(ranks), (method.cost_batch,), generator=torch_rng)
+            batch_ms = tuple(times_ms[batch] for times_ms in measured_ms)
+            errors = method.cost_errors(net, tasks.select(batch), ranks[batch], batch_ms)
+            loss = torch.zeros(())
+            for relative in errors:
+                zeros = torch.zeros_like(relative)
+                loss = loss + nn.functional.huber_loss(relative, zeros, delta=HUBER_DELTA)
+            self._step("cost", loss, learning_rate)
+            error = errors[-1].detach().abs().mean()
+        return float(error)
+
+    def _improve_policy(
+        self, number: int, numpy_rng: np.random.Generator, torch_rng: torch.Generator
+    ) -> tuple[float, float]:
+        """Improve the policy on predicted costs.
+
+        Returns:
+            Mean predicted cost of the episodes in ms; mean entropy of the policy in them.
+        """
+        method, net = self._method, self.net
+        num_batches, num_tasks, num_episodes = method.episodes
+        costs_ms, entropies = [], []
+        for learning_rate in self.schedule.learning_rates(
+            method.policy_learning_rate, number, num_batches
+        ):
+            drawn = self._pool.tensors([self._pool.draw(numpy_rng) for _ in range(num_tasks)])
+            tasks = net.scale_and_sort(drawn)[0].repeat(num_episodes)
+            placed = roll_out(tasks, net.actor(tasks), torch_rng)
+            for losses in method.policy_losses(net, tasks, placed):
+                loss, entropy, cost = losses
+                self._step("policy", loss - method.entropy_weight * entropy, learning_rate)
+            costs_ms.append(float(net.ms * cost))
+            entropies.append(entropy.item())
+        return fmean(costs_ms), fmean(entropies)
+
+    def _step(self, part: str, loss: Tensor, learning_rate: float) -> None:
+        """Take one step of Adam on a part of the networks."""
+        optimizer = self._optimizers[part]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def _save(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Write the checkpoint completely or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "settings": json.dumps(settings, sort_keys=True),
+            "tasks": [tuple(task) for task in self._tasks],
+            "ranks": self._ranks,
+            "costs": [cost.to_json() for cost in self._costs],
+            "rounds": [dataclasses.asdict(result) for result in self.rounds],
+            "net": self.net.state_dict(),
+            "optimizers": {key: adam.state_dict() for key, adam in self._optimizers.items()},
+        }
+        with replaced_file(path) as file:
+            torch.save(state, file)
+
+    def _restore(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; DataError if it is damaged or of another training."""
+        try:
+            state = torch.load(path, weights_only=True)
+        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
+            state = None
+        if not isinstance(state, dict) or set(state) != CHECKPOINT_KEYS:
+            raise DataError(
+                f"{path} is damaged or is not the checkpoint of a training; remove it to train "
+                "from the start"
             )
-        )
-        if checkpoint is not None:
-            _save(checkpoint, method, collected, settings or {})
-        on_round(collected.rounds[-1])
-    return collected.rounds
-
-
-def _measure_plans(
-    net: PlacementNet,
-    pool: TaskPool,
-    measure: MeasurePlan,
-    progress: RoundProgress,
-    num_plans: int,
-    collected: _Collected,
-) -> None:
-    """Draw tasks, draw a plan for each from the present policy, and measure the plans."""
-    drawn = [pool.draw(progress.numpy_rng) for _ in range(num_plans)]
-    tasks, order = net.scale_and_sort(pool.tensors(drawn))
-    with torch.no_grad():
-        placed = roll_out(tasks, net.actor(tasks), progress.torch_rng)
-    # undo the sorting: plans are stored with the tables in the order of the task
-    all_ranks = torch.empty_like(order).scatter(1, order, placed.ranks).tolist()
-    for task, ranks in zip(drawn, all_ranks, strict=True):
-        collected.costs.append(measure(pool.task(task), ranks))
-        collected.tasks.append(task)
-        collected.ranks.append(ranks)
-
-
-def _save(
-    path: Path, method: TrainingMethod, collected: _Collected, settings: Mapping[str, Any]
-) -> None:
-    """Write the checkpoint completely or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {
-        "settings": json.dumps(settings, sort_keys=True),
-        "tasks": [(t.set_index, t.tables.tolist(), t.memory_bytes) for t in collected.tasks],
-        "ranks": collected.ranks,
-        "costs": [cost.to_json() for cost in collected.costs],
-        "rounds": [dataclasses.asdict(result) for result in collected.rounds],
-        "net": method.net.state_dict(),
-        "optimizers": {key: adam.state_dict() for key, adam in method.optimizers.items()},
-    }
-    with replaced_file(path) as file:
-        torch.save(state, file)
-
-
-def _restore(path: Path, method: TrainingMethod, settings: Mapping[str, Any]) -> _Collected:
-    try:
-        state = torch.load(path, weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
-        state = None
-    if not isinstance(state, dict) or set(state) != CHECKPOINT_KEYS:
-        raise DataError(
-            f"{path} is damaged or is not the checkpoint of a training; remove it to train from "
-            "the start"
-        )
-    if changes := changed_settings(json.loads(state["settings"]), settings):
-        raise DataError(
-            f"{path} is the checkpoint of a training with other settings ({changes}); finish that "
-            "training with its settings, or remove the file"
-        )
-    method.net.load_state_dict(state["net"])
-    for key, optimizer in method.optimizers.items():
-        optimizer.load_state_dict(state["optimizers"][key])
-    return _Collected(
-        tasks=[
-            DrawnTask(set_index, np.array(tables), memory_bytes)
-            for set_index, tables, memory_bytes in state["tasks"]
-        ],
-        ranks=state["ranks"],
-        costs=[PlanCost.from_json(cost) for cost in state["costs"]],
-        rounds=[RoundResult(**fields) for fields in state["rounds"]],
-    )
+        if changes := changed_settings(json.loads(state["settings"]), settings):
+            raise DataError(
+                f"{path} is the checkpoint of a training with other settings ({changes}); finish "
+                "that training with its settings, or remove the file"
+            )
+        self.net.load_state_dict(state["net"])
+        for key, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][key])
+        self._tasks = [DrawnTask(*fields) for fields in state["tasks"]]
+        self._ranks = state["ranks"]
+        self._costs = [PlanCost.from_json(cost) for cost in state["costs"]]
+        self.rounds = [RoundResult(**fields) for fields in state["rounds"]]

@@ -46,7 +46,7 @@ class PolicySharder:
     @property
     def uses_costs(self) -> bool:
         """Tell whether the policy reads the costs of the run's cost model."""
-        return bool(getattr(self.policy, "reads_prices", False))
+        return bool(getattr(self.policy, "reads_costs", False))
 
     @property
     def costs(self) -> str:
@@ -98,14 +98,14 @@ def policy_sharder(
     """Build a sharder with the policy that a method trained for some hardware.
 
     Args:
-        prices: one of `rl.policy.PRICES`, whether the policy reads the run's prices in place of the
-            costs that its network predicts; `never` as published, `auto` on other hardware.
+        prices: one of `rl.policy.WITH_COSTS`, whether the policy reads the run's costs in place of
+            those that its network predicts; `never` as published, `auto` on other hardware.
         options: arguments of `PolicySharder`.
     """
     can_price = prices == ALWAYS or is_additive(context.cost_model)
     price_task = context.pricing_for(f"{method} with sharder.prices=always") if can_price else None
     return PolicySharder(
-        load_policy(method, artifact, context.run, price=price_task, prices=prices),
+        load_policy(method, artifact, context.run, with_costs=price_task, reads_costs=prices),
         name=method,
         **options,
     )

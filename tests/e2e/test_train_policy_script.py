@@ -17,10 +17,10 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.rl.policy import METHODS, load_policy
-from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.sharders.heuristics import WEIGHTS
 from tests import preloaded
 from tests.e2e.runs import environment
+from tests.unit.rl.cases import yaml_pool
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ def test_writes_a_policy(kind, tmp_path):
     assert min(written["scores_ms"].values()) > 0
 
     policy = load_policy(kind, str(path), RunContext("cpu", optimizer="rowwise_adagrad"))
-    pool = training_tasks(part="unseen", num_tables=9, world_size=3)
+    pool = yaml_pool(part="unseen", num_tables=9, world_size=3)
     task = pool.task(pool.draw(np.random.default_rng(0)))
     ranks = policy.place(task, num_samples=2, seed=0)
     assert {*ranks} <= {0, 1, 2}

@@ -9,13 +9,12 @@ from hydra.utils import instantiate
 
 from dlrm_sharded.commands.train_policy import initialize
 from dlrm_sharded.files.errors import ConfigError, DataError
-from dlrm_sharded.hardware.artifact import artifact_name, write_artifact
-from dlrm_sharded.hardware.artifact_kinds import RETUNE
+from dlrm_sharded.hardware.artifact import artifact_name, find_artifact, write_artifact
+from dlrm_sharded.hardware.artifact_kinds import RETUNE, policy_kind
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, packaged_net, to_arrays
-from dlrm_sharded.rl.training import build_method
+from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, read_net, to_arrays
 from tests.unit.commands.conftest import composed_config
-from tests.unit.rl.cases import SHORT, random_net
+from tests.unit.rl.cases import random_net
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
 
@@ -31,30 +30,30 @@ def test_the_packaged_policy_is_not_the_one_made_here(kind, tmp_path, monkeypatc
     """Or else a second re-tuning would begin with the first one's weights."""
     monkeypatch.chdir(tmp_path)
     made_here = write(kind, Path("calibration"))
-    method = build_method(SHORT[kind], seed=0)
-    initialize(method, "packaged", RunContext())
-    check_equal(packaged_net(kind, RunContext()), method.net)
-    initialize(method, str(made_here), RunContext())
-    check_equal(random_net(kind), method.net)
+    net = METHODS[kind]()
+    initialize(net, "packaged", RunContext())
+    check_equal(read_net(kind, find_artifact(policy_kind(kind), None, "cpu")), net)
+    initialize(net, str(made_here), RunContext())
+    check_equal(random_net(kind), net)
 
 
 @each_kind
 def test_random_weights_are_kept(kind):
-    method, same = (build_method(SHORT[kind], seed=0) for _ in range(2))
-    initialize(method, None, RunContext())
-    check_equal(same.net, method.net)
+    net = random_net(kind)
+    initialize(net, None, RunContext())
+    check_equal(random_net(kind), net)
 
 
 def test_a_policy_of_another_method(tmp_path):
     path = write("autoshard", tmp_path)
     with pytest.raises(DataError, match="is not a policy of the kind 'dreamshard'"):
-        initialize(build_method(SHORT["dreamshard"], seed=0), str(path), RunContext())
+        initialize(METHODS["dreamshard"](), str(path), RunContext())
 
 
 @pytest.mark.parametrize("init_from", [3, "", "missing.safetensors"])
 def test_no_policy(init_from):
     with pytest.raises((ConfigError, DataError), match=r"init_from is|cannot read the policy"):
-        initialize(build_method(SHORT["dreamshard"], seed=0), init_from, RunContext())  # type: ignore[arg-type]
+        initialize(METHODS["dreamshard"](), init_from, RunContext())  # type: ignore[arg-type]
 
 
 def test_the_offered_overrides_compose():

@@ -2,41 +2,45 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from dlrm_sharded import PlanCost, RunContext, ShardingTask, Table
+from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.plans.plan import whole_tables
-from dlrm_sharded.rl.autoshard import AutoShardConfig
-from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool
-from dlrm_sharded.rl.training import MethodConfig, RoundSchedule, build_method, train_policy
+from dlrm_sharded.rl.training import PolicyTraining, RoundSchedule, TrainingMethod
 
 BATCH_SIZE = 4096
-
-SHORT: dict[str, MethodConfig] = {
-    "autoshard": AutoShardConfig(
-        cost_updates=3, cost_batch=4, rollouts=2, tasks_per_rollout=2, episodes_per_task=2
-    ),
-    "dreamshard": DreamShardConfig(
-        cost_updates=3, cost_batch=4, policy_updates=2, tasks_per_update=2, episodes_per_task=2
-    ),
-}
-"""Trainings that learn next to nothing."""
-
-LONGER: dict[str, MethodConfig] = {
-    "autoshard": AutoShardConfig(cost_updates=150, rollouts=20),
-    "dreamshard": DreamShardConfig(cost_updates=150, policy_updates=20),
-}
-"""Trainings that learn to balance two ranks in seconds."""
+SHORT = {"cost_updates": 3, "cost_batch": 4, "episodes_per_task": 2}
+NUM_BATCHES = {"autoshard": "rollouts", "dreamshard": "policy_updates"}
+TASKS_OF_BATCH = {"autoshard": "tasks_per_rollout", "dreamshard": "tasks_per_update"}
 
 NUM_ROUNDS = {"autoshard": 3, "dreamshard": 4}
-"""Rounds of `LONGER` after which plans cost about 2 % more than the best ones."""
+"""Rounds of the training of `trained` after which plans cost about 2 % more than the best ones."""
+
+
+def method_of(kind: str, **changes: Any) -> TrainingMethod[Any]:
+    """Build a method from its yaml, with some other hyperparameters."""
+    return instantiate(OmegaConf.load(CONF_DIR / "policy" / f"{kind}.yaml"), **changes)
+
+
+def short_method(kind: str) -> TrainingMethod[Any]:
+    """Build a method that learns next to nothing."""
+    return method_of(kind, **SHORT, **{NUM_BATCHES[kind]: 2, TASKS_OF_BATCH[kind]: 2})
+
+
+def yaml_pool(**changes: Any) -> TaskPool:
+    """Build the pool of `dlrm-train-policy`, with some other keys of `tasks`."""
+    return instantiate(OmegaConf.load(CONF_DIR / "train_policy.yaml").tasks, **changes)
 
 
 def random_tables(num: int, seed: int = 0) -> TableSet:
@@ -59,10 +63,10 @@ def small_pool(
     world_size: int = 2,
     *,
     num: int = 20,
-    memory_use: tuple[float, float] = (0.5, 0.8),
+    full: tuple[float, float] = (0.5, 0.8),
     seed: int = 0,
 ) -> TaskPool:
-    return TaskPool((random_tables(num, seed),), num_tables, world_size, memory_use)
+    return TaskPool((random_tables(num, seed),), num_tables, world_size, full, 0.75, 0.0)
 
 
 @functools.cache
@@ -98,7 +102,8 @@ def drawn_inputs(pool: TaskPool, num: int, seed: int = 0) -> TaskTensors:
 @functools.cache
 def trained(kind: str) -> PlacementNet:
     """Train a policy for eight tables on two ranks on predicted costs."""
-    method = build_method(LONGER[kind], seed=0)
-    schedule = RoundSchedule(num_rounds=NUM_ROUNDS[kind], plans_per_round=20)
-    train_policy(method, small_pool(8, num=60, memory_use=(0.3, 0.7)), predicted, schedule)
-    return method.net
+    method = method_of(kind, cost_updates=150, **{NUM_BATCHES[kind]: 20})
+    schedule = RoundSchedule(num_rounds=NUM_ROUNDS[kind], plans_per_round=20, seed=0)
+    training = PolicyTraining(method, small_pool(8, num=60, full=(0.3, 0.7)), schedule)
+    training.run(predicted)
+    return training.net

@@ -6,23 +6,27 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlrm_sharded.rl.env import (
-    free_before_each_step,
+    Actor,
     legal_ranks,
     log_probabilities,
+    mean_entropy,
+    replayed_log_probs,
     roll_out,
 )
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
 
 
-class FixedScores:
-    """Returns fixed scores [T, E, W] and records what is placed."""
+class FixedScores(Actor):
+    """Returns fixed scores [T, E, W] and records what is placed, and the memory before."""
 
     def __init__(self, scores: Tensor) -> None:
         self.all_scores = scores
         self.placed: list[Tensor] = []
+        self.free: list[Tensor] = []
 
-    def scores(self, step: int) -> Tensor:
+    def scores(self, step: int, free: Tensor) -> Tensor:
         assert step == len(self.placed)
+        self.free.append(free.clone())
         return self.all_scores[step]
 
     def place(self, step: int, ranks: Tensor) -> None:
@@ -41,11 +45,11 @@ def sized(size_bytes: list[list[int]], capacity: list[list[int]]) -> TaskTensors
     )
 
 
-def used_bytes(inputs: TaskTensors, ranks: Tensor) -> Tensor:
-    """[E, W], computed in a loop."""
+def used_bytes(inputs: TaskTensors, ranks: Tensor, step: int | None = None) -> Tensor:
+    """[E, W], before a step or at the end, computed in a loop."""
     used = torch.zeros_like(inputs.capacity)
     for episode, episode_ranks in enumerate(ranks.tolist()):
-        for table, rank in enumerate(episode_ranks):
+        for table, rank in enumerate(episode_ranks[:step]):
             used[episode, rank] += inputs.size_bytes[episode, table]
     return used
 
@@ -62,20 +66,6 @@ def test_legal_ranks_have_room() -> None:
     assert overflows.tolist() == [False, True, True, True]
 
 
-def test_legal_ranks_of_any_shape() -> None:
-    random = torch.Generator().manual_seed(0)
-    free = torch.randint(-5, 20, (3, 4, 5), generator=random)
-    sizes = torch.randint(1, 25, (3, 4), generator=random)
-    legal, overflows = legal_ranks(free, sizes)
-    assert overflows.any()
-    assert not overflows.all()
-    for i in range(3):
-        for j in range(4):
-            one, overflow = legal_ranks(free[i, j], sizes[i, j])
-            assert torch.equal(legal[i, j], one)
-            assert bool(overflow) == bool(overflows[i, j])
-
-
 def test_illegal_ranks_have_no_probability_and_no_gradient() -> None:
     random = torch.Generator().manual_seed(0)
     scores = torch.randn((64, 5, 4), generator=random).requires_grad_()
@@ -87,7 +77,9 @@ def test_illegal_ranks_have_no_probability_and_no_gradient() -> None:
     assert (log_p.exp()[legal] > 0).all()
     torch.testing.assert_close(log_p.exp().sum(dim=-1), torch.ones(64, 5))
 
-    entropy = -(log_p.exp() * log_p.masked_fill(~legal, 0.0)).sum(dim=-1).mean()
+    entropy = mean_entropy(log_p)
+    expected = torch.distributions.Categorical(probs=log_p.detach().exp()).entropy().mean()
+    torch.testing.assert_close(entropy.detach(), expected)
     taken = log_p.gather(2, ranks[..., None])[..., 0]
     advantage = torch.randn((64, 1), generator=random)
     (-(advantage * taken).mean() - 0.1 * entropy).backward()
@@ -144,10 +136,13 @@ def test_a_rank_overflows_in_marked_episodes_alone(case: tuple[TaskTensors, int]
     overflows = (used_bytes(inputs, placed.ranks) > inputs.capacity).any(dim=1)
     assert torch.equal(placed.overflown, overflows)
 
+    for step, free in enumerate(actor.free):
+        used = used_bytes(inputs, placed.ranks, step)
+        assert torch.equal(free, inputs.capacity - used)
+    assert torch.equal(torch.stack(actor.free, dim=1), placed.free)
+
     # the training sees the same legal ranks, and so the same probabilities
-    legal, marks = legal_ranks(free_before_each_step(inputs, placed.ranks), inputs.size_bytes)
-    assert torch.equal(marks.any(dim=1), placed.overflown)
-    log_p = log_probabilities(scores.transpose(0, 1), legal)
+    log_p = replayed_log_probs(inputs, placed, scores.transpose(0, 1))
     taken = log_p.gather(2, placed.ranks[..., None])[..., 0]
     assert torch.equal(taken, placed.log_probs)
     assert torch.isfinite(taken).all()

@@ -8,9 +8,9 @@ import pytest
 from dlrm_sharded import RunContext, Sharder, SharderContext, learned_cost_model, validate
 from dlrm_sharded.datasets.table_kinds import TABLE_KINDS
 from dlrm_sharded.rl.policy import METHODS
-from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import policy_sharder
+from tests.unit.rl.cases import yaml_pool
 
 NUM_TASKS = 10
 
@@ -24,7 +24,7 @@ def test_is_below_every_heuristic(
     for kind, tables in TABLE_KINDS.items():  # fewer tables to profile, of the whole range
         monkeypatch.setitem(TABLE_KINDS, kind, lambda half, tables=tables: tables(half)[::10])
     model = learned_cost_model(RunContext())
-    pool = training_tasks(part="unseen", num_tables=num_tables, world_size=world_size)
+    pool = yaml_pool(part="unseen", num_tables=num_tables, world_size=world_size)
     rng = np.random.default_rng(1)
     tasks = [pool.task(pool.draw(rng)) for _ in range(NUM_TASKS)]
 

@@ -13,9 +13,9 @@ from dlrm_sharded.datasets.table_kinds import TABLE_KINDS, paper_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.task_tensors import TaskTensors
-from dlrm_sharded.rl.tasks import TableSet, TaskPool, training_tasks
+from dlrm_sharded.rl.tasks import TableSet, TaskPool
 from tests.unit.made_up import tables_of, task_of
-from tests.unit.rl.cases import random_tables
+from tests.unit.rl.cases import random_tables, yaml_pool
 
 MEASURED = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 """A histogram that no cost model assumes."""
@@ -25,9 +25,7 @@ def pool_of_two_batch_sizes() -> TaskPool:
     first = random_tables(30)
     unmeasured = [dataclasses.replace(table, reuse_histogram=None) for table in first.tables]
     second = TableSet.from_tables(unmeasured, 256)
-    return TaskPool(
-        (first, second), num_tables=7, world_size=3, memory_use=(0.4, 0.6), max_table_share=0.5
-    )
+    return TaskPool((first, second), 7, 3, full=(0.4, 0.6), largest=0.5, few_widths=0.5)
 
 
 def test_tensors_are_those_of_the_tasks() -> None:
@@ -36,6 +34,8 @@ def test_tensors_are_those_of_the_tasks() -> None:
     drawn = [pool.draw(rng) for _ in range(12)]
     tasks = [pool.task(task) for task in drawn]
     assert {task.batch_size for task in tasks} == {256, 4096}
+    widths = [len({table.embedding_dim for table in task.tables}) for task in tasks]
+    assert min(widths) <= 2 < max(widths)
     found, expected = pool.tensors(drawn), TaskTensors.from_tasks(tasks)
     for field in dataclasses.fields(TaskTensors):
         torch.testing.assert_close(getattr(found, field.name), getattr(expected, field.name))
@@ -58,9 +58,7 @@ def test_tasks_take_the_share_of_memory_that_they_shall() -> None:
 def test_every_kind_at_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, tables in TABLE_KINDS.items():
         monkeypatch.setitem(TABLE_KINDS, kind, lambda half, tables=tables: tables(half)[:20])
-    pool = training_tasks(
-        tables=list(TABLE_KINDS), batch_sizes=[256, 512], num_tables=5, world_size=2
-    )
+    pool = yaml_pool(tables=list(TABLE_KINDS), batch_sizes=[256, 512], num_tables=5, world_size=2)
     rng = np.random.default_rng(0)
     drawn = {(task.set_index, pool.task(task).batch_size) for task in map(pool.draw, [rng] * 60)}
     assert drawn == {(0, 256), (1, 512), (2, 256), (3, 512)}
@@ -70,7 +68,7 @@ def test_measured_histograms_are_those_of_their_batch_size_alone(tmp_path: Path)
     tables = tables_of(*[(1000, 8, 2.0, MEASURED)] * 3)
     path = tmp_path / "task.json"
     path.write_text(json.dumps(task_of(tables, batch_size=512).to_json()))
-    pool = training_tasks(tables=[str(path)], batch_sizes=[512, 1024])
+    pool = yaml_pool(tables=[str(path)], batch_sizes=[512, 1024])
     same, other = pool.sets
     assert {table.reuse_histogram for table in same.tables} == {MEASURED}
     assert MEASURED not in {table.reuse_histogram for table in other.tables}
@@ -78,7 +76,7 @@ def test_measured_histograms_are_those_of_their_batch_size_alone(tmp_path: Path)
 
 def test_half_of_the_tables_have_patterns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TABLE_KINDS, "papers", lambda half: paper_tables(half)[:100])
-    pool = training_tasks(tables=["papers"], batch_sizes=[512], few_widths=0.0)
+    pool = yaml_pool(tables=["papers"], batch_sizes=[512], few_widths=0.0)
     task = pool.task(pool.draw(np.random.default_rng(0)))
     patterns = pool.accesses(task)
     assert len(patterns) / len(task.tables) == pytest.approx(0.5, abs=0.2)

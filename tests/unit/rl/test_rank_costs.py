@@ -1,4 +1,4 @@
-"""Policies on other hardware than that of their training, which read the run's prices."""
+"""Policies on other hardware than that of their training, which read the run's costs."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded import RunContext, SharderContext, ShardingTask, learned_cost_model
+from dlrm_sharded import RunContext, SharderContext, ShardingTask
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
@@ -16,11 +16,10 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.rl.nets import sums_by_rank
 from dlrm_sharded.rl.policy import METHODS
-from dlrm_sharded.rl.prices import TablePrices
+from dlrm_sharded.rl.rank_costs import RankCosts
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
 from tests.unit.hardware.made_up import CPU
-from tests.unit.made_up import mlperf_task
 from tests.unit.rl.cases import cost_model, random_net, small_pool
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 4)
@@ -37,18 +36,9 @@ def planted() -> LearnedCostModel:
     return dataclasses.replace(model, compute=model.compute.scaled(factors, factors))
 
 
-def scaled(model: LearnedCostModel, factor: float) -> LearnedCostModel:
-    exchanges = dict.fromkeys(("fwd_comm", "bwd_comm", "input_dist"), factor)
-    return dataclasses.replace(
-        model,
-        compute=model.compute.scaled(factor, factor),
-        communication=model.communication.scaled(exchanges),
-    )
-
-
 @functools.cache
 def tasks(world_size: int = 4) -> list[ShardingTask]:
-    pool = small_pool(24, world_size, num=80, memory_use=(0.3, 0.6))
+    pool = small_pool(24, world_size, num=80, full=(0.3, 0.6))
     rng = np.random.default_rng(5)
     return [pool.task(pool.draw(rng)) for _ in range(6)]
 
@@ -73,20 +63,10 @@ def test_other_hardware_changes_placements_for_the_better(method: str) -> None:
     as_published = sharder(method, model, prices="never")
     assert mean_ms(model, sharder(method, model)) < 0.99 * mean_ms(model, as_published)
     net = random_net(method)
-    [own, priced] = [TaskTensors.from_tasks(tasks()[:1]) for _ in range(2)]
-    prices = TablePrices.from_task(model.price(tasks()[0]))
-    priced = dataclasses.replace(priced, prices=prices)
-    orders = [net.scale_and_sort(tensors)[1].tolist() for tensors in (own, priced)]
+    own = TaskTensors.from_tasks(tasks()[:1])
+    costed = dataclasses.replace(own, costs=rank_costs(tasks()[0]))
+    orders = [net.scale_and_sort(tensors)[1].tolist() for tensors in (own, costed)]
     assert orders[0] != orders[1], "tables are sorted by their costs"
-
-
-@each_method
-def test_a_plan_is_the_same_at_any_speed(method: str) -> None:
-    plans = [
-        [sharder(method, scaled(planted(), factor)).shard(task) for task in tasks()[:3]]
-        for factor in (1.0, 64.0)
-    ]
-    assert plans[0] == plans[1]
 
 
 @each_method
@@ -102,30 +82,20 @@ def test_never_places_as_published(method: str) -> None:
     assert always.shard(task) == sharder(method, model).shard(task)
 
 
-@each_method
-def test_places_for_gpus(method: str) -> None:
-    run = RunContext("cuda")
-    model = learned_cost_model(run)
-    task = model.price(mlperf_task(8)).task
-    plan = sharder(method, model, run).shard(task)
-    never = sharder(method, model, run, prices="never").shard(task)
-    assert model.predict(plan, task).cost_ms < 1.05 * model.predict(never, task).cost_ms
-
-
-def prices_of(task: ShardingTask) -> TablePrices:
-    return TablePrices.from_task(planted().price(task))
+def rank_costs(task: ShardingTask) -> RankCosts:
+    return RankCosts.from_task(planted().price(task))
 
 
 def test_costs_of_ranks_are_those_of_the_model() -> None:
     """Computation but for launches; of exchanges what differs between placements."""
     model, [task] = planted(), tasks(2)[:1]
-    prices = TablePrices.from_task(model.price(task))
+    of_task = rank_costs(task)
     compute: ComputeModel = model.compute
     exchanges, expected = [], []
     for seed in range(3):
         ranks = torch.tensor(np.random.default_rng(seed).integers(2, size=(1, 24)))
-        sums = sums_by_rank(prices.vectors, ranks, 2)
-        costs = prices.rank_costs(sums, sums.amax(dim=1, keepdim=True))[0].numpy()
+        sums = sums_by_rank(of_task.vectors, ranks, 2)
+        costs = of_task.rank_costs(sums, sums.amax(dim=1, keepdim=True))[0].numpy()
         plan = whole_tables(task, ranks[0].tolist())
         predicted = model.predict(plan, task)
         num_lookups = workload_of_plan(plan, task).num_lookups()
@@ -139,14 +109,24 @@ def test_costs_of_ranks_are_those_of_the_model() -> None:
     np.testing.assert_allclose(found - found.mean(), expected - expected.mean(), rtol=0.1)
 
 
-def test_prices_stay_with_their_tables() -> None:
+def test_costs_stay_with_their_tables() -> None:
     task = tasks()[0]
-    tensors = dataclasses.replace(TaskTensors.from_tasks([task]), prices=prices_of(task))
+    tensors = dataclasses.replace(TaskTensors.from_tasks([task]), costs=rank_costs(task))
     order = torch.arange(24).flip(0)[None]
     turned = tensors.repeat(2).reorder(order.expand(2, -1))
-    assert turned.prices is not None
-    expected = prices_of(task).vectors.flip(1).expand(2, -1, -1)
-    assert torch.equal(turned.prices.vectors, expected)
-    scaled_prices = prices_of(task).with_mean(torch.tensor([3.0]))
-    alone = scaled_prices.rank_costs(scaled_prices.vectors, scaled_prices.vectors).sum(-1)
+    assert turned.costs is not None
+    expected = rank_costs(task).vectors.flip(1).expand(2, -1, -1)
+    assert torch.equal(turned.costs.vectors, expected)
+    in_unit = rank_costs(task).with_mean(torch.tensor([3.0]))
+    alone = in_unit.rank_costs(in_unit.vectors, in_unit.vectors).sum(-1)
     assert alone.mean().item() == pytest.approx(3.0, rel=1e-5)
+
+
+@each_method
+def test_a_policy_reads_costs_of_the_size_of_its_own(method: str) -> None:
+    """So a plan is the same at any speed of the hardware."""
+    net, own = random_net(method), TaskTensors.from_tasks(tasks()[:1])
+    costs = dataclasses.replace(rank_costs(tasks()[0]), unit_ms=torch.tensor([1e-3]).double())
+    costed = net.scale_and_sort(dataclasses.replace(own, costs=costs))[0]
+    mean = net.table_costs(net.scaler(own)).mean()
+    torch.testing.assert_close(net.table_costs(costed).mean(), mean)
