@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
@@ -17,15 +17,15 @@ from dlrm_sharded.sharders.base import Sharder, sharder_name
 
 @dataclass(frozen=True, slots=True)
 class FixedTable:
-    """A table that lies in one of some layouts, none of which has it whole on a rank.
+    """A table that must lie in row blocks or replicas.
 
     Args:
-        layouts: names of `plans.tables.LAYOUTS`; the first one is taken.
-        because: the reason, for a message: its TorchRec sharder trains it only row_wise.
+        layout: "rows", "host_rows" or "replicas".
+        because: the reason, for a message: its constraints allow only row_wise.
         owner: how messages name the module of the table.
     """
 
-    layouts: tuple[str, ...]
+    layout: str
     because: str
     owner: str
 
@@ -44,7 +44,7 @@ class SharderBesideFixed:
 
     sharder: Sharder
     fixed: Mapping[str, FixedTable]
-    min_columns: Mapping[str, int] = field(default_factory=dict)
+    min_columns: Mapping[str, int]
 
     def __post_init__(self) -> None:
         self.name = sharder_name(self.sharder)
@@ -59,75 +59,65 @@ class SharderBesideFixed:
         Raises:
             InfeasibleTaskError: the fixed tables do not fit, or the sharder finds no plan.
         """
-        fixed = self._fixed_shards(task)
+        topology, fixed = self._place_fixed(task)
         others = tuple(table for table in task.tables if table.name not in self.fixed)
-        beside = ShardingPlan(task.topology.world_size, tuple(fixed))
         if not others:
-            return beside
-        if fixed:
-            topology = _without_memory_of(beside, task.topology)
-            task = dataclasses.replace(task, tables=others, topology=topology)
+            return ShardingPlan(task.topology.world_size, tuple(fixed))
+        task = dataclasses.replace(task, tables=others, topology=topology)
         plan = self.sharder.shard(task)
-        if narrow := self._too_narrow(plan):
-            layouts = {t.name: t.layouts - {"columns"} for t in task.tables if t.name in narrow}
-            plan = self.sharder.shard(task.with_values(layouts=layouts))
-        return dataclasses.replace(plan, shards=(*plan.shards, *fixed)) if fixed else plan
-
-    def _too_narrow(self, plan: ShardingPlan) -> set[str]:
         by_table = plan.shards_by_table()
-        return {
-            name
-            for name, least in self.min_columns.items()
-            if len(by_table.get(name, ())) > 1 and min(s.num_cols for s in by_table[name]) < least
+        too_narrow = {
+            table.name: table.layouts - {"columns"}
+            for table in others
+            if len(by_table[table.name]) > 1
+            and min(s.num_cols for s in by_table[table.name]) < self.min_columns.get(table.name, 0)
         }
+        if too_narrow:
+            plan = self.sharder.shard(task.with_values(layouts=too_narrow))
+        return dataclasses.replace(plan, shards=(*plan.shards, *fixed))
 
-    def _fixed_shards(self, task: ShardingTask) -> list[Shard]:
-        """Return the shards of the fixed tables, the largest first, as hosts fill up by them."""
-        topology = task.topology
-        free = list(topology.rank_memory_bytes)
-        shards: list[Shard] = []
-        for table in sorted(task.tables, key=topology.table_bytes, reverse=True):
-            if table.name not in self.fixed:
+    def _place_fixed(self, task: ShardingTask) -> tuple[Topology, list[Shard]]:
+        """Return the topology with the memory that fixed tables leave, and their shards.
+
+        The largest are the first ones, because hosts fill up by them.
+
+        Raises:
+            InfeasibleTaskError: they leave no memory on a rank.
+        """
+        topology, shards = task.topology, list[Shard]()
+        for table in sorted(task.tables, key=task.topology.table_bytes, reverse=True):
+            fixed, memory = self.fixed.get(table.name), topology.rank_memory_bytes
+            if fixed is None:
                 continue
-            own = _laid_out(table, self.fixed[table.name], topology, free)
+            own = _laid_out(table, fixed, topology)
             used = ShardingPlan(topology.world_size, tuple(own)).bytes_by_rank(topology)
-            free = [have - takes for have, takes in zip(free, used, strict=True)]
+            free = [have - takes for have, takes in zip(memory, used, strict=True)]
+            if min(free) < 1:
+                rank = free.index(min(free))
+                raise InfeasibleTaskError(
+                    f"table {table.name!r} of {fixed.owner} takes {used[rank]:,} B of rank {rank}; "
+                    f"{fixed.because}, and {memory[rank]:,} B are free beside larger tables that "
+                    f"have no choice either; add ranks or memory ({MEMORY_KEYS})"
+                )
+            topology = dataclasses.replace(topology, memory_bytes_by_rank=tuple(free))
             shards += own
-        return shards
+        return topology, shards
 
 
-def _laid_out(table: Table, fixed: FixedTable, topology: Topology, free: list[int]) -> list[Shard]:
-    layout = fixed.layouts[0]
-    if layout == "replicas":
+def _laid_out(table: Table, fixed: FixedTable, topology: Topology) -> list[Shard]:
+    """Return the shards of a fixed table, on the host with most memory for one in `host_rows`."""
+    if fixed.layout == "replicas":
         return Replicas(topology.world_size).shards(table)
-    on_a_host = layout == "host_rows"
-    size = topology.ranks_per_host if on_a_host else topology.world_size
+    size = topology.ranks_per_host if fixed.layout == "host_rows" else topology.world_size
+    free = topology.rank_memory_bytes
     starts = range(0, topology.world_size, size)
     start = max(starts, key=lambda start: min(free[start : start + size]))
     blocks = RowBlocks(range(start, start + size))
     if table.embedding_dim > topology.max_shard_columns or not blocks.is_possible(table):
         raise InfeasibleTaskError(
             f"table {table.name!r} of {fixed.owner} has {table.num_embeddings:,} rows and "
-            f"{table.embedding_dim:,} columns; {fixed.because}, here in row blocks on all {size} "
-            f"ranks{' of a host' if on_a_host else ''} with a row or more, and "
-            f"{topology.max_shard_columns:,} columns at most: use fewer ranks"
+            f"{table.embedding_dim:,} columns; {fixed.because}, here in row blocks on {size} ranks "
+            f"with a row or more, and {topology.max_shard_columns:,} columns at most: use fewer "
+            "ranks"
         )
     return blocks.shards(table)
-
-
-def _without_memory_of(beside: ShardingPlan, topology: Topology) -> Topology:
-    """Return the topology with the memory that fixed tables leave.
-
-    Raises:
-        InfeasibleTaskError: they leave none on a rank.
-    """
-    used = beside.bytes_by_rank(topology)
-    free = [have - own for have, own in zip(topology.rank_memory_bytes, used, strict=True)]
-    if min(free) < 1:
-        rank = free.index(min(free))
-        raise InfeasibleTaskError(
-            f"{len({shard.table for shard in beside.shards})} tables have to lie in row blocks or "
-            f"replicas, which take {used[rank]:,} B of rank {rank}, and it has "
-            f"{free[rank] + used[rank]:,} B; add ranks or memory ({MEMORY_KEYS})"
-        )
-    return dataclasses.replace(topology, memory_bytes_by_rank=tuple(free))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+import reprlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.datasets.base import profiled_table
+from dlrm_sharded.datasets.base import reuse_histogram
 from dlrm_sharded.datasets.id_check import find_faults
 from dlrm_sharded.drop_in.module_tables import ModuleTables
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.progress_bar import ProgressBar
+from dlrm_sharded.plans.task import ShardingTask
 
 log = logging.getLogger(__name__)
 
@@ -31,28 +32,25 @@ EXPECTED = (
 )
 """Messages end with this, because `data` may be any of these."""
 
-NO_BATCH = (type(None), int, float, str, bytes, Tensor)
-"""Types in which no KeyedJaggedTensor is."""
-
 MAX_DEPTH = 4
 """Containers within each other in which the KeyedJaggedTensors of a batch are searched."""
 
 
-def measured(
+def with_measured_accesses(
+    task: ShardingTask,
     modules: Sequence[ModuleTables],
     data: Any,
-    batch_size: int,
     *,
     kjts_of: KjtsOf | None = None,
     max_batches: int | None = None,
-) -> list[ModuleTables]:
-    """Return the modules with the pooling factors and reuse histograms of some batches.
+) -> ShardingTask:
+    """Return a task with the pooling factors and reuse histograms of some batches.
 
     It reads as many as have the samples of a global batch, whose accesses repeat each other.
 
     Args:
+        modules: those of the task's tables.
         data: batches, or one batch.
-        batch_size: samples of a global batch.
         kjts_of: the batch itself is searched if it is None.
         max_batches: limit on the number of batches.
 
@@ -62,62 +60,74 @@ def measured(
     """
     started_s = time.perf_counter()
     ids: dict[str, list[Tensor]] = defaultdict(list)
-    beyond: dict[str, tuple[str, int]] = {}
+    warnings: dict[str, str] = {}
     num_samples = num_batches = 0
-    with ProgressBar(total=batch_size, desc="measuring accesses", unit="samples") as bar:
-        for batch in _batches(data):
-            find = None if isinstance(batch, NO_BATCH) else kjts_of
-            kjts = _by_module(batch if find is None else find(batch), modules)
-            sizes = [kjt.stride() for found in kjts for kjt in found]
-            if not sizes:
-                where = "data" if batch is data else f"batch {num_batches} of data"
-                none = "no" if find is None else "kjts_of finds no"
-                raise DataError(
-                    f"{where} is {_text(batch)}, in which {none} KeyedJaggedTensor is; {EXPECTED}"
-                )
+    with ProgressBar(total=task.batch_size, desc="measuring accesses", unit="samples") as bar:
+        for where, kjts in _kjts_of_batches(data, modules, kjts_of):
             for module, own in zip(modules, kjts, strict=True):
-                for lacking, text, count in _ids_beyond(module, own, num_batches):
-                    first, before = beyond.get(lacking, (text, 0))
-                    beyond[lacking] = first, before + count
+                _check_ids(module, own, where, warnings)
                 for name, table in module.tables.items():
                     for feature in module.features.get(name, ()):
-                        if values := _values(own, feature, module):
-                            ids[table.name] += values
-            num_samples, num_batches = num_samples + max(sizes), num_batches + 1
-            bar.update(max(sizes))
-            if num_samples >= batch_size or num_batches == max_batches:
+                        ids[table.name] += _values(own, feature, module)
+            size = max(kjt.stride() for found in kjts for kjt in found)
+            num_samples, num_batches = num_samples + size, num_batches + 1
+            bar.update(size)
+            if num_samples >= task.batch_size or num_batches == max_batches:
                 break
     if num_samples == 0:
         raise DataError(
-            f"data has {num_batches} batches and no sample in them ({_text(data)}); {EXPECTED}"
+            f"data has {num_batches} batches and no sample in them ({reprlib.repr(data)}); "
+            f"{EXPECTED}"
         )
-    names = [table.name for module in modules for table in module.tables.values()]
+    found = {name: torch.cat(values) for name, values in ids.items() if values}
     log.info(
         "measured the accesses to %d of %d tables in %d batches (%d samples) in %.1f s",
-        len(ids),
-        len(names),
+        len(found),
+        len(task.tables),
         num_batches,
         num_samples,
         time.perf_counter() - started_s,
     )
-    for first, count in beyond.values():
-        log.warning("%s (%d in all); a training looks up other rows", first, count)
-    if num_samples < batch_size:
+    for text in warnings.values():
+        log.warning("%s; a training looks up other rows", text)
+    if num_samples < task.batch_size:
         log.warning(
             "data has %d samples, and a global batch %d, in which ids repeat more often; give more "
             "batches (data, max_batches)",
             num_samples,
-            batch_size,
+            task.batch_size,
         )
-    if missing := [name for name in names if name not in ids]:
+    if missing := [table.name for table in task.tables if table.name not in found]:
         log.warning("data has no feature of %s; their accesses are assumed", ", ".join(missing))
-    return [_with_profiles(module, ids, num_samples) for module in modules]
+    return task.with_values(
+        pooling_factor={name: values.numel() / num_samples for name, values in found.items()},
+        reuse_histogram={name: reuse_histogram(values) for name, values in found.items()},
+    )
 
 
-def _ids_beyond(
-    module: ModuleTables, kjts: Sequence[KeyedJaggedTensor], batch: int
-) -> Iterator[tuple[str, str, int]]:
-    """Yield tables that lack ids of a batch, a sentence, and their number, unless ids are remapped.
+def _kjts_of_batches(
+    data: Any, modules: Sequence[ModuleTables], kjts_of: KjtsOf | None
+) -> Iterator[tuple[str, list[list[KeyedJaggedTensor]]]]:
+    """Yield how messages name a batch, and the KeyedJaggedTensors that each module may look up."""
+    for number, batch in enumerate(_batches(data)):
+        where = "data" if batch is data else f"batch {number} of data"
+        value = batch if kjts_of is None else kjts_of(batch)
+        if isinstance(value, Mapping) and {module.path for module in modules} & value.keys():
+            kjts = [list(find_kjts(value.get(module.path))) for module in modules]
+        else:
+            kjts = [list(find_kjts(value))] * len(modules)
+        if not any(kjts):
+            raise DataError(
+                f"{where} is {reprlib.repr(batch)}, in which no KeyedJaggedTensor is found; "
+                f"{EXPECTED}"
+            )
+        yield where, kjts
+
+
+def _check_ids(
+    module: ModuleTables, kjts: Sequence[KeyedJaggedTensor], where: str, warnings: dict[str, str]
+) -> None:
+    """Add a warning for each table that lacks ids of a batch, unless ids are remapped.
 
     Raises:
         DataError: ids are below 0, or contradict the lengths.
@@ -125,10 +135,10 @@ def _ids_beyond(
     tables = {key: module.tables[name] for name, of in module.features.items() for key in of}
     for kjt in () if module.remaps_ids else kjts:
         for fault in find_faults(kjt, tables):
-            text = f"{fault.text}, in batch {batch} of data"
+            text = f"{fault.text}, in {where}"
             if fault.table is None or fault.is_fatal:
                 raise DataError(f"{text}; fix the data")
-            yield fault.table, text, fault.count
+            warnings.setdefault(fault.table, text)
 
 
 def find_kjts(value: Any, depth: int = MAX_DEPTH) -> Iterator[KeyedJaggedTensor]:
@@ -153,28 +163,13 @@ def _batches(data: Any) -> Iterable[Any]:
     A list is one batch if it has a tensor, or several KeyedJaggedTensors of different features.
     """
     has_batches = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
-    if not has_batches or isinstance(data, (*NO_BATCH, KeyedJaggedTensor, Mapping)):
+    if not has_batches or isinstance(data, str | Tensor | KeyedJaggedTensor | Mapping):
         return [data]
     parts = data if isinstance(data, list | tuple) else []
     keys = [set(part.keys()) for part in parts if isinstance(part, KeyedJaggedTensor)]
     differ = len(keys) > 1 and len(set().union(*keys)) == sum(map(len, keys))
     is_batch = differ or any(isinstance(part, Tensor) for part in parts)
     return [data] if is_batch else cast(Iterable[Any], data)
-
-
-def _text(value: Any) -> str:
-    """Return a short description of a value for a message, such as: None, 3, a list of 2."""
-    if isinstance(value, NO_BATCH) and not isinstance(value, Tensor):
-        return f"{value!r:.40}"
-    size = f" of {len(value)}" if isinstance(value, list | tuple | Mapping) else ""
-    return f"a {type(value).__name__}{size}"
-
-
-def _by_module(value: Any, modules: Sequence[ModuleTables]) -> list[list[KeyedJaggedTensor]]:
-    """Return the KeyedJaggedTensors that each module may look up."""
-    if isinstance(value, Mapping) and {module.path for module in modules} & value.keys():
-        return [list(find_kjts(value.get(module.path))) for module in modules]
-    return [list(find_kjts(value))] * len(modules)
 
 
 def _values(kjts: Sequence[KeyedJaggedTensor], feature: str, module: ModuleTables) -> list[Tensor]:
@@ -189,21 +184,3 @@ def _values(kjts: Sequence[KeyedJaggedTensor], feature: str, module: ModuleTable
             f"batch; let kjts_of return {{{module.path!r}: ...}} with that of the module"
         )
     return [kjt[feature].values().detach().cpu() for kjt in having]
-
-
-def _with_profiles(
-    module: ModuleTables, ids: Mapping[str, Sequence[Tensor]], num_samples: int
-) -> ModuleTables:
-    tables = dict(module.tables)
-    for name, table in module.tables.items():
-        if table.name in ids:
-            rows, columns, values = table.num_embeddings, table.embedding_dim, ids[table.name]
-            found = profiled_table(
-                table.name, rows, columns, ids=torch.cat(list(values)), num_samples=num_samples
-            )
-            tables[name] = dataclasses.replace(
-                table,
-                pooling_factor=found.pooling_factor,
-                reuse_histogram=found.reuse_histogram,
-            )
-    return dataclasses.replace(module, tables=tables)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,28 +18,24 @@ from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
 from dlrm_sharded.calibration.hardware_costs import AUTO, MAX_START_S
 from dlrm_sharded.commands.sharders import make_planner
-from dlrm_sharded.cost.base import CostModel, caveat_of, price
+from dlrm_sharded.cost.base import CostModel, caveat_of
+from dlrm_sharded.drop_in.find_tables import find_tables
 from dlrm_sharded.drop_in.job_ranks import check_topology, rank_in_group
-from dlrm_sharded.drop_in.measured_data import KjtsOf, measured
-from dlrm_sharded.drop_in.model_report import ModelReport, replica_gain
-from dlrm_sharded.drop_in.model_request import ModelRequest, model_request
-from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables
+from dlrm_sharded.drop_in.measured_data import KjtsOf, with_measured_accesses
+from dlrm_sharded.drop_in.model_plan import ModelTask
+from dlrm_sharded.drop_in.model_report import ModelReport
+from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables, with_optimizer_state
 from dlrm_sharded.drop_in.parameter_constraints import Means, constrained
-from dlrm_sharded.drop_in.prices import context_of_ranks, prices_of_run
+from dlrm_sharded.drop_in.run_costs import context_of_topology, costs_of_run
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.hardware.torch_defaults import torch_defaults
 from dlrm_sharded.job.first_start import with_first_start
-from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
-from dlrm_sharded.ranks.distributed import (
-    Rank,
-    detect_topology,
-    with_memory_of_all_ranks,
-)
+from dlrm_sharded.ranks.distributed import detect_topology, with_memory_of_all_ranks
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.plan_file import PlanFileSharder
 from dlrm_sharded.sharders.planning import Diagnose, Planner
@@ -82,10 +77,10 @@ class ShardedPlanner(TorchRecPlanner):
         pooling_factors: mean ids per sample by table name, or a list with one mean for each feature
             of the table; 1 for tables that are missing.
         constraints: TorchRec's, by table name. Each field is kept, or refused by a ConfigError.
-        cost_model: prices of the search and of `report`. "auto" finds those of this hardware as a
-            run does, corrected by its journal of runs, unless the sharder has some; None for none.
+        cost_model: that of the search and of `report`. "auto" is the sharder's own, or else that
+            of this hardware as a run finds it; None for none.
         calibrate: seconds in which `collective_plan` measures this hardware, once, if the plan
-            depends on prices and it has none of its own; 20 suffice. None measures nothing.
+            depends on costs and nothing was measured here; 20 suffice. None measures nothing.
         plan: plan.json of an earlier plan, which is taken in the place of a new one.
         output_dir: folder for plan.json and task.json; None writes neither.
         options: keys of the sharder's yaml, such as `time_budget_s=5`, for one that is named.
@@ -118,17 +113,14 @@ class ShardedPlanner(TorchRecPlanner):
             raise ConfigError(f"cost_model is {cost_model!r}; give {AUTO!r}, a cost model or None")
         if calibrate is not None:
             check_number("calibrate", calibrate, above=True, most=MAX_START_S)
-        if "replicas" in options:
-            raise ConfigError(
-                "replicas is not there since 0.3: constrain tables to data_parallel, and let the "
-                "dense optimizer train them"
-            )
         if options and (plan is not None or not isinstance(sharder, str)):
             raise ConfigError(
                 f"ShardedPlanner has no argument {min(options)!r}, and only a sharder that is "
                 "named takes options"
             )
         self.sharder = sharder if plan is None else PlanFileSharder(plan)
+        context = getattr(self.sharder, "context", None)
+        self._sharders_model: CostModel | None = getattr(context, "cost_model", None)
         self.topology = topology
         self.batch_size = batch_size
         self.global_batch_size = global_batch_size
@@ -138,6 +130,8 @@ class ShardedPlanner(TorchRecPlanner):
         self.pooling_factors = pooling_factors or {}
         self.constraints = constraints or {}
         self.cost_model = cost_model
+        if cost_model == AUTO and self._sharders_model is not None:
+            self.cost_model = self._sharders_model
         self.calibrate = calibrate
         self.output_dir = None if output_dir is None else Path(output_dir)
         self.options = options
@@ -150,8 +144,8 @@ class ShardedPlanner(TorchRecPlanner):
             ConfigError: there is no such module, or one that cannot be planned.
             ShardingError: there is no plan, or the module does not train the sharder's.
         """
-        topology = self.topology or detect_topology()
-        plan, self.report = self._plan(module, sharders, topology, None)
+        task = self._task(module, sharders, self.topology or detect_topology())
+        plan, self.report = self._planned(task, self._planner(task))
         return plan
 
     def collective_plan(
@@ -176,176 +170,111 @@ class ShardedPlanner(TorchRecPlanner):
             check_topology(topology, rank, group=pg)
         if self.topology is None:
             topology = with_memory_of_all_ranks(topology, group=pg)
+        task = on_rank_zero(lambda: self._task(module, chosen, topology), group=pg)
         context = None
-        if self._needs_prices and pg in (None, dist.GroupMember.WORLD):
-            context = context_of_job(rank, None)
-            if self.calibrate is not None:
-                return self._plan_after_start(module, chosen, topology, context, rank)
-        plan, self.report = on_rank_zero(
-            lambda: self._plan(module, chosen, topology, context), group=pg
-        )
-        return plan
-
-    def _plan_after_start(
-        self,
-        module: nn.Module,
-        sharders: list[ModuleSharder[Any]],
-        topology: Topology,
-        context: RunContext,
-        rank: Rank,
-    ) -> TorchRecPlan:
-        """Plan as `collective_plan`, after a first start on hardware without prices of its own."""
-        optimizer = optimizer_of_tables(module, sharders)
-        requests: list[ModelRequest] = []  # of rank 0
-
-        def request() -> ShardingTask:
-            requests.append(self._request(module, sharders, topology))
-            return requests[0].task
-
-        task = on_rank_zero(request)
-        context = context_of_ranks(context, task.topology, optimizer)
-        with all_or_none():
-            planner = self._planner(context) if rank.is_zero else None
-        if optimizer is None:
+        if self.cost_model == AUTO and pg in (None, dist.GroupMember.WORLD):
+            context = context_of_job(rank, task.optimizer)
+        planner = None
+        with all_or_none(group=pg):
+            if dist.get_rank(pg) == 0:
+                planner = self._planner(task, context)
+        if context is not None and self.calibrate is not None and task.optimizer is None:
             log.warning(
                 "calibrate measures nothing: no optimizer is fused into the tables, see "
                 "apply_optimizer_in_backward"
             )
-        else:
+        elif context is not None:
             planner = with_first_start(
                 planner,
                 rank,
                 context,
-                task,
+                task.task,
                 budget_s=self.calibrate,
-                new_planner=self._planner,
+                new_planner=functools.partial(self._planner, task),
             )
 
         def plan() -> tuple[TorchRecPlan, ModelReport]:
             assert planner is not None, "rank 0 has one"
-            return self._planned(requests[0], planner)
+            return self._planned(task, planner)
 
-        torchrec_plan, self.report = on_rank_zero(plan)
+        torchrec_plan, self.report = on_rank_zero(plan, group=pg)
         return torchrec_plan
 
-    def _plan(
-        self,
-        model: nn.Module,
-        sharders: list[ModuleSharder[Any]],
-        topology: Topology,
-        context: RunContext | None,
-    ) -> tuple[TorchRecPlan, ModelReport]:
-        """Plan a model on ranks of a kind.
-
-        Args:
-            context: what the ranks compute on, if all of them have detected it.
-        """
-        request = self._request(model, sharders, topology)
-        if self._needs_prices:
-            optimizer = optimizer_of_tables(model, sharders)
-            context = context_of_ranks(context, request.task.topology, optimizer)
-        return self._planned(request, self._planner(context))
-
-    def _request(
+    def _task(
         self, model: nn.Module, sharders: list[ModuleSharder[Any]], topology: Topology
-    ) -> ModelRequest:
-        """Find the tables of a model, and measure their accesses."""
+    ) -> ModelTask:
+        """Find the tables of a model, and measure their accesses.
+
+        Raises:
+            ConfigError: there is no module to plan, or one that cannot be planned.
+            DataError: the accesses cannot be measured.
+        """
         batch_size = self.global_batch_size
         if batch_size is None:
             batch_size = (self.batch_size or DEFAULT_LOCAL_BATCH_SIZE) * topology.world_size
-        measure = None
+        found = find_tables(model, sharders, topology)
+        tables = constrained(
+            found,
+            topology,
+            batch_size / topology.world_size,
+            means=self.pooling_factors,
+            constraints=self.constraints,
+        )
+        task = ShardingTask(
+            tables=tuple(table for module in tables.modules for table in module.tables.values()),
+            topology=with_optimizer_state(topology, found),
+            batch_size=batch_size,
+        )
         if self.data is not None:
-            measure = functools.partial(
-                measured,
-                data=self.data,
-                batch_size=batch_size,
+            task = with_measured_accesses(
+                task,
+                tables.modules,
+                self.data,
                 kjts_of=self.kjts_of,
                 max_batches=self.max_batches,
             )
-        return model_request(
-            model,
-            sharders,
-            topology,
-            batch_size=batch_size,
-            constrain=functools.partial(
-                constrained,
-                means=self.pooling_factors,
-                constraints=self.constraints,
-            ),
-            measure=measure,
-        )
+        return ModelTask(task, tables, optimizer_of_tables(found))
 
     @torch_defaults()
-    def _planned(self, request: ModelRequest, planner: Planner) -> tuple[TorchRecPlan, ModelReport]:
-        """Return the plan of a request."""
-        started_s = time.perf_counter() - request.seconds
-        self._warn_of_other_device(planner, request.task.topology)
-        request, plan, details = request.planned(planner)
-        task, tables = request.task, request.tables
-        torchrec_plan = request.torchrec_plan(plan, self.constraints)
+    def _planner(self, task: ModelTask, context: RunContext | None = None) -> Planner:
+        """Return the planner of runs, with costs as a run finds them.
+
+        Args:
+            context: what the ranks compute on; if it is None, this process finds it where needed.
+        """
+        model = self.cost_model
+        if isinstance(model, str):
+            context = context or context_of_topology(task.task.topology, task.optimizer)
+            model = costs_of_run(context, self.calibrate)
+        explain: Diagnose = functools.partial(diagnose, alternatives=False)
+        if isinstance(self.sharder, str):
+            return make_planner(self.sharder, model, run=context, diagnose=explain, **self.options)
+        return Planner(self.sharder, model, explain)
+
+    @torch_defaults()
+    def _planned(self, task: ModelTask, planner: Planner) -> tuple[TorchRecPlan, ModelReport]:
+        """Return a planner's plan in TorchRec's form, and the report on it, which is logged."""
+        topology = task.task.topology
+        models = self._sharders_model, planner.cost_model
+        for caveat in {caveat_of(model, topology) for model in models} - {None}:
+            log.warning(
+                "%s; for these ranks, make context and cost model with RunContext(device=%r)",
+                caveat,
+                topology.compute_device,
+            )
+        plan, details = task.plan(planner)
+        torchrec_plan = task.torchrec_plan(plan, self.constraints)
         if not plan.exchange_precision.is_exact:
             log.warning(
                 "the plan is for exchanges in %s, which a TorchRec plan does not carry; give the "
                 "sharders a qcomm_codecs_registry of that precision",
                 plan.exchange_precision,
             )
-        gain = None
-        priced = price(planner.cost_model, with_precisions(task, plan))
-        if priced is not None:
-            gain = replica_gain(plan, tables.replicable, priced)
-        plan_s = time.perf_counter() - started_s
-        report = ModelReport(
-            task,
-            plan,
-            details,
-            replica_gain=gain,
-            deduplicating=request.deduplicating,
-            plan_s=plan_s,
-        )
+        report = ModelReport(task.task, plan, details)
         if self.output_dir is not None:
             report = report.write(self.output_dir)
         log.info("%s", report)
         return torchrec_plan, report
-
-    @property
-    def _needs_prices(self) -> bool:
-        """Return whether the prices of this hardware have to be found."""
-        return self.cost_model == AUTO and self._sharders_model is None
-
-    @property
-    def _sharders_model(self) -> CostModel | None:
-        """The cost model of a sharder that was given as an object; None if it has none."""
-        model: CostModel | None = getattr(
-            getattr(self.sharder, "context", None), "cost_model", None
-        )
-        return model
-
-    @torch_defaults()
-    def _planner(self, context: RunContext | None) -> Planner:
-        """Return the planner of runs, with prices as a run finds them."""
-        model = self.cost_model
-        if self._needs_prices:
-            assert context is not None
-            model = prices_of_run(context, self.calibrate)
-        elif model == AUTO:
-            model = self._sharders_model
-        assert not isinstance(model, str)
-        explain: Diagnose = functools.partial(diagnose, alternatives=False)
-        if isinstance(self.sharder, str):
-            return make_planner(self.sharder, model, run=context, diagnose=explain, **self.options)
-        return Planner(self.sharder, model, explain)
-
-    def _warn_of_other_device(self, planner: Planner, topology: Topology) -> None:
-        """Warn if the prices of the sharder or of the report are those of another device."""
-        caveats = {
-            caveat_of(model, topology) for model in (self._sharders_model, planner.cost_model)
-        }
-        for caveat in caveats - {None}:
-            log.warning(
-                "%s; for these ranks, make context and prices with RunContext(device=%r)",
-                caveat,
-                topology.compute_device,
-            )
 
 
 def plan_model(

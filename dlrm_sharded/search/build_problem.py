@@ -135,17 +135,6 @@ def build_problem(
     )
 
 
-def worth_replicating(priced: PricedTask) -> set[str]:
-    """Return the names of tables whose replicas pay off, for plans that no search makes."""
-    problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=None)
-    if problem.replicas is None:
-        return set()
-    # A search weighs the others, too.
-    is_worth = problem.replicas.possible & (problem.replica_gain_ms > 0)
-    units = np.flatnonzero(is_worth).tolist()
-    return {problem.task.tables[problem.tables[unit][0]].name for unit in units}
-
-
 @dataclass(frozen=True, slots=True)
 class _Units:
     """The units of a task.

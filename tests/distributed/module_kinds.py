@@ -15,17 +15,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
-from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from dlrm_sharded import Topology
 from tests.distributed.torchrec_modules import managed_collisions, table_configs
 
 CPU = torch.device("cpu")
@@ -151,16 +148,6 @@ def managed(kind: str) -> nn.Module:
     return wrap(inner, managed_collisions(configs, interval=1))
 
 
-def hashed() -> Model:
-    configs = table_configs([64], [16], kind=EmbeddingConfig)
-    module = HashZchManagedCollisionModule(
-        zch_size=64, device=CPU, total_num_buckets=4, max_probe=4
-    )
-    collisions = ManagedCollisionCollection({"t0": module}, configs)
-    inner = EmbeddingCollection(tables=configs, device=CPU)
-    return Model(ManagedCollisionEmbeddingCollection(inner, collisions))
-
-
 def own_optimizers(tables: dict[str, nn.Parameter]) -> None:
     """Every table another rule or rate."""
     choices = [
@@ -185,8 +172,12 @@ KINDS: dict[str, Kind] = {
     "bags that all pool by the mean": Kind(
         lambda: Model(bags(means=range(len(ROWS)))),
         options={
-            "rows": {"constraints": {"t1": ParameterConstraints(sharding_types=["row_wise"])}},
-            "dim": {"topology": Topology(2, 2700, compute_device="cpu")},  # of 5,376 B
+            "rows": {
+                "constraints": dict.fromkeys(
+                    [f"t{i}" for i in range(len(ROWS))],
+                    ParameterConstraints(sharding_types=["row_wise"]),
+                )
+            }
         },
     ),
     "bags in fp16": Kind(
@@ -222,10 +213,6 @@ KINDS: dict[str, Kind] = {
     ),
 }
 """Kinds that train on CPUs as the unsharded model does."""
-
-
-REFUSED: dict[str, Kind] = {"managed collisions by hashes": Kind(hashed)}
-"""Kinds that TorchRec trains on CPUs under no plan."""
 
 
 def features(batches: str, step: int, rank: int) -> KeyedJaggedTensor:

@@ -16,9 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import (
     ShardedPlanner,
-    Topology,
 )
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.layouts import ColumnShards, RowBlocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
@@ -29,7 +27,6 @@ from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from tests.distributed.module_kinds import (
     KINDS,
     LEARNING_RATE,
-    REFUSED,
     Kind,
     every_id,
     features,
@@ -157,7 +154,6 @@ def _distance(one: Tensor, other: Tensor) -> float:
 CASES = [
     *((kind, name) for kind in KINDS for name in ("columns", "rows")),
     *((kind, name) for kind in ("bags", "sequences") for name in ("dim", "torchrec_full")),
-    ("bags that all pool by the mean", "dim"),
 ]
 ON_THREE = [
     *((kind, "rows") for kind in ("several modules", "managed collisions of bags", "sequences")),
@@ -247,18 +243,5 @@ def test_kinds_are_what_they_are_called():
     assert len(rules) == len(tables(tables_of_own))
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_torchrec_does_not_train_on_cpus_is_refused_before_building(kind):
-    """The message names the module, the table and the reason."""
-    planner = ShardedPlanner(
-        GreedySharder("dim"), topology=Topology(2, 10**9, compute_device="cpu")
-    )
-    with pytest.raises(ConfigError, match=r"^table '.*' of module 'parts.0' \(.*Error: .*; "):
-        planner.plan(make(REFUSED[kind]), get_default_sharders())
-
-
 def test_the_page_of_modules_lists_these_kinds():
-    rows = re.findall(r"^\| (.+?) \| (trains|refused)", PAGE.read_text(), re.MULTILINE)
-    assert [kind for kind, verdict in rows if verdict == "trains"] == [*KINDS]
-    assert [kind for kind, verdict in rows if verdict == "refused"] == [*REFUSED]
+    assert re.findall(r"^\| (.+?) \| trains", PAGE.read_text(), re.MULTILINE) == [*KINDS]

@@ -225,18 +225,6 @@ def ranks_of_tables(**options: Any) -> list[list[int]]:
 TOPOLOGY = Topology(4, 10**6, local_world_size=2, compute_device="cpu")
 
 
-def test_pooling_factors_reach_the_sharder():
-    """`lookup` separates the two busy tables only if it is told that they are busy."""
-    planner = ShardedPlanner(
-        GreedySharder("lookup"),
-        topology=Topology(2, 10**6, compute_device="cpu"),
-        pooling_factors={"t0": 100.0, "t1": 90.0},
-    )
-    plan = planner.plan(small_dlrm(), get_default_sharders())
-    module = plan.plan["sparse_arch.embedding_bag_collection"]
-    assert module["t0"].ranks != module["t1"].ranks
-
-
 TABLES = (Table("a", 40, 16, 1.0), Table("b", 30, 8, 1.0))
 
 

@@ -10,7 +10,7 @@ import torch
 from dlrm_sharded import ShardedPlanner, plan_model
 from dlrm_sharded.calibration import start_measurement
 from dlrm_sharded.calibration.hardware_costs import conditions_of, run_journal
-from dlrm_sharded.drop_in.prices import context_of_ranks
+from dlrm_sharded.drop_in.run_costs import context_of_topology
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware import probing
 from dlrm_sharded.model.fused_optimizers import fuse
@@ -84,7 +84,7 @@ def plan_after_setting_everything(rank: Rank, cache: str) -> list[Any]:
         changed[start] = [key for key in before if before[key] != after[key]]
         standings.append(report.details.standing)
         if start == "prior" and rank.is_zero:
-            context = context_of_ranks(None, report.task.topology, "rowwise_adagrad")
+            context = context_of_topology(report.task.topology, "rowwise_adagrad")
             for run in on_other_hardware(measured_plans(12, 0, seed=5), ELSEWHERE):
                 assert run_journal(context, f"{cache}/journal").append(conditions_of(context), run)
     return gathered(rank, (changed, standings, seen))

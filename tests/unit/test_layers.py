@@ -21,7 +21,7 @@ PLANNING_PARTS = ("planner", "sharding_plan", "embedding_types")
 PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
     "drop_in/find_tables.py",
-    "drop_in/model_request.py",
+    "drop_in/model_plan.py",
     "drop_in/module_tables.py",
     "drop_in/parameter_constraints.py",
     "drop_in/sharded_planner.py",

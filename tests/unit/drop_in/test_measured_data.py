@@ -128,15 +128,15 @@ def test_parts_of_a_batch_are_one_batch() -> None:
     ("data", "said"),
     [
         ([BATCH, None], "batch 1 of data is None, in which no"),
-        ([torch.ones(3)], "data is a list of 1, in which no"),
-        ([[torch.ones(3)]], "batch 0 of data is a list of 1, in which no"),
-        (torch.ones(3), "data is a Tensor, in which no"),
+        ([torch.ones(3)], r"data is \[tensor.*\], in which no"),
+        ([[torch.ones(3)]], r"batch 0 of data is \[tensor.*\], in which no"),
+        (torch.ones(3), r"data is tensor.*\), in which no"),
         (7, "data is 7, in which no"),
         ("data.parquet", "data is 'data.parquet', in which no"),
-        ([], r"data has 0 batches and no sample in them \(a list of 0\)"),
+        ([], r"data has 0 batches and no sample in them \(\[\]\)"),
         (iter(()), "data has 0 batches"),
-        ({"dense": torch.ones(3)}, "data is a dict of 1, in which no"),
-        (object(), "data is a object, in which no"),
+        ({"dense": torch.ones(3)}, "data is {'dense': tensor.*}, in which no"),
+        (object(), "data is <object obj.*>, in which no"),
     ],
 )
 def test_other_data_is_refused_in_a_line_that_says_what_it_is(data: Any, said: str) -> None:
@@ -146,10 +146,8 @@ def test_other_data_is_refused_in_a_line_that_says_what_it_is(data: Any, said: s
 
 
 def test_what_a_function_does_not_find_is_refused() -> None:
-    with pytest.raises(DataError, match="is a KeyedJaggedTensor, in which kjts_of finds no"):
+    with pytest.raises(DataError, match=r"batch 0 of data is .*, in which no KeyedJ"):
         planned(bag("t", "f"), [BATCH], kjts_of=lambda batch: None)
-    with pytest.raises(DataError, match="batch 0 of data is None, in which no"):
-        planned(bag("t", "f"), [None], kjts_of=lambda batch: batch.ids)
 
 
 def test_ids_that_a_table_lacks_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +156,7 @@ def test_ids_that_a_table_lacks_are_reported_once(caplog: pytest.LogCaptureFixtu
     batches = [kjt([1, 1, 1, 1], [0, rows, 1, 2 * rows]), kjt([1, 1, 1, 1], [0, 0, 1, rows])]
     planned(model, batches, batch_size=4)
     (said,) = [record.message for record in caplog.records if "beyond" in record.message]
-    text = f"has ids beyond its {rows} rows (1, up to {rows}), in batch 0 of data (3 in all)"
+    text = f"has ids beyond its {rows} rows (1, up to {rows}), in batch 0 of data; a training"
     assert said.startswith(f"feature 'f' of table 'a' {text}")
 
 

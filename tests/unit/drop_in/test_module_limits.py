@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from torchrec.distributed.embedding_tower_sharding import (
     EmbeddingTowerCollectionSharder,
@@ -13,14 +12,8 @@ from torchrec.distributed.embedding_tower_sharding import (
 from torchrec.distributed.embeddingbag import EmbeddingBagSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.modules.embedding_configs import EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
-from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
-from torchrec.modules.mc_embedding_modules import (
-    ManagedCollisionEmbeddingCollection,
-)
-from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from dlrm_sharded import ShardedPlanner, Topology, plan_model
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
@@ -60,7 +53,7 @@ def test_managed_collisions_lie_in_row_blocks(name, make):
 def test_row_blocks_take_their_memory_first():
     model = nn.ModuleDict({"managed": managed_bags(80_000), "bags": bags()})
     of_blocks = 20_000 * 64 * 4
-    with pytest.raises(InfeasibleTaskError, match=f"take {of_blocks:,} B of rank 0"):
+    with pytest.raises(InfeasibleTaskError, match=f"takes {of_blocks:,} B of rank 0"):
         plan(model, GreedySharder("dim"), Topology(4, of_blocks, compute_device="cpu"))
     with pytest.raises(InfeasibleTaskError, match=r"'t0' needs 15,360,000 B"):
         plan(model, GreedySharder("dim"), Topology(4, of_blocks + 15 * 10**6))
@@ -96,28 +89,6 @@ def test_what_sequences_do_not_train_is_refused(shards, message):
         plan(bags(), LaidOut(shards))
 
 
-def hashed(buckets: int) -> ManagedCollisionEmbeddingCollection:
-    configs = table_configs([1200], [64], kind=EmbeddingConfig, name="hashed")
-    inner = HashZchManagedCollisionModule(
-        zch_size=1200, device=torch.device("cpu"), total_num_buckets=buckets, max_probe=4
-    )
-    return ManagedCollisionEmbeddingCollection(
-        EmbeddingCollection(tables=configs, device=META),
-        ManagedCollisionCollection({"hashed0": inner}, configs),
-    )
-
-
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
-def test_rows_of_managed_collisions_stay_in_equal_buckets():
-    gpus = Topology(4, 10**9)
-    (parameter,) = plan(hashed(8), GreedySharder("dim"), gpus)[""].values()
-    assert [shard.shard_sizes[0] for shard in parameter.sharding_spec.shards] == [300] * 4
-    with pytest.raises(ConfigError, match=r"'hashed0' of Managed.* has 6 buckets, which 4 ranks"):
-        plan(hashed(6), GreedySharder("dim"), gpus)
-    with pytest.raises(ConfigError, match=r"'hashed0' of Managed.* for training on CUDA only"):
-        plan(hashed(8), GreedySharder("dim"))
-
-
 @pytest.mark.parametrize("of_several", [False, True])
 def test_towers_are_refused_and_their_collections_are_planned(of_several):
     tower: nn.Module = EmbeddingTower(bags(), nn.Identity())
@@ -126,7 +97,7 @@ def test_towers_are_refused_and_their_collections_are_planned(of_several):
         tower, sharder = EmbeddingTowerCollection([tower]), EmbeddingTowerCollectionSharder()
     planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY)
     name = type(sharder).__name__
-    with pytest.raises(ConfigError, match=rf"^table 't0' of EmbeddingTower.* leave {name} out"):
+    with pytest.raises(ConfigError, match=rf"^EmbeddingTower.* under {name}, .* leave that"):
         planner.plan(tower, [sharder])
     planned = planner.plan(tower, get_default_sharders())
     assert [*planned.plan] == ["towers.0.embedding" if of_several else "embedding"]
@@ -142,68 +113,39 @@ def test_means_are_not_split_by_rows(name):
 
 
 def test_row_blocks_of_means_beside_others_are_refused():
-    message = "'t0' of EmbeddingBagCollection pools by the mean .* divide those of table 't1'"
+    message = "'t0' of EmbeddingBagCollection pools by the mean .* wrong mean for table 't1'"
     for means in ([0, 2], range(len(ROWS))):
         with pytest.raises(InvalidPlanError, match=message):
             plan(bags(means=means), LaidOut(some_rows))
         assert types(plan(bags(means=means), LaidOut(all_rows))[""]) == {"row_wise"}
     plan(bags(means=[1]), LaidOut(some_rows))
-    with pytest.raises(InvalidPlanError, match=r"would not, where feature 'f' is looked up"):
+    with pytest.raises(InvalidPlanError, match=r"feature 'f', which is also pooled by the sum"):
         plan(bags(means=[0, 2], feature="f"), LaidOut(all_rows))
     plan(bags(means=range(len(ROWS)), feature="f"), LaidOut(all_rows))
-    with pytest.raises(InvalidPlanError, match="cuts the name of feature 'f0@x' at the @"):
-        plan(bags(means=range(len(ROWS)), feature="f{}@x"), LaidOut(all_rows))
 
 
 ROW_WISE = ParameterConstraints(sharding_types=["row_wise"])
-TIGHT = Topology(2, 1_100_000, compute_device="cpu")
-"""Ranks on which tables of 100,000 and 20,000 rows of 4 columns fit in row blocks only."""
-
-
-def two_bags(rows: list[int], dims: list[int], means: list[int]) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(tables=table_configs(rows, dims, means=means), device=META)
 
 
 @pytest.mark.parametrize("name", SHARDERS)
-def test_row_blocks_of_means_are_those_of_the_whole_module(name, tmp_path):
-    """As the constraint of one table asks for them, or as nothing else fits."""
-    model = two_bags([4091, 1021], [16, 8], [0, 1])
-    asked: dict[str, Any] = {
-        "constraints": {"t1": ROW_WISE},
-        "topology": TOPOLOGY,
-        "cost_model": None,
-    }
+@pytest.mark.parametrize("means", [[0, 1], [0]], ids=["all", "one"])
+def test_row_blocks_of_means_are_those_of_the_whole_module(name, means, tmp_path):
+    """As the constraints of all its tables ask for them; those of one table are refused."""
+    model = EmbeddingBagCollection(
+        tables=table_configs([4091, 1021], [16, 8], means=means), device=META
+    )
+    asked: dict[str, Any] = {"topology": TOPOLOGY, "cost_model": None}
+    asked["constraints"] = {"t0": ROW_WISE, "t1": ROW_WISE}
     _, report = plan_model(model, SHARDERS[name](), output_dir=tmp_path, **asked)
     planned, again = plan_model(model, plan=tmp_path / "plan.json", **asked)
     assert types(planned.plan[""]) == {"row_wise"}
     assert again.plan == report.plan
-    model = two_bags([100_000, 20_000], [4], [0, 1])
-    both = nn.ModuleDict({"tight": model, "few": two_bags([40, 20], [4], [0, 1])})
-    assert types(plan(model, SHARDERS[name](), TIGHT)[""]) == {"row_wise"}
-    found = plan(both, SHARDERS[name](), TIGHT)
-    assert types(found["tight"]) == {"row_wise"}
-    assert types(found["few"]) <= {"table_wise", "column_wise"}
-    with pytest.raises(InfeasibleTaskError, match=r"^(?!.*by the sum)"):
-        plan(model, SHARDERS[name](), dataclasses.replace(TIGHT, memory_bytes=900_000))
-
-
-def test_row_blocks_of_means_beside_others_are_refused_by_name():
-    beside = (
-        "'t0' of EmbeddingBagCollection pools by the mean beside table 't1', which pools by the sum"
-    )
-    mixed = two_bags([100_000, 20_000], [4], [0])
-    with pytest.raises(ConfigError, match=f"constraints allow only row_wise, and table {beside}"):
-        plan(mixed, GreedySharder("dim"), constraints={"t0": ROW_WISE})
-    with pytest.raises(InfeasibleTaskError, match=beside):
-        plan(mixed, GreedySharder("dim"), TIGHT)
-    whole = ParameterConstraints(sharding_types=["table_wise"])
-    message = "'t1' of .* may only be table_wise, and .* 't0' has to be in row blocks"
-    with pytest.raises(ConfigError, match=message):
-        plan(
-            two_bags([90, 80], [4], [0, 1]),
-            GreedySharder("dim"),
-            constraints={"t0": ROW_WISE, "t1": whole},
-        )
+    asked["constraints"] = {"t0": ROW_WISE}
+    with pytest.raises(ConfigError, match=r"'t0' of .* only row_wise, .* constrain all tables"):
+        plan_model(model, SHARDERS[name](), **asked)
+    tiny = Topology(2, 1000, compute_device="cpu")
+    with pytest.raises(InfeasibleTaskError, match="constrain all tables of its module"):
+        plan(model, SHARDERS[name](), tiny)
 
 
 @pytest.mark.parametrize("name", SHARDERS)

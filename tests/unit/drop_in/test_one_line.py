@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 
 from dlrm_sharded import ShardedPlanner, Topology, plan_model, read_plan, read_task, validate
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.model.fused_optimizers import fuse
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.unit.drop_in.made_up import MODEL, TOPOLOGY, bags, sequences
+from tests.unit.drop_in.made_up import MODEL, TOPOLOGY, bags
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -49,25 +46,6 @@ def test_a_plan_that_was_made_before_is_taken(tmp_path: Path) -> None:
     }
     with pytest.raises(InvalidPlanError):
         plan_model(bags(), topology=Topology(2, 10**9), plan=tmp_path / "plan.json")
-
-
-def test_a_model_with_use_index_dedup_is_planned_as_if_without() -> None:
-    model = nn.ModuleDict({"bags": bags(), "history": sequences()})
-    reports = []
-    for use_index_dedup in (False, True):
-        sharders: list[Any] = [
-            EmbeddingBagCollectionSharder(),
-            EmbeddingCollectionSharder(use_index_dedup=use_index_dedup),
-        ]
-        _, report = plan_model(
-            model, "size", sharders=sharders, topology=TOPOLOGY, cost_model=MODEL
-        )
-        reports.append(report)
-    without, with_it = reports
-    assert with_it.plan == without.plan
-    assert with_it.details.cost == without.details.cost
-    assert "use_index_dedup" not in str(without)
-    assert "; planned as if 'history' had no use_index_dedup" in str(with_it)
 
 
 def test_prices_are_those_that_a_run_finds() -> None:

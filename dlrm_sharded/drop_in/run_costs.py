@@ -1,4 +1,4 @@
-"""The prices of a model's ranks, as a run finds them."""
+"""The costs of the hardware that a model's ranks have, as a run finds them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import rank_from_environment
 
 
-def prices_of_run(context: RunContext, calibrate: float | None = None) -> LearnedCostModel:
-    """Return the prices of a context, corrected by its journal, with the defaults of `train.yaml`.
+def costs_of_run(context: RunContext, calibrate: float | None = None) -> LearnedCostModel:
+    """Return the cost model of a context, corrected by its runs, with the defaults of `train.yaml`.
 
     What a first start has measured counts; none is measured here.
 
@@ -30,12 +30,8 @@ def prices_of_run(context: RunContext, calibrate: float | None = None) -> Learne
     )
 
 
-def context_of_ranks(
-    detected: RunContext | None, topology: Topology, optimizer: str | None
-) -> RunContext:
+def context_of_topology(topology: Topology, optimizer: str | None) -> RunContext:
     """Return what the ranks of a topology compute on; other devices than this one are unknown."""
-    if detected is not None:
-        return dataclasses.replace(detected, optimizer=optimizer)
     rank = rank_from_environment()
     if topology.compute_device != rank.device.type:
         return RunContext(
