@@ -33,7 +33,6 @@ from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.measuring.bench import Bench
-from dlrm_sharded.measuring.codec_times import measure_codecs
 from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.measuring.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.measuring.random_ids import draw_batch
@@ -136,7 +135,6 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     missing = [slot for slot in slots if (slot.number, slot.attempt) not in done]
     world_sizes = {slot.world_size for slot in slots}
     measurer = PlanMeasurer(config, sizes, rank, world_sizes)
-    codecs = measurer.codecs()
     started, load_before = time.perf_counter(), os.getloadavg()
     budget_s = config.time_budget_s
     bar = ProgressBar(total=1.0, bar_format=BAR_FORMAT, disable=not journal)
@@ -161,7 +159,6 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
                 **hardware.to_meta(),
                 **_cpu(),
                 "commit": commit(),
-                "codecs": codecs,
                 "collect_s": round(time.perf_counter() - started, 1),
                 "load_average": {"before": load_before, "after": os.getloadavg()},
             },
@@ -243,17 +240,6 @@ class PlanMeasurer:
         """Leave the groups of ranks, in which nothing is measured any more."""
         for group in self._groups.values():
             leave_group(group)
-
-    def codecs(self) -> dict[str, dict[str, float]]:
-        """Return the times to convert what is exchanged, as in `CodecTimes`.
-
-        The fewest ranks that exchange measure them; others, and a single rank, return {}.
-        """
-        fewest = min((size for size in self._world_sizes if size > 1), default=None)
-        if fewest is None or fewest not in self._groups:
-            return {}
-        times = measure_codecs(self._rank.device, self._groups[fewest])
-        return {precision: dataclasses.asdict(of_it) for precision, of_it in times.items()}
 
     def measure(self, slot: Slot) -> Sample | None:
         """Measure the plan of a slot; return None on ranks that take no part."""

@@ -54,7 +54,7 @@ CPU_CODECS = {
     "int8": CodecTimes(0.17, 0.12, 0.17, 0.12),
 }
 """Times for CPUs that nobody has measured: of one thread of an AMD EPYC with AVX-512, on 2 ranks
-that convert 8 MB at once (`calibration.codec_times`)."""
+that convert 8 MB at once."""
 
 MOVED_BYTES = {
     "fp16": (14.0, 6.0, 22.0, 14.0),

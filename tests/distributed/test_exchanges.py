@@ -1,6 +1,5 @@
 """Exchanges between ranks: their groups, and the precision of what they carry."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_sharded.measuring import codec_times
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.ranks.distributed import Rank
@@ -77,20 +75,6 @@ def check_within_rounding(
         # one rank exchanges nothing, so nothing is rounded
         is_same = torch.equal(found["logits"], exact["logits"])
         assert is_same == (world_size == 1 or precision.is_exact), precision
-
-
-def measured_codecs(rank: Rank) -> dict[str, dict[str, float]]:
-    codec_times.MEGABYTES["cpu"] = 1
-    times = codec_times.measure_codecs(rank.device)
-    return {precision: dataclasses.asdict(of_it) for precision, of_it in times.items()}
-
-
-def test_codecs_are_measured():
-    times = run_ranks(measured_codecs, 2)
-    assert set(times) == {"fp16", "bf16", "int8"}
-    for of_precision in times.values():
-        assert of_precision.pop("reduce") >= 0
-        assert all(0 < ms < 1e3 for ms in of_precision.values())
 
 
 def groups(rank: Rank) -> dict[str, Any]:

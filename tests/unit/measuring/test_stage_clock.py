@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.measuring import codec_times, stage_clock
+from dlrm_sharded.measuring import stage_clock
 from dlrm_sharded.measuring.stage_clock import StageClock
 from dlrm_sharded.ranks.launch_clock import FIRST_SLEEP_MS
 from tests.cuda import HOST_MS, Gpu, install_gpu
@@ -28,8 +28,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch, "zeros", on_the_cpu)
     monkeypatch.setattr(dist, "barrier", lambda group: gpu.calls.append(("barrier", group)))
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    for module in (stage_clock, codec_times):
-        monkeypatch.setattr(module, "max_over_ranks", lambda value, device, group: value)
+    monkeypatch.setattr(stage_clock, "max_over_ranks", lambda value, device, group: value)
     return gpu
 
 
