@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.explain.diagnosis import shard_costs
 from dlrm_sharded.files.json_forms import form_of, read_form
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
+from dlrm_sharded.plans.plan import Shard, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.plan_report import PlanReport, plan_json, with_costs
+from dlrm_sharded.plans.plan_report import plan_json, with_costs
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.workers import Refusal
+from dlrm_sharded.runs.paired import PairedRatio, paired_ratio
 from dlrm_sharded.sharders.planning import Planner
 
 KIB_PER_MIB = 1024
@@ -117,15 +118,30 @@ class Entry:
         return read_form(fields, cls, name="an entry")
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The plans of a task, measured in the same rounds.
+
+    Args:
+        rounds_ms: cost of each sharder's plan in every round.
+        costs: the same with the medians of the rounds, as a cost of all ranks.
+    """
+
+    rounds_ms: Mapping[str, tuple[float, ...]]
+    costs: Mapping[str, PlanCost]
+
+    def ratios(self, reference: str) -> dict[str, PairedRatio]:
+        """Return each plan's cost over that of a sharder's plan, from pairs of a round."""
+        return {
+            sharder: paired_ratio(rounds, self.rounds_ms[reference])
+            for sharder, rounds in self.rounds_ms.items()
+        }
+
+
 def no_plan(case: Case, refusal: Refusal, *, limit_s: float) -> Entry:
     """Return the entry of a sharder that has no plan."""
-    return Entry(
-        **_frame(case),
-        solve_s=refusal.seconds,
-        limit_s=limit_s,
-        error=refusal.message,
-        is_infeasible=refusal.is_infeasible,
-    )
+    found = {"error": refusal.message, "is_infeasible": refusal.is_infeasible}
+    return _entry(case, solve_s=refusal.seconds, limit_s=limit_s, **found)
 
 
 def solve(case: Case, *, limit_s: float) -> tuple[Entry, dict[str, Any]]:
@@ -139,18 +155,44 @@ def solve(case: Case, *, limit_s: float) -> tuple[Entry, dict[str, Any]]:
     before_mib = _peak_mib()
     plan, report = case.planner.plan(case.task)
     peak_mib = _peak_mib() - before_mib
-    entry = Entry(
-        **_frame(case),
+    priced = price(case.planner.cost_model, with_precisions(case.task, plan))
+    shards = () if priced is None else shard_costs(plan, priced)
+    entry = _entry(
+        case,
         solve_s=report.solve_s,
         limit_s=limit_s,
         cost=report.cost,
         lower_bound_ms=report.lower_bound_ms,
         bytes_by_rank=tuple(int(size) for size in plan.bytes_by_rank(case.task.topology)),
         shards=plan.shards,
-        shard_ms=_shard_ms(plan, report, case),
+        shard_ms=tuple((shard.compute_ms, shard.comm_ms) for shard in shards),
         peak_mib=peak_mib,
     )
     return entry, plan_json(plan, report)
+
+
+def _entry(case: Case, **found: Any) -> Entry:
+    """Return an entry with what is known of a case before it is planned."""
+    topology, standing = case.task.topology, standing_of(case.planner.cost_model)
+    model = type(case.planner.cost_model).__name__
+    return Entry(
+        task=case.task_name,
+        sharder=case.sharder,
+        costs=case.planner.costs,
+        num_tables=len(case.task.tables),
+        world_size=topology.world_size,
+        kind=case.kind,
+        prices=case.prices,
+        topology=case.topology,
+        num_hosts=topology.world_size // topology.ranks_per_host,
+        missing_bytes=max(0, case.task.table_bytes - sum(topology.rank_memory_bytes)),
+        cost_model=model if standing is None else f"{standing.hardware}: {standing.short_text}",
+        **found,
+    )
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
 
 
 def digest(*parts: Any) -> str:
@@ -171,44 +213,3 @@ def digest_of_prices(model: object, options: Mapping[str, Any] | None) -> str:
     if isinstance(model, LearnedCostModel):
         return prices_digest(model)
     return source_digest(model, options)
-
-
-def _frame(case: Case) -> dict[str, Any]:
-    ranks, standing = case.task.topology, standing_of(case.planner.cost_model)
-    model = type(case.planner.cost_model).__name__
-    return {
-        "task": case.task_name,
-        "sharder": case.sharder,
-        "costs": case.planner.costs,
-        "num_tables": len(case.task.tables),
-        "world_size": ranks.world_size,
-        "kind": case.kind,
-        "prices": case.prices,
-        "topology": case.topology,
-        "num_hosts": ranks.world_size // ranks.ranks_per_host,
-        "missing_bytes": max(0, case.task.table_bytes - sum(ranks.rank_memory_bytes)),
-        "cost_model": model if standing is None else f"{standing.hardware}: {standing.short_text}",
-    }
-
-
-def _shard_ms(
-    plan: ShardingPlan, report: PlanReport, case: Case
-) -> tuple[tuple[float, float], ...]:
-    priced = price(case.planner.cost_model, with_precisions(case.task, plan))
-    if priced is None:
-        return ()
-    return tuple((shard.compute_ms, shard.comm_ms) for shard in shard_costs(plan, priced))
-
-
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
-
-
-def bound_ms(entries: Sequence[Entry]) -> float | None:
-    """Return the best lower bound that any sharder's report proves for a task.
-
-    A bound above a plan's cost is of plans in another precision, and does not hold for all.
-    """
-    costs = [entry.cost.cost_ms for entry in entries if entry.cost is not None]
-    bounds = [entry.lower_bound_ms for entry in entries if entry.lower_bound_ms is not None]
-    return max((bound for bound in bounds if bound <= min(costs)), default=None)

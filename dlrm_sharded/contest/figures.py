@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlrm_sharded.contest.score import Score
-from dlrm_sharded.runs.paired import PairedRatio
 
 HEIGHT_OF_ROW, HEIGHT_OF_REST = 0.4, 1.3
 """Heights in inches: of a sharder's line, and of the axis with its title."""
@@ -17,9 +15,8 @@ HEIGHT_OF_ROW, HEIGHT_OF_REST = 0.4, 1.3
 def plot_scores(found: Sequence[Score], reference: str) -> Figure:
     """Draw a line for each sharder with its ratio to the reference, the cheapest one on top."""
     scores = sorted(found, key=lambda score: score.ratio.ratio if score.ratio else float("inf"))
-    figure = Figure(
-        figsize=(7.0, HEIGHT_OF_REST + HEIGHT_OF_ROW * len(scores)), dpi=120, layout="constrained"
-    )
+    size = (7.0, HEIGHT_OF_REST + HEIGHT_OF_ROW * len(scores))
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
     axes = figure.subplots()
     series = {
         "predicted": [score.ratio for score in scores],
@@ -27,8 +24,17 @@ def plot_scores(found: Sequence[Score], reference: str) -> Figure:
     }
     shown = {label: ratios for label, ratios in series.items() if any(ratios)}
     for number, (label, ratios) in enumerate(shown.items()):
-        offset = 0.16 * (2 * number - len(shown) + 1)
-        _draw(axes, ratios, offset, f"C{number}", label)
+        axes.plot([], [], "o", color=f"C{number}", ms=5, label=label)
+        for row, ratio in enumerate(ratios):
+            if ratio is None:
+                continue
+            place = row + 0.16 * (2 * number - len(shown) + 1)
+            # an interval without a lower end is left out
+            ends = [ratio.low, ratio.high] if ratio.low > 0 else [ratio.ratio] * 2
+            axes.plot(ends, [place] * 2, color=f"C{number}", lw=2)
+            axes.plot(ratio.ratio, place, "o", color=f"C{number}", ms=5)
+            text, at = f"{ratio.ratio:.3f}", (max(ends), place)
+            axes.annotate(text, at, (5, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.1)  # for the numbers
     axes.axvline(1.0, color="gray", lw=0.8, ls=":", zorder=0)
     names = [f"{score.made_by} ({score.num_solved}/{score.num_tasks})" for score in scores]
@@ -39,23 +45,3 @@ def plot_scores(found: Sequence[Score], reference: str) -> Figure:
     if len(shown) > 1:
         figure.legend(loc="outside upper right", ncols=2, fontsize=9, frameon=False)
     return figure
-
-
-def _draw(
-    axes: Axes, ratios: Sequence[PairedRatio | None], offset: float, color: str, label: str
-) -> None:
-    for place, ratio in enumerate(ratios):
-        if ratio is None:
-            continue
-        if ratio.low > 0:
-            axes.plot([ratio.low, ratio.high], [place + offset] * 2, color=color, lw=2)
-        axes.plot(ratio.ratio, place + offset, "o", color=color, ms=5, label=label)
-        axes.annotate(
-            f"{ratio.ratio:.3f}",
-            (max(ratio.ratio, ratio.high if ratio.low > 0 else 0), place + offset),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-        label = "_"  # one entry of the legend is enough

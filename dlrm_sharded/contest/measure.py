@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlrm_sharded.contest.cases import plan_path
-from dlrm_sharded.contest.entry import Case, Entry, digest
-from dlrm_sharded.contest.measurement import Measurement
+from dlrm_sharded.contest.entry import Case, Entry, Measurement, digest
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -70,35 +67,31 @@ def measure_tasks(
 
     from dlrm_sharded.files.provenance import device_name
     from dlrm_sharded.ranks.devices import device_type
+    from dlrm_sharded.ranks.distributed import process_group
 
-    plans: dict[str, dict[str, ShardingPlan]] = {}
-    keys: dict[str, list[str]] = {}
-    tasks = {case.task_name: case.task for case in cases}
+    device = device_type()
+    planned: dict[str, list[tuple[Case, Entry]]] = {}
     for case, entry in zip(cases, entries, strict=True):
-        if entry.error is None:
-            fields = read_json_object(plan_path(out, entry.task, entry.sharder), noun="plan")
-            plan = ShardingPlan.from_json(fields)
-            plans.setdefault(entry.task, {})[entry.sharder] = plan
-            keys.setdefault(entry.task, []).append(case.key())
-    for name in plans:
-        check_measurable(name, tasks[name], device_type())
+        if entry.cost is not None:
+            check_measurable(entry.task, case.task, device)
+            planned.setdefault(entry.task, []).append((case, entry))
     file = LineFile(out / MEASUREMENTS, "measurement")
-    settings = [dataclasses.asdict(rounds), device_name(torch.device(device_type()))]
-    key_of = {name: digest(keys[name], *settings) for name in plans}
+    settings = [dataclasses.asdict(rounds), device_name(torch.device(device))]
+    key_of = {
+        name: digest([case.key() for case, _ in of_task], *settings)
+        for name, of_task in planned.items()
+    }
     kept = dict(file.read(_kept).values())
-    predicted = {(one.task, one.sharder): one.cost for one in entries if one.cost is not None}
     missing = [name for name, key in key_of.items() if key not in kept]
-    if missing:
-        from dlrm_sharded.ranks.distributed import process_group
-
-        with process_group() as rank:
-            for name in missing:
-                costs = {sharder: predicted[name, sharder] for sharder in plans[name]}
-                measured = _measured(tasks[name], plans[name], costs, rounds, rank)
-                file.append({"key": key_of[name], "measurement": dataclasses.asdict(measured)})
-                kept[key_of[name]] = measured
-                texts = (f"{of} {cost.cost_ms:.2f}" for of, cost in measured.costs.items())
-                log.info("measured %s, ms: %s", name, ", ".join(texts))
+    if not missing:
+        return {name: kept[key] for name, key in key_of.items()}
+    with process_group() as rank:
+        for name in missing:
+            measured = _measured(planned[name], rounds, rank)
+            file.append({"key": key_of[name], "measurement": dataclasses.asdict(measured)})
+            kept[key_of[name]] = measured
+            texts = (f"{of} {cost.cost_ms:.2f}" for of, cost in measured.costs.items())
+            log.info("measured %s, ms: %s", name, ", ".join(texts))
     return {name: kept[key] for name, key in key_of.items()}
 
 
@@ -111,13 +104,7 @@ def check_measurable(name: str, task: ShardingTask, device: str) -> None:
         )
 
 
-def _measured(
-    task: ShardingTask,
-    plans: Mapping[str, ShardingPlan],
-    predicted: Mapping[str, PlanCost],
-    rounds: Rounds,
-    rank: Rank,
-) -> Measurement:
+def _measured(planned: Sequence[tuple[Case, Entry]], rounds: Rounds, rank: Rank) -> Measurement:
     """Measure the plans of a task in a job of a single rank, all on the same ids."""
     import torch
 
@@ -125,6 +112,9 @@ def _measured(
     from dlrm_sharded.measuring.rank_bench import RankBench
     from dlrm_sharded.ranks.distributed import free_bytes
 
+    task = planned[0][0].task
+    plans = {one.sharder: ShardingPlan(one.world_size, one.shards) for _, one in planned}
+    predicted = {one.sharder: one.cost for _, one in planned if one.cost is not None}
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
     fullest = max(sum(shard.weight_bytes for shard in shards) for shards in ranks)
     free = free_bytes(rank)

@@ -7,17 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from dlrm_sharded.contest.entry import Entry, bound_ms
-from dlrm_sharded.contest.measurement import Measurement
-from dlrm_sharded.plans.plan_report import with_costs
+from dlrm_sharded.contest.entry import Entry, Measurement
 from dlrm_sharded.runs.paired import PairedRatio, paired_ratio
-
-TIE = 1e-3
-"""Relative difference of predicted costs, which have no noise, below which they are a tie."""
 
 Costs = Mapping[str, Mapping[str, float]]
 """A cost in ms by sharder and task; tasks without a plan are missing."""
-
 
 Tally = tuple[int, int, int]
 """Numbers of tasks that a sharder wins, ties and loses against the reference."""
@@ -28,6 +22,7 @@ class Score:
     """A sharder's figures over all tasks.
 
     Args:
+        made_by: the sharder with the costs that it planned by, as tables and pictures name it.
         num_tasks, num_solved: tasks that it was given, and that it has a plan for.
         ratio: its predicted cost over that of the reference, on the tasks in common, see
             `common_tasks`; None if there are none.
@@ -38,10 +33,10 @@ class Score:
         seconds: of each case, with or without a plan.
         measured: as `ratio`, of measured costs; None if nothing was measured.
         measured_tally: by the intervals of the rounds of each task.
-        costs: name of the costs that the sharder planned by; None for none.
     """
 
     sharder: str
+    made_by: str
     num_tasks: int
     num_solved: int
     ratio: PairedRatio | None
@@ -49,14 +44,8 @@ class Score:
     tally: Tally
     gaps: tuple[float, ...]
     seconds: tuple[float, ...]
-    measured: PairedRatio | None = None
-    measured_tally: Tally = (0, 0, 0)
-    costs: str | None = None
-
-    @property
-    def made_by(self) -> str:
-        """The sharder with the costs that it planned by, as tables and pictures name it."""
-        return with_costs(self.sharder, self.costs)
+    measured: PairedRatio | None
+    measured_tally: Tally
 
 
 def predicted_costs(entries: Iterable[Entry]) -> dict[str, dict[str, float]]:
@@ -75,12 +64,31 @@ def common_tasks(costs: Costs) -> list[str]:
     return [task for task in solved[0] if all(task in keys for keys in solved)] if solved else []
 
 
+def bounds_ms(entries: Iterable[Entry]) -> dict[str, float]:
+    """Return the best lower bound that any sharder's report proves for each task that has one.
+
+    A bound above a plan's cost is of plans in another precision, and does not hold for all.
+    """
+    least_ms: dict[str, float] = {}
+    proven: dict[str, list[float]] = {}
+    for entry in entries:
+        if entry.cost is not None:
+            cost_ms, bound_ms = entry.cost.cost_ms, entry.lower_bound_ms
+            least_ms[entry.task] = min(least_ms.get(entry.task, math.inf), cost_ms)
+            proven.setdefault(entry.task, []).append(bound_ms or 0.0)
+    best = {
+        task: max((ms for ms in bounds if ms <= least_ms[task]), default=0.0)
+        for task, bounds in proven.items()
+    }
+    return {task: bound_ms for task, bound_ms in best.items() if bound_ms}
+
+
 def scores(
     entries: Sequence[Entry],
     reference: str,
-    measurements: Mapping[str, Measurement] | None = None,
+    measurements: Mapping[str, Measurement],
     *,
-    margin: float = TIE,
+    margin: float,
 ) -> list[Score]:
     """Return the scores of all sharders in the order of their entries.
 
@@ -90,45 +98,34 @@ def scores(
         margin: relative difference of predicted costs below which they are a tie.
     """
     costs, bounds = predicted_costs(entries), bounds_ms(entries)
-    measured = measurements or {}
-    measured_ms = measured_costs(measured)
+    measured_costs = {
+        sharder: {
+            task: measured.costs[sharder].cost_ms
+            for task, measured in measurements.items()
+            if sharder in measured.costs
+        }
+        for sharder in costs
+    }
     found = []
     for sharder, by_task in costs.items():
-        seconds = tuple(entry.solve_s for entry in entries if entry.sharder == sharder)
-        gaps = (ms / bounds[task] - 1 for task, ms in by_task.items() if task in bounds)
+        own = [entry for entry in entries if entry.sharder == sharder]
+        ratio, mean_ratio = _ratios(costs, sharder, reference)
         found.append(
             Score(
-                sharder,
-                len(seconds),
-                len(by_task),
-                *_ratios(costs, sharder, reference),
-                tally(by_task, costs[reference], margin),
-                tuple(gaps),
-                seconds,
-                _ratios(measured_ms, sharder, reference)[0],
-                _tally_of_rounds(measured.values(), sharder, reference),
-                next(entry.costs for entry in entries if entry.sharder == sharder),
+                sharder=sharder,
+                made_by=own[0].made_by,
+                num_tasks=len(own),
+                num_solved=len(by_task),
+                ratio=ratio,
+                mean_ratio=mean_ratio,
+                tally=tally(by_task, costs[reference], margin),
+                gaps=tuple(ms / bounds[task] - 1 for task, ms in by_task.items() if task in bounds),
+                seconds=tuple(entry.solve_s for entry in own),
+                measured=_ratios(measured_costs, sharder, reference)[0],
+                measured_tally=_measured_tally(measurements.values(), sharder, reference),
             )
         )
     return found
-
-
-def bounds_ms(entries: Iterable[Entry]) -> dict[str, float]:
-    """Return the best lower bound of each task that has one."""
-    by_task: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_task.setdefault(entry.task, []).append(entry)
-    bounds = {task: bound_ms(found) for task, found in by_task.items()}
-    return {task: bound for task, bound in bounds.items() if bound}
-
-
-def measured_costs(measurements: Mapping[str, Measurement]) -> dict[str, dict[str, float]]:
-    """Return the measured costs of all sharders by task."""
-    costs: dict[str, dict[str, float]] = {}
-    for task, measured in measurements.items():
-        for sharder, cost in measured.costs.items():
-            costs.setdefault(sharder, {})[task] = cost.cost_ms
-    return costs
 
 
 def tally(of: Mapping[str, float], reference: Mapping[str, float], margin: float) -> Tally:
@@ -140,23 +137,17 @@ def tally(of: Mapping[str, float], reference: Mapping[str, float], margin: float
     return wins + only_here, len(ratios) - wins - losses, losses
 
 
-def _tally_of_rounds(found: Iterable[Measurement], sharder: str, reference: str) -> Tally:
-    ratios = [
-        one.ratios(reference)[sharder]
-        for one in found
-        if {sharder, reference} <= one.rounds_ms.keys()
-    ]
+def _measured_tally(found: Iterable[Measurement], sharder: str, reference: str) -> Tally:
+    of_tasks = [one.ratios(reference) for one in found if reference in one.costs]
+    ratios = [of_task[sharder] for of_task in of_tasks if sharder in of_task]
     wins, losses = (sum(ratio.high < 1 for ratio in ratios), sum(ratio.low > 1 for ratio in ratios))
     return wins, len(ratios) - wins - losses, losses
 
 
 def _ratios(costs: Costs, sharder: str, reference: str) -> tuple[PairedRatio | None, float | None]:
     """Return the ratio on the tasks in common, and the geometric mean; None if there is none."""
-    own, other, tasks = costs.get(sharder), costs.get(reference), common_tasks(costs)
-    if not own or not other or not tasks:
+    tasks = common_tasks(costs)
+    own, other = ([costs[of][task] for task in tasks if costs[of]] for of in (sharder, reference))
+    if not own or not other or min(own + other) <= 0:  # costs of 0 are not of a model of ours
         return None, None
-    first, second = [own[task] for task in tasks], [other[task] for task in tasks]
-    if min(first + second) <= 0:  # by a cost model that is not ours
-        return None, None
-    ratios = [a / b for a, b in zip(first, second, strict=True)]
-    return paired_ratio(first, second), geometric_mean(ratios)
+    return paired_ratio(own, other), geometric_mean(a / b for a, b in zip(own, other, strict=True))

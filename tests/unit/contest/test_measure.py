@@ -7,18 +7,16 @@ import pytest
 import torch
 
 from dlrm_sharded.contest import measure
-from dlrm_sharded.contest.cases import plan_path
+from dlrm_sharded.contest.entry import Measurement
 from dlrm_sharded.contest.measure import MEASUREMENTS, Rounds, measure_tasks
-from dlrm_sharded.contest.measurement import Measurement
 from dlrm_sharded.files import provenance
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.ranks import devices, distributed
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.contest.entries import TASK, case_of, cost_of, entry_of
 
-PLAN = whole_tables(TASK, [0] * len(TASK.tables))
+SHARDS = whole_tables(TASK, [0] * len(TASK.tables)).shards
 RANK = Rank(0, 1, 0, 1, torch.device("cuda", 0))
 
 
@@ -26,13 +24,10 @@ def test_a_rank_must_fit_the_device_that_measures(monkeypatch):
     """A GPU has other memory than its host."""
     monkeypatch.setattr(distributed, "free_bytes", lambda rank: 1000)
     with pytest.raises(ConfigError, match=r"has 5,920 B .* half of the 1,000 B .* on this cuda"):
-        measure._measured(TASK, {"a": PLAN}, {}, Rounds(1), RANK)
+        measure._measured([(case_of(), entry_of("t", "a", 1.0, shards=SHARDS))], Rounds(1), RANK)
 
 
 def test_measurements_of_another_device_are_not_taken_over(tmp_path, monkeypatch):
-    path = plan_path(tmp_path, "t", "a")
-    path.parent.mkdir(parents=True)
-    write_json(path, PLAN.to_json())
     topology = dataclasses.replace(TASK.topology, compute_device="cuda")
     case = case_of(task=dataclasses.replace(TASK, topology=topology))
     measured = Measurement({"a": (1.0,)}, {"a": cost_of(1.0, 2.0)})

@@ -3,14 +3,15 @@
 import dataclasses
 import math
 import random
+from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.contest.entry import bound_ms
+from dlrm_sharded.contest import score
+from dlrm_sharded.contest.entry import Measurement
 from dlrm_sharded.contest.figures import plot_scores
-from dlrm_sharded.contest.measurement import Measurement
-from dlrm_sharded.contest.score import predicted_costs, scores, tally
-from dlrm_sharded.contest.score_text import failures, notes, score_table, verdict
+from dlrm_sharded.contest.report import Setting, failures, notes, score_table, verdict
+from dlrm_sharded.contest.score import bounds_ms, tally
 from tests.unit.contest.entries import cost_of, entry_of
 
 
@@ -20,6 +21,15 @@ def entries_of(**costs):
         for sharder, of_tasks in costs.items()
         for number, ms in enumerate(of_tasks)
     ]
+
+
+def scores(entries, reference, measurements=None):
+    return score.scores(entries, reference, measurements or {}, margin=1e-3)
+
+
+def first_note(entries):
+    setting = Setting(Path("out"), "a", 1e-3, 1, 9.0, "prices", "csv")
+    return notes(scores(entries, "a"), entries, setting)[0]
 
 
 def test_ratios_are_of_the_tasks_that_all_solve():
@@ -37,13 +47,13 @@ def test_a_sharder_without_any_plan_empties_no_mean():
     found = scores(entries, "a")
     assert [one.mean_ratio for one in found] == [1.0, 0.5, None]
     assert found[2].tally == (0, 0, 2)
-    text = notes(found, "a", predicted_costs(entries), margin=1e-3)[0]
+    text = first_note(entries)
     assert "2 of 2 tasks that all of them but c, without any plan, solve" in text
 
 
 def test_who_leaves_few_tasks_in_common_is_named():
     entries = entries_of(a=[2, 2, 2], b=[1, 1, 1], c=[1, None, None])
-    text = notes(scores(entries, "a"), "a", predicted_costs(entries), margin=1e-3)[0]
+    text = first_note(entries)
     assert text.startswith("Ratios are of the 1 of 3 tasks that all of them solve")
     assert text.endswith("Without c, they would be of 3.")
 
@@ -84,7 +94,7 @@ def test_the_gap_is_from_the_best_bound_of_any_sharder():
     found = scores([a, b], "a")
     assert [one.gaps for one in found] == [pytest.approx((0.25,)), pytest.approx((0.875,))]
     in_other_precision = dataclasses.replace(b, lower_bound_ms=2.5)
-    assert bound_ms([a, in_other_precision]) == 1.6
+    assert bounds_ms([a, in_other_precision]) == {"t": 1.6}
 
 
 def test_measured_costs_decide_by_rounds():

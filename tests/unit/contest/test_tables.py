@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from dlrm_sharded.contest.measurement import Measurement
+from dlrm_sharded.contest.entry import Measurement
 from dlrm_sharded.contest.tables import by_plan, by_rank, by_shard, by_task, write_tables
 from tests.unit.contest.entries import cost_of, entry_of
 
@@ -16,7 +16,7 @@ ENTRIES = [
 
 
 def test_by_task():
-    rows = by_task(ENTRIES)
+    rows = by_task(ENTRIES).to_dicts()
     assert [row["task"] for row in rows] == ["t0", "t1"]
     assert (rows[0]["best_sharder"], rows[0]["best_ms"], rows[0]["num_plans"]) == ("a", 2.0, 2)
     assert rows[0]["lower_bound_ms"] == 1.6
@@ -24,7 +24,7 @@ def test_by_task():
 
 
 def test_by_plan_has_the_diagnosis_in_short():
-    rows = by_plan(ENTRIES, {}, "a")
+    rows = by_plan(ENTRIES, {}, "a").to_dicts()
     assert rows[1]["over_reference"] == 2.0
     assert rows[1]["gap"] == pytest.approx(1.5)
     assert (rows[1]["slowest_rank"], rows[1]["dominant_stage"]) == (1, "lookups")
@@ -37,14 +37,14 @@ def test_by_plan_has_the_diagnosis_in_short():
 def test_measured_figures_stand_beside_predicted_ones():
     rounds = {"a": (1.0,) * 6, "b": (3.0,) * 6}
     measured = {"t0": Measurement(rounds, {"a": cost_of(0.5, 1.0), "b": cost_of(1.5, 3.0)})}
-    row = by_plan(ENTRIES, measured, "a")[1]
+    row = by_plan(ENTRIES, measured, "a").row(1, named=True)
     assert (row["measured_ms"], row["measured_over_reference"]) == (3.0, pytest.approx(3.0))
     assert row["cost_ms"] == 4.0
-    assert by_rank(ENTRIES, measured)[3]["measured_fwd_compute_ms"] == 2.25
+    assert by_rank(ENTRIES, measured)["measured_fwd_compute_ms"][3] == 2.25
 
 
 def test_by_rank_and_by_shard():
-    ranks, shards = by_rank(ENTRIES, {}), by_shard(ENTRIES)
+    ranks, shards = by_rank(ENTRIES, {}).to_dicts(), by_shard(ENTRIES).to_dicts()
     assert [(row["sharder"], row["rank"], row["total_ms"]) for row in ranks] == [
         *(("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 2.0), ("b", 1, 4.0)),
     ]
@@ -57,8 +57,8 @@ def test_by_rank_and_by_shard():
 
 def test_shards_of_a_model_that_is_not_additive_have_no_times():
     entry = entry_of("t", "a", 1.0, shard_ms=())
-    assert [row["compute_ms"] for row in by_shard([entry])] == [None] * 3
-    assert by_plan([entry], {}, "a")[0]["costliest_tables"] == ""
+    assert by_shard([entry])["compute_ms"].to_list() == [None] * 3
+    assert by_plan([entry], {}, "a")["costliest_tables"].to_list() == [""]
 
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet"])
