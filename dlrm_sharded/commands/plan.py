@@ -76,8 +76,8 @@ def hydra_main(cfg: DictConfig) -> None:
         if again is not None:
             log.info("%s", _likeness(plan, report, again, cfg.again))
         if report.diagnosis is not None:
-            for section in sections(report.diagnosis):
-                log.info("%s", "\n  ".join([section.title, *section.lines]))
+            for title, lines in sections(report.diagnosis).items():
+                log.info("%s", "\n  ".join([title, *lines]))
         if report.caveat is not None:
             log.warning("caveat: %s%s", report.caveat, _other_compute_device(task))
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from dlrm_sharded.explain.text import STAGE_LABELS
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.task import ShardingTask
+
+Floats = NDArray[np.float64]
 
 MAX_TABLES_SHOWN = 8
 """Largest number of tables with bars of their own."""
@@ -37,19 +41,19 @@ def plot_cost_by_rank(
         num_ranks: end of the axis of ranks; None for the ranks of `cost`.
     """
     figure, axes = thumbnail()
-    ranks = range(len(cost.per_rank))
+    ranks = np.arange(len(cost.per_rank), dtype=np.float64)
     longest_ms = cost.cost_ms if predicted is None else max(cost.cost_ms, predicted.cost_ms)
-    if predicted is None or len(ranks) > MAX_RANK_TICKS:
+    if predicted is None:
         stack_bars(axes, ranks, STAGE_LABELS, _stage_widths(cost))
-    else:
-        places = [rank - 0.12 for rank in ranks]
-        stack_bars(axes, places, STAGE_LABELS, _stage_widths(cost), height=0.56)
-        below = [rank + 0.29 for rank in ranks]
-        stack_bars(axes, below, [""] * len(STAGES), _stage_widths(predicted), height=0.22)
-        label = f"{label} (thin: predicted)"
-    if predicted is not None and len(ranks) > MAX_RANK_TICKS:
+    elif len(ranks) > MAX_RANK_TICKS:
+        stack_bars(axes, ranks, STAGE_LABELS, _stage_widths(cost))
         axes.plot([rank.total_ms for rank in predicted.per_rank], ranks, "k|", markersize=4)
         label = f"{label} (black: predicted)"
+    else:
+        stack_bars(axes, ranks - 0.12, STAGE_LABELS, _stage_widths(cost), height=0.56)
+        unnamed = [""] * len(STAGES)
+        stack_bars(axes, ranks + 0.29, unnamed, _stage_widths(predicted), height=0.22)
+        label = f"{label} (thin: predicted)"
     axes.set_xlim(0, _rounded_up(longest_ms) if max_ms is None else max_ms)
     _finish_ranks(figure, axes, num_ranks or len(ranks), label, columns=4)
     return figure
@@ -58,21 +62,15 @@ def plot_cost_by_rank(
 def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
     """Draw the memory of the largest tables, and of all others together, as stacked bars."""
     figure, axes = thumbnail()
-    bytes_of_table: dict[str, int] = {}
+    mib = {shard.table: np.zeros(plan.world_size) for shard in plan.shards}
     for shard in plan.shards:
-        size = shard.bytes_on(task.topology)
-        bytes_of_table[shard.table] = bytes_of_table.get(shard.table, 0) + size
-    by_size = sorted(bytes_of_table, key=lambda name: (-bytes_of_table[name], name))
-    groups = [{name} for name in by_size[:MAX_TABLES_SHOWN]]
+        mib[shard.table][shard.rank] += shard.bytes_on(task.topology) / 2**20
+    by_size = sorted(mib, key=lambda name: (-mib[name].sum(), name))
     labels = by_size[:MAX_TABLES_SHOWN]
-    if others := set(by_size[MAX_TABLES_SHOWN:]):
-        groups.append(others)
+    widths = [mib[name] for name in labels]
+    if others := by_size[MAX_TABLES_SHOWN:]:
         labels.append(f"{len(others)} others")
-    widths = [[0.0] * plan.world_size for _ in groups]
-    for names, group_widths in zip(groups, widths, strict=True):
-        for shard in plan.shards:
-            if shard.table in names:
-                group_widths[shard.rank] += shard.bytes_on(task.topology) / 2**20
+        widths.append(np.sum([mib[name] for name in others], axis=0))
     stack_bars(axes, range(plan.world_size), labels, widths)
     _finish_ranks(figure, axes, plan.world_size, "MiB of tables", columns=3)
     return figure
@@ -86,17 +84,17 @@ def thumbnail(height: float = 2.9) -> tuple[Figure, Axes]:
 
 def stack_bars(
     axes: Axes,
-    places: Sequence[float],
+    places: Sequence[float] | Floats,
     labels: Sequence[str],
-    widths: Sequence[Sequence[float]],
+    widths: Sequence[Sequence[float] | Floats],
     *,
     height: float = 0.8,
 ) -> None:
     """Draw horizontal bars, each of parts end to end; a part has a label and a width by place."""
-    left = [0.0] * len(places)
+    left = np.zeros(len(places))
     for i, (label, part_widths) in enumerate(zip(labels, widths, strict=True)):
         axes.barh(places, part_widths, height, left=left, label=label, color=f"C{i}")
-        left = [a + b for a, b in zip(left, part_widths, strict=True)]
+        left = left + np.asarray(part_widths)
 
 
 def legend_above(figure: Figure, *, columns: int) -> None:
@@ -114,15 +112,13 @@ def legend_above(figure: Figure, *, columns: int) -> None:
 def _finish_ranks(figure: Figure, axes: Axes, num_ranks: int, label: str, *, columns: int) -> None:
     axes.set_xlabel(label)
     axes.set_ylabel("rank")
-    axes.set_yticks(
-        range(num_ranks) if num_ranks <= MAX_RANK_TICKS else range(0, num_ranks, num_ranks // 8)
-    )
+    axes.set_yticks(range(0, num_ranks, 1 if num_ranks <= MAX_RANK_TICKS else num_ranks // 8))
     axes.set_ylim(num_ranks - 0.4, -0.6)
     legend_above(figure, columns=columns)
 
 
-def _stage_widths(cost: PlanCost) -> list[list[float]]:
-    return [[rank.stage_ms(stage) for rank in cost.per_rank] for stage in STAGES]
+def _stage_widths(cost: PlanCost) -> list[Floats]:
+    return [np.array([rank.stage_ms(stage) for rank in cost.per_rank]) for stage in STAGES]
 
 
 def _rounded_up(value: float) -> float:

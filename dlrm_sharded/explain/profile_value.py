@@ -50,19 +50,18 @@ def _gain(task: ShardingTask, unknown: list[int], priced: PricedTask) -> float |
     if len(task.tables) * task.topology.world_size > MAX_SIZE:
         return None
     clock = Clock(time.perf_counter() + SEARCHES_S)
-    blind = _found(priced.with_task(task), clock)
+    uninformed = _found(priced.with_task(task), clock)
     rng = np.random.default_rng(0)
-    weights = list(SKEWS.values())
     gains: list[float] = []
-    while blind is not None and len(gains) < NUM_DRAWN and not clock.is_over:
-        drawn = rng.choice(len(SKEWS), size=len(unknown), p=weights).tolist()
+    while uninformed is not None and len(gains) < NUM_DRAWN and not clock.is_over:
+        drawn = rng.choice(len(SKEWS), size=len(unknown), p=list(SKEWS.values())).tolist()
         known = priced.with_task(_with_skews(task, dict(zip(unknown, drawn, strict=True))))
         best = _found(known, clock)
         if best is None:
             break
-        blind_ms = known.predict(blind).cost_ms
+        uninformed_ms = known.predict(uninformed).cost_ms
         # a search that knows more may still find less in its time
-        gains.append(1 - min(known.predict(best).cost_ms / blind_ms, 1.0))
+        gains.append(1 - min(known.predict(best).cost_ms / uninformed_ms, 1.0))
     return float(np.mean(gains)) if gains else None
 
 

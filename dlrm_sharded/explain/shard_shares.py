@@ -36,27 +36,24 @@ def shares_of_rank(
     tables = {table.name: table for table in task.tables}
     on_rank = plan.shards_by_rank()[rank]
     work = [_columns_read(shard, tables[shard.table], plan.world_size) for shard in on_rank]
-    sent = [_numbers_sent(shard, tables[shard.table]) for shard in on_rank]
-    sum_work, sum_sent, sum_cols = sum(work), sum(sent), sum(shard.num_cols for shard in on_rank)
-    shares = []
-    for shard, shard_work, shard_sent in zip(on_rank, work, sent, strict=True):
-        cost_ms = None
-        if cost is not None:
-            stages = cost.per_rank[rank]
-            by_cols = shard.num_cols / sum_cols
-            by_work = shard_work / sum_work if sum_work else by_cols
-            by_sent = shard_sent / sum_sent if sum_sent else by_cols
-            cost_ms = stages.computation_ms * by_work + stages.exchange_ms * by_sent
-        shares.append(
-            ShardShare(
-                shard=shard,
-                table=tables[shard.table],
-                size_bytes=shard.bytes_on(task.topology),
-                work=shard_work,
-                cost_ms=cost_ms,
-            )
-        )
+    columns = [float(shard.num_cols) for shard in on_rank]
+    costs_ms: list[float | None] = [None] * len(on_rank)
+    if cost is not None:
+        sent = [_numbers_sent(shard, tables[shard.table]) for shard in on_rank]
+        computed_ms = _divided(cost.per_rank[rank].computation_ms, work, columns)
+        exchanged_ms = _divided(cost.per_rank[rank].exchange_ms, sent, columns)
+        costs_ms = [a + b for a, b in zip(computed_ms, exchanged_ms, strict=True)]
+    shares = [
+        ShardShare(shard, tables[shard.table], shard.bytes_on(task.topology), shard_work, cost_ms)
+        for shard, shard_work, cost_ms in zip(on_rank, work, costs_ms, strict=True)
+    ]
     return sorted(shares, key=lambda share: (share.cost_ms or 0.0, share.work), reverse=True)
+
+
+def _divided(ms: float, parts: list[float], columns: list[float]) -> list[float]:
+    """Divide a time in proportion to the parts or, where all of them are 0, to the columns."""
+    parts = parts if sum(parts) else columns
+    return [ms * (part / sum(parts)) for part in parts]
 
 
 def _columns_read(shard: Shard, table: Table, world_size: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dlrm_sharded.explain.shard_shares import ShardShare, shares_of_rank
 from dlrm_sharded.files.text_table import Column, TextTable
@@ -16,7 +15,6 @@ from dlrm_sharded.plans.plan_report import (
     ProfileValue,
     RankCost,
     ShardCost,
-    SplitGain,
 )
 from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.tables import Table
@@ -25,14 +23,6 @@ from dlrm_sharded.plans.task import GIB, ShardingTask
 STAGE_LABELS = tuple(stage.replace("_", " ") for stage in STAGES)
 MAX_SHOWN = 8
 """Largest number of splits or tables in a list; half as many shards are listed for a rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A title and the lines below it."""
-
-    title: str
-    lines: tuple[str, ...]
 
 
 def forecast(report: PlanReport) -> str | None:
@@ -52,9 +42,10 @@ def forecast(report: PlanReport) -> str | None:
 def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> list[str]:
     """Write how a plan was made and what is thought of it, for a log."""
     used = [size / GIB for size in plan.bytes_by_rank(task.topology)]
+    kinds = f"{_of_kinds(task)}{_counted(plan.replicated_tables, 'replicated table')}"
     lines = [
         f"{report.made_by}: {len(plan.shards)} shards of {len(task.tables)} tables"
-        f"{_of_kinds(task)}{replicas(plan)}{halves(plan)} in {report.solve_s:.3f} s",
+        f"{kinds}{_halves(plan)} in {report.solve_s:.3f} s",
         forecast(report),
         f"{min(used):.2f} to {max(used):.2f} GiB a rank, of {task.topology.rank_memory_text}",
         None if report.profile_value is None else profile_value_text(report.profile_value),
@@ -82,16 +73,13 @@ def _kind(table: Table) -> str:
     return f" ({text})" if text else ""
 
 
-def replicas(plan: ShardingPlan) -> str:
-    """Write how many tables are replicated, to be appended to a text; nothing for none."""
-    count = len(plan.replicated_tables)
-    return f", {count} replicated table{'s' if count > 1 else ''}" if count else ""
+def _counted(names: Sequence[str], what: str, kind: str = "") -> str:
+    """Write how many tables are of a kind, to be appended to a text; nothing for none."""
+    return f", {len(names)} {what}{'s' if len(names) > 1 else ''}{kind}" if names else ""
 
 
-def halves(plan: ShardingPlan) -> str:
-    """Write how many tables are in fp16, to be appended to a text; nothing for none."""
-    names = plan.half_tables()
-    return f", {len(names)} table{'s' if len(names) > 1 else ''} in fp16" if names else ""
+def _halves(plan: ShardingPlan) -> str:
+    return _counted(plan.half_tables(), "table", " in fp16")
 
 
 def profile_value_text(value: ProfileValue) -> str:
@@ -108,34 +96,27 @@ def profile_value_text(value: ProfileValue) -> str:
     )
 
 
-def sections(diagnosis: Diagnosis) -> list[Section]:
-    """Put a diagnosis into words."""
-    result = [
-        Section(
-            "Ranks that bound the cost", (_bounding(diagnosis), *map(_rank, diagnosis.bounding))
-        ),
-        Section("Gains of splits", tuple(_splits(diagnosis))),
-    ]
-    if diagnosis.alternatives is not None:
-        now = f"{diagnosis.cost_ms:.2f} ms"
-        against = f"A short search without constraints finds these costs, against {now} now:"
-        same_task_ms = next((other.cost_ms for other in diagnosis.alternatives), None)
-        lines = (
-            _alternative(other, diagnosis.cost_ms, None if i == 0 else same_task_ms)
-            for i, other in enumerate(diagnosis.alternatives)
-        )
-        result.append(Section("Gains of alternatives", (against, *lines)))
+def sections(diagnosis: Diagnosis) -> dict[str, list[str]]:
+    """Put a diagnosis into lines, by title."""
+    result = {
+        "Ranks that bound the cost": [_bounding(diagnosis), *map(_rank, diagnosis.bounding)],
+        "Gains of splits": _splits(diagnosis),
+    }
+    if diagnosis.alternatives:
+        cost_ms, same_task_ms = diagnosis.cost_ms, diagnosis.alternatives[0].cost_ms
+        result["Gains of alternatives"] = [
+            f"A short search without constraints finds these costs, against {cost_ms:.2f} ms now:",
+            _alternative(diagnosis.alternatives[0], cost_ms, None),
+            *(_alternative(other, cost_ms, same_task_ms) for other in diagnosis.alternatives[1:]),
+        ]
     return result
 
 
 def _bounding(diagnosis: Diagnosis) -> str:
     num_shown, num_bounding = len(diagnosis.bounding), diagnosis.num_bounding
     shown = f"; the {num_shown} slowest" if num_shown < num_bounding else ""
-    return (
-        f"Predicted within 1 % of the slowest rank's {diagnosis.cost_ms:.2f} ms: "
-        f"{num_bounding} of "
-        f"{diagnosis.world_size} ranks{shown}"
-    )
+    slowest = f"Predicted within 1 % of the slowest rank's {diagnosis.cost_ms:.2f} ms"
+    return f"{slowest}: {num_bounding} of {diagnosis.world_size} ranks{shown}"
 
 
 def _rank(rank: RankCost) -> str:
@@ -149,44 +130,37 @@ def _rank(rank: RankCost) -> str:
 
 def _named(cost: ShardCost) -> str:
     shard, table = cost.shard, cost.table
-    name = f"{shard.table}{_kind(table)}"
+    part = ""
     if shard.replicated:
-        return f"{name} (replica)"
-    if shard.num_rows < table.num_embeddings:
-        return f"{name} (rows {shard.rows[0]:,} to {shard.rows[1]:,})"
-    if shard.num_cols < table.embedding_dim:
-        return f"{name} (columns {shard.cols[0]:,} to {shard.cols[1]:,})"
-    return name
+        part = " (replica)"
+    elif shard.num_rows < table.num_embeddings:
+        part = " (rows {:,} to {:,})".format(*shard.rows)
+    elif shard.num_cols < table.embedding_dim:
+        part = " (columns {:,} to {:,})".format(*shard.cols)
+    return f"{shard.table}{_kind(table)}{part}"
 
 
 def _splits(diagnosis: Diagnosis) -> list[str]:
+    """Write gains; one is below 0 where the plan would cost less with the table whole."""
     if not diagnosis.num_split:
         return ["No table is split."]
+    gains = [(f"{s.table} in {s.num_shards} {s.kind}", s.gain_ms) for s in diagnosis.splits]
+    known = [(pieces, f"{ms:z.2f} ms") for pieces, ms in gains if ms is not None]
+    too_large = [pieces for pieces, ms in gains if ms is None]
     lines = []
-    if known := [split for split in diagnosis.splits if split.gain_ms is not None]:
+    if known:
         lines.append(
             "Extra cost of the plan if a table were whole, on the rank where that costs least:"
         )
-        lines += [f"{_pieces(split)}: {_gain(split)}" for split in known[:MAX_SHOWN]]
+        lines += [f"{pieces}: {gain}" for pieces, gain in known[:MAX_SHOWN]]
     if others := known[MAX_SHOWN:]:
-        lines.append(f"{len(others)} more: {_gain(others[0])} to {_gain(others[-1])}")
-    if too_large := [split for split in diagnosis.splits if split.gain_ms is None]:
+        lines.append(f"{len(others)} more: {others[0][1]} to {others[-1][1]}")
+    if too_large:
         more = f" and {len(too_large) - MAX_SHOWN} more" if len(too_large) > MAX_SHOWN else ""
-        names = ", ".join(map(_pieces, too_large[:MAX_SHOWN]))
-        lines.append(f"{names}{more}: fits no rank whole")
+        lines.append(f"{', '.join(too_large[:MAX_SHOWN])}{more}: fits no rank whole")
     if left := diagnosis.num_split - len(diagnosis.splits):
         lines.append(f"split tables not looked at: {left}")
     return lines
-
-
-def _pieces(split: SplitGain) -> str:
-    return f"{split.table} in {split.num_shards} {split.kind}"
-
-
-def _gain(split: SplitGain) -> str:
-    """Write a gain; it is below 0 where the plan would cost less with the table whole."""
-    assert split.gain_ms is not None
-    return f"{split.gain_ms:z.2f} ms"
 
 
 def _alternative(other: Alternative, cost_ms: float, same_task_ms: float | None) -> str:
@@ -213,14 +187,13 @@ def explain(
     Args:
         cost: measured cost; None if nothing was measured.
     """
-    ranks = range(plan.world_size)
-    slowest_first = sorted(ranks, key=lambda r: -_rank_cost_ms(cost, r))
-    shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in ranks}
+    shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in range(plan.world_size)}
+    slowest_first = list(shares)
     lines = [
         f"**{report.made_by}**: {len(plan.shards)} shards of {len(task.tables)} tables"
         f"{_of_kinds(task)} on {plan.world_size} ranks, "
         f"{sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB"
-        f"{halves(plan)}{rounding(plan.exchange_precision)}."
+        f"{_halves(plan)}{rounding(plan.exchange_precision)}."
     ]
     if plan.replicated_tables:
         lines.append(f"Every rank has a replica of {', '.join(plan.replicated_tables)}.")
@@ -229,18 +202,20 @@ def explain(
     if report.standing is not None:
         lines += ["", f"**Prices**: {report.standing.text}.", ""]
     if cost is not None:
+        slowest_first.sort(key=lambda rank: -cost.per_rank[rank].total_ms)
         slowest = slowest_first[0]
-        top = shares[slowest][:3]
-        if top:
-            blame = ", ".join(f"{s.shard.table} ({_ms(s.cost_ms)} ms)" for s in top)
+        if top := shares[slowest][:3]:
+            blame = ", ".join(f"{share.table.name} ({share.cost_ms:.2f} ms)" for share in top)
             lines.append(
-                f"Rank {slowest} is the slowest with {_rank_cost_ms(cost, slowest):.2f} ms "
+                f"Rank {slowest} is the slowest with {cost.per_rank[slowest].total_ms:.2f} ms "
                 f"({cost.imbalance:.2f} x the mean); its largest parts: {blame}."
             )
         if report.cost is not None:
             lines += ["", _prediction_table(report.cost, cost).markdown()]
     if report.diagnosis is not None:
-        lines += _diagnosis_lines(report, report.diagnosis)
+        lines += [] if report.cost is None else ["", f"It is {forecast(report)}."]
+        for title, texts in sections(report.diagnosis).items():
+            lines += ["", f"**{title}**", "", *(f"- {text}" for text in texts)]
     lines += [
         "",
         _ranks_table(shares, cost).markdown(),
@@ -283,8 +258,8 @@ def _shards_table(shares_by_rank: Mapping[int, Sequence[ShardShare]]) -> TextTab
         (
             rank,
             f"{share.table.name}{_kind(share.table)}",
-            _part(share.shard.rows),
-            _part(share.shard.cols),
+            "{:,} to {:,}".format(*share.shard.rows),
+            "{:,} to {:,}".format(*share.shard.cols),
             share.table.pooling_factor,
             share.size_bytes / 2**20,
             share.cost_ms,
@@ -293,15 +268,6 @@ def _shards_table(shares_by_rank: Mapping[int, Sequence[ShardShare]]) -> TextTab
         for share in shares
     ]
     return TextTable(columns, rows)
-
-
-def _diagnosis_lines(report: PlanReport, diagnosis: Diagnosis) -> list[str]:
-    lines = []
-    if (expected := forecast(report)) is not None:
-        lines += ["", f"It is {expected}."]
-    for section in sections(diagnosis):
-        lines += ["", f"**{section.title}**", "", *(f"- {line}" for line in section.lines)]
-    return lines
 
 
 def difference(predicted_ms: float, measured_ms: float) -> str:
@@ -323,15 +289,3 @@ def _prediction_table(predicted: PlanCost, measured: PlanCost) -> TextTable:
         ["stage (max over ranks)", *(Column(name, ".2f") for name in columns), "difference"],
         [(name, a, b, difference(a, b)) for name, (a, b) in times.items()],
     )
-
-
-def _rank_cost_ms(cost: PlanCost | None, rank: int) -> float:
-    return 0.0 if cost is None else cost.per_rank[rank].total_ms
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _part(interval: tuple[int, int]) -> str:
-    return f"{interval[0]:,} to {interval[1]:,}"

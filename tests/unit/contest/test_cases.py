@@ -66,10 +66,13 @@ def test_the_same_command_goes_on(tmp_path, caplog):
     ids=["task", "option", "prices"],
 )
 def test_what_has_changed_is_planned_again(tmp_path, changed, caplog):
-    run([case_of(), case_of(sharder="b")], tmp_path)
+    cases = [case_of(), case_of(sharder="b"), case_of(sharder="c")]
+    run(cases, tmp_path)
+    plan_path(tmp_path, "t", "c").unlink()
     with caplog.at_level("INFO"):
-        run([changed, case_of(sharder="b")], tmp_path)
-    assert "1 of 2 cases are taken over" in caplog.text
+        run([changed, *cases[1:]], tmp_path)
+    assert "1 of 3 cases are taken over" in caplog.text
+    assert plan_path(tmp_path, "t", "c").exists(), "a plan that is gone is made again"
 
 
 def test_a_changed_class_is_planned_again(tmp_path, monkeypatch):
@@ -78,13 +81,6 @@ def test_a_changed_class_is_planned_again(tmp_path, monkeypatch):
     source.write_text("class AllOn: ...")
     monkeypatch.setattr("inspect.getsourcefile", lambda of: str(source))
     assert case_of().key() != key
-
-
-def test_a_plan_that_is_gone_is_made_again(tmp_path):
-    run([case_of()], tmp_path)
-    plan_path(tmp_path, "t", "a").unlink()
-    run([case_of()], tmp_path)
-    assert plan_path(tmp_path, "t", "a").exists()
 
 
 def test_names_that_differ_have_different_paths(tmp_path):

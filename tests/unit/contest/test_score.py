@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import random
 from pathlib import Path
 
 import pytest
@@ -64,24 +63,6 @@ def test_no_task_in_common():
     assert score_table(found, "a").rows[1][:5] == ["b", "1/2", "-", "-", "1/0/1"]
 
 
-def test_equal_sharders_tie():
-    costs = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    [_, other] = scores(entries_of(a=costs, b=costs), "a")
-    assert (other.ratio.ratio, other.ratio.low, other.ratio.high) == (1.0, 1.0, 1.0)
-    assert other.ratio.is_tie
-    assert other.tally == (0, 6, 0)
-
-
-def test_scores_do_not_depend_on_the_order_of_the_entries():
-    rng = random.Random(0)
-    entries = entries_of(
-        a=[rng.uniform(1, 2) for _ in range(12)], b=[rng.uniform(1, 2) for _ in range(12)]
-    )
-    before = {one.sharder: (one.ratio, one.tally) for one in scores(entries, "a")}
-    rng.shuffle(entries)
-    assert {one.sharder: (one.ratio, one.tally) for one in scores(entries, "a")} == before
-
-
 @pytest.mark.parametrize(
     ("ms", "expected"), [(0.5, (1, 0, 0)), (0.995, (0, 1, 0)), (1.02, (0, 0, 1))], ids=str
 )
@@ -114,12 +95,13 @@ def test_measured_costs_decide_by_rounds():
 @pytest.mark.parametrize(
     ("costs", "expected"),
     [
+        ([2.0, 4.0, 6.0, 8.0, 10.0, 12.0], "none of them is cheaper than a"),
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "b costs 0.5000 [0.5000, 0.5000] x a"),
         ([1.0, 6.0, 3.0, 12.0, 5.0, 6.0], "; the tasks do not tell this apart from a tie"),
         ([3.0, 6.0, 9.0, 12.0, 15.0, 18.0], "none of them is cheaper than a"),
         ([None] * 6, "none of them is cheaper than a"),
     ],
-    ids=["better", "perhaps", "worse", "no_plan"],
+    ids=["equal", "better", "perhaps", "worse", "no_plan"],
 )
 def test_the_result_in_a_sentence(costs, expected):
     found = scores(entries_of(a=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0], b=costs), "a")
@@ -139,7 +121,5 @@ def test_the_picture_has_each_interval():
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         *("a (6/6)", "b (6/6)", "c (0/6)"),
     ]
-    widths = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2]
-    assert [tuple(width) for width in widths[:2]] == [
-        (one.ratio.low, one.ratio.high) for one in found[:2]
-    ]
+    widths = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert widths[:2] == [(one.ratio.low, one.ratio.high) for one in found[:2]]

@@ -27,8 +27,8 @@ from tests.unit.search.made_up import MODELS, model_of
 def ample_time() -> Iterator[None]:
     """However slow the machine, what is found is the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SEARCH_S", 1e6)
-        patch.setattr(module, "DIAGNOSIS_S", 1e6)
+        for name in ("SEARCH_S", "SPLITS_S", "DIAGNOSIS_S"):
+            patch.setattr(module, name, 1e6)
         yield
 
 
@@ -78,11 +78,10 @@ def test_any_plan(name: str, data: st.DataObject) -> None:
     check_splits(found, plan, task, model)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=3)
+@settings(max_examples=6)
 @given(of=limited())
-def test_alternatives_of_any_plan_cost_less(name: str, of: Planned) -> None:
-    found = diagnose(of[0], model_of(name).price(of[1]), alternatives=True)
+def test_alternatives_of_any_plan_cost_less(of: Planned) -> None:
+    found = diagnose(of[0], MODEL.price(of[1]), alternatives=True)
     assert pickle.loads(pickle.dumps(found)) == found
     for other in found.alternatives or ():
         assert other.cost_ms is None or other.cost_ms < found.cost_ms
@@ -120,8 +119,10 @@ def check_splits(
         expected = gain_ms(plan, task, model, tables[gain.table])
         if expected is None:
             assert gain.gain_ms is None
-        else:
+        elif plan.world_size <= module.MAX_CANDIDATES:
             assert gain.gain_ms == pytest.approx(expected, rel=1e-6, abs=1e-9 * found.cost_ms)
+        else:
+            assert -1e-6 <= (gain.gain_ms - expected) / (found.cost_ms + expected) <= 0.1
     gains = [gain.gain_ms for gain in found.splits if gain.gain_ms is not None]
     assert gains == sorted(gains, reverse=True)
     assert all(gain.gain_ms is None for gain in found.splits[len(gains) :])
@@ -150,7 +151,7 @@ def test_the_costliest_of_many_splits() -> None:
     idlest = sorted(tables, key=lambda table: table.pooling_factor)[:6]
     left = {table.name for table in tables} - {split.table for split in found.splits}
     assert left == {table.name for table in idlest}
-    assert "split tables not looked at: 6" in sections(found)[1].lines
+    assert "split tables not looked at: 6" in sections(found)["Gains of splits"]
 
 
 def changes_of(found: Diagnosis) -> dict[str, float | None]:
@@ -159,13 +160,7 @@ def changes_of(found: Diagnosis) -> dict[str, float | None]:
 
 @pytest.mark.parametrize(
     ("world_size", "per_host", "more"),
-    [
-        (2, None, "one more rank"),
-        (2, 2, "one more rank"),
-        (1, 1, "one more rank"),
-        (2, 1, "one more host"),
-        (4, 2, "one more host"),
-    ],
+    [(2, None, "one more rank"), (1, 1, "one more rank"), (4, 2, "one more host")],
 )
 @pytest.mark.parametrize("by_rank", [False, True], ids=["alike", "by_rank"])
 def test_alternatives_to_a_bad_plan(
@@ -188,12 +183,6 @@ def test_alternatives_to_a_bad_plan(
     assert costs[more] < costs["another plan"]
 
 
-def test_nothing_better_is_found_where_there_is_nothing() -> None:
-    task = task_of([IDLE], 1, 10**6, 64)
-    found = diagnose(whole_tables(task, [0]), MODEL.price(task), alternatives=True)
-    assert set(changes_of(found).values()) == {None}
-
-
 def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
     """One rank exchanges nothing."""
     task = task_of((IDLE, BUSY), 1)
@@ -207,20 +196,14 @@ def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
 
 def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no split is priced; what it costs to explain a plan has an end."""
-    monkeypatch.setattr(module, "SEARCH_S", 0.0)
+    monkeypatch.setattr(module, "DIAGNOSIS_S", 0.0)
+    monkeypatch.setattr(module, "SPLITS_S", 0.0)
     task = task_of([BUSY])
     found = diagnose(ShardingPlan(2, tuple(halves(BUSY))), MODEL.price(task), alternatives=True)
     assert set(changes_of(found).values()) == {None}
     assert (found.splits, found.num_split) == ((), 1)
-    (line,) = sections(found)[1].lines
-    assert_in_order(line, ["not looked at", "1"])
+    assert sections(found)["Gains of splits"] == ["split tables not looked at: 1"]
     assert len(found.bounding) == found.num_bounding > 0
-
-
-def assert_in_order(line: str, parts: list[str]) -> None:
-    places = [line.find(part) for part in parts]
-    assert -1 not in places, line
-    assert places == sorted(places), line
 
 
 @pytest.mark.parametrize(
