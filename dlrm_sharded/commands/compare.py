@@ -33,7 +33,6 @@ from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.contest.cases import run_cases
 from dlrm_sharded.contest.entry import Case, digest_of_prices
-from dlrm_sharded.contest.measure import Rounds, check_measurable, measure_tasks
 from dlrm_sharded.contest.report import Setting, write_report
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
@@ -59,12 +58,11 @@ def hydra_main(cfg: DictConfig) -> None:
         sharders = checked_names("sharders", plain(cfg.sharders), example="sharders=[search]")
         setting = _setting(cfg, sharders)
         tasks = on_topologies(cfg, _tasks(cfg))
-        rounds = Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
         if cfg.measured:
-            from dlrm_sharded.ranks.devices import device_type
+            from dlrm_sharded.contest import measure  # loads torch, which no case needs
 
             for one in tasks:
-                check_measurable(one.name, one.task, device_type())
+                measure.check_measurable(one.name, one.task)
         cases = _cases(cfg, sharders, tasks)
         setting = dataclasses.replace(setting, prices=_prices_text(cases))
         out = setting.out
@@ -82,7 +80,10 @@ def hydra_main(cfg: DictConfig) -> None:
                 for one in tasks:
                     write_json(out / "tasks" / f"{one.name}.json", one.task.to_json())
             entries = run_cases(cases, out, limit_s=cfg.limit_s, num_workers=setting.num_workers)
-            measurements = measure_tasks(cases, entries, out, rounds) if cfg.measured else {}
+            measurements = {}
+            if cfg.measured:
+                rounds = measure.Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
+                measurements = measure.measure_tasks(cases, entries, out, rounds)
             for line in write_report(entries, measurements, setting):
                 log.info("%s", line)
 

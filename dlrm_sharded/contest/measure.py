@@ -11,22 +11,24 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from dlrm_sharded.accesses.patterns import AccessPattern
 from dlrm_sharded.contest.entry import Case, Entry, Measurement, digest
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.measuring.measure import MeasureConfig
+from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids, with_measured
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
-
-if TYPE_CHECKING:
-    from dlrm_sharded.accesses.patterns import AccessPattern
-    from dlrm_sharded.measuring.rank_bench import RankBench
-    from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.distributed import Rank, free_bytes, process_group
 
 MEASUREMENTS = "measurements.jsonl"
 OPTIMIZER = "rowwise_adagrad"
@@ -63,20 +65,13 @@ def measure_tasks(
     Raises:
         ConfigError: a task is for other devices than this machine has, or a rank is too large.
     """
-    import torch
-
-    from dlrm_sharded.files.provenance import device_name
-    from dlrm_sharded.ranks.devices import device_type
-    from dlrm_sharded.ranks.distributed import process_group
-
-    device = device_type()
     planned: dict[str, list[tuple[Case, Entry]]] = {}
     for case, entry in zip(cases, entries, strict=True):
         if entry.cost is not None:
-            check_measurable(entry.task, case.task, device)
+            check_measurable(entry.task, case.task)
             planned.setdefault(entry.task, []).append((case, entry))
     file = LineFile(out / MEASUREMENTS, "measurement")
-    settings = [dataclasses.asdict(rounds), device_name(torch.device(device))]
+    settings = [dataclasses.asdict(rounds), device_name(torch.device(device_type()))]
     key_of = {
         name: digest([case.key() for case, _ in of_task], *settings)
         for name, of_task in planned.items()
@@ -95,8 +90,9 @@ def measure_tasks(
     return {name: kept[key] for name, key in key_of.items()}
 
 
-def check_measurable(name: str, task: ShardingTask, device: str) -> None:
+def check_measurable(name: str, task: ShardingTask) -> None:
     """Refuse a task whose ranks this machine cannot stand in for."""
+    device = device_type()
     if task.topology.compute_device != device:
         raise ConfigError(
             f"measured=true measures on this machine, a {device}, and {name} is for ranks on "
@@ -106,12 +102,6 @@ def check_measurable(name: str, task: ShardingTask, device: str) -> None:
 
 def _measured(planned: Sequence[tuple[Case, Entry]], rounds: Rounds, rank: Rank) -> Measurement:
     """Measure the plans of a task in a job of a single rank, all on the same ids."""
-    import torch
-
-    from dlrm_sharded.measuring.measure import MeasureConfig
-    from dlrm_sharded.measuring.rank_bench import RankBench
-    from dlrm_sharded.ranks.distributed import free_bytes
-
     task = planned[0][0].task
     plans = {one.sharder: ShardingPlan(one.world_size, one.shards) for _, one in planned}
     predicted = {one.sharder: one.cost for _, one in planned if one.cost is not None}
@@ -149,8 +139,6 @@ def measure_plans(
         predicted: costs of the plans, whose exchanges count as predicted.
         accesses: see `draw_ids`.
     """
-    from dlrm_sharded.measuring.rank_bench import draw_ids, with_measured
-
     ids = draw_ids(
         task.tables,
         batch_size=task.batch_size,

@@ -9,10 +9,8 @@ import torch
 from dlrm_sharded.contest import measure
 from dlrm_sharded.contest.entry import Measurement
 from dlrm_sharded.contest.measure import MEASUREMENTS, Rounds, measure_tasks
-from dlrm_sharded.files import provenance
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan import whole_tables
-from dlrm_sharded.ranks import devices, distributed
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.contest.entries import TASK, case_of, cost_of, entry_of
 
@@ -22,7 +20,7 @@ RANK = Rank(0, 1, 0, 1, torch.device("cuda", 0))
 
 def test_a_rank_must_fit_the_device_that_measures(monkeypatch):
     """A GPU has other memory than its host."""
-    monkeypatch.setattr(distributed, "free_bytes", lambda rank: 1000)
+    monkeypatch.setattr(measure, "free_bytes", lambda rank: 1000)
     with pytest.raises(ConfigError, match=r"has 5,920 B .* half of the 1,000 B .* on this cuda"):
         measure._measured([(case_of(), entry_of("t", "a", 1.0, shards=SHARDS))], Rounds(1), RANK)
 
@@ -32,11 +30,11 @@ def test_measurements_of_another_device_are_not_taken_over(tmp_path, monkeypatch
     case = case_of(task=dataclasses.replace(TASK, topology=topology))
     measured = Measurement({"a": (1.0,)}, {"a": cost_of(1.0, 2.0)})
     monkeypatch.setattr(measure, "_measured", lambda *args: measured)
-    monkeypatch.setattr(devices, "device_type", lambda: "cuda")
-    monkeypatch.setattr(distributed, "process_group", lambda: nullcontext(RANK))
+    monkeypatch.setattr(measure, "device_type", lambda: "cuda")
+    monkeypatch.setattr(measure, "process_group", lambda: nullcontext(RANK))
     num_measured = []
     for name in ("NVIDIA H200", "NVIDIA H100", "NVIDIA H200"):
-        monkeypatch.setattr(provenance, "device_name", lambda device, name=name: name)
+        monkeypatch.setattr(measure, "device_name", lambda device, name=name: name)
         measure_tasks([case], [entry_of("t", "a", 1.0)], tmp_path, Rounds(1))
         num_measured.append(len((tmp_path / MEASUREMENTS).read_text().splitlines()))
     assert num_measured == [1, 2, 2]
