@@ -87,6 +87,7 @@ def test_measured_costs_decide_by_rounds():
     measured = {"t0": Measurement(apart, costs), "t1": Measurement(mixed, costs)}
     [_, other] = scores(entries_of(a=[1, 1], b=[1, 1]), "a", measured)
     assert other.measured_tally == (1, 1, 0)
+    assert scores(entries_of(a=[1, 1], b=[1, 1]), "b", measured)[0].measured_tally == (0, 1, 1)
     assert other.measured.ratio == pytest.approx(0.5)
     assert other.ratio.ratio == 1.0
     assert "measured / a [95 %]" in score_table([other], "a").text()

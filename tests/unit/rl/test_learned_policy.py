@@ -108,6 +108,17 @@ def test_any_number_of_tables_and_ranks(kind: str, num_tables: int, world_size: 
         assert fits(task, ranks)
 
 
+@each_kind
+def test_a_placement_that_overflows_is_never_chosen(kind: str) -> None:
+    pool = small_pool(20, 4, num=60, full=(0.93, 0.96))
+    rng, policy, num_placed = np.random.default_rng(0), LearnedPolicy(random_net(kind)), 0
+    for task in [pool.task(pool.draw(rng)) for _ in range(8)]:
+        ranks = policy.place(task, num_samples=16, seed=0)
+        assert ranks is None or fits(task, ranks)
+        num_placed += ranks is not None
+    assert num_placed > 0
+
+
 def wanting_order() -> ShardingTask:
     """A large cheap table, that has room where all the small dear ones are on the other rank."""
     small = [Table(f"small{i}", 1000, 64, 50.0) for i in range(8)]
