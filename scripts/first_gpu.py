@@ -57,8 +57,9 @@ from dlrm_sharded.model.torchrec_adapter import bag_configs, parameter_sharding,
 from dlrm_sharded.plans.layouts import ColumnShards
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
-from dlrm_sharded.plans.tables import Table, max_shard_columns
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.ranks.devices import max_shard_columns
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.ranks.gpus import nvidia_smi
 from dlrm_sharded.ranks.process import die_with_parent

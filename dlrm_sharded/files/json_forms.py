@@ -22,11 +22,13 @@ NOT_IN_JSON = {"in_json": False}
 
 
 def make_plain(value: Any) -> None:
-    """Turn scalars of NumPy in the fields of a frozen value into numbers of Python, as JSON has."""
+    """Turn scalars of NumPy in a frozen value into numbers, as JSON has, and lists into tuples."""
     for field in dataclasses.fields(value):
         found = getattr(value, field.name)
         if not isinstance(found, int | float) and getattr(found, "ndim", None) == 0:
             object.__setattr__(value, field.name, found.item())
+        if isinstance(found, list):  # as a yaml gives them, which would equal no tuple
+            object.__setattr__(value, field.name, tuple(found))
 
 
 def read_form(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
@@ -31,8 +30,6 @@ def task_from_frame(frame: Any, topology: Topology, batch_size: int) -> Sharding
         raise ConfigError(
             f"the frame has no column {', '.join(missing)}; it needs {', '.join(COLUMNS)}"
         )
-    known = [field.name for field in dataclasses.fields(Table) if field.name in rows.columns]
-    chosen = rows.select([column for column in known if column in (*COLUMNS, *OPTIONAL)])
-    return ShardingTask(
-        tuple(Table(**row) for row in chosen.iter_rows(named=True)), topology, batch_size
-    )
+    chosen = rows.select([name for name in (*COLUMNS, *OPTIONAL) if name in rows.columns])
+    tables = tuple(Table(**row) for row in chosen.iter_rows(named=True))
+    return ShardingTask(tables, topology, batch_size)

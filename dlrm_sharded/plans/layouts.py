@@ -13,7 +13,6 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.plan import Interval, Shard
@@ -34,20 +33,6 @@ FBGEMM's lookup of replicas pools on CPUs."""
 MOST_SHARDS = 4
 """Equal shards on one rank are no more than so many times the least number of shards: narrow ones
 look up all ids again and again."""
-
-
-class Layout(Protocol):
-    """A way to split one table into shards."""
-
-    @property
-    def group_size(self) -> int:
-        """Number of ranks that reduce partial results among each other; 1 if none do.
-
-        It is `REPLICA_GROUP` for replicas.
-        """
-
-    def torchrec_type(self, topology: Topology) -> str:
-        """Return the value of TorchRec's `ShardingType` for this layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +200,11 @@ class Replicas:
         return cls(topology.world_size)
 
 
+Layout = ColumnShards | RowBlocks | Replicas
+"""A way to split one table into shards. Its `group_size` is the number of ranks that reduce partial
+results among each other: 1 if none do, and `REPLICA_GROUP` for replicas."""
+
+
 def num_equal_shards(num_cols: int, topology: Topology) -> int:
     """Return into how many equal shards a rank cuts its columns of a table to look them up.
 
@@ -235,7 +225,7 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
     Raises:
         InvalidPlanError: they have no layout that TorchRec trains.
     """
-    kind: type[ColumnShards | RowBlocks | Replicas] = ColumnShards
+    kind: type[Layout] = ColumnShards
     if is_replicated(shards):
         kind = Replicas
     elif is_row_wise(shards, table):

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Interval = tuple[int, int]
 
 PLAN_KEYS = {
-    *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
+    *("sharder", "costs", "world_size", "shards", "solve_s", "exchange_precision"),
     *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
     "made_from",
 }

@@ -5,49 +5,51 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import polars
 
 from dlrm_sharded.files.json_forms import read_form
 
-FORWARD, BACKWARD = "forward", "backward"
-DIRECTIONS = (FORWARD, BACKWARD)
+DIRECTIONS = ("forward", "backward")
 
 INPUT_DIST = "input_dist"
 """Redistribution of the ids, which precedes the stages and does not count as cost."""
 
+FWD_COMPUTE, FWD_COMM = "fwd_compute", "fwd_comm"
+BWD_COMM, BWD_COMPUTE = "bwd_comm", "bwd_compute"
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A part of a training step that is timed from a barrier and predicted by itself.
+STAGE_LABELS = {
+    FWD_COMPUTE: "lookups",
+    FWD_COMM: "exchange",
+    BWD_COMM: "exchange of gradients",
+    BWD_COMPUTE: "update of tables",
+}
+"""Names of the stages in texts and pictures."""
 
-    The stages of a direction run one after the other. Ranks meet in an exchange and compute in
-    every other stage.
+STAGES = tuple(STAGE_LABELS)
+"""The embedding stages of a training step, in the order in which they run.
 
-    Args:
-        direction: one of `DIRECTIONS`.
-        label: name in texts and pictures.
-    """
+Each is timed from a barrier and predicted by itself. The stages of a direction run one after the
+other.
+"""
 
-    direction: str
-    label: str
-    is_exchange: bool = False
+EXCHANGE_STAGES = (FWD_COMM, BWD_COMM)
+"""Stages in which ranks exchange data and wait for each other."""
+
+COMPUTE_STAGES = (FWD_COMPUTE, BWD_COMPUTE)
+"""Stages in which each rank computes by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Time of the embedding stages of one training step on one rank, in ms.
+    """Time of the embedding stages of one training step on one rank, in ms; a field for each."""
 
-    The fields are the table of the stages, in the order in which they run: the groups of stages,
-    their labels, files and pictures follow from it.
-    """
-
-    fwd_compute_ms: Annotated[float, Stage(FORWARD, "lookups")]
-    fwd_comm_ms: Annotated[float, Stage(FORWARD, "exchange", is_exchange=True)]
-    bwd_comm_ms: Annotated[float, Stage(BACKWARD, "exchange of gradients", is_exchange=True)]
-    bwd_compute_ms: Annotated[float, Stage(BACKWARD, "update of tables")]
+    fwd_compute_ms: float
+    fwd_comm_ms: float
+    bwd_comm_ms: float
+    bwd_compute_ms: float
 
     @property
     def total_ms(self) -> float:
@@ -76,26 +78,6 @@ class StageCost:
         """Return the form of `per_rank` in plan.json."""
         return {f"{stage}_ms": self.stage_ms(stage) for stage in STAGES}
 
-
-_TABLE: dict[str, Stage] = {
-    field.removesuffix("_ms"): hint.__metadata__[0]
-    for field, hint in get_type_hints(StageCost, include_extras=True).items()
-}
-
-STAGES = tuple(_TABLE)
-"""The embedding stages of a training step, in the order in which they run."""
-
-FWD_COMPUTE, FWD_COMM = "fwd_compute", "fwd_comm"
-BWD_COMM, BWD_COMPUTE = "bwd_comm", "bwd_compute"
-
-STAGE_LABELS = {name: stage.label for name, stage in _TABLE.items()}
-"""Names of the stages in texts and pictures."""
-
-EXCHANGE_STAGES = tuple(name for name, stage in _TABLE.items() if stage.is_exchange)
-"""Stages in which ranks exchange data and wait for each other."""
-
-COMPUTE_STAGES = tuple(name for name in STAGES if name not in EXCHANGE_STAGES)
-"""Stages in which each rank computes by itself."""
 
 NO_COST = StageCost(**dict.fromkeys((f"{stage}_ms" for stage in STAGES), 0.0))
 """Cost of a rank that has no shards."""
@@ -197,11 +179,12 @@ class PlanCost:
         """Return a row for each rank, with the time of each stage and their total, in ms."""
         import polars  # takes longer to load than most plans to make
 
-        columns: dict[str, Sequence[float]] = {"rank": range(len(self.per_rank))}
-        for stage in STAGES:
-            columns[f"{stage}_ms"] = [rank.stage_ms(stage) for rank in self.per_rank]
-        columns["total_ms"] = [rank.total_ms for rank in self.per_rank]
-        return polars.DataFrame(columns)
+        return polars.DataFrame(
+            [
+                {"rank": rank, **cost.to_json(), "total_ms": cost.total_ms}
+                for rank, cost in enumerate(self.per_rank)
+            ]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of `predicted` in plan.json."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, form_of, make_plain
-from dlrm_sharded.files.versions import readable_versions
 from dlrm_sharded.plans.precision import TABLE_BYTES
 
 COLUMN_MULTIPLE = 4
@@ -21,12 +18,7 @@ MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_FEATURES = 2**40, 2**14, 1e9, 10_
 
 MAX_SHARD_COLUMNS = {"cpu": MAX_COLUMNS, "cuda": 2**11}
 """Largest width of a shard by compute device: FBGEMM's kernels check `max_D <= 2048` at the first
-lookup (`max_embedding_dim` of its code generator). `max_shard_columns` knows older ones."""
-
-OLD_MAX_SHARD_COLUMNS = 2**10
-OLD_FBGEMM = (1, 7)
-"""CUDA builds of FBGEMM before this version look up wider shards wrongly: of batches with at most 8
-ids a sample, they leave out the vectors of up to half of the samples (its pull request 5569)."""
+lookup (`max_embedding_dim` of its code generator)."""
 
 LAYOUTS = frozenset({"columns", "rows", "host_rows", "replicas"})
 """Ways in which a table can lie if it is not whole: in column shards, in row blocks on all ranks or
@@ -39,22 +31,6 @@ HISTOGRAM_SLACK = 0.01
 """Difference from 1 that the sum of a histogram may have, as its shares are rounded."""
 
 
-def max_shard_columns(device: str) -> int:
-    """Return the largest width of a shard that lookups support on a compute device.
-
-    On GPUs it depends on the FBGEMM that is installed for them, if there is one.
-    """
-    most = MAX_SHARD_COLUMNS[device]
-    return OLD_MAX_SHARD_COLUMNS if device == "cuda" and _is_fbgemm_old() else most
-
-
-@functools.cache
-def _is_fbgemm_old() -> bool:
-    version = readable_versions(["fbgemm-gpu"]).get("fbgemm-gpu", "")
-    number = re.match(r"(\d+)\.(\d+)", version)  # that of an environment for CPUs is 0+cpu
-    return number is not None and tuple(map(int, number.groups())) < OLD_FBGEMM
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """`num_embeddings` x `embedding_dim` weights, in which a sample looks up `pooling_factor` ids.
@@ -64,8 +40,7 @@ class Table:
         reuse_histogram: fraction of a batch's unique ids in each of the 17 reuse bins
             (`NUM_REUSE_BINS`), as NeuroShard (arXiv:2305.01868) describes access skew;
             None if it was not measured.
-        precision: of the weights in the model, one of `precision.TABLE_BYTES`; sharders keep it,
-            unless they are asked for another one, and the shards of a plan say it.
+        precision: of the weights, one of `precision.TABLE_BYTES`, which sharders keep.
         num_features: features that look up the table; each has a pooled vector of its own.
         pooled: whether the vectors of a sample's ids are pooled, into one for each feature; those
             of a sequence (TorchRec's `EmbeddingCollection`) are not.
@@ -88,9 +63,6 @@ class Table:
 
     def __post_init__(self) -> None:
         make_plain(self)
-        # A yaml gives lists, which no other table equals that was read from a task.json.
-        if isinstance(self.reuse_histogram, list):
-            object.__setattr__(self, "reuse_histogram", tuple(self.reuse_histogram))
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a table is named {self.name!r}; give every table a unique name")
         if not self.name.isprintable() or not self.name.strip(". "):

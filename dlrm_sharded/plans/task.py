@@ -8,21 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import read_json_object
-from dlrm_sharded.files.json_forms import Number, make_plain, read_form
+from dlrm_sharded.files.json_forms import Number, form_of, make_plain, read_form
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, STATE_BYTES, memory_of, why_not_fused
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table, max_shard_columns
+from dlrm_sharded.plans.tables import MAX_COLUMNS, MAX_SHARD_COLUMNS, Table
 from dlrm_sharded.plans.task_keys import (
     BANDWIDTHS,
+    MAX_BANDWIDTH,
     MAX_BATCH_SIZE,
     MAX_BYTES,
     MAX_RANKS,
+    MIN_BANDWIDTH,
     OPTIMIZER_KEYS,
-    check_bandwidth,
-    check_memory_by_rank,
-    check_optimizer_bytes,
     without_cache_keys,
 )
 
@@ -52,6 +51,8 @@ class Topology:
         optimizer_bytes_by_table: optimizer state of a table in bytes per weight and per row of a
             shard, by its name, if tables have optimizers of their own. Other tables count what
             `bytes_per_element` and `optimizer_bytes_per_row` say.
+        max_shard_columns: largest width of a shard that the ranks' lookups support; that of
+            `MAX_SHARD_COLUMNS` if it is 0, as old versions of FBGEMM support less.
     """
 
     world_size: int
@@ -64,24 +65,37 @@ class Topology:
     inter_host_bytes_per_s: Number | None = None
     memory_bytes_by_rank: tuple[int, ...] | None = None
     optimizer_bytes_by_table: dict[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+    max_shard_columns: int = 0
 
     def __post_init__(self) -> None:
         make_plain(self)
         check_count("topology.world_size", self.world_size, least=1, most=MAX_RANKS)
         check_count("topology.memory_bytes", self.memory_bytes, least=1, most=MAX_BYTES)
-        check_memory_by_rank(self.memory_bytes_by_rank, self.world_size)
+        if (by_rank := self.memory_bytes_by_rank) is not None and len(by_rank) != self.world_size:
+            raise ConfigError(
+                f"topology.memory_bytes_by_rank has {len(by_rank):,} figures, must have one for "
+                f"each of the {self.world_size:,} ranks of topology.world_size"
+            )
+        for rank, memory_bytes in enumerate(by_rank or ()):
+            key = f"topology.memory_bytes_by_rank[{rank}]"
+            check_count(key, memory_bytes, least=1, most=MAX_BYTES)
         check_count("topology.bytes_per_element", self.bytes_per_element, least=1, most=64)
-        check_count(
-            "topology.optimizer_bytes_per_row", self.optimizer_bytes_per_row, least=0, most=2**20
-        )
-        check_optimizer_bytes(self.optimizer_bytes_by_table)
+        states = {"optimizer_bytes_per_row": self.optimizer_bytes_per_row}
+        for table, state in self.optimizer_bytes_by_table.items():
+            states[f"optimizer_bytes_by_table[{table!r}][0]"] = state[0]
+            states[f"optimizer_bytes_by_table[{table!r}][1]"] = state[1]
+        for key, num_bytes in states.items():
+            check_count(f"topology.{key}", num_bytes, least=0, most=2**20)
         for key in BANDWIDTHS:
             if (value := getattr(self, key)) is not None:
-                check_bandwidth(key, value)
+                check_number(f"topology.{key}", value, least=MIN_BANDWIDTH, most=MAX_BANDWIDTH)
         if self.compute_device not in list(MAX_SHARD_COLUMNS):  # it may not be hashable
             raise ConfigError(
                 f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
             )
+        check_count("topology.max_shard_columns", self.max_shard_columns, least=0, most=MAX_COLUMNS)
+        if self.max_shard_columns == 0:
+            object.__setattr__(self, "max_shard_columns", MAX_SHARD_COLUMNS[self.compute_device])
         if self.local_world_size is None:
             return
         check_count("topology.local_world_size", self.local_world_size, least=1)
@@ -104,11 +118,6 @@ class Topology:
         """
         sizes = dict.fromkeys((self.world_size, self.ranks_per_host))
         return tuple(size for size in sizes if size > 1)
-
-    @property
-    def max_shard_columns(self) -> int:
-        """Largest width of a shard that the ranks' lookups support."""
-        return max_shard_columns(self.compute_device)
 
     @property
     def rank_memory_bytes(self) -> tuple[int, ...]:
@@ -154,21 +163,13 @@ class Topology:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of the topology in task.json."""
-        fields: dict[str, Any] = {
-            "world_size": self.world_size,
-            "memory_bytes": self.memory_bytes,
-            "local_world_size": self.ranks_per_host,
-            "bytes_per_element": self.bytes_per_element,
-            "optimizer_bytes_per_row": self.optimizer_bytes_per_row,
-            "compute_device": self.compute_device,
-        }
-        if self.memory_bytes_by_rank is not None:
-            fields["memory_bytes_by_rank"] = list(self.memory_bytes_by_rank)
-        for key in BANDWIDTHS:
-            if getattr(self, key) is not None:
-                fields[key] = getattr(self, key)
-        if by_table := self.optimizer_bytes_by_table:
-            fields["optimizer_bytes_by_table"] = {name: [*by_table[name]] for name in by_table}
+        always = ("bytes_per_element", "optimizer_bytes_per_row", "compute_device")
+        fields = form_of(self) | {key: getattr(self, key) for key in always}
+        fields["local_world_size"] = self.ranks_per_host
+        if not self.optimizer_bytes_by_table:
+            del fields["optimizer_bytes_by_table"]
+        if self.max_shard_columns == MAX_SHARD_COLUMNS[self.compute_device]:
+            del fields["max_shard_columns"]
         return fields
 
 

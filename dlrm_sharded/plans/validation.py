@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.plans.layouts import is_replicated, layout_of, sequence_title
+from dlrm_sharded.plans.layouts import is_replicated, is_row_wise, layout_of, sequence_title
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.plans.table_optimizers import why_not_replicated
@@ -51,8 +50,8 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         for shard in shards:
             _check_rectangle(shard, table, topology)
         _check_precision(shards, table)
-        if not is_replicated(shards):
-            _check_tiling(shards, table)
+        if not is_replicated(shards) and not is_row_wise(shards, table):
+            _check_columns(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
         if is_replicated(shards) and not task.can_replicate:
             assert task.known_optimizer is not None
@@ -123,18 +122,19 @@ def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
             f"{topology.world_size}; add ranks, reduce its embedding_dim, or use "
             "sharder=search or torchrec, which put several shards of a table on a rank"
         )
-    return (
-        f"table {widest.name!r} has {widest.embedding_dim:,} columns, and FBGEMM looks up shards "
-        f"of {topology.max_shard_columns:,} columns or fewer on {topology.compute_device}: {advice}"
-    )
+    return f"{_too_wide(f'table {widest.name!r}', widest.embedding_dim, topology)}: {advice}"
 
 
 def why_sequence_too_wide(table: Table, topology: Topology) -> str:
     """Return why no plan has a sequence table of more columns than lookups support."""
+    text = _too_wide(sequence_title(table), table.embedding_dim, topology)
+    return f"{text}, and no plan splits it; reduce its embedding_dim"
+
+
+def _too_wide(title: str, num_cols: int, topology: Topology) -> str:
     return (
-        f"{sequence_title(table)} of {table.embedding_dim:,} columns, which no plan splits, and "
-        f"FBGEMM looks up {topology.max_shard_columns:,} columns or fewer on "
-        f"{topology.compute_device}; reduce its embedding_dim"
+        f"{title} has {num_cols:,} columns, and FBGEMM looks up shards of "
+        f"{topology.max_shard_columns:,} columns or fewer on {topology.compute_device}"
     )
 
 
@@ -154,11 +154,8 @@ def _check_rectangle(shard: Shard, table: Table, topology: Topology) -> None:
     if shard.num_cols > topology.max_shard_columns:
         if not table.pooled:
             raise InvalidPlanError(why_sequence_too_wide(table, topology))
-        raise InvalidPlanError(
-            f"{shard}: the shard has {shard.num_cols:,} columns, and FBGEMM looks up shards of "
-            f"{topology.max_shard_columns:,} columns or fewer on {topology.compute_device}; split "
-            f"the table's columns, or {SPLITTING_ADVICE}"
-        )
+        text = _too_wide(f"shard {shard}", shard.num_cols, topology)
+        raise InvalidPlanError(f"{text}; split the table's columns, or {SPLITTING_ADVICE}")
 
 
 def _check_precision(shards: Sequence[Shard], table: Table) -> None:
@@ -175,31 +172,21 @@ def _check_precision(shards: Sequence[Shard], table: Table) -> None:
         )
 
 
-def _check_tiling(shards: Sequence[Shard], table: Table) -> None:
-    """Check that shards neither overlap nor leave a gap."""
-    # In each band between neighboring row boundaries, every shard must start where one ends.
-    bounds = sorted({0, table.num_embeddings} | {row for s in shards for row in s.rows})
-    for start, stop in itertools.pairwise(bounds):
-        edge = 0
-        band = [s for s in shards if s.rows[0] <= start and s.rows[1] >= stop]
-        for shard in sorted(band, key=lambda s: s.cols):
-            if shard.cols[0] < edge:
-                raise InvalidPlanError(
-                    f"table {table.name!r}: rows [{start}, {stop}), "
-                    f"cols [{shard.cols[0]}, {min(edge, shard.cols[1])}) are in two shards; "
-                    "shards must not overlap"
-                )
-            if shard.cols[0] > edge:
-                break
-            edge = shard.cols[1]
-        else:
-            if edge == table.embedding_dim:
-                continue
-        gap_end = min((s.cols[0] for s in band if s.cols[0] > edge), default=table.embedding_dim)
-        raise InvalidPlanError(
-            f"table {table.name!r}: rows [{start}, {stop}), cols [{edge}, {gap_end}) "
-            "are in no shard; shards must cover the whole table"
-        )
+def _check_columns(shards: Sequence[Shard], table: Table) -> None:
+    """Check that shards with all rows neither overlap nor leave a gap.
+
+    Args:
+        shards: ordered by their first column.
+    """
+    edge = 0
+    for start, stop in (*(shard.cols for shard in shards), (table.embedding_dim,) * 2):
+        if start != edge:
+            first, last = sorted((start, edge))
+            what = "in no shard; shards must cover the whole table"
+            if start < edge:
+                last, what = min(edge, stop), "in two shards; shards must not overlap"
+            raise InvalidPlanError(f"table {table.name!r}: cols [{first}, {last}) are {what}")
+        edge = stop
 
 
 def _check_memory(plan: ShardingPlan, task: ShardingTask) -> None:

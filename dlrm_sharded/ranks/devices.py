@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.versions import readable_versions
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, driver_version, visible_gpus
 from dlrm_sharded.ranks.version_sets import install_command
+
+OLD_FBGEMM, OLD_MAX_SHARD_COLUMNS = (1, 7), 2**10
+"""Version before which lookups on GPUs support fewer columns, and how many."""
 
 MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Oldest driver for each major version of CUDA, as CUDA's release notes list them."""
@@ -34,6 +40,19 @@ def device_type() -> str:
     if num_gpus == 0 and demanded != "cuda":
         return "cpu"
     raise ConfigError(f"{_obstacle(num_gpus)}, or set {DEVICE_VARIABLE}=cpu to compute on the CPU")
+
+
+def max_shard_columns(device: str) -> int:
+    """Return the largest width of a shard that the installed lookups support on a device.
+
+    CUDA builds of FBGEMM before 1.7 look up shards of more than 1,024 columns wrongly: of batches
+    with at most 8 ids a sample, they leave out the vectors of up to half of the samples (its pull
+    request 5569).
+    """
+    version = readable_versions(["fbgemm-gpu"]).get("fbgemm-gpu", "")
+    number = re.match(r"(\d+)\.(\d+)", version)  # that of an environment for CPUs is 0+cpu
+    is_old = number is not None and tuple(map(int, number.groups())) < OLD_FBGEMM
+    return OLD_MAX_SHARD_COLUMNS if device == "cuda" and is_old else MAX_SHARD_COLUMNS[device]
 
 
 def allow_tf32(allowed: bool) -> None:

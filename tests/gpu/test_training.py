@@ -17,8 +17,9 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, max_shard_columns
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 from dlrm_sharded.plans.task import GIB, read_task
+from dlrm_sharded.ranks.devices import max_shard_columns
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.distributed.small_model import (

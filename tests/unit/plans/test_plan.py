@@ -90,7 +90,7 @@ INVALID = {
         r"cols \[4, 8\) are in no shard",
     ),
     "end_gap": (plan(shard(0, cols=(0, 4))), r"cols \[4, 16\) are in no shard"),
-    "row_gap": (plan(shard(0, rows=(0, 50))), r"rows \[50, 100\), cols \[0, 16\) are in no"),
+    "row_gap": (plan(shard(0, rows=(0, 50))), r"split by rows as rank 0: \[0, 50\); TorchRec"),
     "uneven_rows": (
         plan(shard(0, rows=(0, 60)), shard(1, rows=(60, 100))),
         "even blocks of 50 rows over all 2 ranks",

@@ -53,9 +53,10 @@ def test_an_expected_excess_is_a_part_of_the_cost_and_not_of_the_gap() -> None:
     assert PlanCost.from_json(before) == COST
 
 
-def test_plan_json(tmp_path: Path) -> None:
+def test_plan_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     report = PlanReport("dim", solve_s=0.1, cost=COST, lower_bound_ms=8.0)
     write_json(tmp_path / "plan.json", plan_json(PLAN, report))
+    assert (read_plan(tmp_path / "plan.json"), caplog.messages) == (PLAN, [])
     fields = json.loads((tmp_path / "plan.json").read_text())
     predicted = fields.pop("predicted")
     assert (predicted["max_ms"], predicted["critical_path_ms"]) == (10.0, 13.0)

@@ -79,7 +79,7 @@ def test_a_plan_file_with_a_sequence_in_columns_is_refused_in_one_line(tmp_path:
 def test_sequences_wider_than_a_lookup_are_refused() -> None:
     wide = dataclasses.replace(TABLES[0], embedding_dim=4096)
     task = ShardingTask((wide,), Topology(1, 10**6), 64)
-    with pytest.raises(InvalidPlanError, match=r"'t0' .* of 4,096 columns, which no plan splits"):
+    with pytest.raises(InvalidPlanError, match=r"'t0' .* has 4,096 columns, .* no plan splits"):
         validate(ShardingPlan(1, (Shard.whole(wide, 0),)), task)
 
 

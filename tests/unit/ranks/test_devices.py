@@ -13,7 +13,8 @@ from dlrm_sharded.commands import check_install
 from dlrm_sharded.commands.calibrate import CPU_RANKS, default_num_ranks
 from dlrm_sharded.commands.check_install import installation
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.ranks import gpus
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
+from dlrm_sharded.ranks import devices, gpus
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.distributed import rank_from_environment
 from tests.nvidia import install_nvidia_smi
@@ -149,3 +150,16 @@ def test_installation_on_a_cpu(machine):
     assert line.startswith("computes on the CPU (")
     for package in ("torch", "torchrec", "fbgemm-gpu-cpu"):
         assert f"{package} " in line
+
+
+@pytest.mark.parametrize(
+    ("fbgemm", "columns"),
+    [("1.6.0+cu130", 1024), ("1.7.0", 2048), ("2.0", 2048), ("0+cpu", 2048)],
+)
+def test_an_old_fbgemm_looks_up_fewer_columns(
+    monkeypatch: pytest.MonkeyPatch, fbgemm: str, columns: int
+) -> None:
+    """Wrong vectors are worse than an error, so its kernels get no shard as wide as they take."""
+    monkeypatch.setattr(devices, "readable_versions", lambda _: {"fbgemm-gpu": fbgemm})
+    assert devices.max_shard_columns("cuda") == columns
+    assert devices.max_shard_columns("cpu") == MAX_SHARD_COLUMNS["cpu"]
