@@ -80,7 +80,7 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
 
 def _check_without_replicas(sharder: Sharder, task: ShardingTask) -> None:
     """Assert that a sharder makes no replicas under Adam, which trains none."""
-    on_gpus = dataclasses.replace(task.topology, compute_device="cuda", max_shard_columns=0)
+    on_gpus = dataclasses.replace(task.topology, compute_device="cuda")
     under_adam = with_optimizer(dataclasses.replace(task, topology=on_gpus), "adam")
     plan = _outcome(sharder, without_memory_limit(under_adam))
     assert isinstance(plan, str) or not plan.replicated_tables, (

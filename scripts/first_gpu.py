@@ -57,9 +57,9 @@ from dlrm_sharded.model.torchrec_adapter import bag_configs, parameter_sharding,
 from dlrm_sharded.plans.layouts import ColumnShards
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.ranks.devices import max_shard_columns
+from dlrm_sharded.ranks.devices import column_limit
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.ranks.gpus import nvidia_smi
 from dlrm_sharded.ranks.process import die_with_parent
@@ -210,7 +210,8 @@ def kernel_errors(part: Part, optimizer: str, widths: Sequence[int]) -> dict[str
     An error is relative to the largest number of the definition, or to the largest change.
     """
     num_rows, batch_size = (300, 32) if part.small else (10_000, 1024)
-    allowed = [width for width in widths if width <= max_shard_columns(part.device.type)]
+    most = column_limit(part.device.type) or MAX_SHARD_COLUMNS[part.device.type]
+    allowed = [width for width in widths if width <= most]
     tables = [Table(f"d{width}", num_rows, width, 5.5) for width in allowed]
     module = one_rank_module(tables, optimizer, part.device)
     weights = {

@@ -21,7 +21,6 @@ from dlrm_sharded.commands.yamls import option_node, options_of
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.files.provenance import fbgemm_version, versions
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
@@ -218,16 +217,14 @@ def context_here(topology: Topology, optimizer: str | None) -> RunContext:
         )
     import torch
 
-    from dlrm_sharded.hardware.detect import local_hardware
+    from dlrm_sharded.hardware.detect import local_context
 
     stated = os.environ.get("OMP_NUM_THREADS")
     threads = (
         threads_of_a_rank(topology.ranks_per_host) if stated is None else int(stated.split(",")[0])
     )
     torch.set_num_threads(threads)
-    hardware = local_hardware(torch.device(device))
-    fbgemm = fbgemm_version(versions())
-    return RunContext(device, hardware, optimizer, topology.ranks_per_host, fbgemm, CALIBRATED)
+    return local_context(torch.device(device), optimizer, topology.ranks_per_host)
 
 
 def run_with_sharder_list(hydra_main: Callable[[], object]) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.ranks.devices import column_limit
 from dlrm_sharded.ranks.distributed import Rank, device_of, rank_from_environment, ranks_per_host
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,12 @@ def check_topology(topology: Topology, rank: Rank, *, group: dist.ProcessGroup |
     """Raise ConfigError if a topology has other ranks, hosts or devices than those of a group."""
     num_ranks = dist.get_world_size(group)
     num_hosts = num_ranks // ranks_per_host(rank, num_ranks)
+    columns = topology.max_shard_columns
     found = {
         "ranks": (topology.world_size, num_ranks),
         "hosts": (topology.world_size // topology.ranks_per_host, num_hosts),
         "device": (topology.compute_device, rank.device.type),
+        "columns of a shard": (columns, column_limit(topology.compute_device) or columns),
     }
     differ = [f"{key} {one}, not {other}" for key, (one, other) in found.items() if one != other]
     if differ:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 from dlrm_sharded.calibration.hardware_costs import AUTO, hardware_cost_model
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.hardware.detect import context_of_job, local_hardware
+from dlrm_sharded.hardware.detect import local_context
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import rank_from_environment
 
@@ -37,5 +36,4 @@ def context_of_topology(topology: Topology, optimizer: str | None) -> RunContext
         return RunContext(
             topology.compute_device, None, optimizer, topology.ranks_per_host, calibrated=CALIBRATED
         )
-    found = context_of_job(rank, optimizer, hardware=local_hardware(rank.device))
-    return dataclasses.replace(found, ranks_per_host=topology.ranks_per_host)
+    return local_context(rank.device, optimizer, topology.ranks_per_host)

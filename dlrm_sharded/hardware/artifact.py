@@ -12,12 +12,11 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,6 @@ from safetensors.numpy import save
 
 from dlrm_sharded.files.errors import DataError, check_path
 from dlrm_sharded.files.json_files import open_regular, replace_file
-from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.compare import EXCHANGE, Match, compare
 from dlrm_sharded.hardware.context import RunContext
@@ -42,28 +40,12 @@ HEADER = "dlrm_sharded"
 """Key of the file's header whose value is a JSON object that describes the arrays."""
 
 ARTIFACT_SUFFIX = ".safetensors"
-UNNAMED = "the hardware is not named; hardware=here is this machine"
-"""Says why prices for unknown ranks are a prior."""
-
-MAX_NUMBER = 1e15
-"""Limit of the arrays' values, far above any weight or scale."""
-
 SHIPPED = Path(__file__).resolve().parents[1] / "artifacts"
 CALIBRATED = Path("calibration")
 
 Arrays = dict[str, NDArray[Any]]
 Features = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 """Names of the arrays' axes, or a function of the artefact's device that returns them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Every header says this of where the artefact was made."""
-
-    hardware: str
-    device: Literal["cpu", "cuda"]
-    cores: int
-    optimizer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +76,11 @@ def artifact_name(kind: str, hardware: str) -> str:
 
 def name_in_folder(folder: Path, kind: Kind, hardware: Hardware) -> str:
     """Return a name for an artefact whose file replaces none of other hardware with its name."""
-    name = artifact_name(kind.name, hardware.name)
-    meta = _sound_header(folder / f"{name}{ARTIFACT_SUFFIX}", kind)
-    ours, theirs = hardware.fingerprint, None if meta is None else Hardware.from_meta(meta)
-    if ours is None or theirs is None or theirs.fingerprint in (None, ours):
-        return name
-    return f"{name}-{ours.id}"
+    name, ours = artifact_name(kind.name, hardware.name), hardware.fingerprint
+    theirs = None
+    with contextlib.suppress(DataError):
+        theirs = Hardware.from_meta(_read(folder / f"{name}{ARTIFACT_SUFFIX}", kind)[1]).fingerprint
+    return name if ours is None or theirs in (None, ours) else f"{name}-{ours.id}"
 
 
 def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, Any]) -> Path:
@@ -124,7 +105,6 @@ def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
     """
     try:
         arrays, meta = _read(path, kind)
-        _check(path, arrays, meta, kind)
         expected = features(meta["device"]) if callable(features) else features
         if meta.get("features") != json.loads(json.dumps(expected)):
             raise DataError(f"{path} was fitted to other features than this version computes")
@@ -159,8 +139,7 @@ def find_artifact(
     That is one of the same hardware, else one with the same fingerprint, else the one of the same
     type of device whose probe is the closest, else any. Among those of the same hardware, one comes
     first whose ranks exchanged as those of the run do. Older files, which have no probe, come
-    last; among them, those with the name of the hardware come first. A damaged file is ordered by
-    its name, so that a run that needs it reports the damage.
+    last; among them, those with the name of the hardware come first.
 
     Args:
         hardware: what the ranks compute on; None for any of the device type.
@@ -168,50 +147,58 @@ def find_artifact(
         calibrated: see `RunContext`.
 
     Raises:
-        DataError: there is no artefact of this kind.
+        DataError: there is no artefact of this kind, or one that is damaged.
     """
-    candidates: list[tuple[tuple[float, ...], Path]] = []
-    damaged: list[Path] = []
-    for path, meta, made_on in _files(kind, calibrated):
-        if meta is not None:
-            fitness = _fitness(meta, hardware, device)
-        else:
-            damaged.append(path)
-            named = hardware is not None and path.stem == artifact_name(kind.name, hardware.name)
-            fitness = (named, named, made_on == device, False, -math.inf, named)
-        candidates.append((fitness, path))
-    if not candidates:
+    metas = dict(_metas(kind, calibrated))
+    if not metas:
         raise DataError(
             f"there is no {kind.noun} of the kind {kind.name!r}, "
             f"{f'in {calibrated}/ or ' if calibrated else ''}in the package; make one with "
             f"{kind.made_with}"
         )
-    chosen = max(candidates, key=lambda entry: entry[0])[1]
-    for path in damaged:
-        if path != chosen:
-            log.warning("%s is damaged and passed over; %s is used", path, chosen)
-    return chosen
+
+    def fitness(path: Path) -> tuple[float, ...]:
+        theirs = Hardware.from_meta(metas[path])
+        match = compare(hardware, theirs)
+        return (
+            match.is_same,
+            match.has_same_fingerprint,
+            metas[path]["device"] == device,
+            match.has_same_fingerprint and EXCHANGE in match.speeds,
+            -match.distance,
+            hardware is not None and hardware.name == theirs.name,
+        )
+
+    return max(metas, key=fitness)
 
 
-def _fitness(meta: Mapping[str, Any], hardware: Hardware | None, device: str) -> tuple[float, ...]:
-    """Return how well an artefact fits the hardware; the one with the largest value is used."""
-    theirs = Hardware.from_meta(meta)
-    match = match_of(hardware, theirs)
-    return (
-        match.is_same,
-        match.has_same_fingerprint,
-        meta["device"] == device,
-        match.has_same_fingerprint and EXCHANGE in match.speeds,
-        -match.distance,
-        hardware is not None and hardware.name == theirs.name,
-    )
+def has_artifact(kind: Kind, device: str, calibrated: Path | None) -> bool:
+    """Return whether there is an artefact of a type of device.
+
+    Args:
+        device: "cpu" or "cuda".
+        calibrated: see `RunContext`.
+
+    Raises:
+        DataError: one is damaged.
+    """
+    return any(meta["device"] == device for _, meta in _metas(kind, calibrated))
 
 
-def match_of(ours: Hardware | None, theirs: Hardware) -> Match:
-    """Compare the hardware of an artefact with that of a run, if it is known."""
-    if ours is None:
-        return Match(False, (UNNAMED,))
-    return compare(ours, theirs)
+def _metas(kind: Kind, calibrated: Path | None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the files of a kind with their descriptions, those that were made here first.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    names = [kind.name, *(old for old, now in RENAMED_KINDS.items() if now == kind.name)]
+    for folder in [calibrated, SHIPPED] if calibrated else [SHIPPED]:
+        for path in sorted(p for name in names for p in folder.glob(f"{name}-*{ARTIFACT_SUFFIX}")):
+            try:
+                yield path, _read(path, kind)[1]
+            except DataError as error:
+                advice = f"remove the file, or make the {kind.noun} with {kind.made_with}"
+                raise DataError(f"{error}; {advice}") from error
 
 
 def load_artifact(
@@ -238,7 +225,7 @@ def load_artifact(
     else:
         path = find_artifact(kind, context.hardware, context.device, context.calibrated)
     read = read_artifact(path, kind=kind, features=features)
-    match = match_of(context.hardware, read.hardware)
+    match = compare(context.hardware, read.hardware)
     loaded = dataclasses.replace(read, match=match)
     name = path.name if path.parent == SHIPPED else path
     level = logging.INFO if warns else logging.DEBUG
@@ -272,36 +259,18 @@ def caveats_of(loaded: Artifact, kind: Kind, context: RunContext) -> Iterator[st
 
 
 def _read(path: Path, kind: Kind) -> tuple[Arrays, dict[str, Any]]:
-    """Return the arrays of a file, and their description.
+    """Return the arrays of a file, and their description without the checksum.
 
     Raises:
-        DataError: the file is missing or damaged.
+        DataError: the file is missing, damaged, or not of the kind.
     """
     try:
-        open_regular(path).close()  # safetensors would wait at a pipe
-        with safe_open(path, framework="numpy") as file:
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            return arrays, _header(file)
-    except FileNotFoundError as error:
-        raise DataError(f"cannot read the {kind.noun} {path}: No such file or directory") from error
+        arrays, meta = _contents(path)
     except OSError as error:
         raise DataError(f"cannot read the {kind.noun} {path}: {error.strerror or error}") from error
     except (SafetensorError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is damaged, or no safetensors file ({reason})") from error
-
-
-def _header(file: Any) -> dict[str, Any]:
-    """Return the description in a file's header; an empty one if it is not an artefact's."""
-    try:
-        meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return meta if isinstance(meta, dict) else {}
-
-
-def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None:
-    """Remove the checksum from the description; raise DataError unless the content is sound."""
     kind_name = RENAMED_KINDS.get(str(meta.get("kind")), meta.get("kind"))
     if (meta.get("format"), kind_name) != (ARTIFACT_FORMAT, kind.name):
         raise DataError(
@@ -312,59 +281,23 @@ def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None
         raise DataError(f"{path} was changed since it was written")
     if missing := [key for key in kind.required if key not in meta]:
         raise DataError(f"{path} lacks the fields {', '.join(missing)}")
-    read_form(meta, _Origin, name=f"{path} is damaged", may_have_others=True)
-    Hardware.from_meta(meta, name=f"{path} is damaged")
-    for key, array in arrays.items():
-        if array.dtype.kind not in "fiu" or not (np.abs(array) <= MAX_NUMBER).all():
-            raise DataError(
-                f"{path} is damaged: the array {key!r} has values that are no "
-                f"numbers, or larger than {MAX_NUMBER:g}"
-            )
+    return arrays, meta
+
+
+def _contents(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """Return the arrays of a file and the description in its header, which may be empty."""
+    open_regular(path).close()  # safetensors would wait at a pipe
+    with safe_open(path, framework="numpy") as file:
+        meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+        return {key: file.get_tensor(key) for key in file.keys()}, dict(meta)  # noqa: SIM118
 
 
 def artifact_kind(path: Path) -> str | None:
     """Return the name of the kind that an artefact's header states; None if it cannot be read."""
     try:
-        open_regular(path).close()  # safetensors would wait at a pipe
-        with safe_open(path, framework="numpy") as file:
-            return str(_header(file).get("kind"))
-    except (OSError, SafetensorError):
+        return str(_contents(path)[1].get("kind"))
+    except (OSError, SafetensorError, TypeError, ValueError):
         return None
-
-
-def _sound_header(path: Path, kind: Kind) -> dict[str, Any] | None:
-    """Return the description of a file; None if it is damaged or not an artefact of the kind."""
-    try:
-        arrays, meta = _read(path, kind)
-        _check(path, arrays, meta, kind)
-    except DataError:
-        return None
-    return meta
-
-
-def has_artifact(kind: Kind, device: str, calibrated: Path | None) -> bool:
-    """Return whether there is an artefact of a type of device; damaged files count by their names.
-
-    Args:
-        device: "cpu" or "cuda".
-        calibrated: see `RunContext`.
-    """
-    return any(device == made_on for _, _, made_on in _files(kind, calibrated))
-
-
-def _files(
-    kind: Kind, calibrated: Path | None
-) -> Iterator[tuple[Path, dict[str, Any] | None, str]]:
-    """Yield the files of a kind, with their descriptions and types of device.
-
-    A damaged file has no description, and the type of device that its name says.
-    """
-    for folder in [calibrated, SHIPPED] if calibrated else [SHIPPED]:
-        names = [kind.name, *(old for old, now in RENAMED_KINDS.items() if now == kind.name)]
-        for path in sorted(p for name in names for p in folder.glob(f"{name}-*{ARTIFACT_SUFFIX}")):
-            meta = _sound_header(path, kind)
-            on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
-            yield path, meta, meta["device"] if meta else "cpu" if on_cpu else "cuda"
 
 
 def checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:

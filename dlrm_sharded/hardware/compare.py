@@ -6,17 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dlrm_sharded.hardware.fingerprint import Fingerprint
+from dlrm_sharded.hardware.fingerprint import NAMES, Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.hardware.probe import Probe
-
-FIGURES = {
-    "copy_gb_per_s": "memory bandwidth",
-    "gather_gb_per_s": "random gather",
-    "cached_gather_gb_per_s": "gather in cache",
-    "gemm_gflops": "matrix product",
-}
-"""Figures of the probe of a device, and what messages call them."""
+from dlrm_sharded.hardware.probe import FIGURES, Probe
 
 EXCHANGE = "all-to-all bandwidth"
 LATENCY = "all-to-all latency"
@@ -35,30 +27,10 @@ EXCHANGE_BOUNDS = {EXCHANGE: 1.9, LATENCY: 2.5}
 Ten exchanges of 4 ranks there, beside a load of 5 to 6, differed by 1.7 and 2.3 at most.
 """
 
+UNNAMED = "the hardware is not named; hardware=here is this machine"
+"""Says why costs for unknown ranks are a prior."""
+
 GATHERS = ("gather_gb_per_s", "cached_gather_gb_per_s")
-
-AVX512 = "avx512f"
-"""The first of the AVX-512 sets, without which there is none of the others."""
-
-NAMES = {
-    "architecture": "architecture",
-    "vendor": "vendor of the CPU",
-    "family": "family of the CPU",
-    "model": "model of the CPU",
-    "torch_capability": "instruction set that torch uses",
-    "l1_kib": "KiB of first-level cache",
-    "l2_kib": "KiB of second-level cache",
-    "l3_kib": "KiB of third-level cache",
-    "cores": "cores",
-    "threads": "threads of a rank",
-    "name": "GPU",
-    "capability": "compute capability",
-    "memory_gib": "GiB of memory",
-    "memory_gb_per_s": "GB/s of memory bandwidth",
-    "nvlinks": "NVLinks",
-    "pcie": "PCIe",
-}
-"""Names in messages for the fields of a fingerprint that they show on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +70,14 @@ class Match:
         return 1 / self.speeds.get(EXCHANGE, self.speeds.get(FIGURES["copy_gb_per_s"], 1.0))
 
 
-def compare(ours: Hardware, theirs: Hardware) -> Match:
-    """Compare the hardware of a run with that of an artefact.
+def compare(ours: Hardware | None, theirs: Hardware) -> Match:
+    """Compare the hardware of a run, if it is known, with that of an artefact.
 
     What one side does not know does not count. A side without a fingerprint or without a probe is
     never the same.
     """
+    if ours is None:
+        return Match(False, (UNNAMED,))
     if ours.fingerprint is None or theirs.fingerprint is None:
         side = "here" if ours.fingerprint is None else "there"
         others = [f"{ours.name} here, {theirs.name} there"] if ours.name != theirs.name else []
@@ -113,17 +87,18 @@ def compare(ours: Hardware, theirs: Hardware) -> Match:
     differing = tuple(_differences(ours.fingerprint, theirs.fingerprint))
     if ours.probe is None or theirs.probe is None:
         side = "here" if ours.probe is None else "there"
-        return Match(False, (*differing, f"the speed {side} was not probed"), not differing)
+        reasons = *differing, f"the speed {side} was not probed"
+        return Match(False, reasons, has_same_fingerprint=not differing)
     speeds = _speeds(ours.probe, theirs.probe)
     slower_or_faster = tuple(
-        f"{name} {speed:.2g} of there"
+        f"{name}: {speed:.2g} x the speed of the artefact's machine"
         for name, speed in speeds.items()
         if max(speed, 1 / speed) > EXCHANGE_BOUNDS.get(name, BOUND)
     )
     if slower_or_faster and ours.probe.load > ours.fingerprint.cpu.cores:
-        slower_or_faster += (f"the probe here ran beside a load of {ours.probe.load:.2g}",)
+        slower_or_faster += (f"the probe here ran under a load of {ours.probe.load:.2g}",)
     reasons = differing + slower_or_faster
-    return Match(not reasons, reasons, not differing, speeds)
+    return Match(not reasons, reasons, has_same_fingerprint=not differing, speeds=speeds)
 
 
 def _speeds(ours: Probe, theirs: Probe) -> dict[str, float]:
@@ -142,23 +117,14 @@ def _speeds(ours: Probe, theirs: Probe) -> dict[str, float]:
 
 def _differences(ours: Fingerprint, theirs: Fingerprint) -> Iterator[str]:
     """Yield a sentence for each field that is known on both sides and differs."""
-    here, there = ours.computing, theirs.computing
-    for key in here:
-        if here[key] == there[key] or None in (here[key], there[key]):
+    theirs_by_key = theirs.computing
+    for key, here in ours.computing.items():
+        there = theirs_by_key[key]
+        if here == there or None in (here, there):
             continue
-        if key == "instruction_sets":
-            yield from _sets(set(here[key]), set(there[key]))
-        elif key == "switches":
-            for switch in sorted({*here[key]} ^ {*there[key]}):
-                yield f"{switch} is set {'here' if switch in here[key] else 'there'} only"
-        else:
-            yield f"{NAMES[key]}: {here[key]} here, {there[key]} there"
-
-
-def _sets(here: set[str], there: set[str]) -> Iterator[str]:
-    for lacking, side in ((there - here, "here"), (here - there, "there")):
-        names = sorted(lacking)
-        if AVX512 in lacking:
-            names = ["AVX-512", *(name for name in names if not name.startswith("avx512"))]
-        if names:
-            yield f"no {', '.join(names)} {side}"
+        if not isinstance(here, tuple):
+            yield f"{NAMES[key]}: {here} here, {there} there"
+            continue
+        for side, only in (("here", {*here} - {*there}), ("there", {*there} - {*here})):
+            if only:
+                yield f"{NAMES[key]}: {', '.join(sorted(only))} {side} only"

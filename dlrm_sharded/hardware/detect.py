@@ -46,23 +46,25 @@ class _CachedProbe:
     probe: Probe
 
 
-def context_of_job(
-    rank: Rank, optimizer: str | None, *, hardware: Hardware | None = None
-) -> RunContext:
+def context_of_job(rank: Rank, optimizer: str | None) -> RunContext:
     """Return what the ranks of a job compute on; all of them call it together.
 
     Args:
         optimizer: fused optimizer of the tables; None if any will do.
-        hardware: that of the ranks if it is known; then a rank may call it alone.
     """
-    return RunContext(
-        device=rank.device.type,
-        hardware=hardware or detect_hardware(rank),
-        optimizer=optimizer,
-        ranks_per_host=rank.local_world_size,
-        fbgemm=fbgemm_version(versions()),
-        calibrated=CALIBRATED,
-    )
+    return _context(detect_hardware(rank), rank.device, optimizer, rank.local_world_size)
+
+
+def local_context(device: torch.device, optimizer: str | None, ranks_per_host: int) -> RunContext:
+    """Return what ranks like this process compute on, for a plan that is made by it alone."""
+    return _context(local_hardware(device), device, optimizer, ranks_per_host)
+
+
+def _context(
+    hardware: Hardware, device: torch.device, optimizer: str | None, ranks_per_host: int
+) -> RunContext:
+    fbgemm = fbgemm_version(versions())
+    return RunContext(device.type, hardware, optimizer, ranks_per_host, fbgemm, CALIBRATED)
 
 
 def detect_hardware(rank: Rank) -> Hardware:

@@ -15,6 +15,32 @@ INFORMATIVE = ("driver", "nccl", "num_gpus")
 """Fields that do not make other hardware: what they change, the probe shows."""
 
 
+NAMES = {
+    "architecture": "architecture",
+    "vendor": "vendor of the CPU",
+    "family": "family of the CPU",
+    "model": "model of the CPU",
+    "instruction_sets": "instruction sets",
+    "torch_capability": "instruction set that torch uses",
+    "switches": "switches",
+    "l1_kib": "KiB of first-level cache",
+    "l2_kib": "KiB of second-level cache",
+    "l3_kib": "KiB of third-level cache",
+    "cores": "cores",
+    "threads": "threads of a rank",
+    "name": "GPU",
+    "capability": "compute capability",
+    "memory_gib": "GiB of memory",
+    "memory_gb_per_s": "GB/s of memory bandwidth",
+    "nvlinks": "NVLinks",
+    "pcie": "PCIe",
+    "num_gpus": "GPUs of the host",
+    "nccl": "NCCL",
+    "driver": "driver",
+}
+"""Names of the fields of a fingerprint in messages."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuFingerprint:
     """A CPU, and what a rank uses of it. None stands for what cannot be read here.
@@ -88,6 +114,15 @@ class Fingerprint:
         """
         fields = dataclasses.asdict(self.cpu if self.gpu is None else self.gpu)
         return {key: value for key, value in fields.items() if key not in INFORMATIVE}
+
+    def __str__(self) -> str:
+        """What is known of the device that the rank computes on, in one line."""
+        known = dataclasses.asdict(self.cpu if self.gpu is None else self.gpu)
+        return ", ".join(
+            f"{NAMES[key]} {' '.join(value) if isinstance(value, tuple) else value}"
+            for key, value in known.items()
+            if value
+        )
 
     @property
     def id(self) -> str:

@@ -8,6 +8,14 @@ from typing import Any
 
 from dlrm_sharded.files.limited import PositiveFloat, PositiveInt
 
+FIGURES = {
+    "copy_gb_per_s": "memory bandwidth",
+    "gather_gb_per_s": "random gather",
+    "cached_gather_gb_per_s": "gather in cache",
+    "gemm_gflops": "matrix product",
+}
+"""Figures of the probe of a device, and what messages call them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeProbe:
@@ -44,6 +52,19 @@ class Probe:
     gemm_gflops: PositiveFloat
     load: PositiveFloat
     exchange: ExchangeProbe | None = None
+
+    def __str__(self) -> str:
+        """The figures in one line."""
+        texts = [
+            f"{name} {getattr(self, key):.4g} {'GFLOP/s' if key == 'gemm_gflops' else 'GB/s'}"
+            for key, name in FIGURES.items()
+        ]
+        if (exchange := self.exchange) is not None:
+            texts.append(
+                f"all-to-all of {exchange.num_ranks} ranks {exchange.latency_us:.3g} us and "
+                f"{exchange.gb_per_s:.3g} GB/s"
+            )
+        return ", ".join([*texts, f"under a load of {self.load:.2g}"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with figures of 4 digits."""

@@ -13,7 +13,7 @@ from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import Number, form_of, make_plain, read_form
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, STATE_BYTES, memory_of, why_not_fused
-from dlrm_sharded.plans.tables import MAX_COLUMNS, MAX_SHARD_COLUMNS, Table
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_SHARD_COLUMNS, Table
 from dlrm_sharded.plans.task_keys import (
     BANDWIDTHS,
     MAX_BANDWIDTH,
@@ -51,8 +51,8 @@ class Topology:
         optimizer_bytes_by_table: optimizer state of a table in bytes per weight and per row of a
             shard, by its name, if tables have optimizers of their own. Other tables count what
             `bytes_per_element` and `optimizer_bytes_per_row` say.
-        max_shard_columns: largest width of a shard that the ranks' lookups support; that of
-            `MAX_SHARD_COLUMNS` if it is 0, as old versions of FBGEMM support less.
+        column_limit: largest width of a shard that the ranks' lookups support, if it is less than
+            that of `MAX_SHARD_COLUMNS`; read `max_shard_columns` in either case.
     """
 
     world_size: int
@@ -65,7 +65,7 @@ class Topology:
     inter_host_bytes_per_s: Number | None = None
     memory_bytes_by_rank: tuple[int, ...] | None = None
     optimizer_bytes_by_table: dict[str, tuple[int, int]] = field(default_factory=dict, hash=False)
-    max_shard_columns: int = 0
+    column_limit: int | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -93,9 +93,8 @@ class Topology:
             raise ConfigError(
                 f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
             )
-        check_count("topology.max_shard_columns", self.max_shard_columns, least=0, most=MAX_COLUMNS)
-        if self.max_shard_columns == 0:
-            object.__setattr__(self, "max_shard_columns", MAX_SHARD_COLUMNS[self.compute_device])
+        if self.column_limit is not None:
+            check_count("topology.column_limit", self.column_limit, least=COLUMN_MULTIPLE)
         if self.local_world_size is None:
             return
         check_count("topology.local_world_size", self.local_world_size, least=1)
@@ -118,6 +117,11 @@ class Topology:
         """
         sizes = dict.fromkeys((self.world_size, self.ranks_per_host))
         return tuple(size for size in sizes if size > 1)
+
+    @property
+    def max_shard_columns(self) -> int:
+        """Largest width of a shard that the ranks' lookups support."""
+        return self.column_limit or MAX_SHARD_COLUMNS[self.compute_device]
 
     @property
     def rank_memory_bytes(self) -> tuple[int, ...]:
@@ -168,8 +172,6 @@ class Topology:
         fields["local_world_size"] = self.ranks_per_host
         if not self.optimizer_bytes_by_table:
             del fields["optimizer_bytes_by_table"]
-        if self.max_shard_columns == MAX_SHARD_COLUMNS[self.compute_device]:
-            del fields["max_shard_columns"]
         return fields
 
 

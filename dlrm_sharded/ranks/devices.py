@@ -7,11 +7,10 @@ import re
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.versions import readable_versions
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, driver_version, visible_gpus
 from dlrm_sharded.ranks.version_sets import install_command
 
-OLD_FBGEMM, OLD_MAX_SHARD_COLUMNS = (1, 7), 2**10
+OLD_FBGEMM, OLD_COLUMN_LIMIT = (1, 7), 2**10
 """Version before which lookups on GPUs support fewer columns, and how many."""
 
 MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
@@ -42,8 +41,8 @@ def device_type() -> str:
     raise ConfigError(f"{_obstacle(num_gpus)}, or set {DEVICE_VARIABLE}=cpu to compute on the CPU")
 
 
-def max_shard_columns(device: str) -> int:
-    """Return the largest width of a shard that the installed lookups support on a device.
+def column_limit(device: str) -> int | None:
+    """Return the `Topology.column_limit` of the installed lookups on a device; None for no limit.
 
     CUDA builds of FBGEMM before 1.7 look up shards of more than 1,024 columns wrongly: of batches
     with at most 8 ids a sample, they leave out the vectors of up to half of the samples (its pull
@@ -52,7 +51,7 @@ def max_shard_columns(device: str) -> int:
     version = readable_versions(["fbgemm-gpu"]).get("fbgemm-gpu", "")
     number = re.match(r"(\d+)\.(\d+)", version)  # that of an environment for CPUs is 0+cpu
     is_old = number is not None and tuple(map(int, number.groups())) < OLD_FBGEMM
-    return OLD_MAX_SHARD_COLUMNS if device == "cuda" and is_old else MAX_SHARD_COLUMNS[device]
+    return OLD_COLUMN_LIMIT if device == "cuda" and is_old else None
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -23,7 +23,7 @@ from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks import flight_recorder
 from dlrm_sharded.ranks.alike import check_before_group
 from dlrm_sharded.ranks.attempt import job_id, rank_number
-from dlrm_sharded.ranks.devices import allow_tf32, device_type, max_shard_columns
+from dlrm_sharded.ranks.devices import allow_tf32, column_limit, device_type
 from dlrm_sharded.ranks.heartbeat import Heartbeat
 from dlrm_sharded.ranks.host_links import connect_hosts
 from dlrm_sharded.ranks.host_memory import available_host_bytes
@@ -340,7 +340,7 @@ def detect_topology(
         compute_device=rank.device.type,
         intra_host_bytes_per_s=intra_host_gb_per_s and intra_host_gb_per_s * 1e9,
         inter_host_bytes_per_s=inter_host_gb_per_s and inter_host_gb_per_s * 1e9,
-        max_shard_columns=max_shard_columns(rank.device.type),
+        column_limit=column_limit(rank.device.type),
     )
 
 

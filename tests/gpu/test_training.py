@@ -19,7 +19,7 @@ from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 from dlrm_sharded.plans.task import GIB, read_task
-from dlrm_sharded.ranks.devices import max_shard_columns
+from dlrm_sharded.ranks.devices import column_limit
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.distributed.small_model import (
@@ -247,6 +247,8 @@ def look_up(rank: Rank, widths: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("device", [ON_CPU, ON_GPUS])
 def test_widest_shard_of_the_kernels(device):
-    narrow, wide = run_on(device, look_up, [max_shard_columns("cuda"), TOO_WIDE], num_ranks=1)
+    narrow, wide = run_on(
+        device, look_up, [column_limit("cuda") or MAX_SHARD_COLUMNS["cuda"], TOO_WIDE], num_ranks=1
+    )
     assert narrow == ""
     assert (wide != "") == (device == "cuda")

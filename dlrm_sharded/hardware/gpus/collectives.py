@@ -125,48 +125,38 @@ class HostCollectives:
         return sorted({n for s, c, n in measured_curves() if s in systems and c == collective})
 
     def _measured_ms(self, collective: str, num_gpus: int, sent_bytes: float) -> float:
-        """Return the time for a number of GPUs that was measured: the mean over `_donors`."""
+        """Return the time for a number of GPUs that was measured.
+
+        It is the mean over classes of `_donors` of the mean time of measured GPUs, scaled to the
+        links of this one.
+        """
         tables = measured_curves()
         own = (self.spec.collectives or "", collective, num_gpus)
         if own in tables and own[0] not in self.left_out and self.spec.link == "nvlink":
             return tables[own].time_ms(sent_bytes)
-        of_classes = [
-            _mean_ms(self.spec, donors, collective, num_gpus, sent_bytes)
-            for donors in self._donors()
-        ]
-        return _geometric_mean([(ms, 1.0) for ms in of_classes if ms is not None])
+        of_classes = []
+        for donors in self._donors():
+            times = []
+            for donor in donors:
+                if curve := tables.get((donor.collectives or "", collective, num_gpus)):
+                    ratio = donor.link_gb_per_s / self.spec.link_gb_per_s
+                    weight = math.exp(-DISTANCE_WEIGHT * abs(math.log2(ratio)))
+                    times.append((curve.time_ms(sent_bytes * ratio), weight))
+            if times:
+                of_classes.append((_geometric_mean(times), 1.0))
+        return _geometric_mean(of_classes)
 
     def _donors(self) -> list[list[GpuSpec]]:
         """Return one GPU of each measured system, by the class of its links.
 
         GPUs with NVLink have those of their class alone, if there are any.
         """
-        by_system = {
-            spec.collectives: spec
-            for spec in gpu_specs().values()
-            if spec.collectives and spec.collectives not in self.left_out
-        }
-        classes = [
-            [spec for spec in by_system.values() if spec.link == link]
-            for link in ("nvlink", "pcie")
-        ]
-        if self.spec.link == "nvlink" and classes[0]:
-            return classes[:1]
-        return [donors for donors in classes if donors]
-
-
-def _mean_ms(
-    spec: GpuSpec, donors: list[GpuSpec], collective: str, num_gpus: int, sent_bytes: float
-) -> float | None:
-    """Return the mean time of measured GPUs, scaled to the links of another; None without any."""
-    tables, times = measured_curves(), []
-    for donor in donors:
-        key = (donor.collectives or "", collective, num_gpus)
-        if key in tables:
-            ratio = donor.link_gb_per_s / spec.link_gb_per_s
-            weight = math.exp(-DISTANCE_WEIGHT * abs(math.log2(ratio)))
-            times.append((tables[key].time_ms(sent_bytes * ratio), weight))
-    return _geometric_mean(times) if times else None
+        by_class: dict[str, dict[str, GpuSpec]] = {"nvlink": {}, "pcie": {}}
+        for spec in gpu_specs().values():
+            if spec.collectives and spec.collectives not in self.left_out:
+                by_class[spec.link][spec.collectives] = spec
+        found = [list(donors.values()) for donors in by_class.values() if donors]
+        return found[:1] if self.spec.link == "nvlink" and by_class["nvlink"] else found
 
 
 def _geometric_mean(weighted: list[tuple[float, float]]) -> float:

@@ -27,11 +27,7 @@ MOST_COMMON = {
 STATED_REQUIRED = ("memory_gb_per_s", "link_gb_per_s")
 STATED_OPTIONAL = ("l2_mb", "multiprocessors", "clock_ghz", "adapter_gb_per_s")
 
-_PER_MEMORY_L2_MB = 50.0 / 3350.0
-_PER_MEMORY_MULTIPROCESSORS = 132.0 / 3350.0
-_CLOCK_GHZ = 1.83
-_PER_LINK_ADAPTER = 50.0 / 450.0
-_LEAST_NVLINK_GB_PER_S = 100.0
+LEAST_NVLINK_GB_PER_S = 100.0
 """Links of GPUs that are at least this fast are NVLink; the fastest PCIe (5.0 x16) has 64 GB/s."""
 
 
@@ -100,8 +96,7 @@ class GpuSpec:
         Raises:
             ConfigError: a figure is missing, unknown or not a positive number.
         """
-        known = {*STATED_REQUIRED, *STATED_OPTIONAL}
-        if not set(STATED_REQUIRED) <= set(figures) <= known:
+        if not set(STATED_REQUIRED) <= set(figures) <= {*STATED_REQUIRED, *STATED_OPTIONAL}:
             raise ConfigError(
                 f"{key} has the keys {sorted(map(str, figures))}; it needs "
                 f"{' and '.join(STATED_REQUIRED)}, and may have {', '.join(STATED_OPTIONAL)}"
@@ -109,18 +104,18 @@ class GpuSpec:
         for name, value in figures.items():
             check_number(f"{key}.{name}", value, above=True, most=1e9)
         memory, link = (float(figures[name]) for name in STATED_REQUIRED)
+        h100 = gpu_specs()[GENERIC]
+        assumed: dict[str, Any] = {
+            "l2_mb": memory * (h100.l2_mb / h100.memory_gb_per_s),
+            "multiprocessors": memory * (h100.multiprocessors / h100.memory_gb_per_s),
+            "clock_ghz": h100.clock_ghz,
+            "adapter_gb_per_s": link * (h100.adapter_gb_per_s / h100.link_gb_per_s),
+        }
         return cls(
             key="stated",
             names=("GPU with stated figures",),
-            memory_gb_per_s=memory,
-            l2_mb=float(figures.get("l2_mb", memory * _PER_MEMORY_L2_MB)),
-            multiprocessors=float(
-                figures.get("multiprocessors", memory * _PER_MEMORY_MULTIPROCESSORS)
-            ),
-            clock_ghz=float(figures.get("clock_ghz", _CLOCK_GHZ)),
-            link="nvlink" if link >= _LEAST_NVLINK_GB_PER_S else "pcie",
-            link_gb_per_s=link,
-            adapter_gb_per_s=float(figures.get("adapter_gb_per_s", link * _PER_LINK_ADAPTER)),
+            link="nvlink" if link >= LEAST_NVLINK_GB_PER_S else "pcie",
+            **{**assumed, **{name: float(value) for name, value in figures.items()}},
         )
 
 

@@ -130,7 +130,7 @@ def test_a_prior_is_scaled_by_the_probes(
             for stage in (f"fwd_{direction}", f"bwd_{direction}"):
                 assert here.stage_max_ms(stage) == pytest.approx(factor * there.stage_max_ms(stage))
     assert (prior.standing.kind, prior.standing.error) == ("prior", pytest.approx(3))
-    assert "random gather 0.5 of there" in prior.standing.reasons
+    assert "random gather: 0.5 x the speed of the artefact's machine" in prior.standing.reasons
     stated = EXCHANGE_TERMS.index("max_busier_inter")
     assert (prior.communication.exchange[:, stated] == 1).all(), "stated bandwidths stay"
 

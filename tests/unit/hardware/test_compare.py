@@ -15,6 +15,7 @@ from tests.unit.hardware.made_up import (
     with_probe,
 )
 
+SPEED = "x the speed of the artefact's machine"
 SAME = {
     "itself": HARDWARE,
     "another_name": dataclasses.replace(HARDWARE, name="cpu: y"),
@@ -27,15 +28,27 @@ SAME = {
 DIFFERENT = {
     "avx2_only": (
         with_cpu(instruction_sets=("avx2", "fma"), torch_capability="AVX2"),
-        ("no AVX-512 here", "instruction set that torch uses: AVX2 here, AVX512 there"),
+        (
+            "instruction sets: avx512bw, avx512dq, avx512f, avx512vl there only",
+            "instruction set that torch uses: AVX2 here, AVX512 there",
+        ),
     ),
     "another_model": (with_cpu(model="1"), ("model of the CPU: 1 here, 17 there",)),
     "more_cores": (with_cpu(cores=8), ("cores: 8 here, 2 there",)),
     "more_threads": (with_cpu(threads=2), ("threads of a rank: 2 here, 1 there",)),
-    "a_switch": (with_cpu(switches=("A=1",)), ("A=1 is set here only",)),
-    "half_the_speed": (with_probe(gather_gb_per_s=0.5), ("random gather 0.5 of there",)),
-    "twice_the_speed": (with_probe(gemm_gflops=2), ("matrix product 2 of there",)),
-    "slow_links": (with_exchange(gb_per_s=0.4), ("all-to-all bandwidth 0.4 of there",)),
+    "a_switch": (with_cpu(switches=("A=1",)), ("switches: A=1 here only",)),
+    "half_the_speed": (
+        with_probe(gather_gb_per_s=0.5),
+        (f"random gather: 0.5 {SPEED}",),
+    ),
+    "twice_the_speed": (
+        with_probe(gemm_gflops=2),
+        (f"matrix product: 2 {SPEED}",),
+    ),
+    "slow_links": (
+        with_exchange(gb_per_s=0.4),
+        (f"all-to-all bandwidth: 0.4 {SPEED}",),
+    ),
 }
 
 

@@ -131,22 +131,13 @@ def test_memory_counts_optimizer_state() -> None:
     with pytest.raises(InvalidPlanError, match="19,200 B"):
         validate(plan(shard(0)), task(memory=exactly, bytes_per_element=12))
 
-
-def test_memory_of_replicas_counts_their_gradients() -> None:
-    needed = 100 * 16 * (4 + 8)
-    validate(VALID["replicas"], task(memory=needed))
+    by_rank = task(memory=10**9, memory_bytes_by_rank=(exactly - 1, exactly))
+    validate(plan(shard(1)), by_rank)
+    with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 6,400 B.*it has 6,399 B"):
+        validate(plan(shard(0)), by_rank)
+    validate(VALID["replicas"], task(memory=exactly * 3))  # with their gradients
     with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 19,200 B.*replica of t"):
-        validate(VALID["replicas"], task(memory=needed - 1))
-
-
-def test_memory_of_each_rank() -> None:
-    """It counts alone where it is given, be it more or less than `memory_bytes`."""
-    size = 100 * 16 * 4
-    for memory in (1, 10**9):
-        different = task(memory=memory, memory_bytes_by_rank=(size - 1, size))
-        validate(plan(shard(1)), different)
-        with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 6,400 B.*it has 6,399 B"):
-            validate(plan(shard(0)), different)
+        validate(VALID["replicas"], task(memory=exactly * 3 - 1))
 
 
 def test_memory_in_words() -> None:

@@ -79,11 +79,6 @@ def test_plan_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     }
 
 
-def test_what_is_not_known_is_null() -> None:
-    fields = plan_json(PLAN, PlanReport("dim", 0.1))
-    assert {fields[key] for key in ("lower_bound_ms", "gap", "predicted", "prices")} == {None}
-
-
 @pytest.mark.parametrize("said", [{}, {"solve_s": "abc", "gap": [], "predicted": {"max_ms": 1}}])
 def test_a_plan_is_read_without_what_is_said_of_it(tmp_path: Path, said: dict[str, object]) -> None:
     report = PlanReport("dim", 0.1, cost=COST, lower_bound_ms=8.0)

@@ -1,6 +1,5 @@
 """Precisions of exchanges: how they are written, and which ranks exchange them."""
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,22 +73,14 @@ def test_reductions_add_up_no_quantized_numbers() -> None:
     assert FP32_EXCHANGE.in_reductions == FP32_EXCHANGE
 
 
-def test_a_plan_has_the_precision_only_where_it_rounds() -> None:
-    assert "exchange_precision" not in PLAN.to_json()
-    rounded = replace(PLAN, exchange_precision=ExchangePrecision("fp16", "fp32"))
-    fields = rounded.to_json()
-    assert fields["exchange_precision"] == {"forward": "fp16", "backward": "fp32"}
-    assert ShardingPlan.from_json(fields) == rounded
-    assert ShardingPlan.from_json(PLAN.to_json()) == PLAN
-
-
-def test_a_plan_file_with_a_precision_is_no_surprise(
+def test_a_plan_file_has_the_precision_only_where_it_rounds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "plan.json"
-    write_json(path, replace(PLAN, exchange_precision=FP16).to_json())
-    with caplog.at_level(logging.WARNING):
-        assert read_plan(path).exchange_precision == FP16
+    path, rounded = tmp_path / "plan.json", ExchangePrecision("fp16", "fp32")
+    for precision in (FP32_EXCHANGE, rounded):
+        write_json(path, replace(PLAN, exchange_precision=precision).to_json())
+        assert read_plan(path).exchange_precision == precision
+    assert "exchange_precision" not in PLAN.to_json()
     assert not caplog.records
     write_json(path, PLAN.to_json() | {"exchange_precision": "half"})
     with pytest.raises(InvalidPlanError, match="exchange_precision is 'half'; known"):

@@ -1,13 +1,11 @@
 """Tables whose vectors are not pooled are whole or in row blocks; plans of others say why."""
 
 import dataclasses
-import json
 import re
-from pathlib import Path
 
 import pytest
 
-from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, read_plan, validate
+from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_of
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -65,15 +63,6 @@ def test_tables_of_one_module_have_one_width() -> None:
     elsewhere = dataclasses.replace(other, module="candidates")
     for tables in ((TABLES[0], pooled), (TABLES[0], elsewhere)):
         ShardingTask(tables, Topology(4, 10**6), 64)
-
-
-def test_a_plan_file_with_a_sequence_in_columns_is_refused_in_one_line(tmp_path: Path) -> None:
-    halves = [Shard.whole(TABLES[0], 0).to_json() | {"cols": cols} for cols in ([0, 8], [8, 16])]
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"world_size": 1, "shards": halves}), encoding="utf-8")
-    with pytest.raises(InvalidPlanError, match=r"'t0' .* is split by columns.*: keep it") as error:
-        validate(read_plan(plan), ShardingTask(TABLES[:1], Topology(1, 10**6), 64))
-    assert "\n" not in str(error.value)
 
 
 def test_sequences_wider_than_a_lookup_are_refused() -> None:

