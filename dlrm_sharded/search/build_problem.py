@@ -5,6 +5,7 @@ Letters: U units, N shapes of all units, L loads, W ranks, T tables, n pieces.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.shapes import Indices, Pieces, Shapes
+from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats, owners
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, trained_layouts
@@ -29,11 +30,12 @@ from dlrm_sharded.search.problem import (
     Problem,
     RankGroup,
 )
-from dlrm_sharded.search.replication import which_pay
-from dlrm_sharded.search.split_errors import SplitErrors
 
 MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
+
+SPLIT_ERROR = 0.05
+"""Share of its computation by which a piece of a table is priced higher by default."""
 
 
 def build_problem(
@@ -41,7 +43,7 @@ def build_problem(
     constraints: Constraints,
     *,
     critical_path_share: float,
-    split_error: float | None,
+    split_error: float = SPLIT_ERROR,
     max_widths: int = MAX_WIDTHS,
     all_replicas: bool = False,
 ) -> Problem:
@@ -50,8 +52,7 @@ def build_problem(
     Args:
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
         split_error: share of its computation by which a piece of a table is priced higher, so that
-            no split is made for a gain that is within the model's error; None for what the prices
-            say of that, see `split_errors`.
+            no split is made for a gain that is within the model's error.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
         all_replicas: whether to offer replicas also of tables for which they do not seem to pay,
             as an earlier plan may have them.
@@ -62,53 +63,26 @@ def build_problem(
         task, priced.compute, max_widths=max_widths, sequences=prices.sequences
     )
     units = _Units.from_task(task, constraints)
-    kept_shapes = _kept_shapes(shapes, units)
-    columns = kept_shapes.pieces(shapes.columns)
-    errors = (
-        SplitErrors.of_prices(priced, shapes)
-        if split_error is None
-        else SplitErrors.stated(split_error, shapes)
-    )
+    kept = _kept_shapes(shapes, units)
+    columns = kept.pieces(shapes.columns)
     pricing = Pricing(
         compute=priced.compute,
         prices=prices,
         weights=LoadWeights(critical_path_share, prices),
-        errors=errors,
+        split_error=split_error,
         mean_read_mb=float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size,
     )
-    load, margin = pricing.load(columns, kept_shapes.sum(errors.columns))
-    # Constraints name tables; from here on, units and ranks have numbers.
-    names = [[task.tables[i].name for i in of_unit] for of_unit in units.tables]
-    allowed = constraints.allowed(names, hosts.world_size)
-    separated = constraints.separated(names)
+    split_errors = np.full((len(kept.num_shards), 1), split_error)
+    split_errors[kept.first_shape[1:] - 1] = 0.0  # a whole unit is not split
+    load, margin = pricing.load(columns, split_errors)
     capacity_bytes = constraints.capacity(task.topology)
-    must_replicate = constraints.must_replicate(names)
-    if hosts.world_size == 1:
-        must_replicate[:] = False  # a replica on one rank is a whole table
-    without_rows = separated.any(axis=1) | must_replicate | (not constraints.can_split_rows)
-    is_sequence = np.array([not task.tables[i].pooled for i in units.first_table], dtype=bool)
-    groups, blocks = _groups_and_blocks(shapes, pricing, units, allowed, without_rows, is_sequence)
-    replicable = _replicable(shapes, units, allowed, separated, capacity_bytes)
-    _check_replicable(must_replicate & ~replicable, units, task, capacity_bytes)
-    replica_gain_ms = pricing.replica_gain_ms(shapes)[units.first_table]
+    replicable = _replicable(shapes, units, capacity_bytes)
+    _check_replicable(units.must_replicate & ~replicable, units, task, capacity_bytes)
     if constraints.replicate != "auto":
-        replicable &= must_replicate
+        replicable &= units.must_replicate
     elif not all_replicas:
-        plain_gain_ms = pricing.replica_gain_ms(shapes, has_margin=False)[units.first_table]
-        pays = which_pay(plain_gain_ms, replicable, pricing.first_replica_ms)
-        # What takes one rank longer than all tables take in the mean decides what a plan costs,
-        # where narrow pieces do not help.
-        narrow_ms, whole_ms = (
-            load[shape].sum(axis=1)
-            for shape in (kept_shapes.first_shape[:-1], kept_shapes.first_shape[1:] - 1)
-        )
-        replicable = pays | (replicable & (narrow_ms > whole_ms.sum() / hosts.world_size))
-    if shapes.replicas is not None and replicable.any():
-        kind = range(len(groups), len(groups) + 1)
-        groups += (RankGroup(Replicas(hosts.world_size), len(blocks)),)
-        blocks += (
-            pricing.blocks(shapes.replicas, errors.replicas, units.first_table, replicable, kind),
-        )
+        replicable &= _may_pay(shapes, pricing, units, replicable, load, kept.first_shape)
+    groups, blocks = _groups_and_blocks(shapes, pricing, units, replicable)
     return Problem(
         priced=priced,
         prices=prices,
@@ -117,43 +91,51 @@ def build_problem(
         owners=units.owners(task),
         # 0 marks units that may not be split; their only shape is one step.
         columns_per_step=np.where(units.is_splittable, shapes.step[units.first_table], 0),
-        first_shape=kept_shapes.first_shape,
-        possible=kept_shapes.possible(shapes, units.is_splittable),
-        demand=Demand.pack(columns.vectors, columns.volume, kept_shapes.num_shards, margin),
+        first_shape=kept.first_shape,
+        possible=kept.possible,
+        demand=Demand.pack(columns.vectors, columns.volume, kept.num_shards, margin),
         load=load,
         margin=margin,
-        shared_ms=prices.any_byte_ms * columns.volume + prices.shard_ms * kept_shapes.num_shards,
+        shared_ms=prices.any_byte_ms * columns.volume + prices.shard_ms * kept.num_shards,
         size_bytes=columns.size_bytes,
-        host_load=prices.busiest_host_byte_ms * columns.volume,
         capacity_bytes=capacity_bytes,
-        allowed=allowed,
-        separated=separated,
+        allowed=units.allowed,
+        separated=units.separated,
         blocks=blocks,
         groups=groups,
-        replica_gain_ms=replica_gain_ms,
-        must_replicate=must_replicate,
+        replica_gain_ms=pricing.replica_gain_ms(shapes)[units.first_table],
+        must_replicate=units.must_replicate,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The units of a task.
+    """The units of a task, and what constraints say of them: here names become numbers.
 
     Args:
         tables: places in the task of each unit's tables.
         first_table: [U], the first of them; the only one for units that may be split.
         is_splittable: [U], whether the unit may be cut into column pieces.
         is_movable: [U], whether constraints let the unit lie in row blocks or replicas.
+        is_sequence: [U], whether the vectors of the unit are not pooled.
+        has_rows: [U], whether constraints let the unit lie in row blocks.
+        allowed, separated, must_replicate: see `Problem`.
     """
 
     tables: tuple[tuple[int, ...], ...]
     first_table: Indices
     is_splittable: Mask
     is_movable: Mask
+    is_sequence: Mask
+    has_rows: Mask
+    allowed: Mask | None
+    separated: Mask
+    must_replicate: Mask
 
     @classmethod
     def from_task(cls, task: ShardingTask, constraints: Constraints) -> _Units:
         """Make a unit of each set of tables that stay together, and of every other table."""
+        world_size = task.topology.world_size
         table_index = {table.name: i for i, table in enumerate(task.tables)}
         bundles = [
             tuple(sorted(table_index[name] for name in names))
@@ -165,15 +147,31 @@ class _Units:
         tables = sorted([*single, *bundles])
         unsplit = bundled | {table_index[name] for name in constraints.unsplit}
         is_movable = np.array([bundle[0] not in unsplit for bundle in tables])
-        has_columns = [
-            "columns" in trained_layouts(task.tables[bundle[0]], task.topology) for bundle in tables
-        ]
+        first = [task.tables[bundle[0]] for bundle in tables]
+        has_columns = ["columns" in trained_layouts(table, task.topology) for table in first]
+        names = [[task.tables[i].name for i in bundle] for bundle in tables]
+        separated = constraints.separated(names)
+        # a replica on one rank is a whole table
+        must_replicate = constraints.must_replicate(names) & (world_size > 1)
+        is_free = ~separated.any(axis=1) & ~must_replicate
         return cls(
             tables=tuple(tables),
             first_table=np.array([bundle[0] for bundle in tables]),
             is_splittable=is_movable & has_columns & constraints.can_split,
             is_movable=is_movable,
+            is_sequence=np.array([not table.pooled for table in first], dtype=bool),
+            has_rows=is_movable & is_free & constraints.can_split_rows,
+            allowed=constraints.allowed(names, world_size),
+            separated=separated,
+            must_replicate=must_replicate,
         )
+
+    def allowed_on_a_group(self, group_size: int) -> Mask | np.bool_:
+        """Return [U], whether the unit may be on all ranks of some group of this size."""
+        if self.allowed is None:
+            return np.True_
+        groups = self.allowed.reshape(len(self.tables), -1, group_size)
+        return np.logical_or.reduce(np.logical_and.reduce(groups, axis=2), axis=1)
 
     def owners(self, task: ShardingTask) -> tuple[tuple[int, ...], ...]:
         """Return the numbers of the modules of each unit's tables."""
@@ -190,12 +188,14 @@ class _KeptShapes:
         table_shape: [n], shapes of tables that are kept.
         unit_shape: [n], the shape of a unit that each becomes part of.
         num_shards: [N], shards of a unit's shape.
+        possible: [N], whether lookups support every one of them.
     """
 
     first_shape: Indices
     table_shape: Indices
     unit_shape: Indices
     num_shards: Floats
+    possible: Mask
 
     def pieces(self, pieces: Pieces) -> Pieces:
         """Return what the units' shapes add to a rank: the sum over their tables."""
@@ -204,20 +204,6 @@ class _KeptShapes:
             size_bytes=self.sum(pieces.size_bytes),
             volume=self.sum(pieces.volume),
         )
-
-    def possible(self, shapes: Shapes, is_splittable: Mask) -> Mask:
-        """Return [N], whether lookups support every shard of a unit's shape.
-
-        Args:
-            is_splittable: [U], whether a unit may be more than one shard.
-        """
-        possible = np.ones(self.first_shape[-1], dtype=bool)
-        may_split = np.repeat(is_splittable, np.diff(self.first_shape))[self.unit_shape]
-        num_shards = shapes.num_shards[self.table_shape]
-        np.logical_and.at(
-            possible, self.unit_shape, (num_shards == 1) | (may_split & (num_shards > 1))
-        )
-        return possible
 
     def sum(self, values: NDArray[Number]) -> NDArray[Number]:
         """Return [n, ...], sums over the tables of a unit of what their shapes have."""
@@ -232,6 +218,7 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
     table_shape: list[int] = []
     unit_shape: list[int] = []
     num_shards: list[float] = []
+    possible: list[bool] = []
     first_shape = [0]
     for tables, is_splittable in zip(units.tables, units.is_splittable, strict=True):
         begin = len(num_shards)
@@ -242,68 +229,65 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
             table_shape += list(all_shapes)
             unit_shape += list(range(begin, begin + len(all_shapes)))
             num_shards += shapes.num_shards[all_shapes].tolist()
+            possible += (shapes.num_shards[all_shapes] > 0).tolist()
         else:
             # One shape, to which every table of the unit adds its whole.
             table_shape += [int(shapes.whole[table]) for table in tables]
             unit_shape += [begin] * len(tables)
             num_shards.append(float(len(tables)))
+            possible.append(bool((shapes.num_shards[shapes.whole[list(tables)]] == 1).all()))
         first_shape.append(len(num_shards))
     return _KeptShapes(
         first_shape=np.array(first_shape),
         table_shape=np.array(table_shape),
         unit_shape=np.array(unit_shape),
         num_shards=np.array(num_shards),
+        possible=np.array(possible),
     )
 
 
 def _groups_and_blocks(
-    shapes: Shapes,
-    pricing: Pricing,
-    units: _Units,
-    allowed: Mask | None,
-    without: Mask,
-    is_sequence: Mask,
+    shapes: Shapes, pricing: Pricing, units: _Units, replicable: Mask
 ) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
-    """Return all groups of ranks, and the row blocks of each kind.
+    """Return all groups of ranks, and the blocks of each kind.
+
+    Row blocks of sequences are a kind beside those of the other units; replicas come last.
 
     Args:
-        without: [U], units that have no row blocks, as they are kept apart or replicated.
-        is_sequence: [U], units whose row blocks are a kind beside those of the others.
+        replicable: [U], units of which replicas are offered.
     """
     groups: list[RankGroup] = []
     blocks: list[Blocks] = []
-    cuts = [
-        (cut, error, of_sequences)
-        for cut, error in zip(shapes.row_blocks, pricing.errors.row_blocks, strict=True)
-        for of_sequences in (False, True)
-        if not of_sequences or (cut.is_global and is_sequence.any())
-    ]
-    for kind, (cut, error, of_sequences) in enumerate(cuts):
-        size = cut.group_size
-        ranks = range(0, pricing.prices.num_ranks, size)
-        new_groups = range(len(groups), len(groups) + len(ranks))
-        groups += [RankGroup(RowBlocks(range(first, first + size)), kind) for first in ranks]
-        # Row blocks lie on all ranks of a group, so constraints must allow all of these.
-        is_allowed = units.is_movable & ~without & _is_allowed_on_some_group(allowed, size)
-        is_allowed &= is_sequence == of_sequences
-        of_kind = pricing.blocks(
-            cut, error, units.first_table, is_allowed, new_groups, of_sequences=of_sequences
+
+    def add(
+        cut: BlockShapes,
+        is_allowed: Mask,
+        layouts: Sequence[RowBlocks | Replicas],
+        of_sequences: bool = False,
+    ) -> None:
+        new_groups = range(len(groups), len(groups) + len(layouts))
+        groups.extend(RankGroup(layout, len(blocks)) for layout in layouts)
+        blocks.append(
+            pricing.blocks(
+                cut, units.first_table, is_allowed, new_groups, of_sequences=of_sequences
+            )
         )
-        blocks.append(of_kind)
+
+    for cut in shapes.row_blocks:
+        size = cut.group_size
+        # Row blocks lie on all ranks of a group, so constraints must allow all of these.
+        is_allowed = units.has_rows & units.allowed_on_a_group(size)
+        starts = range(0, pricing.prices.num_ranks, size)
+        layouts = [RowBlocks(range(first, first + size)) for first in starts]
+        add(cut, is_allowed & ~units.is_sequence, layouts)
+        if cut.is_global and units.is_sequence.any():
+            add(cut, is_allowed & units.is_sequence, layouts, of_sequences=True)
+    if shapes.replicas is not None and replicable.any():
+        add(shapes.replicas, replicable, [Replicas(pricing.prices.num_ranks)])
     return tuple(groups), tuple(blocks)
 
 
-def _is_allowed_on_some_group(allowed: Mask | None, group_size: int) -> Mask | np.bool_:
-    """Return [U], whether the unit may be on all ranks of some group of this size."""
-    if allowed is None:
-        return np.True_
-    groups = allowed.reshape(len(allowed), -1, group_size)
-    return np.logical_or.reduce(np.logical_and.reduce(groups, axis=2), axis=1)
-
-
-def _replicable(
-    shapes: Shapes, units: _Units, allowed: Mask | None, separated: Mask, capacity_bytes: Indices
-) -> Mask:
+def _replicable(shapes: Shapes, units: _Units, capacity_bytes: Indices) -> Mask:
     """Return [U], units that may be on every rank, as far as memory and constraints are known."""
     if shapes.replicas is None:
         return np.zeros(len(units.tables), dtype=bool)
@@ -312,9 +296,31 @@ def _replicable(
         shapes.replicas.possible[units.first_table]
         & (size_bytes <= capacity_bytes.min())
         & units.is_movable  # a unit of several tables stays together, and on one rank
-        & ~separated.any(axis=1)
-        & _is_allowed_on_some_group(allowed, len(capacity_bytes))
+        & ~units.separated.any(axis=1)
+        & units.allowed_on_a_group(len(capacity_bytes))
     )
+
+
+def _may_pay(
+    shapes: Shapes,
+    pricing: Pricing,
+    units: _Units,
+    replicable: Mask,
+    load: Floats,
+    first_shape: Indices,
+) -> Mask:
+    """Return [U], units whose replicas may pay off.
+
+    Those do that gain, if they gain more together than the first replica costs, and those that take
+    one rank longer than all units take in the mean, where narrow pieces do not help.
+    """
+    gain_ms = pricing.replica_gain_ms(shapes, has_margin=False)[units.first_table]
+    pays = replicable & (gain_ms > 0)
+    pays &= float(gain_ms[pays].sum()) > pricing.first_replica_ms
+    narrow_ms, whole_ms = (
+        load[shape].sum(axis=1) for shape in (first_shape[:-1], first_shape[1:] - 1)
+    )
+    return pays | (narrow_ms > whole_ms.sum() / pricing.prices.num_ranks)
 
 
 def _check_replicable(

@@ -8,7 +8,7 @@ Letters: U units, L loads; see `problem.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,30 +55,25 @@ class CutOption:
 
 
 def cut_units(
-    problem: Problem,
-    target_ms: float,
-    *,
-    columns: bool = True,
-    rows: bool = True,
-    replicas: bool = True,
-) -> list[UnitCut]:
+    problem: Problem, target_ms: float, *, kinds: Sequence[int | None] | None = None
+) -> tuple[UnitCut, ...]:
     """Leave each unit whole if that fits a rank and the target, else take its cheapest cut.
 
     Args:
-        columns, rows, replicas: which cuts to take; others only for units that have none of these.
+        kinds: the kinds of `UnitCut` to take; others only for units that have none of these. None
+            for all kinds.
     """
     # Whole units need no options, which take long to list for many tables.
     whole = problem.whole_shape
     fits = problem.processing_ms(problem.load[whole]) <= target_ms
     fits &= problem.possible[whole] & (problem.size_bytes[whole] <= problem.capacity_bytes.max())
     fits &= ~problem.must_replicate
-    kinds: dict[int | None, bool] = {None: columns}  # whether to take a kind of `UnitCut`
-    for kind, blocks in enumerate(problem.blocks):
-        kinds[kind] = replicas if blocks.is_replica else rows
-    return [
+    if kinds is not None and None not in kinds:
+        fits[:] = False
+    return tuple(
         UnitCut((int(steps),)) if fit else _best_cut(problem, unit, target_ms, kinds)
         for unit, (fit, steps) in enumerate(zip(fits, problem.num_steps, strict=True))
-    ]
+    )
 
 
 def cuts_of(state: State) -> tuple[UnitCut, ...]:
@@ -93,12 +88,13 @@ def cuts_of(state: State) -> tuple[UnitCut, ...]:
 
 
 def _best_cut(
-    problem: Problem, unit: int, target_ms: float, kinds: dict[int | None, bool]
+    problem: Problem, unit: int, target_ms: float, kinds: Sequence[int | None] | None
 ) -> UnitCut:
     """Return the cheapest cut for all ranks together within the target, else the nearest to it."""
     options = cut_options(problem, unit)
-    preferred = [option for option in options if kinds[option.cut.kind]]
-    options = preferred or options  # a unit of one step has no other columns
+    if kinds is not None:
+        # a unit of one step has no other columns
+        options = [option for option in options if option.cut.kind in kinds] or options
     if not options:
         # Pieces of one step may still fit ranks that the others leave free.
         return UnitCut((1,) * int(problem.num_steps[unit]))

@@ -11,9 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from dlrm_sharded.search.block_moves import BlockNeighborhood
-from dlrm_sharded.search.chains import ChainNeighborhood
 from dlrm_sharded.search.move_budget import MoveBudget
-from dlrm_sharded.search.moves import MANY_RANKS, Move
+from dlrm_sharded.search.moves import MANY_RANKS, Move, Neighborhood
 from dlrm_sharded.search.smooth_objective import SMOOTH, SmoothObjective
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.stopping import Clock
@@ -49,15 +48,14 @@ class Descent:
         self._state = state
         self._clock = clock
         self._num_squarings = num_squarings
-        self._neighborhood = ChainNeighborhood(state, rng, splits, budget)
+        self._neighborhood = Neighborhood(state, rng, splits, budget)
         self._blocks = BlockNeighborhood(state, rng, splits, budget)
 
-    def run(self, max_stuck: int = MANY_RANKS, *, max_chained: int = 0) -> None:
+    def run(self, max_stuck: int = MANY_RANKS) -> None:
         """Take a good move from the fullest rank that has one, until no rank has any.
 
         Args:
             max_stuck: number of ranks without a move after which no more ranks are looked at.
-            max_chained: number of the fullest ranks from which chains of moves are tried, too.
         """
         stuck: set[int] = set()
         has_moved = False
@@ -73,17 +71,16 @@ class Descent:
                     return
                 stuck.clear()
                 has_moved = False
-            elif self._improve(rank, objective, chains=len(stuck) < max_chained):
+            elif self._improve(rank, objective):
                 has_moved = True  # ranks that were stuck are tried again after the joins
             else:
                 stuck.add(rank)
 
-    def _improve(self, rank: int, objective: SmoothObjective, *, chains: bool) -> bool:
+    def _improve(self, rank: int, objective: SmoothObjective) -> bool:
         """Make a transfer from a rank; if none improves the state, another move."""
         # The cheapest to price come first, and row blocks late, as they cost all ranks of a group a
         # reduce-scatter.
-        near, blocks = self._neighborhood, self._blocks
-        ways = [near.transfers, near.swaps, blocks.row_cuts, *([near.chains] if chains else [])]
+        ways = (self._neighborhood.transfers, self._neighborhood.swaps, self._blocks.row_cuts)
         return any(self._make_one(moves_of(rank, objective), objective) for moves_of in ways)
 
     def _make_all(self, moves_of: Callable[[SmoothObjective], list[Move]]) -> bool:

@@ -1,4 +1,4 @@
-"""Room for plans: proofs that none fits the ranks, and the gaps that steps of columns leave."""
+"""Proofs that no plan fits the ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.plans.task_keys import MEMORY_KEYS
 from dlrm_sharded.plans.validation import fp16_advice, why_sequence_too_wide, why_too_large
 from dlrm_sharded.search.problem import Problem, by_group
-
-STEPS_IN_GAP = 4
-"""Steps of columns that fit into what all tables leave of a rank in the mean; larger ones are large
-for it."""
 
 
 def why_infeasible(problem: Problem) -> str | None:
@@ -42,14 +38,6 @@ def why_infeasible(problem: Problem) -> str | None:
             f"memory ({MEMORY_KEYS}), cap the table's rows, or drop constraints"
         )
     return None
-
-
-def are_steps_large(problem: Problem) -> bool:
-    """Return whether narrower steps of some table could fill the ranks' memory better."""
-    capacity, size = problem.capacity_bytes, problem.size_bytes
-    gap_bytes = (capacity.sum() - size[problem.whole_shape].sum()) / problem.world_size
-    is_large = size[problem.first_shape[:-1]] * STEPS_IN_GAP > gap_bytes
-    return bool((is_large & (problem.columns_per_step > COLUMN_MULTIPLE)).any())
 
 
 def why_none_found(problem: Problem) -> str:

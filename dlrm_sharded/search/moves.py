@@ -38,9 +38,6 @@ MAX_PIECES, MAX_OTHER_PIECES = 32, 512
 NUM_BEST = 3
 """Number of transfers, and of swaps, that are returned."""
 
-NUM_DISTINCT = 16
-"""Number of transfers that are returned of those that need no room yet."""
-
 
 class Move(NamedTuple):
     """A change of a state.
@@ -99,15 +96,8 @@ class StateMoves:
 class Neighborhood(StateMoves):
     """The best few transfers and swaps of a state's column pieces."""
 
-    def transfers(
-        self, rank: int, objective: SmoothObjective, *, need_room: bool = True
-    ) -> list[Move]:
-        """Return moves of parts of pieces, or of whole ones, to other ranks.
-
-        Args:
-            need_room: whether the other ranks must have room already. If not, the transfers
-                returned are more, and differ in their change.
-        """
+    def transfers(self, rank: int, objective: SmoothObjective) -> list[Move]:
+        """Return moves of parts of pieces, or of whole ones, to other ranks."""
         state, problem = self.state, self.problem
         slots, others = self._changeable_slots(rank), self._candidate_ranks(rank)
         if not len(slots) or not len(others):
@@ -125,23 +115,20 @@ class Neighborhood(StateMoves):
         gains = (there - objective.powers[others]) @ objective.slope
         # The change at the source does not depend on the rank that gets the part.
         gains += (change_here + problem.shared_ms[moved])[:, None]
-        has_room = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
-        fits = np.ones_like(has_room)
+        fits = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
         if not self.splits:  # a part that leaves something behind makes a piece more
             fits &= is_whole[:, None]
         if self.budget is not None and self.budget.max_bytes is not None:
             fits &= (problem.size_bytes[moved] <= self.budget.max_bytes[parts.unit])[:, None]
         held = state.steps[parts.unit[:, None], others]  # [M, B]
-        self._merge_with_held(parts, held, others, change_here, objective, gains, fits, has_room)
+        self._merge_with_held(parts, held, others, change_here, objective, gains, fits)
         if objective.has_hosts:
-            gains += self._host_gains(objective, rank, others, problem.host_load[moved][:, None])
+            gains += self._host_gains(objective, rank, others, problem.host_load(moved)[:, None])
         fits &= self._allowed(parts.unit, others)
-        if need_room:
-            fits &= has_room
         # Moves that do not fit stay in the arrays as the worst of all.
         gains[~fits] = np.inf
         moves = []
-        for flat in _lowest(gains) if need_room else _lowest_distinct(gains):
+        for flat in _lowest(gains):
             m, b = divmod(flat, len(others))  # row and column of a flat index
             unit, width = int(parts.unit[m]), int(parts.width[m])
             stays = int(parts.shape[m]) - int(problem.first_shape[unit]) + 1 - width
@@ -176,7 +163,7 @@ class Neighborhood(StateMoves):
         # To first order: by how much the sums of powers change, times the norms' slopes.
         gains = (here + there) @ objective.slope
         if objective.has_hosts:
-            moved = problem.host_load[shape][:, None] - problem.host_load[other_shape][None]
+            moved = problem.host_load(shape)[:, None] - problem.host_load(other_shape)[None]
             gains += self._host_gains(objective, rank, other_rank, moved)
         gains[~self._swap_fits(rank, slots, others)] = np.inf
         moves = []
@@ -233,9 +220,8 @@ class Neighborhood(StateMoves):
         objective: SmoothObjective,
         gains: Floats,
         fits: Mask,
-        has_room: Mask,
     ) -> None:
-        """Correct gains, fits and room [M, B] where the other rank holds a piece of the unit.
+        """Correct gains and fits [M, B] where the other rank holds a piece of the unit.
 
         The part and that piece become one, which costs less than two.
 
@@ -258,8 +244,7 @@ class Neighborhood(StateMoves):
         change += problem.shared_ms[after] - problem.shared_ms[before]
         gains[m, b] = change_here[m] + change
         added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
-        has_room[m, b] = added_bytes <= state.free_bytes[other]
-        fits[m, b] = problem.possible[after]
+        fits[m, b] = problem.possible[after] & (added_bytes <= state.free_bytes[other])
 
     def _swap_fits(self, rank: int, slots: Indices, others: Indices) -> Mask:
         """Return [M, B], whether pieces of the rank and of others may change places."""
@@ -335,9 +320,3 @@ def _lowest(gains: Floats) -> list[int]:
     if len(flat) <= NUM_BEST:
         return list(range(len(flat)))
     return [int(i) for i in np.argpartition(flat, NUM_BEST)[:NUM_BEST]]
-
-
-def _lowest_distinct(gains: Floats) -> list[int]:
-    """Return the flat indices of the lowest few that differ; ranks that are alike gain alike."""
-    lowest, first_index = np.unique(gains, return_index=True)
-    return first_index[np.isfinite(lowest)][:NUM_DISTINCT].tolist()

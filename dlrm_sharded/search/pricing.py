@@ -14,7 +14,6 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices, ReducePrices
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.problem import NUM_LOADS, Blocks, Demand, LoadWeights, Mask
-from dlrm_sharded.search.split_errors import SplitErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +21,21 @@ class Pricing:
     """Prices pieces.
 
     Args:
-        errors: shares by which pieces are priced higher.
+        split_error: share of its computation by which a piece of a table is priced higher.
         mean_read_mb: MB that a rank reads in a step on average.
     """
 
     compute: ComputeModel
     prices: ExchangePrices
     weights: LoadWeights
-    errors: SplitErrors
+    split_error: float
     mean_read_mb: float
 
-    def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
+    def load(self, pieces: Pieces, error: float | Floats) -> tuple[Floats, Floats]:
         """Return the loads [n, L] of pieces, and how much of them is margin.
 
         Args:
-            error: [n, 2], shares of the computation by which a piece is priced higher.
+            error: share, or [n, 1] shares, of the computation by which a piece is priced higher.
         """
         # Prices rise with what the whole rank reads.
         compute_ms = self._work_ms(pieces)
@@ -46,17 +45,15 @@ class Pricing:
     def blocks(
         self,
         cut: BlockShapes,
-        error: Floats,
         table: Indices,
         is_allowed: Mask,
         groups: range,
         *,
-        of_sequences: bool = False,
+        of_sequences: bool,
     ) -> Blocks:
         """Return one kind of row blocks of all units, or their replicas.
 
         Args:
-            error: [T, 2], see `load`, of such a block of every table.
             table: [U], the table of each unit that may be split.
             is_allowed: [U], whether constraints allow the unit to have such blocks.
         """
@@ -66,7 +63,7 @@ class Pricing:
             reduce = ReducePrices(prices.fixed_ms, 0.0, 0.0)
         reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
         piece, last = cut.block.take(table), cut.last.take(table)
-        load, margin = self.load(piece, error[table])
+        load, margin = self.load(piece, self.split_error)
         surcharge = margin.copy()  # `load` and `surcharge` are both added to below
         # a view, as there may be many tables and ranks
         size_bytes = np.broadcast_to(piece.size_bytes[:, None], (len(table), cut.group_size))
@@ -118,7 +115,7 @@ class Pricing:
         prices = self.prices
         exchange_ms = prices.even_byte_ms * whole.volume / prices.num_ranks + prices.shard_ms
         whole_ms = self._work_ms(whole).sum(axis=1) / prices.num_ranks + exchange_ms
-        error = self.errors.replicas if has_margin else 0.0
+        error = self.split_error if has_margin else 0.0
         replica_ms = self._work_ms(shapes.replicas.block) * (1.0 + error)
         replica_ms = replica_ms.sum(axis=1)
         replica_ms += prices.gradients.byte_ms * shapes.replicas.reduce_volume

@@ -197,7 +197,6 @@ class Problem:
         margin: [N, L], part of the load that allows for the model's error on partial tables.
         shared_ms: [N], what every rank pays for the shape.
         size_bytes: [N], memory.
-        host_load: [N], time that the shape adds to the exchanges of its host.
         capacity_bytes: [W].
         allowed: [U, W], ranks that may hold pieces of the unit; None if all may hold everything.
         separated: [U, S], members of sets of units no two of which may share a rank.
@@ -223,7 +222,6 @@ class Problem:
     margin: Floats
     shared_ms: Floats
     size_bytes: Indices
-    host_load: Floats
     capacity_bytes: Indices
     allowed: Mask | None
     separated: Mask
@@ -272,6 +270,10 @@ class Problem:
     def shape(self, unit: int, width: int) -> int:
         """Return the index of the shape of a unit that has so many steps."""
         return int(self.first_shape[unit]) + width - 1
+
+    def host_load(self, shape: Indices) -> Floats:
+        """Return the time [...] that shapes add to the exchanges of their host, in ms."""
+        return self.prices.busiest_host_byte_ms * self.demand[shape, Demand.VOLUME]
 
     def num_columns(self, unit: int, width: int) -> int:
         """Return the columns of a piece; those of the widest table where several stay together."""

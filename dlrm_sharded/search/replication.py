@@ -12,21 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.cuts import UnitCut
-from dlrm_sharded.search.problem import Mask, Problem
+from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
-
-
-def which_pay(gain_ms: Floats, possible: Mask, first_ms: float) -> Mask:
-    """Return [U], units whose replicas pay off, if they do so together.
-
-    Args:
-        gain_ms: [U], what the replica of a unit saves, apart from the price of the first one.
-        first_ms: the price of the first replica.
-    """
-    pays: Mask = possible & (gain_ms > 0)
-    return pays & (float(gain_ms[pays].sum()) > first_ms)
 
 
 def with_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> tuple[UnitCut, ...]:
@@ -50,20 +38,6 @@ def with_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> tuple[UnitCut, .
             least_bytes -= int(replica_bytes[unit])
             found[unit] = UnitCut(kind=len(problem.blocks) - 1)  # the last kind
     return tuple(found)
-
-
-def replicas_fit(problem: Problem, cuts: Sequence[UnitCut]) -> bool:
-    """Return whether there is room for the replicas of cuts, and on average for the others."""
-    if problem.replicas is None:
-        return True
-    has_replica = np.array(
-        [cut.kind is not None and not cut.is_in_rows(problem) for cut in cuts], dtype=bool
-    )
-    replica_bytes = int(problem.replicas.size_bytes[has_replica, 0].sum())
-    other_bytes = int(problem.size_bytes[problem.whole_shape][~has_replica].sum())
-    capacity = problem.capacity_bytes
-    is_room = replica_bytes * problem.world_size + other_bytes <= capacity.sum()
-    return bool(replica_bytes <= capacity.min() and is_room)
 
 
 def replicate(state: State) -> bool:

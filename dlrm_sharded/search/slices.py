@@ -135,7 +135,6 @@ def with_slices(problem: Problem, most_steps: Indices) -> Problem:
         margin=total(problem.margin),
         shared_ms=total(problem.shared_ms),
         size_bytes=problem.size_bytes[shape] * num_slices,
-        host_load=total(problem.host_load),
     )
 
 

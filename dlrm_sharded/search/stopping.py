@@ -1,4 +1,4 @@
-"""Rules that stop a search."""
+"""The rules that stop a search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The deadline of a search.
+    """The one deadline of a search, at which everything stops.
 
     Args:
         deadline: a time of `time.perf_counter`.
@@ -32,12 +32,16 @@ class StoppingRule:
     """Conditions that stop a search; the first that is met ends it.
 
     Args:
-        patience: each part of the search ends after this many rebuilds in a row without a better
-            plan; the plan then does not depend on the speed of the machine.
-        good_gap: the objective is within this distance of the lower bound, relative to it.
         clock: its deadline has passed.
+        good_ms: the objective is at most this.
+        patience: each walk ends after this many rebuilds in a row without a better plan; the plan
+            then does not depend on the speed of the machine.
     """
 
-    patience: int
-    good_gap: float
     clock: Clock
+    good_ms: float
+    patience: int
+
+    def ends_at(self, objective_ms: float) -> bool:
+        """Return whether a search that has a plan with this objective may end."""
+        return objective_ms <= self.good_ms or self.clock.is_over

@@ -31,11 +31,10 @@ from dlrm_sharded.plans.precision import (
     why_not_exchanged,
 )
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
+from dlrm_sharded.search.build_problem import SPLIT_ERROR, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_none_found
-from dlrm_sharded.search.find_plan import improve_within
-from dlrm_sharded.search.from_scratch import ALL_WIDTHS, Build, SearchFromScratch
+from dlrm_sharded.search.find_plan import ALL_WIDTHS, find_from_scratch, improve_within
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.starts import are_few
@@ -62,7 +61,7 @@ class SearchSharder:
             without a better plan.
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
-            it; None for what the cost model says of that, see `search.split_errors`.
+            it.
         exchange_precision: precision of exchanges; None for that of the run.
         table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it.
     """
@@ -77,7 +76,7 @@ class SearchSharder:
     seed: int = 0
     time_budget_s: float | None = 10.0
     patience: int = 10
-    split_error: float | None = None
+    split_error: float | None = SPLIT_ERROR
     exchange_precision: Any = None
     table_precision: str = "fp32"
 
@@ -119,10 +118,6 @@ class SearchSharder:
         precision = _stated_precision(self.exchange_precision, self.context.run.device)
         object.__setattr__(self, "exchange_precision", precision)
 
-    @property
-    def _from_scratch(self) -> SearchFromScratch:
-        return SearchFromScratch(self.seed, self.patience)
-
     def shard(self, task: ShardingTask) -> ShardingPlan:
         self.constraints.check(task)
         clock = Clock.starting_now(self.time_budget_s)
@@ -134,23 +129,22 @@ class SearchSharder:
         """Return the best plan under the prices of a task, in any precision."""
         task = priced.task
         earlier = self.constraints.earlier_plan(task)
-        build: Build = functools.partial(
+        build = functools.partial(
             build_problem,
             priced,
             self.constraints,
             critical_path_share=self.critical_path_share,
-            split_error=self.split_error,
-            # an earlier plan may have any widths
-            max_widths=MAX_WIDTHS if earlier is None else ALL_WIDTHS,
+            split_error=SPLIT_ERROR if self.split_error is None else self.split_error,
             all_replicas=earlier is not None or are_few(len(task.tables), task.topology.world_size),
         )
         if earlier is not None:
-            state = self._near(build(), earlier, clock)
+            # an earlier plan may have any widths
+            state = self._near(build(max_widths=ALL_WIDTHS), earlier, clock)
         else:
-            scratch = self._from_scratch.find_in_steps(build, clock)
-            if scratch.state is None:
-                raise InfeasibleTaskError(why_none_found(scratch.problem))
-            state = scratch.state
+            found, problem = find_from_scratch(build, self.seed, self.patience, clock)
+            if found is None:
+                raise InfeasibleTaskError(why_none_found(problem))
+            state = found
         by_table = None if earlier is None else earlier.shards_by_table()
         plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
         if earlier is not None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from dlrm_sharded import Constraints, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.search.feasibility import are_steps_large, why_infeasible, why_none_found
+from dlrm_sharded.search.feasibility import why_infeasible, why_none_found
 from tests.unit.made_up import task_of
 from tests.unit.search.made_up import all_plans, model_of, problem_of, tiny_task, with_memory
 
@@ -80,15 +80,3 @@ def test_wide_tables_are_not_said_to_need_wide_pieces() -> None:
     """The search cuts 260 columns at multiples of 8; a plan may at those of 4."""
     task = tight(Table("wide", 1000, 260, 1.0), memory=16_000, world_size=65)
     assert why(task) == "None"
-
-
-def test_steps_are_large_for_small_gaps() -> None:
-    """512 columns on two ranks have steps of 8; of 256 columns or fewer, none is narrower."""
-    size = 1000 * 512 * 4
-    for num_cols, memory, large in (
-        (512, size, False),
-        (512, size // 2 + 1000 * 8 * 4, True),
-        (256, size // 4 + 1000 * 4 * 4, False),
-    ):
-        task = tight(Table("wide", 1000, num_cols, 1.0), memory=memory, world_size=2)
-        assert are_steps_large(problem_of(task, model_of("plain"))) == large

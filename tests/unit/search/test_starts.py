@@ -10,36 +10,14 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.first_plan import first_plan
-from dlrm_sharded.search.replication import replicas_fit, with_replicas
+from dlrm_sharded.search.replication import with_replicas
 from dlrm_sharded.search.slices import in_slices
-from dlrm_sharded.search.state import COLUMNS
 from dlrm_sharded.search.state_shards import state_shards
-from dlrm_sharded.search.uniform_starts import uniform_states, with_narrow_blocks
 from tests.unit.made_up import tables_of, task_of, with_memory
 from tests.unit.search.made_up import model_of, predicted, problem_of
 from tests.unit.search.states import kind_of_rows, state_of_whole_units
 
 TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
-
-
-def test_uniform_states_have_each_kind_and_the_cheaper_ones() -> None:
-    problem = problem_of(TASK, model_of("shipped"))
-    state = state_of_whole_units(problem)
-    found = [tuple(s.group.tolist()) for s in uniform_states(state, all_kinds=True)]
-    kinds = [[problem.groups[group].kind for group in groups] for groups in found]
-    assert [0, 0, 0] in kinds
-    assert [2, 2, 2] in kinds, "all are replicas"
-    assert len(set(found)) == len(found)
-    assert (state.group == COLUMNS).all(), "the state stays as it is"
-
-
-def test_uniform_states_keep_to_the_memory() -> None:
-    size = TASK.topology.table_bytes(TASK.tables[0])
-    problem = problem_of(with_memory(TASK, size + 10_000), model_of("shipped"))
-    for state in uniform_states(state_of_whole_units(problem), all_kinds=True):
-        assert (state.free_bytes >= 0).all()
-        plan = ShardingPlan(4, state_shards(state))
-        validate(plan, problem.task)
 
 
 def test_replicas_have_room_where_others_make_it() -> None:
@@ -48,28 +26,10 @@ def test_replicas_have_room_where_others_make_it() -> None:
     whole = [UnitCut((int(steps),)) for steps in problem.num_steps]
     cuts = with_replicas(problem, whole)
     assert [cut.kind for cut in cuts] == [2, 2, None]
-    assert replicas_fit(problem, cuts)
 
     tight_task = with_memory(TASK, TASK.table_bytes // 4 + 4)
     tight = dataclasses.replace(problem_of(tight_task, model_of("shipped")), **gains)
     assert with_replicas(tight, whole) == tuple(whole)
-    assert not replicas_fit(tight, [UnitCut(kind=2)] * 3)
-
-
-def test_blocks_of_narrow_tables_beside_other_cuts_of_wide_ones() -> None:
-    """Row blocks of all up to a width, then also replicas where those cost less."""
-    problem = problem_of(TASK, model_of("shipped"))
-    whole = [UnitCut((int(steps),)) for steps in problem.num_steps]
-    found = [[cut.kind for cut in cuts] for cuts in with_narrow_blocks(problem, whole)]
-    (over_all_ranks,) = (
-        kind
-        for kind, blocks in enumerate(problem.blocks)
-        if blocks.is_global and not blocks.is_replica
-    )
-    assert found[:2] == [[over_all_ranks] * 3, [None, None, over_all_ranks]]
-    replicas = len(problem.blocks) - 1
-    assert {*found[2]} <= {over_all_ranks, replicas}
-    assert replicas in found[2]
 
 
 def test_cuts_of_a_state() -> None:
