@@ -1,4 +1,4 @@
-"""A sharder beside tables that must not lie whole on a rank: it places all the others."""
+"""Places tables that must not lie whole on a rank, and leaves all others to a sharder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FixedTable:
 
 
 @dataclass(eq=False)
-class SharderBesideFixed:
+class WithFixedTables:
     """Lays out the tables that have no choice, and asks another sharder for the rest.
 
     Tables with a smallest width of column shards are split by another plan without column shards

@@ -1,4 +1,4 @@
-"""The plan of a model's tables: TorchRec's form of it, and what goes beside its sharder."""
+"""Plans the tables of a model, and translates the plan to TorchRec's form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
-from dlrm_sharded.drop_in.fixed_tables import SharderBesideFixed
+from dlrm_sharded.drop_in.fixed_tables import WithFixedTables
 from dlrm_sharded.drop_in.module_tables import MEANS_IN_ROW_BLOCKS
 from dlrm_sharded.drop_in.parameter_constraints import ConstrainedTables, passed_on
 from dlrm_sharded.files.errors import InfeasibleTaskError
@@ -36,7 +36,7 @@ class ModelTask:
     optimizer: str | None
 
     def plan(self, planner: Planner) -> tuple[ShardingPlan, PlanReport]:
-        """Return a planner's plan, in which tables without a choice lie beside its sharder's.
+        """Return a planner's plan; tables without a choice are placed before its sharder's.
 
         Raises:
             ConfigError, ShardingError: as `Planner.plan`.
@@ -44,7 +44,7 @@ class ModelTask:
         tables = self.tables
         is_file = isinstance(planner.sharder, PlanFileSharder)  # it has those tables, too
         if not is_file and (tables.fixed or tables.min_columns):
-            beside = SharderBesideFixed(planner.sharder, tables.fixed, tables.min_columns)
+            beside = WithFixedTables(planner.sharder, tables.fixed, tables.min_columns)
             planner = dataclasses.replace(planner, sharder=beside)
         try:
             return planner.plan(self.task)

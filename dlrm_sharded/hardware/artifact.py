@@ -2,7 +2,7 @@
 
 The header of the file says on what hardware, and from what, the artefact was made. Artefacts are
 searched in the folder that a run names, then in the package. Commands name `calibration/` of the
-working directory, where they write artefacts; Python names none unless told to.
+working directory, where they write artefacts; Python names none by itself.
 """
 
 from __future__ import annotations

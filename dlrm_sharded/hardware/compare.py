@@ -16,7 +16,7 @@ LATENCY = "all-to-all latency"
 BOUND = 1.6
 """Factor by which a figure of a device may differ on the same hardware.
 
-On 2 cores of an AMD EPYC, 48 probes beside 0 to 2 streaming or busy processes, and 2 to 3 other
+On 2 cores of an AMD EPYC, 48 probes under 0 to 2 streaming or busy processes, and 2 to 3 other
 processes, were at most this far from the best in all but one figure of one probe: 1.29 (matrix
 product), 1.35 and 1.46 (gathers), 1.58 (copy; once 2.1). A machine of half the speed is beyond it.
 """
@@ -24,7 +24,7 @@ product), 1.35 and 1.46 (gathers), 1.58 (copy; once 2.1). A machine of half the 
 EXCHANGE_BOUNDS = {EXCHANGE: 1.9, LATENCY: 2.5}
 """Likewise for exchanges, in which all ranks must have a core at the same time.
 
-Ten exchanges of 4 ranks there, beside a load of 5 to 6, differed by 1.7 and 2.3 at most.
+Ten exchanges of 4 ranks there, under a load of 5 to 6, differed by 1.7 and 2.3 at most.
 """
 
 UNNAMED = "the hardware is not named; hardware=here is this machine"

@@ -136,7 +136,7 @@ def _cached_probe(fingerprint: Fingerprint) -> Probe | None:
 def _kept(hardware: Hardware) -> Hardware:
     """Write the probe to the cache, if it can be written; return the hardware.
 
-    One that was made beside much other work is not: the next run measures again.
+    One that was measured under much load is not: the next run measures again.
     """
     fingerprint, probe, boot = hardware.fingerprint, hardware.probe, _boot()
     assert fingerprint is not None

@@ -110,7 +110,7 @@ class Fingerprint:
     def computing(self) -> dict[str, Any]:
         """Return what the costs depend on: the fields of the GPU if there is one, else the CPU's.
 
-        `INFORMATIVE` ones are left out. Lookups on a GPU are as fast with another CPU beside it.
+        `INFORMATIVE` ones are left out. The CPU of the host does not change the lookups of a GPU.
         """
         fields = dataclasses.asdict(self.cpu if self.gpu is None else self.gpu)
         return {key: value for key, value in fields.items() if key not in INFORMATIVE}

@@ -1,7 +1,7 @@
 """Layouts: the ways to split one table into shards that TorchRec can train.
 
-A layout is a class that recognizes its shards and knows its name in TorchRec. Cost models price it
-by the size of its group, the ranks that reduce partial results among each other.
+A layout is a class that recognizes its shards and knows its name in TorchRec. Cost models predict
+its time from the size of its group, the ranks that reduce partial results among each other.
 
 TorchRec replicates a table on all ranks only. Replicas that each lie on one host as row blocks need
 its two-dimensional parallelism, which treats all tables of a model alike, so no layout has them.

@@ -151,7 +151,7 @@ class PlanReport:
         solve_s: time that the sharder took.
         costs: name of the costs that the sharder planned by; None if it used none.
         cost: predicted cost; None without a cost model.
-        standing: what is known of the prices behind `cost`; None if the model does not say.
+        standing: origin of the cost model behind `cost`; None if the model does not say.
         caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
         lower_bound_ms: lower bound of `cost_ms` for all valid plans, without its `excess_ms`; None
             if not known.
@@ -183,14 +183,14 @@ class PlanReport:
         gap = (
             "no lower bound" if self.gap is None else f"{100 * self.gap:.1f} % above a lower bound"
         )
-        prices = "unknown prices" if self.standing is None else self.standing.text
-        return f"PlanReport: {self.made_by}, in {self.solve_s:.2g} s\n  {cost}, {gap}\n  {prices}"
+        costs = "unknown costs" if self.standing is None else self.standing.text
+        return f"PlanReport: {self.made_by}, in {self.solve_s:.2g} s\n  {cost}, {gap}\n  {costs}"
 
     @property
     def gap(self) -> float | None:
         """Distance of the predicted cost from the lower bound, relative to the bound.
 
-        Both are costs by the prices as they are, without the cost's `excess_ms`.
+        Both are by the cost model as it is, without the cost's `excess_ms`.
         """
         if self.cost is None or not self.lower_bound_ms:
             return None
