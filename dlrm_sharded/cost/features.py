@@ -118,11 +118,12 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
     if not device.has_warps:
         pooled_lines, far_lines = _streamed(pooled_lines), _streamed(far_lines)
     # Every sample has a bag in every table, also where the bag is empty. A sequence is looked up as
-    # if each of its ids were a bag.
-    bags = workload.num_vectors
+    # if each of its ids were a bag, but for the warp of a GPU, which handles all ids of a sample.
+    vectors = workload.num_vectors
+    bags = workload.num_bags if device.has_warps else vectors
     # the backward pass sorts ids by row, a few bits of the row's number at a time
     passes = np.ceil(np.log2(np.maximum(workload.num_rows, 2.0)) / SORT_BITS)
-    gradient_bytes = bags * cols * FLOAT_BYTES
+    gradient_bytes = vectors * cols * FLOAT_BYTES
     # tables that are looked up at the same time have a part of a GPU's cache each
     share: Floats | float = 1.0
     if device.has_warps:  # a sequence may have no ids at all
@@ -130,7 +131,7 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
     terms = [
         np.full_like(cols, 1e3),  # one each: all terms are divided by 1e3 below
         bags,
-        bags * pooled_lines,
+        vectors * pooled_lines,
         ids,
         ids * passes,
         ids * lines,
