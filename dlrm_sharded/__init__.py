@@ -26,8 +26,8 @@ from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
 
 if TYPE_CHECKING:
+    from dlrm_sharded.calibration.priors import learned_cost_model
     from dlrm_sharded.commands.sharders import make_sharder
-    from dlrm_sharded.cost.learned import learned_cost_model
     from dlrm_sharded.cost.linear import LinearCostModel
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner, plan_model
     from dlrm_sharded.hardware.context import RunContext
@@ -77,7 +77,7 @@ _LOADED_WHEN_ASKED = {
     "ShardedPlanner": "drop_in.sharded_planner",
     "Sharder": "sharders.base",
     "SharderContext": "sharders.base",
-    "learned_cost_model": "cost.learned",
+    "learned_cost_model": "calibration.priors",
     "make_sharder": "commands.sharders",
     "plan_model": "drop_in.sharded_planner",
     "task_from_frame": "plans.frames",

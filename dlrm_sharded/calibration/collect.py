@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dlrm_sharded.calibration.confidence import is_disturbed
 from dlrm_sharded.calibration.costs_file import write_costs
+from dlrm_sharded.calibration.disturbance import is_disturbed
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes

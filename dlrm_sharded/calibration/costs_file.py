@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.calibration.confidence import is_disturbed
+from dlrm_sharded.calibration.disturbance import is_disturbed
 from dlrm_sharded.calibration.samples import (
     TIMES,
     CollectedCosts,

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlrm_sharded.calibration.adapt import Adapted, adapt
 from dlrm_sharded.calibration.collect import BAR_FORMAT
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.calibration.start_design import Design
@@ -212,13 +211,6 @@ def _change(found: Mapping[int, Sequence[Sample]]) -> float | None:
             )
             logs.append(abs(math.log(second / first)))
     return math.exp(float(np.median(logs))) if logs else None
-
-
-def adapted_to(prior: LearnedCostModel, measured: Sequence[Sample]) -> Adapted:
-    """Return the adapted prices with their errors on plans that were left out."""
-    # some of all plans are left out, and not those that were chosen last
-    order = np.random.default_rng(0).permutation(len(measured))
-    return adapt(prior, [measured[i] for i in order])
 
 
 def disturbance(

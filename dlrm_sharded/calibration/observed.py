@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.calibration.confidence import reliability
+from dlrm_sharded.calibration.disturbance import reliability
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel, Hosts
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
@@ -36,7 +36,7 @@ class Observed:
         num_terms: the first parts, which have slopes, K of them; 0 for exchanges, in which all
             parts share one slope, and K is 1.
         times_ms: [N], which may be 0.
-        reliability: weight of the times of this plan, see `confidence`.
+        reliability: weight of the times of this plan, see `disturbance`.
     """
 
     parts: Floats

@@ -1,7 +1,8 @@
-"""The journal of runs: plans that runs measured on some hardware, and their stages on each rank.
+"""The store of samples of some hardware: plans that were measured on it, and their stages.
 
-A run measures its plan anyway. Rank 0 appends what was measured to a file of the hardware, which is
-in the user's cache folder, and the next prediction there is corrected by it.
+A run appends the plan that it trains, which it measures anyway; a first run and `dlrm-calibrate`
+append what they collect. The file is in the user's cache folder, one for each hardware, and has a
+line for each sample. Later predictions on this hardware come from all of them.
 """
 
 from __future__ import annotations
@@ -13,49 +14,49 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.calibration.confidence import Disturbance
-from dlrm_sharded.calibration.samples import Sample, problem_of, sound_sample
-from dlrm_sharded.cost.kernel_changes import changes_between
+from dlrm_sharded.calibration.disturbance import Disturbance
+from dlrm_sharded.calibration.samples import RUN, Sample, problem_of, sound_sample
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.files.errors import ConfigError, check_path
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.files.user_cache import journal_folder
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 
 JOURNAL_FORMAT = 1
-MAX_RUNS = 50
-"""Number of the latest runs that are read."""
+MAX_SAMPLES, MAX_RUNS = 1000, 50
+"""Number of the latest samples that are read, and of runs among them: plans of runs are alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions that two runs must share for one to tell of the other.
+    """Conditions that samples must share with a run to tell of it.
 
     Args:
         optimizer: fused optimizer of the tables.
-        ranks_per_host: ranks of a host, which may share its cores and links.
-        fbgemm: version of FBGEMM; None if it is not known. Others count, unless one of
-            `KERNEL_CHANGES` is between them.
-        device: "cpu" or "cuda"; a journal is of one.
-        threads: threads that a rank computes with; None if they are not known, as in lines of
-            earlier versions, which count.
+        ranks_per_host: ranks of a host, which may share its cores and links; None for samples that
+            count for any number of them.
+        fbgemm: version of FBGEMM; None if it is not known, and such samples count.
+        threads: threads that a rank computes with; likewise.
     """
 
     optimizer: str
-    ranks_per_host: int
+    ranks_per_host: int | None
     fbgemm: str | None = None
-    device: str = "cpu"
     threads: int | None = None
 
     def allow(self, other: Conditions) -> bool:
-        """Return whether runs under other conditions tell of runs under these."""
-        return (
-            (self.optimizer, self.ranks_per_host) == (other.optimizer, other.ranks_per_host)
-            and (None in (self.threads, other.threads) or self.threads == other.threads)
-        ) and not changes_between(
-            other.fbgemm, self.fbgemm, device=self.device, optimizer=self.optimizer
+        """Return whether samples under other conditions tell of runs under these."""
+        pairs = (
+            (self.ranks_per_host, other.ranks_per_host),
+            (self.fbgemm, other.fbgemm),
+            (self.threads, other.threads),
+        )
+        return self.optimizer == other.optimizer and all(
+            None in pair or pair[0] == pair[1] for pair in pairs
         )
 
 
@@ -71,79 +72,111 @@ class SampleStore:
     outbox: Path | None = None
 
     def append(
-        self, conditions: Conditions, run: Sample, beside: Disturbance | None = None
+        self, conditions: Conditions, sample: Sample, disturbance: Disturbance | None = None
     ) -> bool:
-        """Write a run at the end and return True; if that is impossible, warn and return False.
+        """Write a sample at the end and return True; if that is impossible, warn and return False.
 
         Args:
-            beside: signs of other work while the run was measured; None if nobody looked.
+            disturbance: signs of other work during the measurement; None if nobody looked.
         """
-        problem = problem_of(run)
+        problem = problem_of(sample)
         if problem is not None:
             self._file.refuse(f"it cannot have been measured ({problem})")
             return False
         return self._file.note(
             {
-                "optimizer": conditions.optimizer,
-                "ranks_per_host": conditions.ranks_per_host,
-                "fbgemm": conditions.fbgemm,
-                "threads": conditions.threads,
-                "beside": None if beside is None else dataclasses.asdict(beside),
-                "run": run.to_row(),
+                **dataclasses.asdict(conditions),
+                "beside": None if disturbance is None else dataclasses.asdict(disturbance),
+                "run": sample.to_row(),
             }
         )
 
     def read(self, conditions: Conditions) -> dict[int, Sample]:
-        """Return the latest runs under these conditions by line number, the last one last.
+        """Return the latest samples under these conditions by line number, the last one last.
 
-        Their `noise` follows from the signs of other work in their lines. Runs of tables without a
-        profile, as earlier versions wrote them, tell nothing, as their prices are not known.
-        Lines that are no runs are passed over with one warning; the file stays as it is.
+        Their `noise` follows from the signs of other work in their lines. Samples of tables without
+        a profile, as earlier versions wrote them, tell nothing, as what they look up is not known.
+        Lines that are no samples are passed over with one warning; the file stays as it is.
         """
 
-        def run_of(fields: Mapping[str, Any]) -> Sample | None:
-            found, run = _read(fields)
-            return run if conditions.allow(found) and _has_profiles(run) else None
+        def sample_of(fields: Mapping[str, Any]) -> Sample | None:
+            found, sample = _read(fields)
+            return sample if conditions.allow(found) and _has_profiles(sample) else None
 
-        return self._file.latest(run_of, most=MAX_RUNS)
+        found = self._file.latest(sample_of, most=MAX_SAMPLES)
+        runs = [number for number, sample in found.items() if sample.kind == RUN]
+        for number in runs[:-MAX_RUNS]:
+            del found[number]
+        return found
 
     @property
     def _file(self) -> LineFile:
-        return LineFile(self.path, "run", JOURNAL_FORMAT, self.outbox)
+        return LineFile(self.path, "sample", JOURNAL_FORMAT, self.outbox)
 
 
-def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Sample | None:
+def sample_store(
+    context: RunContext, journal: str | None, *, outbox: Path | None = None
+) -> SampleStore | None:
+    """Return the store of a run's hardware; None if it has none, or the hardware is not known.
+
+    Args:
+        journal: folder of stores; "auto" for the one in the user's cache, None or "none" for none.
+        outbox: see `LineFile`.
+
+    Raises:
+        ConfigError: it is no path.
+    """
+    if journal in (None, "none"):
+        return None
+    if not isinstance(journal, str):
+        raise ConfigError(f"journal is {journal!r}, must be auto, null or the path of a folder")
+    if journal != "auto":
+        check_path("journal", journal)
+    return store_in(journal_folder(journal), context, outbox=outbox)
+
+
+def store_in(
+    folder: Path, context: RunContext, *, outbox: Path | None = None
+) -> SampleStore | None:
+    """Return the store of a run's hardware in a folder; None if the hardware is not known."""
+    if context.hardware is None or context.hardware.fingerprint is None:
+        return None
+    return SampleStore(context.hardware.fingerprint.path_in(folder, ".jsonl"), outbox)
+
+
+def conditions_of(context: RunContext) -> Conditions | None:
+    """Return what samples must share with a run; None for a plan that is made elsewhere."""
+    if context.optimizer is None or context.ranks_per_host is None:
+        return None
+    fingerprint = None if context.hardware is None else context.hardware.fingerprint
+    threads = None if fingerprint is None else fingerprint.cpu.threads
+    return Conditions(context.optimizer, context.ranks_per_host, context.fbgemm, threads)
+
+
+def sample_of_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Sample | None:
     """Return a plan that a run measured, with the profiles of its task, or expected ones.
 
-    It is None for plans with row blocks on the ranks of one host, which samples cannot express.
+    It is None for plans that samples cannot express, with row blocks on the ranks of one host, and
+    for those in another precision than fp32.
     """
     sizes = workload_of_plan(plan, task).group_size
     if ((sizes > 1) & (sizes < task.topology.world_size)).any():
         return None
-    run = Sample.of_plan(plan, with_profiles(task), cost, kind="run")
-    rounded = [tuple(round(share, 6) for share in shard.reuse_histogram) for shard in run.shards]
-    shards = (
-        dataclasses.replace(shard, reuse_histogram=histogram)
-        for shard, histogram in zip(run.shards, rounded, strict=True)
-    )
-    return dataclasses.replace(run, shards=tuple(shards))
+    if plan.half_tables() or not plan.exchange_precision.is_exact:
+        return None
+    return Sample.of_plan(plan, with_profiles(task), cost, kind=RUN)
 
 
-def _has_profiles(run: Sample) -> bool:
-    return all(any(shard.reuse_histogram) for shard in run.shards if shard.pooling_factor > 0)
+def _has_profiles(sample: Sample) -> bool:
+    return all(any(shard.reuse_histogram) for shard in sample.shards if shard.pooling_factor > 0)
 
 
 def _read(fields: Mapping[str, Any]) -> tuple[Conditions, Sample]:
-    run = sound_sample(fields["run"])
-    # earlier versions wrote neither the version of FBGEMM nor threads, nor what ran beside
+    sample = sound_sample(fields["run"])
+    # 0.2 wrote neither the version of FBGEMM nor threads, nor signs of other work
     keys = ("optimizer", "ranks_per_host", "fbgemm", "threads")
     own = {key: fields[key] for key in keys if key in fields}
     if fields.get("beside") is not None:
-        beside = read_form(fields["beside"], Disturbance, name="other work")
-        run = dataclasses.replace(run, noise=beside.noise)
-    conditions = read_form(own, Conditions, name="the conditions")
-    if conditions.ranks_per_host != run.ranks_per_host:
-        raise DataError(
-            f"ranks_per_host is {conditions.ranks_per_host}, and {run.ranks_per_host} in its run"
-        )
-    return conditions, run
+        disturbance = read_form(fields["beside"], Disturbance, name="other work")
+        sample = dataclasses.replace(sample, noise=disturbance.noise)
+    return read_form(own, Conditions, name="the conditions"), sample

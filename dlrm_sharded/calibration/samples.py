@@ -36,6 +36,9 @@ TIMES = (INPUT_DIST, *STAGES)
 CRITICAL_PATH = "critical_path"
 """Name of the sum of the stages on their slowest ranks, among measures of repeatability."""
 
+RUN, COMPUTATION, COMMUNICATION = "run", "computation", "communication"
+"""Kinds of samples: the plan of a run, a plan that was drawn, and one of tiny tables."""
+
 MIN_STAGE_MS, MAX_STAGE_MS = 1e-6, 3.6e6
 """Limits of a stage's time, unless it is 0: a nanosecond and an hour."""
 
@@ -92,15 +95,15 @@ class MeasuredShard:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A random plan and its cost as measured by `measure`.
+    """A plan and its cost as measured by `measure`.
 
     Args:
-        kind: "computation" for tables of real sizes, "communication" for tiny ones.
-        number: number of the plan within its collection.
+        kind: one of `RUN`, `COMPUTATION` and `COMMUNICATION`.
+        number: number of the plan among those that were drawn with it.
         attempt: how often the plan had been measured before.
         cost: measured cost, with the redistribution of ids.
         noise: standard deviation of the logarithms of the times that other work causes, see
-            `confidence.Disturbance`.
+            `disturbance.Disturbance`.
     """
 
     kind: str
@@ -141,7 +144,8 @@ class Sample:
                 num_rows=shard.num_rows,
                 num_cols=shard.num_cols,
                 pooling_factor=float(num_ids) / task.batch_size,
-                reuse_histogram=tuple(histogram.tolist()),
+                # fewer digits take less of a line in the store
+                reuse_histogram=tuple(np.round(histogram, 6).tolist()),
                 row_wise=bool(size > 1),
                 accesses=ZipfAccesses.name if accesses is None else accesses[shard.table],
                 replicated=shard.replicated,

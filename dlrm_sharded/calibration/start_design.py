@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.calibration.confidence import NOISE, PART_SPREAD, SHARED_SPREAD
+from dlrm_sharded.calibration.disturbance import NOISE
+from dlrm_sharded.calibration.factor_fit import PART_SPREAD, SHARED_SPREAD
 from dlrm_sharded.calibration.observed import parts_by_stage
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel

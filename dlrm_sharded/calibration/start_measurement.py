@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,15 @@ from dlrm_sharded.calibration.first_start import (
     MEASURE,
     Chooser,
     Measured,
-    adapted_to,
     disturbance,
     measure_plans,
 )
-from dlrm_sharded.calibration.hardware_costs import conditions_of
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample, problem_of
 from dlrm_sharded.calibration.schedule import Slot, group_sizes
-from dlrm_sharded.calibration.start_file import FirstStart
 from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import MAX_LOAD_PER_CORE, release_memory
 from dlrm_sharded.hardware.torch_defaults import torch_defaults
@@ -53,6 +52,14 @@ TABLE_GIB = {"cpu": 0.5, "cuda": 4.0}
 IDS_PER_STEP = {"cpu": 300_000, "cuda": 2_000_000}
 """Largest tables and ids of a rank in a measurement, by type of device: beyond the caches, and
 small enough for dozens of measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Samples, and the other work that ran during their measurement; None if there was little."""
+
+    samples: tuple[Sample, ...]
+    disturbance: str | None
 
 
 def announcement(rank: Rank, budget_s: float) -> str:
@@ -79,7 +86,7 @@ def measure_first_start(
     batch_size: int,
     *,
     budget_s: float,
-) -> FirstStart | None:
+) -> Collected | None:
     """Measure the hardware of a job; a collective of all ranks.
 
     Rank 0 gets the result; it is None if the time was too short, as it is on other ranks.
@@ -131,7 +138,7 @@ def measure_first_start(
             measured.seconds,
         )
         return None
-    return _concluded(rank, context, prior, measured, surroundings)
+    return _concluded(rank, measured, surroundings)
 
 
 def _chooser(
@@ -149,42 +156,17 @@ def _measure(measurer: PlanMeasurer, seed: int, plan: StartPlan, attempt: int) -
     return measurer.measure_drawn(slot, plan.tables, plan.batch_size, rng)
 
 
-def _concluded(
-    rank: Rank,
-    context: RunContext,
-    prior: LearnedCostModel,
-    measured: Measured,
-    surroundings: Surroundings,
-) -> FirstStart:
-    """Return the result of rank 0, and log what came out."""
-    conditions = conditions_of(context)
-    assert conditions is not None
-    adapted = adapted_to(prior, measured.samples)
-    threads = torch.get_num_threads()
+def _concluded(rank: Rank, measured: Measured, surroundings: Surroundings) -> Collected:
+    """Return the result of rank 0."""
     cores = os.cpu_count() or 1
     found = disturbance(
         measured,
         load=max(surroundings.hosts.values()),
         core_wait=surroundings.core_wait if has_core_for_each(rank) else 0.0,
-        max_load=(MAX_LOAD_PER_CORE if threads == 1 else 1) * cores,
+        max_load=(MAX_LOAD_PER_CORE if torch.get_num_threads() == 1 else 1) * cores,
     )
-    log.info(
-        "first start: %d plans in %d measurements, %.1f s; the prior was off by %.0f %% on them, "
-        "the measured prices by about %.0f %% on plans that were left out",
-        len(measured.samples),
-        measured.num_measurements,
-        measured.seconds,
-        100 * adapted.error_before,
-        100 * adapted.stated_error,
-    )
-    return FirstStart(
-        conditions,
-        measured.samples,
-        measured.seconds,
-        error=adapted.stated_error,
-        rank_error=adapted.rank_error,
-        disturbance=found,
-    )
+    log.info("%d plans were measured in %.1f s", len(measured.samples), measured.seconds)
+    return Collected(measured.samples, found)
 
 
 def _computing(rank: Rank) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.calibration.confidence import Disturbance
+from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.measuring.stage_clock import max_over_ranks
 from dlrm_sharded.ranks.surroundings import core_wait_s

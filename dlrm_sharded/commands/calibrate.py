@@ -26,20 +26,18 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.collect import CollectConfig, collect
 from dlrm_sharded.calibration.costs_file import manifest_path, read_costs
-from dlrm_sharded.calibration.fit_collected import FitConfig, fit_cost_model
-from dlrm_sharded.calibration.prediction_errors import errors_table, repeatability_text
+from dlrm_sharded.calibration.fit_collected import LEARNED, FitConfig, fit_collected
+from dlrm_sharded.calibration.prediction_errors import errors_table
 from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import instantiate, refuse_unused, run_hydra
 from dlrm_sharded.commands.yamls import CONF_DIR
-from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import check_path, folder_to_write
 from dlrm_sharded.files.provenance import device_name
-from dlrm_sharded.hardware.artifact import CALIBRATED, name_in_folder, write_artifact
-from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, RETUNE, cost_model_kind
+from dlrm_sharded.hardware.artifact import CALIBRATED
+from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, RETUNE
 from dlrm_sharded.hardware.compare import compare
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import read_fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.measuring.measure import MeasureConfig
@@ -76,7 +74,6 @@ RANK_VARIABLES = (
 )
 """Environment variables by which torchrun makes a process a rank of a job."""
 
-LEARNED = "learned"
 MEASURES_NOTHING = "costs are given, and nothing is measured"
 
 
@@ -178,22 +175,10 @@ def _fit(costs: CollectedCosts, config: FitConfig, out: Path) -> Path:
     """
     started = time.perf_counter()
     _warn_of_other_hardware(costs.hardware, costs.manifest["device"])
-    fitted = fit_cost_model(costs, config, _prior(costs) if config.from_prior else None)
-    kind = cost_model_kind(fitted.meta["kind"])
-    name = name_in_folder(out, kind, Hardware.from_meta(fitted.meta))
-    path = write_artifact(out, name, fitted.arrays, fitted.meta)
-    log.info("held-out plans:\n\n%s\n", errors_table(fitted.meta["held_out_errors"]))
-    if (text := repeatability_text(costs.manifest["repeatability"])) is not None:
-        log.info("%s", text)
+    path, errors = fit_collected(costs, config, out)
+    log.info("plans that were left out of the fit:\n\n%s\n", errors_table(errors))
     log.info("fitted in %.0f s; wrote %s", time.perf_counter() - started, path)
     return path
-
-
-def _prior(costs: CollectedCosts) -> LearnedCostModel | None:
-    """Return the packaged model for the hardware of the costs; None if it is of another device."""
-    manifest = costs.manifest
-    prior = shipped_prior(RunContext(manifest["device"], costs.hardware, manifest["optimizer"]))
-    return prior if prior.device == manifest["device"] else None
 
 
 def _warn_of_other_hardware(measured: Hardware, device: str) -> None:

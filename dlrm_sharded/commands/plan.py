@@ -10,7 +10,6 @@ import functools
 import json
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.first_start import measured_here
+from dlrm_sharded.commands.first_run import planners_here
 from dlrm_sharded.commands.hydra_app import run_hydra
 from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.sharders import build_planner, run_context
@@ -92,10 +91,7 @@ def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
     )
     if cfg.hardware != HERE:
         return build(context)
-    with tempfile.TemporaryDirectory() as folder:
-        _, [planner] = measured_here(
-            cfg, context, task, lambda measured: [build(measured)], folder=Path(folder)
-        )
+    [planner] = planners_here(cfg, context, task, lambda measured: [build(measured)])
     return planner
 
 

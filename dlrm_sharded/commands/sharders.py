@@ -12,7 +12,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dlrm_sharded.calibration.hardware_costs import start_budget_s
+from dlrm_sharded.calibration.hardware_costs import budget_in_s
 from dlrm_sharded.commands.hydra_app import command_line, instantiate, run_hydra
 from dlrm_sharded.commands.removed import why_key_of_search, why_removed
 from dlrm_sharded.commands.task import HERE
@@ -71,16 +71,16 @@ def build_planner(
 
 
 def start_budget(cfg: DictConfig) -> float | None:
-    """Return the time in which a first start may measure for a config's cost model; None for none.
+    """Return the time in which a first run may measure for a config's cost model; None for none.
 
     A file that the config names has the prices that it has.
 
     Raises:
         ConfigError: `calibrate` cannot be used.
     """
-    budget_s = start_budget_s(cfg.calibrate)
+    budget_s = budget_in_s(cfg.calibrate)
     model = cfg.get("cost_model")
-    if model is None or "calibrate" not in model or model.get("artifact") is not None:
+    if model is None or "journal" not in model or model.get("artifact") is not None:
         return None
     return budget_s
 

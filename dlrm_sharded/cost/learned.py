@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dlrm_sharded.cost.base import PricedTask, workload_cost
-from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, codecs_from_array, gpu_codecs
+from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, gpu_codecs
 from dlrm_sharded.cost.communication import (
-    EXCHANGES,
     LINKS,
-    UNMEASURED,
     CommunicationModel,
     Hosts,
-    with_stated,
 )
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.exchange_curves import TRIAL_VOLUMES, EvenVolumes, ExchangeCurves
+from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import EXTENT, extent_of
-from dlrm_sharded.cost.gpu_prior import GpuPrior, gpu_prior
-from dlrm_sharded.cost.kernel_changes import UNNAMED_FBGEMM, changes_between
-from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features
-from dlrm_sharded.cost.prior import standing_of_artifact
-from dlrm_sharded.cost.trial import check_trial_plans
+from dlrm_sharded.cost.gpu_prior import gpu_prior
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
-from dlrm_sharded.files.provenance import fbgemm_version
-from dlrm_sharded.hardware.artifact import (
-    Artifact,
-    built_from,
-    find_artifact,
-    has_artifact,
-    load_artifact,
-)
-from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_caveat
-from dlrm_sharded.hardware.compare import Match
-from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.artifact_kinds import other_device_caveat
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
-from dlrm_sharded.plans.plan_cost import DIRECTIONS, PlanCost
+from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -190,93 +172,6 @@ class LearnedCostModel:
         return self.predict_workload(workload, Hosts(workload.world_size, workload.world_size))
 
 
-def learned_cost_model(
-    context: RunContext,
-    artifact: str | None = None,
-    gpu: Mapping[str, Any] | None = None,
-    *,
-    warns: bool = True,
-) -> LearnedCostModel:
-    """Load the model of a run's hardware, or with a warning one of other hardware.
-
-    On GPUs, if none was calibrated, it is the prior of the run's GPU.
-
-    Args:
-        artifact: file of a fitted model; None to look for the one of the hardware in the package,
-            and in `context.calibrated` if that names a folder.
-        gpu: figures of a GPU that is in no data sheet of the package, see `GpuSpec.stated`; its
-            prior is used, even if a GPU is calibrated.
-        warns: see `load_artifact`.
-
-    Raises:
-        DataError: the file is missing or damaged, or there is none.
-        ConfigError: the figures of the GPU cannot be used.
-    """
-    kind = cost_model_kind(KIND)
-    needs_prior = gpu is not None or not has_artifact(kind, "cuda", context.calibrated)
-    if artifact is None and context.device == "cuda" and needs_prior:
-        return prior_cost_model(context, gpu)
-    loaded = load_artifact(artifact, kind, learned_features, context, warns=warns)
-    with built_from(loaded, kind):
-        model = _from_artifact(loaded)
-        check_trial_plans(model.predict_trial)
-        model = dataclasses.replace(model, standing=standing_of_artifact(loaded))
-        model = _with_kernels_of(model, loaded, context)
-    if model.device == "cuda" and not model.measured_links:
-        model = _with_exchanges_of(model, gpu_prior(model.name, None))
-    if loaded.match is not None and not loaded.match.is_same:
-        model = _at_speed_of(model, loaded.match)
-    if model.device != context.device:
-        # Exchanges between CPUs do not predict exchanges between GPUs.
-        model = dataclasses.replace(
-            model, communication=with_stated(UNMEASURED, measured=()), measured_links=()
-        )
-    return model
-
-
-def shipped_prior(context: RunContext) -> LearnedCostModel:
-    """Return the packaged model with which a calibration begins, not scaled by any probe.
-
-    Raises:
-        DataError: the package has no sound model.
-    """
-    if context.device == "cuda":
-        return prior_cost_model(context)
-    packaged = find_artifact(cost_model_kind(KIND), context.hardware, context.device)
-    # without the hardware there is no warning that the model is of another one
-    return learned_cost_model(RunContext(context.device), str(packaged))
-
-
-def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:
-    """Return the model of a run's GPU from public figures, see `gpu_prior`."""
-    name = None if context.hardware is None else context.hardware.name
-    prior = gpu_prior(name, context.optimizer, gpu)
-    level = logging.WARNING if prior.is_generic else logging.INFO
-    log.log(level, "cost model: prior of %s: %s", prior.spec.key, prior.standing.reasons[0])
-    return LearnedCostModel(
-        prior.compute,
-        prior.exchanges.at(TRIAL_VOLUMES),
-        name=prior.standing.hardware,
-        device="cuda",
-        ranges=dict.fromkeys(EXTENT, ANY_VALUE),
-        measured_links=LINKS,
-        standing=prior.standing,
-        exchange_curves=prior.exchanges,
-        codecs=gpu_codecs(prior.spec.memory_gb_per_s),
-    )
-
-
-def _with_exchanges_of(model: LearnedCostModel, prior: GpuPrior) -> LearnedCostModel:
-    """Give what was calibrated on one GPU the exchanges that its prior has for several."""
-    exchanges = prior.exchanges.at(TRIAL_VOLUMES)
-    return dataclasses.replace(
-        model,
-        communication=dataclasses.replace(exchanges, sequences=model.communication.sequences),
-        measured_links=LINKS,
-        exchange_curves=prior.exchanges,
-    )
-
-
 def _codecs(model: LearnedCostModel) -> Mapping[str, CodecTimes]:
     """Return the measured times to convert numbers, or what to expect of the hardware."""
     if model.codecs is not None:
@@ -284,84 +179,6 @@ def _codecs(model: LearnedCostModel) -> Mapping[str, CodecTimes]:
     if model.device == "cuda":
         return gpu_codecs(gpu_prior(model.name, None).spec.memory_gb_per_s)
     return CPU_CODECS
-
-
-def _from_artifact(loaded: Artifact) -> LearnedCostModel:
-    compute, communication = from_arrays(loaded.arrays, loaded.meta["device"])
-    ranges = {name: _range(name, loaded.meta["ranges"][name]) for name in EXTENT}
-    measured_links = tuple(loaded.meta["measured_links"])
-    if not set(measured_links) <= set(LINKS):
-        raise ValueError(f"measured_links is {measured_links}")
-    codecs = loaded.arrays.get("codecs")
-    return LearnedCostModel(
-        compute,
-        communication,
-        name=loaded.meta["hardware"],
-        device=loaded.meta["device"],
-        ranges=ranges,
-        measured_links=measured_links,
-        codecs=None if codecs is None else codecs_from_array(codecs),
-    )
-
-
-def _at_speed_of(model: LearnedCostModel, match: Match) -> LearnedCostModel:
-    """Scale a prior by the probes: computation by gathers, measured exchanges by all-to-alls.
-
-    How certain they were where they were fitted says nothing of hardware with other figures.
-    """
-    factor = match.compute_factor
-    uncertainty = None if match.speeds else model.compute.uncertainty
-    exchanges = model.communication.scaled(dict.fromkeys(EXCHANGES, match.exchange_factor))
-    return dataclasses.replace(
-        model,
-        compute=dataclasses.replace(
-            model.compute.scaled(forward=factor, backward=factor), uncertainty=uncertainty
-        ),
-        communication=with_stated(exchanges, measured=model.measured_links),
-        codecs={name: times.scaled(factor) for name, times in _codecs(model).items()},
-    )
-
-
-def _with_kernels_of(
-    model: LearnedCostModel, loaded: Artifact, context: RunContext
-) -> LearnedCostModel:
-    """Scale a direction whose kernel FBGEMM changed since the model was fitted, and say so.
-
-    The prices are a prior then: the factor was measured on other hardware, so the stated error is
-    at least that of a model without it.
-    """
-    fitted = loaded.meta["optimizer"]
-    is_of_run = (model.device, context.optimizer or fitted) == (context.device, fitted)
-    if context.fbgemm is None or not is_of_run:
-        return model
-    theirs = fbgemm_version(loaded.meta.get("versions") or {})
-    changes = changes_between(theirs, context.fbgemm, device=model.device, optimizer=fitted)
-    for change, factor in changes.items():
-        factors = dict.fromkeys(DIRECTIONS, 1.0) | {change.direction: factor}
-        standing = model.standing
-        assert standing is not None
-        reason = (
-            f"FBGEMM {context.fbgemm} here, {theirs or UNNAMED_FBGEMM} there: {change.direction} "
-            f"computation with {change.optimizer} takes {factor:.2g} times as long"
-        )
-        model = dataclasses.replace(
-            model,
-            compute=model.compute.scaled(**factors),
-            standing=dataclasses.replace(
-                standing,
-                kind="prior",
-                reasons=(*standing.reasons, reason),
-                error=None if standing.error is None else max(standing.error, abs(factor - 1)),
-            ),
-        )
-    return model
-
-
-def _range(name: str, bounds: Any) -> tuple[float, float]:
-    low, high = (float(bound) for bound in bounds)
-    if not -math.inf < low <= high < math.inf:
-        raise ValueError(f"the range of {name} is {bounds}")
-    return low, high
 
 
 def _number(value: float) -> str:

@@ -13,20 +13,14 @@ from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import rank_from_environment
 
 
-def costs_of_run(context: RunContext, calibrate: float | None = None) -> LearnedCostModel:
-    """Return the cost model of a context, corrected by its runs, with the defaults of `train.yaml`.
+def costs_of_run(context: RunContext) -> LearnedCostModel:
+    """Return the cost model of a context with the defaults of `train.yaml`; nothing is measured."""
+    return hardware_cost_model(context, journal=journal_of_user())
 
-    What a first start has measured counts; none is measured here.
 
-    Args:
-        calibrate: seconds for a first start; None for the default, which may leave it out.
-    """
-    default = os.environ.get("DLRM_SHARDED_CALIBRATE", AUTO)
-    return hardware_cost_model(
-        context,
-        journal=os.environ.get("DLRM_SHARDED_JOURNAL", AUTO),
-        calibrate=default if calibrate is None else calibrate,
-    )
+def journal_of_user() -> str:
+    """Return where the store of samples is, as the default of `train.yaml` says."""
+    return os.environ.get("DLRM_SHARDED_JOURNAL", AUTO)
 
 
 def context_of_topology(topology: Topology, optimizer: str | None) -> RunContext:

@@ -16,7 +16,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
-from dlrm_sharded.calibration.hardware_costs import AUTO, MAX_START_S
+from dlrm_sharded.calibration.hardware_costs import AUTO, MAX_S
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel, caveat_of
 from dlrm_sharded.drop_in.find_tables import find_tables
@@ -26,13 +26,13 @@ from dlrm_sharded.drop_in.model_plan import ModelTask
 from dlrm_sharded.drop_in.model_report import ModelReport
 from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables, with_optimizer_state
 from dlrm_sharded.drop_in.parameter_constraints import Means, constrained
-from dlrm_sharded.drop_in.run_costs import context_of_topology, costs_of_run
+from dlrm_sharded.drop_in.run_costs import context_of_topology, costs_of_run, journal_of_user
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.hardware.torch_defaults import torch_defaults
-from dlrm_sharded.job.first_start import with_first_start
+from dlrm_sharded.job.first_run import after_first_run
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import detect_topology, with_memory_of_all_ranks
@@ -112,7 +112,7 @@ class ShardedPlanner(TorchRecPlanner):
         if isinstance(cost_model, str) and cost_model != AUTO:
             raise ConfigError(f"cost_model is {cost_model!r}; give {AUTO!r}, a cost model or None")
         if calibrate is not None:
-            check_number("calibrate", calibrate, above=True, most=MAX_START_S)
+            check_number("calibrate", calibrate, above=True, most=MAX_S)
         if options and (plan is not None or not isinstance(sharder, str)):
             raise ConfigError(
                 f"ShardedPlanner has no argument {min(options)!r}, and only a sharder that is "
@@ -184,14 +184,16 @@ class ShardedPlanner(TorchRecPlanner):
                 "apply_optimizer_in_backward"
             )
         elif context is not None:
-            planner = with_first_start(
-                planner,
+            found = after_first_run(
+                None if planner is None else [planner],
                 rank,
                 context,
                 task.task,
                 budget_s=self.calibrate,
-                new_planner=functools.partial(self._planner, task),
+                journal=journal_of_user(),
+                new_planners=lambda measured: [self._planner(task, measured)],
             )
+            planner = None if found is None else found[0]
 
         def plan() -> tuple[TorchRecPlan, ModelReport]:
             assert planner is not None, "rank 0 has one"
@@ -245,7 +247,7 @@ class ShardedPlanner(TorchRecPlanner):
         model = self.cost_model
         if isinstance(model, str):
             context = context or context_of_topology(task.task.topology, task.optimizer)
-            model = costs_of_run(context, self.calibrate)
+            model = costs_of_run(context)
         explain: Diagnose = functools.partial(diagnose, alternatives=False)
         if isinstance(self.sharder, str):
             return make_planner(self.sharder, model, run=context, diagnose=explain, **self.options)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 
-from dlrm_sharded.calibration.confidence import Disturbance
-from dlrm_sharded.calibration.hardware_costs import conditions_of
-from dlrm_sharded.calibration.sample_store import SampleStore, measured_run
+from dlrm_sharded.calibration.disturbance import Disturbance
+from dlrm_sharded.calibration.sample_store import SampleStore, conditions_of, sample_of_run
 from dlrm_sharded.cost.base import with_assumed_profiles
 from dlrm_sharded.datasets.base import check_keys
 from dlrm_sharded.files.errors import DataError
@@ -112,9 +111,7 @@ def note_run(
     conditions = conditions_of(context)
     if journal is None or conditions is None:
         return
-    if plan.half_tables() or not plan.exchange_precision.is_exact:
-        return
-    run = measured_run(plan, task, cost)
+    run = sample_of_run(plan, task, cost)
     if run is not None and journal.append(conditions, run, beside):
         when = "the next prediction" if journal.outbox is None else "predictions after this sweep"
         log.info("noted in %s, which corrects %s on this hardware", journal.path, when)

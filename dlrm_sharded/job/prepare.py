@@ -6,13 +6,12 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlrm_sharded.calibration.hardware_costs import run_journal
-from dlrm_sharded.calibration.sample_store import SampleStore
+from dlrm_sharded.calibration.sample_store import SampleStore, sample_store
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
 from dlrm_sharded.files.line_file import OUTBOX
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
-from dlrm_sharded.job.first_start import with_first_start
+from dlrm_sharded.job.first_run import Planners, after_first_run
 from dlrm_sharded.job.memory_check import traced_workload
 from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.settings import JobSettings
@@ -59,10 +58,14 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         UnlikeRanksError: the ranks do not read the same data.
     """
     context = context_of_job(rank, settings.optimizer.embedding)
+
+    def new_planners(context: RunContext) -> Planners:
+        return [settings.new_planner(context)]
+
     with all_or_none():
         outbox = folder.path / OUTBOX if settings.is_in_sweep else None
-        journal = run_journal(context, settings.journal, outbox=outbox)
-        planner = settings.new_planner(context) if rank.is_zero else None
+        journal = sample_store(context, settings.journal, outbox=outbox)
+        planners = new_planners(context) if rank.is_zero else None
     start = find_start(
         folder,
         rank,
@@ -81,14 +84,14 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     topology = with_memory_of_all_ranks(settings.topology)
     task = on_rank_zero(lambda: settings.task(topology))
     if start.plan_to_keep(settings.config, task.topology.world_size) is None:
-        planner = with_first_start(
-            planner,
+        planners = after_first_run(
+            planners,
             rank,
             context,
             task,
             budget_s=settings.start_budget_s,
-            new_planner=settings.new_planner,
-            snapshot=settings.price_snapshot,
+            journal=settings.journal,
+            new_planners=new_planners,
         )
     workload = on_rank_zero(
         lambda: traced_workload(
@@ -100,6 +103,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             world_size=rank.world_size,
         )
     )
+    planner = None if planners is None else planners[0]
     return Prepared(
         settings, rank, folder, context, journal, planner, streams, start, task, workload
     )

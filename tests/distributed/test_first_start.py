@@ -1,6 +1,5 @@
 """Two ranks measure a first start together, and too little of it is none."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -36,9 +35,6 @@ def test_two_ranks_measure_together(optimizer: str) -> None:
     assert none is None, "rank 0 fits"
     assert len(set(seen["num_measured"])) == 1
     assert 8 <= seen["num_measured"][0] <= 14
-    assert start.has_exchanges
-    assert (start.conditions.optimizer, start.conditions.ranks_per_host) == (optimizer, 2)
-    assert start.error > 0
     # ranks that compute together exchange, too, so what tells most may be of one kind
     assert {"computation", "communication"} >= {sample.kind for sample in start.samples}
     exchanging = [sample for sample in start.samples if sample.world_size == 2]
@@ -46,7 +42,6 @@ def test_two_ranks_measure_together(optimizer: str) -> None:
     for sample in exchanging:
         for stages in sample.cost.per_rank:
             assert all(stages.stage_ms(stage) > 0 for stage in STAGES)
-    assert dataclasses.asdict(start)["seconds"] <= 14.0
 
 
 def test_too_few_measurements_change_nothing() -> None:

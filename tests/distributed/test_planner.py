@@ -18,7 +18,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.drop_in import sharded_planner
 from dlrm_sharded.drop_in.job_ranks import rank_in_group
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, RankError

@@ -1,5 +1,6 @@
 """A TorchRec model is planned with prices of its hardware, which its ranks measure first."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 
 from dlrm_sharded import ShardedPlanner, plan_model
 from dlrm_sharded.calibration import start_measurement
-from dlrm_sharded.calibration.hardware_costs import conditions_of, run_journal
+from dlrm_sharded.calibration.sample_store import conditions_of, sample_store
 from dlrm_sharded.drop_in.run_costs import context_of_topology
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware import probing
@@ -17,7 +18,7 @@ from dlrm_sharded.model.fused_optimizers import fuse
 from dlrm_sharded.ranks.distributed import Rank
 from tests.first_starts import count_measurements
 from tests.preloaded.ranks import gathered, run_ranks
-from tests.unit.calibration.test_adapt import ELSEWHERE, on_other_hardware
+from tests.unit.calibration.cases import ELSEWHERE, on_other_hardware
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.drop_in.made_up import bags
 from tests.unit.hardware.test_torch_defaults import set_everything, switches
@@ -86,7 +87,8 @@ def plan_after_setting_everything(rank: Rank, cache: str) -> list[Any]:
         if start == "prior" and rank.is_zero:
             context = context_of_topology(report.task.topology, "rowwise_adagrad")
             for run in on_other_hardware(measured_plans(12, 0, seed=5), ELSEWHERE):
-                assert run_journal(context, f"{cache}/journal").append(conditions_of(context), run)
+                store = sample_store(context, f"{cache}/journal")
+                assert store.append(conditions_of(context), dataclasses.replace(run, kind="run"))
     return gathered(rank, (changed, standings, seen))
 
 

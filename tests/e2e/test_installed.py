@@ -147,8 +147,8 @@ def test_calibrates(installation):
     output = installation.run("dlrm-calibrate", *COLLECTION, "fit.num_steps=20", exit_code=2)
     assert "a fit needs 10;" in output
     write_costs(installation.folder / "made_up.parquet", measured_plans(120, 60, seed=0), MANIFEST)
-    installation.run("dlrm-calibrate", "costs=made_up.parquet", "fit.num_steps=20")
-    assert list((installation.folder / "calibration").glob("learned-*"))
+    installation.run("dlrm-calibrate", "costs=made_up.parquet")
+    assert list((installation.folder / "calibration").glob("prices-*"))
 
 
 def test_trains_a_policy(installation):

@@ -10,8 +10,8 @@ import pytest
 
 from dlrm_sharded import InfeasibleTaskError, make_sharder
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.sharders import build_planner
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.provenance import fbgemm_version, versions
 from dlrm_sharded.hardware.context import RunContext

@@ -19,10 +19,10 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.commands.yamls import CONF_DIR, options_of
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert

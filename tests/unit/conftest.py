@@ -1,19 +1,19 @@
+import dataclasses
 import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from dlrm_sharded.calibration.fit_collected import FitConfig, Fitted, fit_cost_model
+from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.priors import gpu_cost_model, learned_cost_model
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, prior_cost_model
-from dlrm_sharded.cost.learned_arrays import from_arrays
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.hardware.artifact import SHIPPED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
-FIT = FitConfig(num_steps=400)
 OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 
@@ -76,20 +76,11 @@ def costs() -> CollectedCosts:
 
 
 @pytest.fixture(scope="session")
-def fitted(costs: CollectedCosts) -> Fitted:
-    return fit_cost_model(costs, FIT)
-
-
-@pytest.fixture(scope="session")
-def model(fitted: Fitted) -> LearnedCostModel:
-    """The model of the made-up hardware."""
-    return LearnedCostModel(
-        *from_arrays(fitted.arrays, fitted.meta["device"]),
-        name=fitted.meta["hardware"],
-        device=fitted.meta["device"],
-        ranges=fitted.meta["ranges"],
-        measured_links=tuple(fitted.meta["measured_links"]),
-    )
+def model(costs: CollectedCosts) -> LearnedCostModel:
+    """The packaged model of a CPU, fitted to plans on the made-up hardware."""
+    prior = learned_cost_model(RunContext("cpu"), OF_A_CPU)
+    fitted = fit_factors(prior, costs.samples).applied(prior)
+    return dataclasses.replace(fitted, name="made up", standing=None, correction=None)
 
 
 @pytest.fixture(scope="session")
@@ -102,5 +93,5 @@ def unseen() -> tuple[Sample, ...]:
 def of_device(request: pytest.FixtureRequest) -> LearnedCostModel:
     """The packaged model of a CPU, and the prior of a GPU with stated figures."""
     if request.param == "cuda":
-        return prior_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
+        return gpu_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
     return learned_cost_model(RunContext("cpu"), OF_A_CPU)

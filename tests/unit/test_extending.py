@@ -19,13 +19,13 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import Planner, RunContext, ShardingTask, Table, validate
 from dlrm_sharded.calibration.costs_file import read_costs, write_costs
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import workload_of_sample
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.task import build_dataset
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.job.first_start import may_need
+from dlrm_sharded.job.first_run import _needs_measuring
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
@@ -129,7 +129,7 @@ def test_sharder_that_uses_the_cost_model(project: Path) -> None:
     elsewhere = RunContext("cpu", Hardware("cpu: x"))
     prior = learned_cost_model(elsewhere, warns=False)
     made = dataclasses.replace(made, cost_model=prior)
-    assert may_need([made], elsewhere, exchanges=False), "a first run measures for it"
+    assert _needs_measuring([made], elsewhere, exchanges=False), "a first run measures for it"
 
 
 def test_dataset(project: Path) -> None:

@@ -1,7 +1,10 @@
-"""Samples made by hand."""
+"""Samples made by hand, and samples of hardware of another speed."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
 
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 HISTOGRAM = (0.5, 0.25, 0.25, *(0.0,) * (NUM_REUSE_BINS - 3))
@@ -32,3 +35,29 @@ def sample(
             input_dist_ms=tuple(float(rank[0]) for rank in times_ms),
         ),
     )
+
+
+ELSEWHERE = {
+    "fwd_compute": 2.0,
+    "fwd_comm": 1.8,
+    "bwd_comm": 1.8,
+    "bwd_compute": 5.0,
+    "input_dist": 1.3,
+}
+
+
+def on_other_hardware(
+    samples: Iterable[Sample], factors: Mapping[str, float] | float
+) -> list[Sample]:
+    """The samples at so many times the time, of each stage or of all."""
+    if isinstance(factors, float):
+        factors = dict.fromkeys(ELSEWHERE, factors)
+    return [dataclasses.replace(of, cost=_times(of.cost, factors)) for of in samples]
+
+
+def _times(cost: PlanCost, factors: Mapping[str, float]) -> PlanCost:
+    stages = {
+        stage: [factors[stage] * rank.stage_ms(stage) for rank in cost.per_rank] for stage in STAGES
+    }
+    input_dist_ms = [factors["input_dist"] * ms for ms in cost.input_dist_ms]
+    return PlanCost.from_stages(stages, input_dist_ms=input_dist_ms)

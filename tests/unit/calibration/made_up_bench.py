@@ -15,7 +15,7 @@ import numpy as np
 
 from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
 from dlrm_sharded.calibration.first_start import FIT_SHARE, Chooser, measure_plans
-from dlrm_sharded.calibration.hardware_costs import START_S
+from dlrm_sharded.calibration.hardware_costs import FIRST_RUN_S as START_S
 from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
 from dlrm_sharded.calibration.random_plans import DrawnTable
 from dlrm_sharded.calibration.samples import Sample

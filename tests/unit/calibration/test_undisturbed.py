@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlrm_sharded.calibration import undisturbed
-from dlrm_sharded.calibration.confidence import Disturbance
+from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.undisturbed import MAX_TRIES, least_disturbed
 from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost

@@ -17,9 +17,9 @@ from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
 Commands = list[tuple[str, list[str]]]
-ARTEFACT = Path("calibration/learned-made_up.safetensors")
+ARTEFACT = Path("calibration/prices-made_up.safetensors")
 RETUNED = ["init_from=packaged", "costs=predicted", "schedule.num_rounds=3", "optimizer=adam"]
-QUICK = ("fit.num_steps=2", "fit.from_prior=false")
+QUICK = ("fit.seed=1",)
 
 
 def measured(out: Path, num_plans: int = 110) -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_used_is_said_before_anything_is_measured(
 def test_no_policies_after_an_error(commands, composed, monkeypatch, step):
     def fail(module: str, overrides: Sequence[str]) -> int:
         commands.append((module, [*overrides]))
-        measured(ARTEFACT.with_name("costs.parquet"), num_plans=20)
+        measured(ARTEFACT.with_name("costs.parquet"), num_plans=5)
         return 3 if step == "measuring" else 0
 
     monkeypatch.setattr(calibrate, "_run", fail)

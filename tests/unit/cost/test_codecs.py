@@ -5,13 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded import DataError, Shard, ShardingPlan, ShardingTask, Table
+from dlrm_sharded import Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.calibration.fit_collected import FitConfig, Fitted, fit_cost_model
-from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.cost.codecs import (
     CodecTimes,
-    codecs_from_array,
     gpu_codecs,
 )
 from dlrm_sharded.cost.communication import (
@@ -115,15 +112,3 @@ def test_a_model_predicts_the_precision_of_a_plan(of_device: LearnedCostModel) -
 def test_codecs_of_gpus_move_bytes() -> None:
     """fp16: read 4 and write 4 to clamp, then read 4 and write 2; 1 MB is 250,000 numbers."""
     assert gpu_codecs(1000)["fp16"].forward_encode == pytest.approx(250_000 * 14 / 1e12 * 1e3)
-
-
-def test_measured_codecs_are_in_the_artefact(costs: CollectedCosts, fitted: Fitted) -> None:
-    assert "codecs" not in fitted.arrays
-    codecs = {"fp16": dataclasses.asdict(CODECS["fp16"])}
-    measured = dataclasses.replace(costs, manifest=costs.manifest | {"codecs": codecs})
-    arrays = fit_cost_model(measured, FitConfig(num_steps=2)).arrays
-    assert codecs_from_array(arrays["codecs"]) == {"fp16": CODECS["fp16"]}
-    for damaged in ({"fp16": {"encode": 1.0}}, {"fp16": 1.0}, 5):
-        manifest = costs.manifest | {"codecs": damaged}
-        with pytest.raises(DataError, match="manifest of the collected costs is damaged: codecs"):
-            fit_cost_model(dataclasses.replace(costs, manifest=manifest), FitConfig(num_steps=2))

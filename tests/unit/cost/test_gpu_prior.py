@@ -9,10 +9,11 @@ import pytest
 
 from dlrm_sharded import ConfigError, RunContext, ShardingPlan
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.priors import gpu_cost_model, learned_cost_model
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.gpu_lookups import UPDATE_LINES, gpu_compute
-from dlrm_sharded.cost.learned import KIND, learned_cost_model, prior_cost_model
+from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
 from dlrm_sharded.cost.workload import workload_of_rows
 from dlrm_sharded.hardware.artifact import write_artifact
@@ -20,8 +21,6 @@ from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.plans.layouts import Replicas
-from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.made_up import USED_ONCE, in_turns, mlperf_task, tables_of, task_of, with_topology
@@ -181,23 +180,11 @@ def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path) -> None:
     assert learned_cost_model(RunContext("cpu")).device == "cpu"
 
 
-def test_exchanges_of_several_gpus_are_the_priors_where_one_was_calibrated(tmp_path: Path) -> None:
-    """One GPU has no links to measure, and with 1 GB/s replicas seem to pay."""
-    model, prior = learned_cost_model(calibrated(tmp_path, [])), learned_cost_model(H100)
-    task = task_of(tables_of((1000, 64, 10.0), (1000, 64, 10.0)), 8, device="cuda")
-    shards = [Shard.whole(table, rank) for rank, table in enumerate(task.tables)]
-    plan = ShardingPlan(8, tuple(shards))
-    assert not model.unknown_links(task.topology)
-    for stage in (FWD_COMM, BWD_COMM):
-        found_ms, prior_ms = (m.predict(plan, task).stage_max_ms(stage) for m in (model, prior))
-        assert 0 < found_ms == pytest.approx(prior_ms)
-
-
 def test_replicas_have_a_price() -> None:
     """They save the exchange of their vectors and cost an all-reduce of their gradients."""
     tables = tables_of(*((10 ** (2 + i % 5), 64, 4.0) for i in range(26)))
     task = with_profiles(task_of(tables, 4, 10**10, 4096, device="cuda"))
-    model, whole = prior_cost_model(H100), in_turns(task)
+    model, whole = gpu_cost_model(H100), in_turns(task)
     replicated = [shard for table in tables[:12] for shard in Replicas(4).shards(table)]
     mixed = ShardingPlan(4, (*replicated, *whole.shards[12:]))
     with_replica, without = (model.predict(plan, task) for plan in (mixed, whole))

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.factor_fit import Factors
-from dlrm_sharded.calibration.hardware_costs import conditions_of, hardware_cost_model, run_journal
+from dlrm_sharded.calibration.hardware_costs import hardware_cost_model
+from dlrm_sharded.calibration.priors import learned_cost_model
+from dlrm_sharded.calibration.sample_store import conditions_of, sample_store
 from dlrm_sharded.cost.communication import EXCHANGE_PARTS, EXCHANGES
 from dlrm_sharded.cost.features import PROFILE
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_beside, prices_digest, read_prices, write_prices
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.context import RunContext
@@ -34,8 +36,7 @@ def corrected(context: RunContext) -> LearnedCostModel:
     num_parts = model.compute.num_parts
     compute = rng.uniform(0.5, 2.0, (2, num_parts))
     slopes = rng.normal(0.0, 0.3, (2, len(model.compute.device.terms), len(PROFILE)))
-    information = np.zeros((2, num_parts, num_parts))
-    factors = Factors(compute, exchanges, information, slopes=slopes)
+    factors = Factors(compute, exchanges, slopes=slopes)
     standing = Standing("prior", "made up", ("other",), num_runs=3, error=0.25)
     return dataclasses.replace(factors.applied(model), standing=standing)
 
@@ -58,7 +59,7 @@ def corrected_once(model: LearnedCostModel) -> LearnedCostModel:
     compute = np.ones((2, num_parts))
     compute[1, 0] = 1.001
     exchanges = dict.fromkeys(EXCHANGES, np.ones(len(EXCHANGE_PARTS)))
-    return Factors(compute, exchanges, np.zeros((2, num_parts, num_parts))).applied(model)
+    return Factors(compute, exchanges).applied(model)
 
 
 def test_is_no_fitted_model_and_no_fitted_model_is_one(tmp_path: Path) -> None:
@@ -75,11 +76,11 @@ def test_jobs_of_a_sweep_share_the_prices_of_the_first(tmp_path: Path) -> None:
         return prices_digest(hardware_cost_model(context, journal=journal, snapshot=snapshot))
 
     first = of_job(HERE)
-    journal, conditions = run_journal(HERE, str(tmp_path / "journal")), conditions_of(HERE)
+    journal, conditions = sample_store(HERE, str(tmp_path / "journal")), conditions_of(HERE)
     assert journal is not None
     assert conditions is not None
     for run in measured_plans(3, 0, seed=5):
-        journal.append(conditions, dataclasses.replace(run, ranks_per_host=2))
+        journal.append(conditions, dataclasses.replace(run, kind="run"))
     assert of_job(HERE) == first
     assert of_job(dataclasses.replace(HERE, ranks_per_host=1)) == first  # other runs correct it
     assert len(list((tmp_path / "prices").glob("*.safetensors"))) == 2

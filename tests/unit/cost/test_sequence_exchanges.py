@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_sharded.calibration.factor_fit import fit_factors, with_sequences
+from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
@@ -18,7 +19,6 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
-from dlrm_sharded.cost.learned import shipped_prior
 from dlrm_sharded.cost.learned_arrays import SEQUENCE_BYTES, from_arrays, to_arrays
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
@@ -35,7 +35,7 @@ from tests.unit.cost.test_bound_lemmas import (
 )
 from tests.unit.made_up import USED_ONCE
 
-PRIOR = shipped_prior(RunContext("cpu"))
+PRIOR = learned_cost_model(RunContext("cpu"))
 COUNTS = np.array([[0.5, 1.5], [1.25, 2.0]])
 OWN_BYTES = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
 OWN_BYTES[:, EXCHANGE_TERMS.index("own_bytes")] = 1.0
@@ -73,7 +73,7 @@ def test_bytes_count_by_direction_and_layout(kind: str) -> None:
     model=communication_models(),
     shares=st.tuples(*[st.integers(0, 2**32)] * 2),
 )
-def test_l18_no_price_counts_fewer_bytes_of_sequences(
+def test_l16_no_price_counts_fewer_bytes_of_sequences(
     of: tuple[Hosts, Floats], model: CommunicationModel, shares: tuple[int, int]
 ) -> None:
     hosts, volume = of
@@ -141,8 +141,7 @@ def test_a_fit_finds_the_counts(plans: list[Sample]) -> None:
     bags = dataclasses.replace(PRIOR.communication, sequences=None)
     prior = dataclasses.replace(PRIOR, communication=bags)
     adapted = fit_factors(prior, measured(plans)).applied(prior)
-    for model in (adapted.communication, with_sequences(prior, measured(plans))):
-        assert model.sequence_factors == pytest.approx(COUNTS, rel=0.15)
+    assert adapted.communication.sequence_factors == pytest.approx(COUNTS, rel=0.15)
 
 
 def test_plans_of_bags_say_nothing_of_sequences(plans: list[Sample]) -> None:

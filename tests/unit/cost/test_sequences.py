@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.factor_fit import fit_factors
-from dlrm_sharded.calibration.fit_alone import fit_sequences
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
-from dlrm_sharded.cost.learned import shipped_prior
 from dlrm_sharded.cost.learned_arrays import (
     SEQUENCE_PRICES,
-    UNKNOWN_VARIANCE,
     from_arrays,
     to_arrays,
 )
@@ -28,7 +26,7 @@ from tests.unit.cost.hardware import measured_plans
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 PRICES = SequencePrices(line_ms=0.5, far_row_ms=4.0, half_rows=8.0)
-PRIOR = shipped_prior(RunContext("cpu"))
+PRIOR = learned_cost_model(RunContext("cpu"))
 COMPUTE = dataclasses.replace(PRIOR.compute, sequences=PRICES)
 BATCH_SIZE = 1000
 
@@ -83,23 +81,17 @@ def test_bags_have_none() -> None:
     assert not COMPUTE.parts_ms(bags)[:, :, -2].any()
 
 
-def test_sequences_on_gpus_are_as_bags_of_one_id() -> None:
+def test_sequences_on_gpus_are_as_bags_of_one_id_that_share_a_warp() -> None:
     compute = gpu_compute(gpu_specs()["h100_sxm"], "rowwise_adagrad")
     [sequence] = sequences(20.0)
     ids_as_samples = dataclasses.replace(sequence, pooled=True, pooling_factor=1.0)
     task = ShardingTask((ids_as_samples,), Topology(1, memory_bytes=2**40), 20 * BATCH_SIZE)
     bags = workload_of_plan(ShardingPlan(1, (Shard.whole(ids_as_samples, 0),)), task)
-    assert times(compute, workload(sequence)) == pytest.approx(times(compute, bags))
-
-
-def test_a_fit_finds_the_prices() -> None:
-    plans = [workload(*sequences(*ids)) for ids in ((1.0,), (2.0, 3.0), (9.0,), (30.0, 2.0))]
-    prices = dataclasses.replace(PRICES, half_rows=SequencePrices().half_rows)  # is not fitted
-    compute = dataclasses.replace(PRIOR.compute, sequences=prices)
-    true = [compute.parts_ms(of)[1].sum(axis=1) for of in plans]
-    found = fit_sequences(PRIOR.compute, plans, true).sequences
-    assert found.line_ms == pytest.approx(PRICES.line_ms, rel=1e-3)
-    assert found.far_row_ms == pytest.approx(PRICES.far_row_ms, rel=1e-3)
+    [[forward, backward]], [[of_bags, backward_of_bags]] = (
+        times(compute, of) for of in (workload(sequence), bags)
+    )
+    assert backward == pytest.approx(backward_of_bags)
+    assert forward < of_bags
 
 
 def test_a_fit_finds_that_sequences_take_another_time_than_bags() -> None:
@@ -136,16 +128,9 @@ def test_a_fit_finds_that_sequences_take_another_time_than_bags() -> None:
 
 
 def test_older_artefacts_have_the_prices_of_the_device() -> None:
-    num_parts = COMPUTE.num_parts
-    known = dataclasses.replace(COMPUTE, uncertainty=np.stack([np.eye(num_parts) * 4.0] * 2))
-    arrays = to_arrays(known, PRIOR.communication)
+    arrays = to_arrays(COMPUTE, PRIOR.communication)
     again, _ = from_arrays(arrays, "cpu")
     assert again.sequences == PRICES
     del arrays["sequences"]
-    arrays["uncertainty"] = np.stack([np.eye(num_parts - 1) * 4.0] * 2)
     older, _ = from_arrays(arrays, "cpu")
     assert older.sequences == SEQUENCE_PRICES["cpu"]
-    assert older.uncertainty is not None
-    variances = np.diagonal(older.uncertainty, axis1=1, axis2=2)
-    assert (variances[:, [-1, 0]] == 4.0).all()
-    assert (variances[:, -2] == UNKNOWN_VARIANCE).all()

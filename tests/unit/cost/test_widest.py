@@ -1,26 +1,15 @@
 """What a GPU's widest shard adds: its terms, and that a fit finds it on a made-up GPU."""
 
-import dataclasses
-import functools
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_sharded import DataError, PlanCost, RunContext, learned_cost_model
-from dlrm_sharded.calibration.fit_collected import FitConfig, Fitted, fit_cost_model
-from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
-from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import DEVICE_WORK, GROUP_COLUMNS, work_of
-from dlrm_sharded.cost.learned_arrays import to_arrays
+from dlrm_sharded.cost.features import DEVICE_WORK, work_of
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
 from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
-from dlrm_sharded.hardware.artifact import write_artifact
-from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.cost.plans import Planned, planned
-from tests.unit.made_up import USED_ONCE, assert_same_arrays
+from tests.unit.made_up import USED_ONCE
 from tests.unit.search.made_up import model_of
 
 GPU = DEVICE_WORK["cuda"]
@@ -81,68 +70,3 @@ def test_time_of_a_rank_is_that_of_its_shards_beside_each_other(of: Planned, see
         apart = shards.by_rank(compute.work_ms(vectors, same_read))
         np.testing.assert_allclose(beside, apart + added_ms, rtol=1e-9, atol=1e-12)
         assert (beside >= alone * (1 - 1e-9)).all()
-
-
-def on_gpu(sample: Sample) -> Sample:
-    """The sample on a GPU, on which each of a rank's ids takes the time of the widest shard."""
-    ranks = []
-    for rank, stages in enumerate(sample.cost.per_rank):
-        mine = [shard for shard in sample.shards if shard.rank == rank]
-        widest = max((shard.num_cols for shard in mine), default=0)
-        warps = next((columns / 128 for columns in GROUP_COLUMNS if columns >= widest), 16.0)
-        thousands = sample.batch_size * sum(shard.pooling_factor for shard in mine) / 1e3
-        more_ms = ID_MS * thousands * warps
-        ranks.append(
-            dataclasses.replace(
-                stages,
-                fwd_compute_ms=0.05 * stages.fwd_compute_ms + more_ms,
-                bwd_compute_ms=0.05 * stages.bwd_compute_ms + 2 * more_ms,
-            )
-        )
-    return dataclasses.replace(sample, cost=PlanCost(tuple(ranks), sample.cost.input_dist_ms))
-
-
-@functools.cache
-def gpu_plans(seed: int) -> tuple[Sample, ...]:
-    return tuple(map(on_gpu, measured_plans(220, 60, seed=seed)))
-
-
-def error(compute: ComputeModel) -> float:
-    """Mean relative error of computation on the ranks of other plans."""
-    errors = []
-    for sample in gpu_plans(1):
-        if sample.kind != "computation":
-            continue
-        shards = workload_of_sample(sample)
-        times = compute.times_ms(shards.by_rank(compute.vectors(shards)), shards.num_lookups())
-        for (forward, backward), stages in zip(times, sample.cost.per_rank, strict=True):
-            if stages.fwd_compute_ms > 0:
-                errors += [forward / stages.fwd_compute_ms, backward / stages.bwd_compute_ms]
-    return float(np.abs(np.array(errors) - 1).mean())
-
-
-@pytest.fixture(scope="module")
-def fitted() -> Fitted:
-    manifest = MANIFEST | {"hardware": "made-up GPU", "device": "cuda"}
-    return fit_cost_model(CollectedCosts(gpu_plans(0), manifest), FitConfig(num_steps=5))
-
-
-def test_an_artefact_is_the_model(fitted: Fitted, tmp_path: Path) -> None:
-    path = write_artifact(tmp_path, "learned-gpu", fitted.arrays, fitted.meta)
-    loaded = learned_cost_model(RunContext("cuda"), str(path))
-    assert loaded.device == "cuda"
-    assert loaded.compute.device is GPU
-    assert_same_arrays(to_arrays(loaded.compute, loaded.communication), fitted.arrays)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_an_artefact_with_the_terms_of_another_device_is_refused(
-    fitted: Fitted, device: str, tmp_path: Path
-) -> None:
-    features = fitted.meta["features"]
-    if device == "cuda":
-        features = {key: names for key, names in features.items() if key != "widest"}
-    meta = fitted.meta | {"device": device, "features": features}
-    path = write_artifact(tmp_path, "learned-gpu", fitted.arrays, meta)
-    with pytest.raises(DataError, match="other features"):
-        learned_cost_model(RunContext(device), str(path))

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.communication import HARDLY_ANY, STEP_EXCHANGES, Hosts
-from dlrm_sharded.cost.learned import shipped_prior
 from dlrm_sharded.cost.shapes import PiecePricer
 from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
@@ -18,7 +18,7 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.search.made_up import model_of
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
-COMPUTE = shipped_prior(RunContext("cpu")).compute
+COMPUTE = learned_cost_model(RunContext("cpu")).compute
 BATCH_SIZE, NUM_RANKS = 1000, 4
 POOLED = Table("pooled", 4_000, 32, 50.0, ONCE)
 SHARED = dataclasses.replace(POOLED, name="shared", num_features=3)

@@ -16,7 +16,7 @@ from torchrec.modules.mc_embedding_modules import (
 )
 
 from dlrm_sharded import ShardedPlanner, Topology
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
 from dlrm_sharded.plans.plan import Shard

@@ -11,7 +11,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded import ShardedPlanner, Topology
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.drop_in.find_tables import find_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.hardware.context import RunContext

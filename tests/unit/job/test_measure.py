@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from dlrm_sharded.calibration.confidence import Disturbance
+from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.sample_store import SampleStore
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.measure import note_run
-from tests.unit.calibration.test_run_journal import COST, PLAN, TASK
+from tests.unit.calibration.test_sample_store import COST, PLAN, TASK
 
 CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
 
@@ -22,7 +22,7 @@ def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
     with caplog.at_level(logging.INFO):
         note_run(journal, CONTEXT, PLAN, TASK, COST)
     [said] = caplog.messages
-    assert said.startswith("the run is not noted in" if is_file else "noted in")
+    assert said.startswith("the sample is not noted in" if is_file else "noted in")
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])

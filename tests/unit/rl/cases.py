@@ -10,8 +10,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from dlrm_sharded import PlanCost, RunContext, ShardingTask, Table
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.yamls import CONF_DIR
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import METHODS

@@ -7,7 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import Shard, ShardingPlan

@@ -16,6 +16,7 @@ import numpy as np
 
 from dlrm_sharded import Constraints, PlanCost, RunContext, SharderContext, validate
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -25,7 +26,7 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks

@@ -11,11 +11,12 @@ import pytest
 
 from dlrm_sharded import PlanCost, Planner, RunContext, ShardingPlan, ShardingTask, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError

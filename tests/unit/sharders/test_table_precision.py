@@ -17,11 +17,11 @@ from dlrm_sharded import (
     validate,
 )
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.compute import CPU_HALF, READ_MB
 from dlrm_sharded.cost.features import DEVICE_WORK, work_of
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.explain.text import explain

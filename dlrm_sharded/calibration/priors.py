@@ -1,0 +1,148 @@
+"""Priors: what a cost model of some hardware starts from, before anything is measured there.
+
+They are the packaged model of one CPU, the data sheet of a GPU, or a file that is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dlrm_sharded.cost.codecs import CPU_CODECS, codecs_from_array
+from dlrm_sharded.cost.communication import EXCHANGES, LINKS, UNMEASURED, with_stated
+from dlrm_sharded.cost.exchange_curves import TRIAL_VOLUMES
+from dlrm_sharded.cost.features import EXTENT
+from dlrm_sharded.cost.gpu_prior import gpu_prior
+from dlrm_sharded.cost.learned import ANY_VALUE, KIND, LearnedCostModel
+from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features
+from dlrm_sharded.cost.prior import standing_of_artifact
+from dlrm_sharded.cost.trial import check_trial_plans
+from dlrm_sharded.hardware.artifact import (
+    SHIPPED,
+    Artifact,
+    built_from,
+    has_artifact,
+    load_artifact,
+)
+from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
+from dlrm_sharded.hardware.compare import Match
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.standing import Standing
+
+log = logging.getLogger(__name__)
+
+RECOGNISED_ERROR = 0.3
+"""Least error stated for hardware that is recognised, and on which nothing was measured yet: the
+packaged costs were 26 to 33 % off on an AMD EPYC of another family, which they were taken for."""
+
+
+def learned_cost_model(
+    context: RunContext,
+    artifact: str | None = None,
+    gpu: Mapping[str, Any] | None = None,
+    *,
+    warns: bool = True,
+) -> LearnedCostModel:
+    """Load the packaged model of a run's hardware, or with a warning that of other hardware.
+
+    On GPUs it is the prior of the run's GPU. What was measured on the hardware is left out, see
+    `hardware_costs.hardware_cost_model`.
+
+    Args:
+        artifact: file of a fitted model; None to look for the one of the hardware in the package,
+            and in `context.calibrated` if that names a folder.
+        gpu: figures of a GPU that is in no data sheet of the package, see `GpuSpec.stated`.
+        warns: see `load_artifact`.
+
+    Raises:
+        DataError: the file is missing or damaged, or there is none.
+        ConfigError: the figures of the GPU cannot be used.
+    """
+    kind = cost_model_kind(KIND)
+    needs_prior = gpu is not None or not has_artifact(kind, "cuda", context.calibrated)
+    if artifact is None and context.device == "cuda" and needs_prior:
+        return gpu_cost_model(context, gpu)
+    loaded = load_artifact(artifact, kind, learned_features, context, warns=warns)
+    with built_from(loaded, kind):
+        model = _from_artifact(loaded)
+        check_trial_plans(model.predict_trial)
+        model = dataclasses.replace(model, standing=_standing(loaded))
+    if loaded.match is not None and not loaded.match.is_same:
+        model = _at_speed_of(model, loaded.match)
+    if model.device != context.device:
+        # Exchanges between CPUs do not predict exchanges between GPUs.
+        model = dataclasses.replace(
+            model, communication=with_stated(UNMEASURED, measured=()), measured_links=()
+        )
+    return model
+
+
+def gpu_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:
+    """Return the model of a run's GPU from public figures, see `gpu_prior`."""
+    name = None if context.hardware is None else context.hardware.name
+    prior = gpu_prior(name, context.optimizer, gpu)
+    level = logging.WARNING if prior.is_generic else logging.INFO
+    log.log(level, "cost model: prior of %s: %s", prior.spec.key, prior.standing.reasons[0])
+    return LearnedCostModel(
+        prior.compute,
+        prior.exchanges.at(TRIAL_VOLUMES),
+        name=prior.standing.hardware,
+        device="cuda",
+        ranges=dict.fromkeys(EXTENT, ANY_VALUE),
+        measured_links=LINKS,
+        standing=prior.standing,
+        exchange_curves=prior.exchanges,
+    )
+
+
+def _standing(loaded: Artifact) -> Standing:
+    """Return where a file's costs are from: those of the package are checked by nobody here yet."""
+    standing = standing_of_artifact(loaded)
+    if standing.kind != "calibrated" or loaded.path.parent != SHIPPED:
+        return standing
+    return Standing(
+        "prior",
+        standing.hardware,
+        (f"recognised as {standing.hardware}, nothing is measured here yet",),
+        error=max(standing.error or 0.0, RECOGNISED_ERROR),
+    )
+
+
+def _from_artifact(loaded: Artifact) -> LearnedCostModel:
+    compute, communication = from_arrays(loaded.arrays, loaded.meta["device"])
+    measured_links = tuple(loaded.meta["measured_links"])
+    if not set(measured_links) <= set(LINKS):
+        raise ValueError(f"measured_links is {measured_links}")
+    codecs = loaded.arrays.get("codecs")
+    return LearnedCostModel(
+        compute,
+        communication,
+        name=loaded.meta["hardware"],
+        device=loaded.meta["device"],
+        ranges={name: _range(name, loaded.meta["ranges"][name]) for name in EXTENT},
+        measured_links=measured_links,
+        codecs=None if codecs is None else codecs_from_array(codecs),
+    )
+
+
+def _at_speed_of(model: LearnedCostModel, match: Match) -> LearnedCostModel:
+    """Scale a prior by the probes: computation by gathers, measured exchanges by all-to-alls."""
+    factor = match.compute_factor
+    exchanges = model.communication.scaled(dict.fromkeys(EXCHANGES, match.exchange_factor))
+    codecs = model.codecs or CPU_CODECS
+    return dataclasses.replace(
+        model,
+        compute=model.compute.scaled(forward=factor, backward=factor),
+        communication=with_stated(exchanges, measured=model.measured_links),
+        codecs={name: times.scaled(factor) for name, times in codecs.items()},
+    )
+
+
+def _range(name: str, bounds: Any) -> tuple[float, float]:
+    low, high = (float(bound) for bound in bounds)
+    if not -math.inf < low <= high < math.inf:
+        raise ValueError(f"the range of {name} is {bounds}")
+    return low, high

@@ -1,0 +1,226 @@
+"""Fits a prior to all samples of some hardware, and says how far its predictions are off.
+
+The fit is that of `factor_fit`. Samples that contradict the others are left out of it. The stated
+error is that of critical paths of plans that a fit to the others had not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_sharded.calibration.disturbance import reliability
+from dlrm_sharded.calibration.factor_fit import Factors, fitted_to
+from dlrm_sharded.calibration.observed import Observed, observed_times
+from dlrm_sharded.calibration.samples import COMMUNICATION, Sample, workload_of_sample
+from dlrm_sharded.cost.compute import LOOKUP_STAGES
+from dlrm_sharded.cost.features import EXTENT, extent_of
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.plans.plan_cost import PlanCost
+
+NUM_FOLDS = 4
+"""Parts of the samples, each of which is left out of a fit to estimate the error."""
+
+ERROR_OF_ONE = 0.3
+"""Error of one more plan, which counts in the stated error: a few plans may agree by chance."""
+
+LEAST_MS = 1e-6
+"""Time that stands for zero where contradictions are looked for."""
+
+OUTLIER_FACTOR = 3.0
+"""A time that is less than this far from what the other samples suggest contradicts nothing."""
+
+OUTLIER_SPREADS = 6.0
+"""Likewise in standard deviations of the other samples, estimated from their median deviation."""
+
+NUM_AGREEING, AGREEING_FACTOR = 3, 5.0
+"""Number of samples that agree with each other, to a factor, and are no outliers: the hardware has
+changed."""
+
+LEAST_RANKS = 12
+"""Number of ranks below which nothing is said of their errors."""
+
+LEVEL = 0.7
+"""Least time of a rank relative to the slowest of its plan. Only ranks that draw level decide which
+one will be the slowest, and costs are further off where ranks have little in common."""
+
+STANDARD_DEVIATIONS = 1.4826
+"""Standard deviation of a normal distribution relative to its median absolute deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A sample that contradicts the others.
+
+    Args:
+        index: its place among the samples.
+        text: how far it is off, such as: bwd_compute 1000 times what the others suggest.
+    """
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFit:
+    """A model that was fitted to samples.
+
+    Args:
+        error: expected error of a critical path, as a ratio of times from 1: 0.5 is 1.5x.
+        rank_error: see `rank_error`, of predictions of samples that were left out.
+        outliers: samples that the model is not fitted to, and which count in no error.
+        left_out: predictions of the samples that were left out, with these.
+    """
+
+    model: LearnedCostModel
+    error: float
+    rank_error: float | None
+    outliers: tuple[Outlier, ...]
+    left_out: tuple[tuple[PlanCost, Sample], ...]
+
+
+def fit_samples(prior: LearnedCostModel, samples: Sequence[Sample]) -> SampleFit:
+    """Fit a prior to at least one sample."""
+    observed = [observed_times(prior, sample) for sample in samples]
+    factors = fitted_to(observed)
+    outliers = find_outliers(observed, factors)
+    if outliers:
+        contradicting = {outlier.index for outlier in outliers}
+        kept = [i for i in range(len(samples)) if i not in contradicting]
+        samples, observed = [samples[i] for i in kept], [observed[i] for i in kept]
+        factors = fitted_to(observed)
+    pairs = tuple(_left_out(prior, samples, observed))
+    errors = [critical_path_error(cost, sample) for cost, sample in pairs]
+    weights = [reliability(sample.noise) for _, sample in pairs]
+    error = float(np.average([*errors, ERROR_OF_ONE], weights=[*weights, 1.0]))
+    model = with_ranges_of(factors.applied(prior), samples)
+    return SampleFit(model, error, rank_error(pairs), outliers, pairs)
+
+
+def _left_out(
+    prior: LearnedCostModel,
+    samples: Sequence[Sample],
+    observed: Sequence[Mapping[str, Observed]],
+) -> Iterator[tuple[PlanCost, Sample]]:
+    """Yield predictions of all samples, each by a fit that has not seen it; none of a single one.
+
+    Samples of the same plan are in the same part.
+    """
+    plans = sorted({(sample.kind, sample.number) for sample in samples})
+    # in no order of time, so that a part is as good as another one
+    order = np.random.default_rng(0).permutation(len(plans)).tolist()
+    part = {plan: place % NUM_FOLDS for plan, place in zip(plans, order, strict=True)}
+    parts = [part[sample.kind, sample.number] for sample in samples]
+    for number in range(NUM_FOLDS):
+        others = [of for of, its in zip(observed, parts, strict=True) if its != number]
+        if len(others) in (0, len(observed)):
+            continue
+        model = fitted_to(others).applied(prior)
+        for sample, its in zip(samples, parts, strict=True):
+            if its == number:
+                yield model.predict_workload(workload_of_sample(sample), sample.hosts), sample
+
+
+def critical_path_error(predicted: PlanCost, sample: Sample) -> float:
+    """Return how far a critical path is off: one of a half is as far off as one of the double."""
+    expected_ms, measured_ms = predicted.critical_path_ms, sample.cost.critical_path_ms
+    if expected_ms <= 0 or measured_ms <= 0:
+        return 0.0 if expected_ms == measured_ms else math.inf
+    return math.expm1(abs(math.log(expected_ms / measured_ms)))
+
+
+def find_outliers(
+    observed: Sequence[Mapping[str, Observed]], factors: Factors
+) -> tuple[Outlier, ...]:
+    """Return the samples that are far from the median one in some stage, where few others are.
+
+    Args:
+        factors: those that fit all samples.
+    """
+    found: dict[int, Outlier] = {}
+    for stage, of_stage in factors.by_stage().items():
+        logs = {
+            index: times.log_ratios(*of_stage, least_ms=LEAST_MS)
+            for index, of_sample in enumerate(observed)
+            if len((times := of_sample[stage]).times_ms)
+        }
+        for pick in (np.max, np.min):  # the ratio of a single rank may be absurd
+            ratios = np.array([pick(of_sample) for of_sample in logs.values()])
+            for place in np.flatnonzero(_contradicted(ratios)):
+                index, factor = list(logs)[place], math.exp(ratios[place] - np.median(ratios))
+                name = LOOKUP_STAGES.get(stage, stage)
+                text = f"{name} {factor:.3g} times what the others suggest"
+                found.setdefault(index, Outlier(index, text))
+    return tuple(found[index] for index in sorted(found))
+
+
+def _contradicted(ratios: Floats) -> NDArray[np.bool_]:
+    """Return [N], whether a logarithm is far from the median, where few others are."""
+    if len(ratios) < NUM_AGREEING:
+        return np.zeros(len(ratios), dtype=bool)
+    deviations = np.abs(ratios - np.median(ratios))
+    spread = STANDARD_DEVIATIONS * float(np.median(deviations))
+    num_near = (np.abs(ratios[:, None] - ratios) < math.log(AGREEING_FACTOR)).sum(axis=1)
+    is_far = deviations > max(math.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
+    contradicted: NDArray[np.bool_] = is_far & (num_near < NUM_AGREEING)
+    return contradicted
+
+
+def rank_error(pairs: Iterable[tuple[PlanCost, Sample]]) -> float | None:
+    """Return the standard deviation of the logarithms of ranks' computation over predicted ones.
+
+    Only ranks of one plan are compared, so that neither the level of the costs nor a machine that
+    is slower for a while counts, and only those that are about as slow as its slowest. The error is
+    estimated by the median, which few disturbed ranks move.
+
+    Args:
+        pairs: predicted costs of measured plans that the model was not fitted to.
+
+    Returns:
+        None if there are too few such ranks.
+    """
+    deviations: list[float] = []
+    num_plans = 0
+    for predicted, sample in pairs:
+        slowest_ms = max(rank.computation_ms for rank in predicted.per_rank)
+        logs = [
+            math.log(measured.computation_ms / expected.computation_ms)
+            for expected, measured in zip(predicted.per_rank, sample.cost.per_rank, strict=True)
+            if expected.computation_ms >= LEVEL * slowest_ms and measured.computation_ms > 0
+        ]
+        if len(logs) > 1:
+            deviations += (np.array(logs) - np.mean(logs)).tolist()
+            num_plans += 1
+    if len(deviations) < LEAST_RANKS:
+        return None
+    median = STANDARD_DEVIATIONS * float(np.median(np.abs(deviations)))
+    # the mean of a plan follows its ranks
+    return median * math.sqrt(len(deviations) / (len(deviations) - num_plans))
+
+
+def with_ranges_of(model: LearnedCostModel, samples: Sequence[Sample]) -> LearnedCostModel:
+    """Return a model that was fitted to samples, in whose ranges lies what they have, too.
+
+    Tables of samples of communication are tiny, and no range is theirs.
+    """
+    extents = np.array(
+        [
+            extent_of(workload_of_sample(sample))
+            for sample in samples
+            if sample.kind != COMMUNICATION
+        ]
+    )
+    if not len(extents):
+        return model
+    lows, highs = extents[:, :, 0].min(axis=0).tolist(), extents[:, :, 1].max(axis=0).tolist()
+    ranges = {
+        name: (min(model.ranges[name][0], low), max(model.ranges[name][1], high))
+        for name, low, high in zip(EXTENT, lows, highs, strict=True)
+    }
+    return dataclasses.replace(model, ranges=ranges)

@@ -1,0 +1,183 @@
+"""The fit of a prior to samples of hardware that it is not of: the synthetic one, but slower."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.calibration.disturbance import Disturbance, reliability
+from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.sample_fit import (
+    LEAST_RANKS,
+    SampleFit,
+    critical_path_error,
+    fit_samples,
+    rank_error,
+)
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from tests.unit.calibration.cases import ELSEWHERE, on_other_hardware, sample
+from tests.unit.cost.hardware import measured_plans
+
+PLANS = on_other_hardware(measured_plans(30, 15, seed=3), ELSEWHERE)
+TESTS = on_other_hardware(measured_plans(12, 0, seed=13), ELSEWHERE)
+
+
+def error_of(model: LearnedCostModel, samples: Sequence[Sample] = TESTS) -> float:
+    return float(np.mean([critical_path_error(cost_of(model, of), of) for of in samples]))
+
+
+def cost_of(model: LearnedCostModel, of: Sample) -> PlanCost:
+    return model.predict_workload(workload_of_sample(of), of.hosts)
+
+
+@pytest.fixture(scope="module")
+def whole(model: LearnedCostModel) -> SampleFit:
+    return fit_samples(model, PLANS)
+
+
+def test_the_stated_error_is_that_of_other_plans(model: LearnedCostModel, whole: SampleFit) -> None:
+    assert error_of(model) > 1.0
+    assert error_of(whole.model) < 0.15
+    assert whole.error == pytest.approx(error_of(whole.model), abs=0.06)
+    assert len(whole.left_out) == len(PLANS), "each plan is left out once"
+    assert whole.outliers == ()
+
+
+def test_one_plan_tells_how_fast_the_hardware_is(model: LearnedCostModel) -> None:
+    found = fit_samples(model, PLANS[:1])
+    assert error_of(found.model) < 0.5
+    assert found.error == 0.3, "one plan cannot tell how others will be"
+    twice = [PLANS[0], dataclasses.replace(PLANS[0], number=1000)]
+    assert 0.05 < fit_samples(model, twice).error < 0.3, "two may agree by chance"
+
+
+def test_a_stage_that_behaves_otherwise_is_found(model: LearnedCostModel) -> None:
+    slow_backward = dict.fromkeys(ELSEWHERE, 1.0) | {"bwd_compute": 5.0}
+    plans = on_other_hardware(measured_plans(30, 0, seed=3), slow_backward)
+    factors = fit_factors(model, plans)
+    before, after = (of.compute.launch_ms(np.ones(1))[0] for of in (model, factors.applied(model)))
+    forward, backward = factors.compute
+    assert forward.mean() == pytest.approx(1.0, abs=0.2)
+    assert backward.mean() == pytest.approx(5.0, rel=0.25)
+    assert (after / before)[1] > 2.0
+
+
+def test_exchanges_are_fitted_too(whole: SampleFit) -> None:
+    exchanging = on_other_hardware(measured_plans(0, 30, seed=4), ELSEWHERE)
+    for kind in STAGES[1:3]:
+        ratios = [
+            cost_of(whole.model, of).stage_max_ms(kind) / of.cost.stage_max_ms(kind)
+            for of in exchanging
+            if of.world_size == 2
+        ]
+        assert np.median(ratios) == pytest.approx(1.0, abs=0.2)
+
+
+def edited(factors: Mapping[str, float], *, rank: int | None = None) -> Callable[[Sample], Sample]:
+    """Multiply stages of a sample, on one rank or on all, the other times being kept."""
+
+    def edit(of: Sample) -> Sample:
+        [all_ranks] = on_other_hardware([of], dict.fromkeys(ELSEWHERE, 1.0) | dict(factors))
+        if rank is None:
+            return all_ranks
+        per_rank = list(of.cost.per_rank)
+        per_rank[rank] = all_ranks.cost.per_rank[rank]
+        cost = PlanCost(tuple(per_rank), of.cost.input_dist_ms)
+        return dataclasses.replace(of, cost=cost)
+
+    return edit
+
+
+WRONG = {
+    "all_slow": edited(dict.fromkeys(ELSEWHERE, 1000.0)),
+    "all_fast": edited(dict.fromkeys(ELSEWHERE, 1e-3)),
+    "suspended_for_a_while": edited(dict.fromkeys(ELSEWHERE, 30.0)),
+    "slow_stage": edited({"fwd_comm": 1e3}),
+    "five_times": edited({"bwd_compute": 5.0}),
+    "fast_stage_of_a_rank": edited({"bwd_compute": 1e-3}, rank=1),
+    "no_time": edited({"bwd_comm": 0.0}),
+    "slow_ids": edited({"input_dist": 1e4}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("place", [0, 20])
+def test_one_wrong_sample_changes_no_cost(
+    model: LearnedCostModel, whole: SampleFit, wrong: Callable, place: int
+) -> None:
+    """It is left out, or counts so little that the cost of no plan changes by 1 %."""
+    added = dataclasses.replace(wrong(PLANS[30]), number=1000)
+    found = fit_samples(model, [*PLANS[:place], added, *PLANS[place:]])
+    if wrong is not WRONG["five_times"]:
+        assert [outlier.index for outlier in found.outliers] == [place]
+    for of in TESTS:
+        expected = cost_of(whole.model, of)
+        assert cost_of(found.model, of).cost_ms == pytest.approx(expected.cost_ms, rel=0.01)
+
+
+def test_a_disturbed_sample_changes_no_cost(model: LearnedCostModel, whole: SampleFit) -> None:
+    """A rank that lacked its core for half of the time, which the sample says."""
+    slow = dataclasses.replace(
+        edited(dict.fromkeys(ELSEWHERE, 2.0))(PLANS[0]),
+        number=1000,
+        noise=Disturbance(core_wait=0.5).noise,
+    )
+    found = fit_samples(model, [*PLANS, slow])
+    for of in TESTS:
+        expected = cost_of(whole.model, of).cost_ms
+        assert cost_of(found.model, of).cost_ms == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(("num_slow", "num_left_out"), [(2, 2), (6, 0)])
+def test_samples_that_agree_are_a_change_of_the_hardware(
+    model: LearnedCostModel, num_slow: int, num_left_out: int
+) -> None:
+    """After which all stages take 20 times as long."""
+    slow = on_other_hardware(PLANS[10 : 10 + num_slow], 20.0)
+    assert len(fit_samples(model, [*PLANS[:10], *slow]).outliers) == num_left_out
+
+
+def test_other_work_adds_noise() -> None:
+    assert Disturbance().noise == 0.0
+    assert reliability(0.0) == 1.0
+    half = Disturbance(core_wait=0.5)
+    assert half.noise == pytest.approx(math.log(2))
+    assert reliability(half.noise) < 0.03
+    assert Disturbance(change=2.0).noise == pytest.approx(half.noise)
+    assert Disturbance(core_wait=1.5, change=0.5).noise < 4.0, "whatever stands in a line"
+    assert Disturbance(0.5, 2.0).noise == pytest.approx(math.sqrt(2) * math.log(2))
+
+
+def pairs(num_plans: int, *, num_ranks: int = 4, error: float = 0.1) -> list:
+    """Plans whose ranks are off by an error of their own, and by a factor of the plan."""
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(num_plans):
+        predicted_ms = rng.uniform(36.0, 50.0, num_ranks)
+        common = rng.lognormal(0.0, 0.5)
+        measured_ms = predicted_ms * common * rng.lognormal(0.0, error, num_ranks)
+        found.append((computing(predicted_ms), measured(measured_ms)))
+    return found
+
+
+def computing(computation_ms: np.ndarray) -> PlanCost:
+    return PlanCost(tuple(StageCost(ms / 4, 1.0, 2.0, 3 * ms / 4) for ms in computation_ms))
+
+
+def measured(computation_ms: np.ndarray) -> Sample:
+    return dataclasses.replace(sample(), cost=computing(computation_ms))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_the_error_of_ranks_is_found_without_what_they_have_in_common(num_ranks: int) -> None:
+    assert rank_error(pairs(400, num_ranks=num_ranks)) == pytest.approx(0.1, rel=0.15)
+    some = pairs(40)
+    odd = [(computing(np.full(4, 10.0)), measured(np.array([10.0, 10.0, 10.0, 1000.0])))]
+    assert rank_error([*some, *odd]) == pytest.approx(rank_error(some), rel=0.1)
+    assert rank_error(pairs(LEAST_RANKS // 4 - 1)) is None
+    idle = [(computing(np.array([5.0, 0.0])), measured(np.array([5.0, 0.0])))] * LEAST_RANKS
+    assert rank_error(idle) is None
