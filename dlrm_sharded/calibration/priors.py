@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dlrm_sharded.cost.codecs import CPU_CODECS, codecs_from_array
 from dlrm_sharded.cost.communication import EXCHANGES, LINKS, UNMEASURED, with_stated
 from dlrm_sharded.cost.exchange_curves import TRIAL_VOLUMES
 from dlrm_sharded.cost.features import EXTENT
@@ -116,7 +115,6 @@ def _from_artifact(loaded: Artifact) -> LearnedCostModel:
     measured_links = tuple(loaded.meta["measured_links"])
     if not set(measured_links) <= set(LINKS):
         raise ValueError(f"measured_links is {measured_links}")
-    codecs = loaded.arrays.get("codecs")
     return LearnedCostModel(
         compute,
         communication,
@@ -124,7 +122,6 @@ def _from_artifact(loaded: Artifact) -> LearnedCostModel:
         device=loaded.meta["device"],
         ranges={name: _range(name, loaded.meta["ranges"][name]) for name in EXTENT},
         measured_links=measured_links,
-        codecs=None if codecs is None else codecs_from_array(codecs),
     )
 
 
@@ -132,12 +129,10 @@ def _at_speed_of(model: LearnedCostModel, match: Match) -> LearnedCostModel:
     """Scale a prior by the probes: computation by gathers, measured exchanges by all-to-alls."""
     factor = match.compute_factor
     exchanges = model.communication.scaled(dict.fromkeys(EXCHANGES, match.exchange_factor))
-    codecs = model.codecs or CPU_CODECS
     return dataclasses.replace(
         model,
         compute=model.compute.scaled(forward=factor, backward=factor),
         communication=with_stated(exchanges, measured=model.measured_links),
-        codecs={name: times.scaled(factor) for name, times in codecs.items()},
     )
 
 

@@ -6,14 +6,7 @@ reduction the numbers are also added up in that precision, which gloo does in so
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
-
-from dlrm_sharded.cost.workload import Floats
-from dlrm_sharded.plans.precision import EXCHANGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +33,6 @@ class CodecTimes:
         """Return the time to convert the vectors of a rank's samples, of all columns."""
         return self.forward_decode if direction == "forward" else self.backward_encode
 
-    def scaled(self, factor: float) -> CodecTimes:
-        """Return times multiplied by a factor."""
-        return CodecTimes(*(factor * ms for ms in dataclasses.astuple(self)))
-
-
-FIELDS = tuple(field.name for field in dataclasses.fields(CodecTimes))
-CODEC_PRECISIONS = tuple(p for p in EXCHANGE_BYTES if p != "fp32")
 
 CPU_CODECS = {
     "fp16": CodecTimes(0.27, 0.13, 0.32, 0.30, 0.55),
@@ -72,21 +58,4 @@ def gpu_codecs(memory_gb_per_s: float) -> dict[str, CodecTimes]:
     return {
         precision: CodecTimes(*(num_bytes / 4.0 / memory_gb_per_s for num_bytes in moved))
         for precision, moved in MOVED_BYTES.items()
-    }
-
-
-def codecs_to_array(codecs: Mapping[str, CodecTimes]) -> Floats:
-    """Return [P, 5], the times of `CODEC_PRECISIONS`; -1 where a precision has none."""
-    none = (-1.0,) * len(FIELDS)
-    return np.array(
-        [dataclasses.astuple(codecs[p]) if p in codecs else none for p in CODEC_PRECISIONS]
-    )
-
-
-def codecs_from_array(times: Floats) -> dict[str, CodecTimes]:
-    """Read what `codecs_to_array` returned."""
-    return {
-        precision: CodecTimes(*row)
-        for precision, row in zip(CODEC_PRECISIONS, times.tolist(), strict=True)
-        if min(row) >= 0
     }

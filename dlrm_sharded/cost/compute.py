@@ -163,8 +163,6 @@ class ComputeModel:
             on devices without warps.
         dense: prices of the dense gradients of replicas.
         sequences: prices of updates of sequences, beside those of bags; zeros on GPUs.
-        uncertainty: [2, num_parts, num_parts], for each direction the covariance of the logarithms
-            of the factors by which the parts of a time may be off; None if it is not known.
     """
 
     profile_mean: Floats
@@ -177,7 +175,6 @@ class ComputeModel:
     widest_ms: Floats | None = None
     dense: DensePrices = DensePrices()
     sequences: SequencePrices = dataclasses.field(default_factory=SequencePrices)
-    uncertainty: Floats | None = None
 
     def __post_init__(self) -> None:
         assert self.device.has_warps == (self.widest_ms is not None)

@@ -55,7 +55,6 @@ class LearnedCostModel:
         exchange_curves: times of exchanges that are not linear, of a prior; None if `communication`
             was fitted. `price` takes lines that are right for a task; those in `communication` are
             of `TRIAL_VOLUMES`, for an artefact.
-        codecs: times to convert what is exchanged; None for those of hardware nobody measured.
         correction: factors that measured runs decided, of the parts of a time, by direction or
             exchange; None without runs. The prices have these factors already.
     """
@@ -70,7 +69,6 @@ class LearnedCostModel:
     measured_links: tuple[str, ...]
     standing: Standing | None = None
     exchange_curves: ExchangeCurves | None = None
-    codecs: Mapping[str, CodecTimes] | None = None
     correction: Mapping[str, Sequence[float]] | None = None
 
     def __repr__(self) -> str:
@@ -174,11 +172,11 @@ class LearnedCostModel:
 
 def _codecs(model: LearnedCostModel) -> Mapping[str, CodecTimes]:
     """Return the measured times to convert numbers, or what to expect of the hardware."""
-    if model.codecs is not None:
-        return model.codecs
-    if model.device == "cuda":
-        return gpu_codecs(gpu_prior(model.name, None).spec.memory_gb_per_s)
-    return CPU_CODECS
+    if model.device == "cpu":
+        return CPU_CODECS
+    curves = model.exchange_curves
+    spec = gpu_prior(model.name, None).spec if curves is None else curves.host.spec
+    return gpu_codecs(spec.memory_gb_per_s)
 
 
 def _number(value: float) -> str:

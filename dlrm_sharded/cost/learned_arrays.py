@@ -12,7 +12,6 @@ from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
 from dlrm_sharded.cost.sequences import SequencePrices
 from dlrm_sharded.cost.widest import WIDEST_TERMS
-from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.hardware.artifact import Arrays
 from dlrm_sharded.plans.plan_cost import DIRECTIONS
 
@@ -30,9 +29,6 @@ SEQUENCE_BYTES = {"cpu": np.array([[0.9, 1.1], [1.0, 1.4]]), "cuda": np.ones((2,
 
 See `CommunicationModel`; those of CPUs were measured on an Intel Xeon with AVX-512.
 """
-
-UNKNOWN_VARIANCE = 1.0
-"""Variance of the logarithm of a factor of sequences where no measurement told anything of it."""
 
 CPU_ALL_REDUCE = np.array(
     [{"peers_intra": 1400.0, "bytes": 1.0}.get(term, 0.0) for term in REDUCE_TERMS]
@@ -75,8 +71,6 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
             arrays[f"{direction}.slopes"] = net.slopes
     if compute.widest_ms is not None:
         arrays["widest_ms"] = compute.widest_ms
-    if compute.uncertainty is not None:
-        arrays["uncertainty"] = compute.uncertainty
     arrays["dense"] = np.array(dataclasses.astuple(compute.dense))
     arrays["sequences"] = np.array(dataclasses.astuple(compute.sequences))
     arrays["all_reduce"] = communication.all_reduce_weights
@@ -114,23 +108,8 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
             else SEQUENCE_PRICES[device]
         ),
     )
-    uncertainty = arrays.get("uncertainty")  # which older artefacts do not have
-    if uncertainty is not None and "sequences" not in arrays:
-        uncertainty = _with_sequences(uncertainty)
-    compute = dataclasses.replace(compute, uncertainty=uncertainty)
-    expected = (len(DIRECTIONS), compute.num_parts, compute.num_parts)
-    if compute.uncertainty is not None and compute.uncertainty.shape != expected:
-        raise ValueError(f"uncertainty is of shape {compute.uncertainty.shape}, not {expected}")
     all_reduce = arrays.get("all_reduce", CPU_ALL_REDUCE if device == "cpu" else None)
     sequences = arrays.get("sequence_bytes", SEQUENCE_BYTES[device])
     if sequences.shape != (2, 2) or not (sequences > 0.0).all():
         raise ValueError(f"sequence_bytes are {sequences.tolist()}, must be positive, [2, 2]")
     return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce, sequences)
-
-
-def _with_sequences(uncertainty: Floats) -> Floats:
-    """Insert the part of sequences into the covariances of an artefact without it."""
-    for axis in (1, 2):
-        uncertainty = np.insert(uncertainty, -1, 0.0, axis=axis)
-    uncertainty[:, -2, -2] = UNKNOWN_VARIANCE
-    return uncertainty

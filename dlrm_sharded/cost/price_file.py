@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.cost.codecs import codecs_from_array, codecs_to_array
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.exchange_curves import ExchangeCurves
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -105,7 +104,6 @@ def read_prices(path: Path) -> LearnedCostModel:
             measured_links=tuple(meta["measured_links"]),
             standing=standing,
             exchange_curves=curves,
-            codecs=codecs_from_array(arrays["codecs"]) if "codecs" in arrays else None,
             correction=meta["correction"],
         )
 
@@ -113,8 +111,6 @@ def read_prices(path: Path) -> LearnedCostModel:
 def _content(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
     """Return the arrays and the description of a model's file."""
     arrays = to_arrays(model.compute, model.communication)
-    if model.codecs is not None:
-        arrays["codecs"] = codecs_to_array(model.codecs)
     curves, gpu = model.exchange_curves, None
     if curves is not None:
         spec = curves.host.spec  # whose figures may be whole numbers, and are read as floats

@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import is_additive
+from dlrm_sharded.cost.base import CostModel, is_additive, with_assumed_profiles
 from dlrm_sharded.files.errors import InfeasibleTaskError, check_count, check_flag
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
@@ -29,6 +28,7 @@ class PolicySharder:
     Args:
         num_samples: number of placements to sample besides the most probable one.
         split: whether tables may be split, see `splitting.splittings`.
+        cost_model: says which access profiles tables have that have none.
     """
 
     policy: Policy
@@ -37,6 +37,7 @@ class PolicySharder:
     num_samples: int = 16
     split: bool = True
     seed: int = 0
+    cost_model: CostModel | None = None
 
     def __post_init__(self) -> None:
         check_count("sharder.num_samples", self.num_samples, least=0)
@@ -55,7 +56,7 @@ class PolicySharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         _check_feasible(task, split=self.split)
-        task = with_profiles(task)
+        task = with_assumed_profiles(self.cost_model, task)
         for splitting in splittings(task) if self.split else [unsplit(task)]:
             ranks = self._ranks(splitting)
             if ranks is not None:
@@ -107,6 +108,7 @@ def policy_sharder(
     return PolicySharder(
         load_policy(method, artifact, context.run, with_costs=price_task, reads_costs=prices),
         name=method,
+        cost_model=context.cost_model,
         **options,
     )
 

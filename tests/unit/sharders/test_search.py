@@ -29,7 +29,7 @@ from dlrm_sharded import (
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.codecs import CodecTimes
+from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
@@ -274,18 +274,14 @@ def same(count: int, *shape: Any) -> tuple[Table, ...]:
     return tables_of(*[shape] * count)
 
 
-def with_codecs(codec_ms: float) -> LearnedCostModel:
-    """A model that converts numbers in so many ms per MB."""
-    times = CodecTimes(*(codec_ms,) * 5)
-    return dataclasses.replace(model_of("plain"), codecs={"fp16": times})
-
-
 @pytest.mark.parametrize(("codec_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "dear"])
 def test_a_plan_in_a_stated_precision_is_priced_and_bounded_in_it(
-    codec_ms: float, gains: bool
+    codec_ms: float, gains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Numbers are converted in so many ms per MB."""
+    monkeypatch.setitem(CPU_CODECS, "fp16", CodecTimes(*(codec_ms,) * 5))
     task = with_profiles(odd(same(6, 1000, 64, 2.0), 3, 10**7, batch_size=4096))
-    model = with_codecs(codec_ms)
+    model = model_of("plain")
     sharder = SearchSharder(
         SharderContext(cost_model=model),
         Constraints(replicate="never"),  # replicas exchange no vectors
