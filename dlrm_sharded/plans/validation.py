@@ -127,7 +127,7 @@ def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
 
 def why_sequence_too_wide(table: Table, topology: Topology) -> str:
     """Return why no plan has a sequence table of more columns than lookups support."""
-    text = _too_wide(sequence_title(table), table.embedding_dim, topology)
+    text = _too_wide(f"{sequence_title(table)} and", table.embedding_dim, topology)
     return f"{text}, and no plan splits it; reduce its embedding_dim"
 
 

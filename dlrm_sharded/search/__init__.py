@@ -2,7 +2,9 @@
 
 What a plan costs is decided in `cost`. The search needs the prices of an additive model.
 
-`docs/notes/search.md` explains the search along an example. Glossary of its code:
+`docs/notes/search.md` explains the search along an example. Where the docstring of a constant names
+a study, that is a row or a paragraph of "What each part is worth" there; other constants bound the
+time or the rounding of a part, and were not varied. Glossary of the code:
 
 - **unit**: one table, or several tables that constraints keep together.
 - **step**: the number of columns in which widths are counted, 4 for all but very wide tables.
@@ -26,9 +28,10 @@ What a plan costs is decided in `cost`. The search needs the prices of an additi
 - **cut**: the division of a unit into pieces or row blocks, before they are placed.
 - **edit**: the smallest change of a state: a width on a rank, or the layout of a unit.
 - **move**: a few edits that keep every unit complete.
-- **chain**: a move of two transfers, of which the second starts where the first one ends.
 - **neighborhood**: the states that one move leads to.
 - **descent**: moves that improve the smooth objective, until there are none.
+- **start**: a first plan after a descent.
+- **walk**: a descent, then rebuilds, each with a short descent, until none helps any more.
 - **rebuild**: pieces of a few ranks are taken away and placed anew (large neighborhood search).
 - **budget**: limits on how much a plan may differ from an earlier one.
 """

@@ -1,4 +1,4 @@
-"""Moves of units into row blocks and out of them.
+"""Improve: moves of units into row blocks and out of them.
 
 Letters: G groups of one kind, L loads, W ranks.
 """
@@ -17,14 +17,15 @@ from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import COLUMNS, Edit, SetGroup, SetWidth
 
 NUM_ROW_CUTS = 2
-"""Number of a rank's costliest pieces for which row blocks are tried."""
+"""Number of a rank's costliest pieces for which row blocks are tried. Study: row blocks."""
 
 MAX_ROW_JOINS = 16
-"""Largest number of units in row blocks that are tried whole at a time."""
+"""Largest number of units in row blocks that are tried whole at a time. Study: row blocks."""
 
 
 MAX_OTHER_CUTS = 256
-"""Largest number of units for which row blocks are tried where no rank has a move any more."""
+"""Largest number of units for which row blocks are tried where no rank has a move any more. Study:
+row blocks."""
 
 
 class BlockNeighborhood(StateMoves):

@@ -1,4 +1,4 @@
-"""Decides into which pieces each unit is cut, before anything is placed.
+"""Construct: cut each unit into pieces, before anything is placed.
 
 This is NeuroShard's outer decision (arXiv:2305.01868, sec. 3.3), taken for all tables at once: no
 piece should take longer than a target.

@@ -1,4 +1,4 @@
-"""Local search: take the best move again and again until none improves the smooth objective.
+"""Improve: take the best move again and again until none improves the smooth objective.
 
 The objective is a maximum over ranks, which most moves leave as it is. The smooth objective falls
 with every full rank that gets less to do.
@@ -13,7 +13,7 @@ import numpy as np
 from dlrm_sharded.search.block_moves import BlockNeighborhood
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.moves import MANY_RANKS, Move, Neighborhood
-from dlrm_sharded.search.smooth_objective import SMOOTH, SmoothObjective
+from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.stopping import Clock
 
@@ -32,7 +32,6 @@ class Descent:
 
     Args:
         splits, budget: see `StateMoves`.
-        num_squarings: see `SmoothObjective`.
     """
 
     def __init__(
@@ -43,11 +42,9 @@ class Descent:
         *,
         splits: bool = True,
         budget: MoveBudget | None = None,
-        num_squarings: int = SMOOTH,
     ) -> None:
         self._state = state
         self._clock = clock
-        self._num_squarings = num_squarings
         self._neighborhood = Neighborhood(state, rng, splits, budget)
         self._blocks = BlockNeighborhood(state, rng, splits, budget)
 
@@ -95,7 +92,7 @@ class Descent:
         return has_changed
 
     def _objective(self) -> SmoothObjective:
-        return SmoothObjective(self._state, self._num_squarings)
+        return SmoothObjective(self._state)
 
     def _make_one(self, moves: list[Move], objective: SmoothObjective) -> bool:
         """Make the first of the best moves that also improves the exact smooth objective."""

@@ -22,7 +22,6 @@ from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.slices import in_cheapest_slices
-from dlrm_sharded.search.smooth_objective import SHARP
 from dlrm_sharded.search.starts import (
     descended_slices,
     descended_starts,
@@ -38,7 +37,7 @@ MIN_IMPROVEMENT = 1e-6
 
 DEVIATION = 0.002
 """Rebuilds go on from a plan that costs so much more than the best, relative to it: a threshold as
-in record-to-record travel (Dueck 1993)."""
+in record-to-record travel (Dueck 1993). Study: walks."""
 
 GOOD_GAP = 0.003
 """A plan that costs so much more than the lower bound, relative to it, is good enough."""
@@ -114,25 +113,24 @@ def walk(
         if not is_rebuilt or state.objective_ms > best_ms * (1 + DEVIATION):
             state.undo(before)
     state.undo()
-    # What pays for the fullest rank alone may not seem to, as the others are nearly as full.
-    Descent(state, rng, stopping.clock, splits=splits, num_squarings=SHARP).run()
+    descent.run()
     if state.objective_ms > best_ms:
         state.undo()
     return state
 
 
 def find_from_scratch(
-    build: Callable[..., Problem], seed: int, patience: int, clock: Clock
+    build: Callable[[int], Problem], seed: int, patience: int, clock: Clock
 ) -> tuple[State | None, Problem]:
     """Return the best state found in wide steps of columns, or else in narrow ones; its problem.
 
     Args:
         build: returns the problem with so many widths of a table at most.
     """
-    problem = build(max_widths=MAX_WIDTHS)
+    problem = build(MAX_WIDTHS)
     state = _find_in_steps(problem, seed, patience, clock)
     if state is None and (problem.columns_per_step > COLUMN_MULTIPLE).any():
-        problem = build(max_widths=ALL_WIDTHS)
+        problem = build(ALL_WIDTHS)
         state = _find_in_steps(problem, seed, patience, clock)
     return state, problem
 

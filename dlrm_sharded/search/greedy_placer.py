@@ -1,4 +1,4 @@
-"""Placing pieces one after another, each where it adds least to a norm of the ranks' loads.
+"""Construct: place pieces one after another, each where it adds least to a norm of the loads.
 
 Letters: L loads, W ranks; see `problem.py`.
 """
@@ -13,7 +13,8 @@ from dlrm_sharded.search.problem import Blocks, Mask, by_group
 from dlrm_sharded.search.state import State
 
 NUM_SPREAD = 32
-"""Number of parts in which the steps of a unit are spread over ranks."""
+"""Number of parts in which the steps of a unit are spread over ranks. Study: joining and
+spreading."""
 
 
 class GreedyPlacer:

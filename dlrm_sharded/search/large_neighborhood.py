@@ -1,4 +1,4 @@
-"""Leaves a local optimum: parts of a plan are removed and rebuilt, with a new cut of one table.
+"""Perturb: parts of a plan are removed and rebuilt, with a new cut of one table.
 
 This is large neighborhood search (Shaw 1998). It is also the search over splits, for which
 NeuroShard has a beam (arXiv:2305.01868, sec. 3.3): the tables that get a new cut are on the
@@ -19,26 +19,29 @@ from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import COLUMNS, State
 
 NUM_COSTLIEST = 3
-"""Number of the fullest rank's costliest units, one of which may get a new cut."""
+"""Number of the fullest rank's costliest units, one of which may get a new cut. Study: rebuilds."""
 
 NUM_OPTIONS = 6
-"""Number of a unit's cheapest cuts that are tried."""
+"""Number of a unit's cheapest cuts that are tried. Study: rebuilds."""
 
 KEEP_CUTS = 0.4
-"""Share of the rebuilds that keep all cuts."""
+"""Share of the rebuilds that keep all cuts. Study: rebuilds."""
 
 MAX_RANDOM_RANKS = 3
-"""Largest number of ranks that are rebuilt besides the fullest and the emptiest."""
+"""Largest number of ranks that are rebuilt besides the fullest and the emptiest. Study:
+rebuilds."""
 
 JOIN = 0.3
-"""Share of the rebuilds that place units whole of which all pieces were taken away."""
+"""Share of the rebuilds that place units whole of which all pieces were taken away. Study: joining
+and spreading."""
 
 SPREAD = 0.2
 """Share of the rebuilds that place one of the largest units last, in parts of any width: where
-memory is tight, room for an even cut is the room that other units need whole."""
+memory is tight, room for an even cut is the room that other units need whole. Study: joining and
+spreading."""
 
 NOISE = 0.2
-"""Relative noise of the processing times by which pieces are ordered."""
+"""Relative noise of the processing times by which pieces are ordered. Study: rebuilds."""
 
 Piece = tuple[int, int]
 """A unit and a width."""

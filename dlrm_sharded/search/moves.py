@@ -1,4 +1,4 @@
-"""Moves of column pieces between ranks and their gains, computed in batches.
+"""Improve: moves of column pieces between ranks and their gains, computed in batches.
 
 All moves that take load from one rank are priced at once: a move between two ranks changes two
 terms of each sum of powers. Shapes are priced here as on an ordinary rank, so a gain is an
@@ -33,7 +33,8 @@ NUM_LEAST_LOADED, NUM_RANDOM_RANKS = 32, 16
 """Numbers of other ranks that moves are tried with where there are more than `MANY_RANKS`."""
 
 MAX_PIECES, MAX_OTHER_PIECES = 32, 512
-"""Largest numbers of pieces of a rank, and of all other ranks, for which swaps are tried."""
+"""Largest numbers of pieces of a rank, and of all other ranks, for which swaps are tried. Study:
+swaps."""
 
 NUM_BEST = 3
 """Number of transfers, and of swaps, that are returned."""

@@ -1,4 +1,4 @@
-"""Decides which units are worth replicating, and replicates them in a state.
+"""Construct: replicate the units for which that may pay off.
 
 A replica costs all ranks the same, so it pays off where it costs less than the unit does in the
 mean over ranks. That is known without a plan. Moves decide the rest, as for any other layout.

@@ -1,4 +1,4 @@
-"""Several narrow shards of a table on one rank in place of a wide one.
+"""Construct: several narrow shards of a table on one rank in place of a wide one.
 
 On GPUs the widest shard of a rank slows down all lookups there, see `cost/widest.py`. A wide table
 in slices costs more by itself, and may cost less together with busy narrow tables. On CPUs a slice
@@ -22,13 +22,15 @@ from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 
 SLICE_COLUMNS = (32, 64, 128, 256, 512, 1024)
-"""Widths of slices that are tried; the smallest ones fill the threads of a part of a warp."""
+"""Widths of slices that are tried; the smallest ones fill the threads of a part of a warp. Study:
+slices."""
 
 MIN_CPU_COLUMNS = 128
 """Least width of slices on CPUs, where narrower ones are slower than they are priced."""
 
 MOST_OF_RANK = 0.5
-"""Share of the smallest rank's memory that a piece of a unit on all ranks may take."""
+"""Share of the smallest rank's memory that a piece of a unit on all ranks may take. Study:
+slices."""
 
 
 def in_slices(state: State, columns: int) -> State | None:

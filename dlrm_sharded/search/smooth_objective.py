@@ -10,9 +10,11 @@ import numpy as np
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.state import State
 
-SMOOTH, SHARP = 7, 10
-"""The norm's exponent is 2 to one of these powers: 128, so high that only the fullest ranks count,
-or 1024, with which what all ranks have in common hardly counts for more than it costs."""
+NUM_SQUARINGS = 7
+"""The norm's exponent is 2 to this power: 128, so high that only the fullest ranks count. Study:
+norms."""
+
+EXPONENT = 2.0**NUM_SQUARINGS
 
 MAX_POWER = 1e290
 """Higher powers are treated alike, as they would overflow."""
@@ -27,9 +29,6 @@ MIN_POWER_SUM = 1e-300
 class SmoothObjective:
     """Norms of a state's loads, and their slopes.
 
-    Args:
-        num_squarings: `SMOOTH` or `SHARP`.
-
     Attributes:
         value_ms: their sum plus the shared time; a little above `State.objective_ms`.
         scale: [L], the largest loads, by which loads are divided before powers are taken.
@@ -37,23 +36,21 @@ class SmoothObjective:
         slope: [L], by how much the value grows with a sum of powers, to first order.
     """
 
-    def __init__(self, state: State, num_squarings: int = SMOOTH) -> None:
-        self.num_squarings = num_squarings
-        exponent = 2.0**self.num_squarings
+    def __init__(self, state: State) -> None:
         self.scale = np.maximum(state.load.max(axis=0), MIN_LOAD_MS)
         # Scaled, the largest load has the power 1, and only loads near it count for the norm.
         self.powers = self.powers_of(state.load)
         sums = np.maximum(self.powers.sum(axis=0), MIN_POWER_SUM)
-        norms = self.scale * sums ** (1.0 / exponent)
+        norms = self.scale * sums ** (1.0 / EXPONENT)
         # The derivative of s^(1/p) is s^(1/p) / (s p).
-        self.slope = norms / sums / exponent
+        self.slope = norms / sums / EXPONENT
         self.value_ms = float(norms.sum()) + state.shared_ms
         self.has_hosts = state.num_hosts > 1 and bool(state.host_load.max() > MIN_LOAD_MS)
         if self.has_hosts:
             self.host_scale = float(state.host_load.max())
             self.host_powers = self.power(state.host_load / self.host_scale)
-            norm = self.host_scale * self.host_powers.sum() ** (1.0 / exponent)
-            self.host_slope = float(norm / self.host_powers.sum() / exponent)
+            norm = self.host_scale * self.host_powers.sum() ** (1.0 / EXPONENT)
+            self.host_slope = float(norm / self.host_powers.sum() / EXPONENT)
             self.value_ms += float(norm)
 
     def powers_of(self, load: Floats) -> Floats:
@@ -62,7 +59,7 @@ class SmoothObjective:
 
     def norm_ms(self, power_sums: Floats) -> Floats:
         """Return the sum [...] of the norms of sums of powers [..., L], as far as they count."""
-        return (self.scale * power_sums ** (2.0**-self.num_squarings)).sum(axis=-1)
+        return (self.scale * power_sums ** (1.0 / EXPONENT)).sum(axis=-1)
 
     def rank_shares(self) -> Floats:
         """Return [W], what each rank adds to the value, to first order."""
@@ -79,8 +76,8 @@ class SmoothObjective:
         A rank without one of its pieces is estimated to have less than nothing where that piece
         costs more elsewhere than beside the others.
         """
-        most = MAX_POWER ** (2.0**-self.num_squarings)
+        most = MAX_POWER ** (1.0 / EXPONENT)
         powers = np.minimum(np.maximum(values, 0.0), most)
-        for _ in range(self.num_squarings):  # several times faster than `**` with a float
+        for _ in range(NUM_SQUARINGS):  # several times faster than `**` with a float
             powers = powers * powers
         return powers

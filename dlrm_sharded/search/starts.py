@@ -20,14 +20,14 @@ from dlrm_sharded.search.stopping import StoppingRule
 
 TARGETS = (1.0, 1.1, 1.3, 2.0)
 """Largest processing times of a piece, relative to the mean of the ranks in a plan that costs the
-lower bound."""
+lower bound. Study: targets."""
 
 FEW_PER_RANK = 4
-"""Units per rank up to which single units decide what a rank costs."""
+"""Units per rank up to which single units decide what a rank costs. Study: few units."""
 
 FEW, SMALL_TASK = 64, 200
 """Units of a task that are few on any number of ranks, and up to which twice as many per rank are,
-as there is time for all starts."""
+as there is time for all starts. Study: few units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class Effort:
     patience: int
 
 
-THOROUGH, BRIEF = Effort(32, 4, 3, 2), Effort(2, 1, 1, 1)
-"""What few units get, whose plans differ most, and what is left for many units, which take long."""
+THOROUGH, BRIEF = Effort(32, 4, 4, 2), Effort(2, 1, 1, 1)
+"""What few units get, whose plans differ most, and what is left for many units, which take long.
+Study: few units."""
 
 HOPELESS = 1.5
 """Plans in slices that cost so many times as much as the best plan are not improved."""

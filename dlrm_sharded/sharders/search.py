@@ -11,9 +11,8 @@ published search, each for one of its faults, which `sharder=neuroshard` keeps:
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.files.errors import (
@@ -42,8 +41,6 @@ from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock
 from dlrm_sharded.sharders.base import SharderContext, in_stated_precision
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,22 +77,6 @@ class SearchSharder:
     exchange_precision: Any = None
     table_precision: str = "fp32"
 
-    def __new__(cls, *_: Any, **keys: Any) -> Self:
-        """Refuse arguments that are none, and say where constraints go.
-
-        Raises:
-            TypeError: an argument is unknown; `constraints` once were arguments of their own.
-        """
-        known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(keys.keys() - set(known)):
-            of_plans = ", ".join(f"{field.name}=" for field in dataclasses.fields(Constraints))
-            raise TypeError(
-                f"SearchSharder has no argument {', '.join(unknown)}; known: "
-                f"{', '.join(known)}. What a plan must keep goes into "
-                f"constraints=Constraints(...), which has {of_plans}"
-            )
-        return object.__new__(cls)
-
     def __post_init__(self) -> None:
         self.context.pricing_for(self.name)  # which refuses a run without unit costs
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
@@ -105,11 +86,6 @@ class SearchSharder:
         check_count("sharder.patience", self.patience, least=0)
         if self.split_error is not None:
             check_number("sharder.split_error", self.split_error)
-        if self.table_precision == AUTO:
-            raise ConfigError(
-                "sharder.table_precision=auto is not there since 0.3: set fp16 if the tables do "
-                "not fit in fp32, or else leave it out"
-            )
         if self.table_precision not in TABLE_BYTES:
             raise ConfigError(
                 f"sharder.table_precision is {self.table_precision!r}; known: "
@@ -122,40 +98,44 @@ class SearchSharder:
         self.constraints.check(task)
         clock = Clock.starting_now(self.time_budget_s)
         task = in_stated_precision(self, task)
-        plan = self._search(self.context.pricing_for(self.name)(task), clock)
-        return with_exchanges_of(plan, task)
+        priced = self.context.pricing_for(self.name)(task)
+        earlier = self.constraints.earlier_plan(priced.task)
+        if earlier is None:
+            plan = self._from_scratch(priced, clock)
+        else:
+            plan = self._improved(earlier, priced, clock)
+        return with_exchanges_of(with_precisions_of(plan, priced.task), task)
 
-    def _search(self, priced: PricedTask, clock: Clock) -> ShardingPlan:
-        """Return the best plan under the prices of a task, in any precision."""
-        task = priced.task
-        earlier = self.constraints.earlier_plan(task)
-        build = functools.partial(
-            build_problem,
+    def _problem(
+        self, priced: PricedTask, *, max_widths: int, all_replicas: bool = False
+    ) -> Problem:
+        split_error = SPLIT_ERROR if self.split_error is None else self.split_error
+        return build_problem(
             priced,
             self.constraints,
             critical_path_share=self.critical_path_share,
-            split_error=SPLIT_ERROR if self.split_error is None else self.split_error,
-            all_replicas=earlier is not None or are_few(len(task.tables), task.topology.world_size),
+            split_error=split_error,
+            max_widths=max_widths,
+            all_replicas=all_replicas,
         )
-        if earlier is not None:
-            # an earlier plan may have any widths
-            state = self._near(build(max_widths=ALL_WIDTHS), earlier, clock)
-        else:
-            found, problem = find_from_scratch(build, self.seed, self.patience, clock)
-            if found is None:
-                raise InfeasibleTaskError(why_none_found(problem))
-            state = found
-        by_table = None if earlier is None else earlier.shards_by_table()
-        plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
-        if earlier is not None:
-            # The search's prices are linear in exchanged bytes, so what it improves may cost more.
-            share = self.critical_path_share
-            plan = min(plan, earlier, key=lambda plan: priced.predict(plan).weighed_ms(share))
-        return with_precisions_of(plan, task)
 
-    def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
-        state, by_table = State(problem), earlier.shards_by_table()
-        limits = self.constraints
+    def _from_scratch(self, priced: PricedTask, clock: Clock) -> ShardingPlan:
+        is_few = are_few(len(priced.task.tables), priced.task.topology.world_size)
+        state, problem = find_from_scratch(
+            lambda max_widths: self._problem(priced, max_widths=max_widths, all_replicas=is_few),
+            self.seed,
+            self.patience,
+            clock,
+        )
+        if state is None:
+            raise InfeasibleTaskError(why_none_found(problem))
+        return ShardingPlan(problem.world_size, state_shards(state))
+
+    def _improved(self, earlier: ShardingPlan, priced: PricedTask, clock: Clock) -> ShardingPlan:
+        """Return an earlier plan after moves within the limits; the same one if it costs less."""
+        limits, by_table = self.constraints, earlier.shards_by_table()
+        # an earlier plan may have any widths and any replicas
+        state = State(self._problem(priced, max_widths=ALL_WIDTHS, all_replicas=True))
         if not load_plan(state, by_table):
             raise InvalidPlanError(
                 f"the plan {limits.warm_start} violates sharder.pin, together, apart, unsplit, "
@@ -167,7 +147,10 @@ class SearchSharder:
         max_bytes = None if max_gib is None else int(max_gib * GIB)
         budget = MoveBudget(state, by_table, limits.max_moved_tables, max_bytes)
         improve_within(state, budget, self.seed, clock)
-        return state
+        plan = ShardingPlan(earlier.world_size, state_shards(state, by_table))
+        # The search's prices are linear in exchanged bytes, so what it improves may cost more.
+        share = self.critical_path_share
+        return min(plan, earlier, key=lambda plan: priced.predict(plan).weighed_ms(share))
 
 
 def search_sharder(context: SharderContext, **keys: Any) -> SearchSharder:
@@ -186,11 +169,6 @@ def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:
     """Return the precision that the key names; None if it names none."""
     if value is None:
         return None
-    if value == AUTO:
-        raise ConfigError(
-            "sharder.exchange_precision=auto is not there since 0.3: set fp16, or leave it out for "
-            "the exchange_precision of the run"
-        )
     try:
         precision = ExchangePrecision.parse(value)
     except ConfigError as error:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from dlrm_sharded import Constraints, ShardingPlan, Table, Topology, validate
+from dlrm_sharded import ShardingPlan, Table, Topology, validate
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from tests.unit.made_up import packed_tasks, tables_of, task_of
@@ -128,6 +128,9 @@ def plan(**keys: Any) -> ShardingPlan:
             {"apart": [["t0", "t1", "t2"]], "pin": {"t0": [1], "t2": [1, 1]}},
             "sharder.apart has 't0' and 't2', sharder.pin puts both on rank 1",
         ),
+        ({"replicate": "sometimes"}, "must be auto, never or a list of tables"),
+        ({"replicate": 3}, "must be auto, never or a list of tables"),
+        ({"replicate": ["x"]}, "sharder.replicate names a table 'x' that the task lacks"),
         ({"reserved_gib": -1}, "sharder.reserved_gib is -1, must be a number >= 0"),
         ({"reserved_gib": [0, 0]}, "sharder.reserved_gib has 2 values for 3 ranks"),
         ({"reserved_gib": "1"}, "sharder.reserved_gib is '1'"),
@@ -148,23 +151,6 @@ def test_nothing_left(gib: float | list[float]) -> None:
 
 def test_nothing_left_on_one_rank() -> None:
     assert {shard.rank for shard in plan(reserved_gib=[0.0, 0.0, 0.5]).shards} == {0, 1}
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"pin": {f"t{i}": [2] for i in range(5)}},
-        {"together": [[f"t{i}" for i in range(5)]]},
-        {"together": [[], ["t3"]], "apart": [[], ["t1"]]},
-        {"together": [["t0", "t1"], ["t2", "t3"]], "apart": [["t0", "t3"], ["t1", "t4"]]},
-        {"apart": [["t0", "t1", "t2"], ["t2", "t3", "t4"]]},
-        {"unsplit": [f"t{i}" for i in range(5)], "pin": {"t0": [1], "t1": [1, 2]}},
-        {"reserved_gib": [0.0, (10**6 - 6400) / GIB, 5e-4]},
-    ],
-    ids=lambda keys: repr(keys)[:50],
-)
-def test_kept(keys: Keys) -> None:
-    assert_kept(plan(**keys), TASK, keys)
 
 
 @pytest.mark.parametrize("key", ["rows", "split"])
@@ -210,10 +196,3 @@ def test_row_blocks_only_where_a_table_may_be() -> None:
         else:
             with pytest.raises(InfeasibleTaskError):
                 sharder.shard(task)
-
-
-def test_pins_are_checked_with_the_task_alone() -> None:
-    """Constraints do not need to know the tables when they are built."""
-    constraints = Constraints(pin={"elsewhere": [7]})
-    with pytest.raises(ConfigError, match="'elsewhere'"):
-        constraints.check(TASK)

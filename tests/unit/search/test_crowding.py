@@ -10,13 +10,10 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
-from dlrm_sharded.search.problem import Load
-from dlrm_sharded.search.state import State
-from dlrm_sharded.search.state_shards import state_shards
+from dlrm_sharded.plans.plan import whole_tables
 from tests.unit.cost.worked_bound import constant_prices
 from tests.unit.made_up import task_of
-from tests.unit.search.made_up import COST_ALONE, model_of, predicted, problem_of
+from tests.unit.search.made_up import COST_ALONE, model_of, predicted
 
 IDS_MS, COLUMNS_MS, WIDEST_MS = 0.001, 0.001, 0.01
 """Prices of a thousand ids: in themselves, for each 16 columns, for each warp of the widest."""
@@ -74,24 +71,3 @@ def test_separates_narrow_tables_from_wide_ones(
     cost_ms = predicted(sharder.shard(task).shards, task, model).cost_ms
     assert lower_bound_ms(model.price(task)) <= cost_ms * (1 + 1e-9)
     assert cost_ms <= separated_ms(task, model)
-
-
-def test_costs_kept_while_editing_are_those_predicted() -> None:
-    """Also after the widest piece of a rank has come and gone, many times."""
-    task, model = mixed_task(3, 3, 3, 6), model_of("warps")
-    problem = problem_of(task, model, critical_path_share=0.5)
-    state, rng = State(problem), np.random.default_rng(0)
-    for unit in range(problem.num_units):
-        state.set_width(unit, int(rng.integers(3)), int(problem.num_steps[unit]))
-    for _ in range(200):
-        unit, rank = int(rng.integers(problem.num_units)), int(rng.integers(3))
-        for held in list(state.widths[unit]):
-            state.set_width(unit, held, 0)
-        state.set_width(unit, rank, int(problem.num_steps[unit]))
-        if rng.random() < 0.3:
-            state.refresh()
-    state.refresh()
-    cost = model.price(task).predict(ShardingPlan(3, state_shards(state)))
-    stages = [(rank.fwd_compute_ms, rank.bwd_compute_ms) for rank in cost.per_rank]
-    kept = state.load[:, Load.COMPUTE] / 0.5  # half of the objective is the critical path
-    np.testing.assert_allclose(kept, stages, rtol=1e-9)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.search import find_plan, starts
+from dlrm_sharded.search import find_plan
 from dlrm_sharded.search.cuts import cut_units
 from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.find_plan import find_state
@@ -108,25 +108,6 @@ def test_nothing_that_fits() -> None:
     task = with_memory(roomy_task(np.random.default_rng(0), (1, 2), 3), 64)
     problem = problem_of(task, model_of("shipped"))
     assert find_state(problem, 1.0, 0, StoppingRule(CountingClock(), 0.0, 10)) is None
-
-
-@pytest.mark.parametrize(("ranks", "num_walks"), [(4, 6), (1, 4)])
-def test_few_units_are_walked_from_thrice(
-    ranks: int, num_walks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then once without the margin, once with it again, and once to balance the ranks."""
-    walks = []
-    walk = find_plan.walk
-
-    def counted(start: State, *args: object, **keys: object) -> State:
-        walks.append(start)
-        return walk(start, *args, **keys)
-
-    monkeypatch.setattr(find_plan, "walk", counted)
-    monkeypatch.setattr(starts, "FEW", 0)  # on any number of ranks
-    task = roomy_task(np.random.default_rng(1), (1, ranks), 12)
-    found(problem_of(task, model_of("shipped")), patience=1)
-    assert len(walks) == num_walks
 
 
 @pytest.mark.parametrize("seed", range(2))

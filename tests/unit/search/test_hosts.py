@@ -1,26 +1,18 @@
 """Hosts: what knowing them is worth to a plan, and row blocks on the ranks of one."""
 
 import dataclasses
-import statistics
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from dlrm_sharded import Constraints, Planner, Shard, ShardingPlan, validate
+from dlrm_sharded import Planner, Shard, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.plans.layouts import RowBlocks, is_row_wise
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.search.find_plan import find_state
-from dlrm_sharded.search.state_shards import state_shards
-from dlrm_sharded.search.stopping import StoppingRule
 from tests.unit.made_up import column_shards, task_of, with_topology
-from tests.unit.search.made_up import model_of, problem_of, searcher
-from tests.unit.search.states import CountingClock
+from tests.unit.search.made_up import model_of, searcher
 
-SEEDS = (0, 1, 2)
 PER_HOST = 4
 LARGE = Table("large", 10**7, 32, 80.0)
 MODEL = model_of("shipped")
@@ -34,30 +26,6 @@ def on_hosts(task: ShardingTask, *, inter_host_bytes_per_s: float) -> ShardingTa
         intra_host_bytes_per_s=100e9,
         inter_host_bytes_per_s=inter_host_bytes_per_s,
     )
-
-
-def plan_of_a_short_search(task: ShardingTask) -> ShardingPlan:
-    """Minimize what is compared, the predicted cost, for some 8,000 moves."""
-    problem = problem_of(task, MODEL, Constraints(replicate="never"))
-    bound_ms = lower_bound_ms(problem.priced, replicas=False)
-    stopping = StoppingRule(CountingClock(8000), good_ms=1.03 * bound_ms, patience=0)
-    state = find_state(problem, bound_ms, seed=0, stopping=stopping)
-    return ShardingPlan(task.topology.world_size, state_shards(state))
-
-
-@pytest.mark.slow
-def test_a_plan_that_knows_the_hosts_costs_less_on_them() -> None:
-    ratios = []
-    for seed in SEEDS:
-        tables = draw_tables(dlrm_datasets_pool(), num_tables=200, seed=seed)
-        one_host = with_profiles(task_of(tables, 64, 32 * GIB, 65_536))
-        hosts = on_hosts(one_host, inter_host_bytes_per_s=3e9)
-        plans = [plan_of_a_short_search(task) for task in (hosts, one_host)]
-        for plan in plans:
-            validate(plan, hosts)
-        knows_ms, blind_ms = (MODEL.predict(plan, hosts).cost_ms for plan in plans)
-        ratios.append(knows_ms / blind_ms)
-    assert statistics.mean(ratios) < 0.95
 
 
 def in_columns(table: Table, ranks: Sequence[int]) -> list[Shard]:

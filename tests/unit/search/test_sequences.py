@@ -153,7 +153,9 @@ def test_sequences_that_fit_neither_whole_nor_in_row_blocks_have_no_plan() -> No
 def test_sequences_too_wide_for_a_lookup_are_refused_by_table() -> None:
     tables = [Table("bag", 3, 4096, 2.0), Table("wide", 3, 4096, 2.0, pooled=False)]
     task = with_topology(task_of(tables, 4, 2**20, 64), compute_device="cuda")
-    message = r"^table 'wide' is a sequence .* of 4,096 columns, .* 2,048 columns .* reduce its emb"
+    message = (
+        r"^table 'wide' is a sequence .* and has 4,096 columns, .* 2,048 columns .* reduce its emb"
+    )
     for sharder in (searcher("plain", 0, replicate="never"), GreedySharder("dim")):
         with pytest.raises(InfeasibleTaskError, match=message):
             sharder.shard(task)

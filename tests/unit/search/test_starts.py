@@ -1,6 +1,7 @@
-"""Where searches of few units also start: uniform blocks, replicas that have room, slices."""
+"""Where searches start: many kinds of cuts, replicas that have room, slices."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from dlrm_sharded import Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.search import starts
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.replication import with_replicas
@@ -15,7 +17,7 @@ from dlrm_sharded.search.slices import in_slices
 from dlrm_sharded.search.state_shards import state_shards
 from tests.unit.made_up import tables_of, task_of, with_memory
 from tests.unit.search.made_up import model_of, predicted, problem_of
-from tests.unit.search.states import kind_of_rows, state_of_whole_units
+from tests.unit.search.states import is_whole, kind_of_rows, state_of_whole_units
 
 TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
 
@@ -30,6 +32,15 @@ def test_replicas_have_room_where_others_make_it() -> None:
     tight_task = with_memory(TASK, TASK.table_bytes // 4 + 4)
     tight = dataclasses.replace(problem_of(tight_task, model_of("shipped")), **gains)
     assert with_replicas(tight, whole) == tuple(whole)
+
+
+def test_starts_have_each_kind_of_cuts() -> None:
+    """Columns alone, each kind of blocks alone, and replicas beside columns and row blocks."""
+    problem = problem_of(TASK, model_of("shipped"))
+    kinds = {tuple(cut.kind for cut in cuts) for cuts in starts._start_cuts(problem, 1e-3)}
+    assert {(None,) * 3, *((kind,) * 3 for kind in range(len(problem.blocks)))} <= kinds
+    assert {*itertools.chain.from_iterable(kinds)} == {None, *range(len(problem.blocks))}
+    assert all(map(is_whole, starts._first_plans(problem, 1e-3)))
 
 
 def test_cuts_of_a_state() -> None:

@@ -146,20 +146,6 @@ def off(shards: tuple[Shard, ...], task: ShardingTask, name: str, seed: int, tot
     return state.objective_ms / getattr(predicted(shards, task, model), total) - 1.0
 
 
-@pytest.mark.parametrize("total", TOTALS)
-@pytest.mark.parametrize("name", MODELS)
-def test_even_volumes_cost_what_is_predicted(name: str, total: str) -> None:
-    """On any hosts, for all models, as exchanges are linearised there; work need not be even."""
-    rng = np.random.default_rng(7)
-    for seed, hosts in enumerate(HOSTS * 3):
-        world_size = hosts[0] * hosts[1]
-        task = roomy_task(rng, hosts, world_size * int(rng.integers(1, 4)))
-        tables = tuple(dataclasses.replace(table, embedding_dim=24) for table in task.tables)
-        task = dataclasses.replace(task, tables=tables)
-        shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(tables))
-        assert off(shards, task, name, seed, total) == pytest.approx(0.0, abs=1e-7)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_cost_of_a_balanced_plan_tells_what_a_rank_processes(name: str) -> None:
     tables = [Table(f"t{i}", 1000, 16, 10.0) for i in range(4)]

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validate
+from dlrm_sharded import Constraints, ShardingPlan, ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.shapes import Shapes
@@ -44,11 +44,6 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
     validate(plan, task)
     cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
     assert lower_bound_ms(model_of(name).price(task)) <= cost_ms * (1 + 1e-9)
-
-
-def test_blocks_of_rows_may_be_as_wide_as_a_lookup_supports() -> None:
-    shapes = Shapes.from_task(wide_task(LIMIT, LIMIT + 4, world_size=2), model_of("plain").compute)
-    assert shapes.row_blocks[0].possible[:2].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -100,17 +95,6 @@ def test_widths_include_the_limit(width: int) -> None:
     assert (shapes.num_shards[shapes.first[1] :] == 1).all()
     assert [blocks.possible[0] for blocks in shapes.row_blocks] == [False]
     assert all(blocks.possible[1:].all() for blocks in shapes.row_blocks)
-
-
-def test_a_cpu_has_no_limit() -> None:
-    task = wide_task(16_384, 2052, world_size=1, device="cpu")
-    whole = ShardingPlan(1, tuple(Shard.whole(table, 0) for table in task.tables))
-    validate(whole, task)
-    plan = searcher("shipped", **COST_ALONE).shard(task)
-    validate(plan, task)
-    model = model_of("shipped")
-    cost_ms = predicted(plan.shards, task, model).cost_ms
-    assert cost_ms <= predicted(whole.shards, task, model).cost_ms, "slices may cost less"
 
 
 def test_a_cpu_that_slices_do_not_fit_holds_the_table_whole() -> None:

@@ -79,20 +79,6 @@ def test_one_rank_has_no_replicas() -> None:
         assert not plan_of(alone, replicate=replicate).replicated_tables
 
 
-BAD = {
-    "word": ("sometimes", "must be auto, never or a list of tables"),
-    "number": (3, "must be auto, never or a list of tables"),
-    "unknown": (["cat_99"], "sharder.replicate names a table 'cat_99' that the task lacks"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_values(name: str) -> None:
-    value, message = BAD[name]
-    with pytest.raises(ConfigError, match=message):
-        plan_of(replicate=value)
-
-
 @pytest.mark.parametrize(
     "keys",
     [{"pin": {"cat_0": [1]}}, {"together": [["cat_0", "cat_1"]]}, {"unsplit": ["cat_0"]}],

@@ -196,7 +196,6 @@ def test_a_small_table_in_fp16_is_replicated_in_fp32() -> None:
     [
         ("bf16", r"'bf16'; known: fp32, fp16$"),
         (None, "is None"),
-        ("auto", r"=auto is not there since 0\.3: set fp16 if .* or else leave it out$"),
     ],
 )
 def test_unknown_precisions(of_device: AdditiveCostModel, value: Any, message: str) -> None:
