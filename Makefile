@@ -65,7 +65,8 @@ tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 benchmark: $(VENV)/installed  ## tables of sharders, or of training beside TorchRec; ARGS="plans", "sweep", "plain" or "host"
 	$(BIN)/python scripts/benchmark.py $(or $(ARGS),plans)
 
-soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"
+soak: $(VENV)/installed  ## try for an hour what runs promise: wrong inputs, interruptions; ARGS="--number 10"
+	$(PYTEST) tests/unit/soak --hypothesis-profile=soak
 	$(BIN)/python -m tests.soak $(ARGS)
 
 docs: $(VENV)/installed  ## the documentation's site, in site/

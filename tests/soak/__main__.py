@@ -1,8 +1,4 @@
-"""Try for a long time what runs promise.
-
-python -m tests.soak interruptions    runs that are killed at random moments go on
-python -m tests.soak damage           damaged checkpoints are recognised and passed over
-python -m tests.soak resharding       other plans and numbers of ranks read the same state
+"""Interrupt training runs at random moments for a long time: `make soak ARGS="--number 50"`.
 
 The exit code is 1 if a promise was broken. The results are in docs/notes/reliability.md.
 """
@@ -10,31 +6,27 @@ The exit code is 1 if a promise was broken. The results are in docs/notes/reliab
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+import tempfile
+from pathlib import Path
 
-from tests.soak import damage, interruptions, resharding
-
-PARTS = {
-    "interruptions": interruptions,
-    "damage": damage,
-    "resharding": resharding,
-}
+from tests.soak.interruptions import interrupt_runs
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.soak",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parts = parser.add_subparsers(dest="part", required=True)
-    for name, part in PARTS.items():
-        part.add_arguments(parts.add_parser(name, help=part.__doc__))
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("--number", type=int, default=50, help="interruptions [%(default)s]")
+    parser.add_argument("--per-run", type=int, default=5, help="... of one run [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments [%(default)s]")
     options = parser.parse_args()
-    load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
-    print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
-    return PARTS[options.part].run(options)
+    with tempfile.TemporaryDirectory(prefix="soak_") as folder:
+        found = interrupt_runs(
+            Path(folder), options.number, per_run=options.per_run, seed=options.seed
+        )
+    for (kind, moment), number in sorted(found.interruptions.items()):
+        print(f"{kind}, {moment}: {number}")
+    print("\n".join(f"fault: {fault}" for fault in found.faults) or "no faults")
+    return 1 if found.faults else 0
 
 
 if __name__ == "__main__":

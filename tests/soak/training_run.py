@@ -1,85 +1,67 @@
-"""A training run of several ranks on this machine that can be interrupted and started again."""
+"""A training run of two ranks on this machine that is interrupted, and what it leaves behind."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import torch
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoints
+from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
+from dlrm_sharded.checkpoint.restore import load_whole
 from tests import preloaded
 from tests.preloaded import ROOT
 
 MARK = "DLRM_SHARDED_SOAK_RUN"
 """Environment variable by which the processes of a run are found, also those without a parent."""
 
-POLL_S = 0.002
 LIMIT_S = 600
 """Time after which a run that does not do what is awaited counts as hanging."""
 
-SMALL = (
+NUM_STEPS = 160
+INTERVAL = 20
+SETTINGS = (
     *("sharder=dim", "cost_model=none", "batch_size=256", "data.max_rows=2000"),
-    *("data.num_train_batches=30", "data.num_val_batches=2"),
+    *("data.num_train_batches=30", "data.num_val_batches=2", "resume=auto"),
     *("measure.num_batches=1", "measure.iterations=1", "measure.warmup=1"),
-    *("trainer.log_every_steps=5", "trainer.checkpoint.every_s=null"),
+    *(f"trainer.num_steps={NUM_STEPS}", "trainer.log_every_steps=5", "trainer.eval_every_steps=50"),
+    *(f"trainer.checkpoint.every_steps={INTERVAL}", "trainer.checkpoint.every_s=null"),
 )
-"""Overrides of a run that starts fast, and passes through its data several times."""
 
+TRAINING_BEGINS = "embedding cost"
+"""Text in the output of a run just before its first step."""
 
-class HangingError(Exception):
-    """A run did not do within `LIMIT_S` what was awaited."""
+SAME_VALUES = ("train/loss", "eval/auroc", "eval/normalized_entropy")
+"""Tags whose values do not depend on time."""
+
+DIFFERENT_TENSORS = (".python", ".step_ms")
+"""Ends of the names of tensors that differ between equal runs: other users of Python's random
+numbers, and times."""
 
 
 class TrainingRun:
-    """A run in a folder, which is started once or more.
+    """A run in a folder, which is started once or more and restarts killed ranks by itself."""
 
-    Args:
-        folder: folder of the run.
-        overrides: of all its starts.
-        max_restarts: how often torchrun restarts the ranks by itself.
-        is_killed: processes of the run may be killed, so they must not be forks of a server.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *overrides: str,
-        num_ranks: int = 2,
-        max_restarts: int = 0,
-        is_killed: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, *overrides: str) -> None:
         self.folder = folder
         self._overrides = overrides
-        self._num_ranks = num_ranks
-        self._max_restarts = max_restarts
-        self._is_killed = is_killed
         self._mark = uuid.uuid4().hex
-        self._agent: subprocess.Popen[str] | None = None
-        folder.mkdir(parents=True, exist_ok=True)
         self._output = folder.with_name(f"{folder.name}.output")
+        self._output.touch()
 
-    def start(self, *overrides: str) -> None:
-        """Start torchrun with further overrides; its output goes beside the folder."""
-        command = [
-            *("-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(self._num_ranks), "--max-restarts", str(self._max_restarts)),
-            *("-m", "dlrm_sharded.train", f"hydra.run.dir={self.folder}"),
-            *(*self._overrides, *overrides),
-        ]
-        with self._output.open("a") as output:
-            self._agent = preloaded.start(
-                *command, env=self.environment(), stdout=output, own_process=self._is_killed
-            )
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment of the run's processes."""
-        return os.environ | {
+    def start(self) -> None:
+        """Start torchrun; its output goes beside the folder."""
+        environment = os.environ | {
             MARK: self._mark,
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
@@ -87,11 +69,15 @@ class TrainingRun:
             # torchrun's store would otherwise keep the keys of ranks before a restart.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
-
-    @property
-    def agent(self) -> subprocess.Popen[str]:
-        assert self._agent is not None, "the run is not started"
-        return self._agent
+        with self._output.open("a") as output:
+            self.agent: subprocess.Popen[str] = preloaded.start(
+                *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+                *("--max-restarts", "1000", "-m", "dlrm_sharded.train"),
+                *(f"hydra.run.dir={self.folder}", *SETTINGS, *self._overrides),
+                env=environment,
+                stdout=output,
+                own_process=True,
+            )
 
     @property
     def has_ended(self) -> bool:
@@ -99,29 +85,29 @@ class TrainingRun:
 
     def output(self, offset: int = 0) -> str:
         """Return what all starts have written, from an offset in bytes."""
-        with self._output.open("rb") as file:
-            file.seek(offset)
-            return file.read().decode(errors="replace")
+        return self._output.read_bytes()[offset:].decode(errors="replace")
+
+    def trains_since(self, offset: int) -> bool:
+        """Return whether the output after an offset says that the ranks begin to train."""
+        return TRAINING_BEGINS in self.output(offset)
+
+    def logged_step(self, offset: int) -> int:
+        """Return the last step of the progress bar after an offset; 0 before its first."""
+        steps = re.findall(rf"\b(\d+)/{NUM_STEPS}\b", self.output(offset))
+        return int(steps[-1]) if steps else 0
 
     def output_bytes(self) -> int:
         return self._output.stat().st_size
 
-    def processes(self) -> dict[int, int | None]:
-        """Return the rank of each living process of the run by its pid, None for the agent's."""
-        ranks = {pid: environment.get("RANK") for pid, environment in self.environments().items()}
-        return {pid: None if rank is None else int(rank) for pid, rank in ranks.items()}
-
-    def environments(self) -> dict[int, dict[str, str]]:
-        """Return the environment of each living process of the run by its pid."""
-        return {
-            int(path.name): environment
-            for path in Path("/proc").iterdir()
-            if path.name.isdigit() and (environment := _environment(path)).get(MARK) == self._mark
-        }
-
-    def ranks(self) -> dict[int, int]:
-        """Return the pid of each living rank."""
-        return {rank: pid for pid, rank in self.processes().items() if rank is not None}
+    def processes(self) -> dict[int, bool]:
+        """Return for each living process of the run whether it is a rank, by pid."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended, or belongs to another user
+                variables = (path / "environ").read_bytes().split(b"\0")
+                if f"{MARK}={self._mark}".encode() in variables:
+                    found[int(path.name)] = any(x.startswith(b"RANK=") for x in variables)
+        return found
 
     def finish(self) -> int:
         """Wait until the run ends, and no process of it is left; return its exit code."""
@@ -132,21 +118,16 @@ class TrainingRun:
         """Kill whatever is left of the run."""
         for pid in self.processes():
             kill(pid, signal.SIGKILL)
-        if self._agent is not None:
-            self._agent.wait()
+        self.agent.wait()
 
     def starts(self) -> list[int]:
         """Return the step at which each start of the run has begun."""
-        fields = _json(self.folder / "run.json")
-        return [start["step"] for start in fields.get("starts", [])]
+        path = self.folder / "run.json"
+        return [x["step"] for x in json.loads(path.read_text())["starts"]] if path.exists() else []
 
-    def result(self) -> dict[str, Any]:
-        """Return what result.json says; it is empty without one."""
-        return _json(self.folder / "result.json")
-
-    def saved_steps(self) -> list[int]:
-        """Return the steps with a checkpoint, the newest first."""
-        return [int(path.name.removeprefix("step-")) for path in checkpoints(self.folder)]
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint; 0 without one."""
+        return max((int(x.name.removeprefix("step-")) for x in checkpoints(self.folder)), default=0)
 
     def saving_step(self, *, since: float = 0.0) -> int | None:
         """Return the step whose checkpoint is being written, or was when the run was interrupted.
@@ -155,56 +136,65 @@ class TrainingRun:
             since: time before which the writing has not begun, in s since the epoch.
         """
         for path in (self.folder / FOLDER_NAME).glob(".step-*.partial"):
-            try:
+            with suppress(FileNotFoundError):  # it was renamed meanwhile
                 if path.stat().st_mtime > since:
                     return int(path.name.removeprefix(".step-").removesuffix(".partial"))
-            except FileNotFoundError:  # it was renamed meanwhile
-                continue
         return None
 
-    def last_checkpoint(self) -> Path:
-        return checkpoints(self.folder)[0]
+
+def differences(mine: TrainingRun, reference: TrainingRun) -> list[str]:
+    """Return what two runs have left behind that is not equal, bit for bit."""
+    results = [json.loads((run.folder / "result.json").read_text()) for run in (mine, reference)]
+    faults = [
+        f"{key} in result.json differs: {results}"
+        for key in ("steps", "loss", "auroc", "normalized_entropy")
+        if results[0][key] != results[1][key]
+    ]
+    if results[0]["interruptions"] != len(mine.starts()) - 1:
+        faults.append(f"{results[0]['interruptions']} interruptions, {len(mine.starts())} starts")
+    found, expected = _scalars(mine.folder), _scalars(reference.folder)
+    for key in sorted(found.keys() | expected.keys()):
+        a, b = found.get(key, []), expected.get(key, [])
+        if len(a) != len(b) or (key[0] in SAME_VALUES and a != b):
+            faults.append(f"{key[0]} at {key[1]} is {a} instead of {b}")
+    before, after = (read_manifest(checkpoints(run.folder)[0]) for run in (reference, mine))
+    check_parts(after)
+    if before.tensors.keys() != after.tensors.keys():
+        return [*faults, "the checkpoints have other tensors"]
+    return faults + [
+        f"{name} differs"
+        for name in before.tensors
+        if not name.endswith(DIFFERENT_TENSORS)
+        and not torch.equal(load_whole(before, name), load_whole(after, name))
+    ]
 
 
-def until(condition: Callable[[], bool], awaited: str, *, poll_s: float = POLL_S) -> None:
+def _scalars(run_dir: Path) -> dict[tuple[str, int], list[float]]:
+    """Return the values of the run's one event file, by tag and step."""
+    [path] = run_dir.glob("events.out.tfevents.*")
+    found: dict[tuple[str, int], list[float]] = {}
+    # The loader that is not legacy makes tensors of scalars.
+    for event in LegacyEventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                found.setdefault((value.tag, event.step), []).append(value.simple_value)
+    return found
+
+
+def until(condition: Callable[[], bool], awaited: str, *, poll_s: float = 0.002) -> None:
     """Wait for a condition.
 
     Raises:
-        HangingError: it does not come about.
+        TimeoutError: it does not come about within `LIMIT_S`.
     """
     end_s = time.monotonic() + LIMIT_S
     while not condition():
         if time.monotonic() > end_s:
-            raise HangingError(f"{awaited} did not come within {LIMIT_S} s")
+            raise TimeoutError(f"{awaited} did not come within {LIMIT_S} s")
         time.sleep(poll_s)
 
 
 def kill(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process, unless it has ended."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _environment(process: Path) -> dict[str, str]:
-    try:
-        content = (process / "environ").read_bytes()
-    except OSError:  # it has ended, or belongs to another user
-        return {}
-    return dict(_pairs(content.decode(errors="replace")))
-
-
-def _pairs(environment: str) -> Iterator[tuple[str, str]]:
-    for entry in environment.split("\0"):
-        key, equals, value = entry.partition("=")
-        if equals:
-            yield key, value
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        fields: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    return fields

@@ -1,6 +1,7 @@
 """Made-up checkpoints, and what ranks write of any state."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from dlrm_sharded.checkpoint.folder import checkpoint_path, checkpoints
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
-from dlrm_sharded.checkpoint.manifest import RunState
+from dlrm_sharded.checkpoint.manifest import FILE_NAME, RunState, _checksum
 from dlrm_sharded.checkpoint.model_state import ModelState
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.ranks.distributed import Rank
@@ -83,3 +84,12 @@ def checkpoints_of_run(
 def steps_in(run_dir: Path) -> list[int]:
     """The steps of a run's whole checkpoints, the latest first."""
     return [int(path.name.removeprefix("step-")) for path in checkpoints(run_dir)]
+
+
+def lie(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest, and make its checksum right."""
+    path = checkpoint / FILE_NAME
+    fields = json.loads(path.read_text())
+    del fields["crc32"]
+    change(fields)
+    path.write_text(json.dumps({**fields, "crc32": _checksum(fields)}))

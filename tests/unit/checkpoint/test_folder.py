@@ -9,8 +9,7 @@ import pytest
 from dlrm_sharded.checkpoint.folder import checkpoints
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, check_parts, read_manifest
 from dlrm_sharded.checkpoint.saver import Saver
-from tests.soak.damage import lie
-from tests.unit.checkpoint.cases import PART, STATE, run_state, steps_in, write
+from tests.unit.checkpoint.cases import PART, STATE, lie, run_state, steps_in, write
 
 
 def names_in(folder: Path) -> list[str]:

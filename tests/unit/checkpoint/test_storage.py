@@ -3,7 +3,9 @@
 import logging
 import math
 import os
+import pickle
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,7 @@ from dlrm_sharded.checkpoint.restore import load_model, load_whole
 from dlrm_sharded.checkpoint.storage import read_pieces
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.ranks.distributed import Rank
-from tests.soak.damage import lie
-from tests.unit.checkpoint.cases import PART, STATE, TABLE, run_state, write
+from tests.unit.checkpoint.cases import PART, STATE, TABLE, lie, run_state, write
 
 
 def checked(path: Path) -> Manifest:
@@ -91,6 +92,13 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
+def pickled_part(path: Path) -> None:
+    content = pickle.dumps(list(range(1000)))
+    (path / PART).write_bytes(content)
+    entry = [len(content), zlib.crc32(content)]
+    lie(path, lambda manifest: manifest["files"].update({PART: entry}))
+
+
 def said(**fields: Any) -> Callable[[Path], None]:
     return lambda path: lie(path, lambda manifest: manifest.update(fields))
 
@@ -102,6 +110,10 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a bit of a header": lambda path: flip(path / PART, 30),
     "a bit of a number": lambda path: flip(path / PART, -3),
     "a part is a folder": lambda path: ((path / PART).unlink(), (path / PART).mkdir()),
+    "a pickled part with its checksum": pickled_part,
+    "another dtype": lambda path: lie(
+        path, lambda manifest: manifest["tensors"]["tables.t.weight"].update(dtype="float64")
+    ),
     "no manifest": lambda path: (path / FILE_NAME).unlink(),
     "an empty manifest": lambda path: os.truncate(path / FILE_NAME, 0),
     "a truncated manifest": lambda path: os.truncate(path / FILE_NAME, 300),
