@@ -35,10 +35,6 @@ class UnitCut:
         """Return whether the cut has row blocks that are no replicas."""
         return self.kind is not None and not problem.blocks[self.kind].is_replica
 
-    def group_size(self, problem: Problem) -> int:
-        """Return how many ranks have a block each, 1 for column pieces."""
-        return 1 if self.kind is None else problem.blocks[self.kind].group_size
-
 
 @dataclass(frozen=True, slots=True)
 class CutOption:

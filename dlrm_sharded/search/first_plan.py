@@ -68,32 +68,21 @@ def placed_plan(
 def _packed_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
     """Return a state in which units are placed by memory alone; None if none was found that fits.
 
-    Units that find no room become row blocks, then more and more of the largest ones, too. In the
-    end only the largest do, in blocks on as many ranks as possible: these cost more, and leave more
-    memory on each rank.
+    Units that find no room become row blocks, then more and more of the largest ones, too.
     """
     size = problem.size_bytes[problem.whole_shape]
     largest = np.argsort(-size, kind="stable").tolist()
-    first_cuts = _without_replicas(problem, cuts)
-    for smallest in (False, True):
-        cuts = [
-            _row_cut(problem, unit, smallest=True) or cut
-            if smallest and cut.is_in_rows(problem)
-            else cut
-            for unit, cut in enumerate(first_cuts)
-        ]
-        for attempt in range(MAX_PACKINGS):
-            state = State(problem)
-            left = _place_largest_first(state, cuts)
-            if left == []:
-                return _finished(state)
-            if left is None:
-                break
-            num_largest = 2**attempt // 4  # 0, 0, 1, 2, 4, ...
-            for unit in largest[:num_largest] if smallest else left + largest[:num_largest]:
-                cuts[unit] = _row_cut(problem, unit, smallest=smallest) or cuts[unit]
-            if num_largest >= len(largest):
-                break
+    cuts = _without_replicas(problem, cuts)
+    for attempt in range(MAX_PACKINGS):
+        state = State(problem)
+        left = _place_largest_first(state, cuts)
+        if left == []:
+            return _finished(state)
+        num_largest = 2**attempt // 4  # 0, 0, 1, 2, 4, ...
+        if left is None or num_largest >= len(largest):
+            return None
+        for unit in left + largest[:num_largest]:
+            cuts[unit] = _cheapest_row_cut(problem, unit) or cuts[unit]
     return None
 
 
@@ -107,14 +96,11 @@ def _without_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> list[UnitCut
     ]
 
 
-def _row_cut(problem: Problem, unit: int, *, smallest: bool) -> UnitCut | None:
-    """Return the unit's cheapest cut into row blocks, or that into the smallest; None if none."""
+def _cheapest_row_cut(problem: Problem, unit: int) -> UnitCut | None:
+    """Return the unit's cheapest cut into row blocks; None if it has none."""
     options = [option for option in cut_options(problem, unit) if option.cut.is_in_rows(problem)]
-    if not options:
-        return None
-    if smallest:
-        return max(options, key=lambda option: option.cut.group_size(problem)).cut
-    return min(options, key=lambda option: option.total_ms).cut
+    cheapest = min(options, key=lambda option: option.total_ms, default=None)
+    return None if cheapest is None else cheapest.cut
 
 
 def _place_largest_first(state: State, cuts: Sequence[UnitCut]) -> list[int] | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from dlrm_sharded import ShardingPlan, Table, Topology, validate
+from dlrm_sharded import ShardingPlan, Table, validate
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from tests.unit.made_up import packed_tasks, tables_of, task_of
@@ -151,21 +151,6 @@ def test_nothing_left(gib: float | list[float]) -> None:
 
 def test_nothing_left_on_one_rank() -> None:
     assert {shard.rank for shard in plan(reserved_gib=[0.0, 0.0, 0.5]).shards} == {0, 1}
-
-
-@pytest.mark.parametrize("key", ["rows", "split"])
-def test_what_may_not_be_split(key: str) -> None:
-    """Whole tables do not fit these ranks, and halves of their columns do."""
-    table = Table("a", 4000, 8, 1.0)
-    topology = Topology(4, 80_000, compute_device="cpu")
-    tables = (table, dataclasses.replace(table, name="b"))
-    task = dataclasses.replace(TASK, tables=tables, topology=topology)
-    sharder = searcher(patience=1, **{key: "never"})
-    if key == "rows":
-        assert_kept(sharder.shard(task), task, {key: "never"})
-    else:
-        with pytest.raises(InfeasibleTaskError):
-            sharder.shard(task)
 
 
 def test_without_a_time_limit_the_plan_is_the_same_at_any_speed(

@@ -1,6 +1,5 @@
 """Proofs that no plan fits: never wrong, and with the numbers that a user needs."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -54,19 +53,6 @@ def test_says_why() -> None:
     unsplit = why(smaller, unsplit=["b"])
     assert "'b' needs 6,400 B, in pieces of 6,400 B or more" in unsplit
     assert "its 1 ranks have 6,399 B or less each" in why(smaller, pin={"b": [3]})
-
-
-def test_says_what_would_fit() -> None:
-    """More ranks, and tables in fp16 if half of their weights suffices; states stay in fp32."""
-    tables = Table("a", 100, 16, 1.0), Table("b", 100, 16, 1.0)
-    by_halves = "tables in fp16 (sharder.table_precision=fp16, or precision in task.json"
-    beyond = why(tight(*tables, memory=2133))
-    assert "need 12,800 B (0.00 GiB), all 4 ranks together have 8,532 B" in beyond
-    assert "add ranks (7 such ranks have room for as many bytes)" in beyond
-    assert f"{by_halves}; docs/reference/precision.md) would fit with 6,400 B" in beyond
-    assert by_halves not in why(tight(*tables, memory=1599))
-    halves = [dataclasses.replace(table, precision="fp16") for table in tables]
-    assert by_halves not in why(tight(*halves, memory=1599))
 
 
 def test_what_was_not_found_may_be_in_fp16() -> None:

@@ -144,14 +144,3 @@ def test_columns_move_between_pieces_though_nothing_is_cut() -> None:
     state.refresh()
     Descent(state, np.random.default_rng(0), CountingClock(), splits=False).run()
     assert state.widths == [{0: 4, 1: 4}]
-
-
-def test_descents_pay() -> None:
-    gains = []
-    for seed in range(15):
-        state = state_of_whole_units(searched_problem(seed))
-        before = state.objective_ms
-        Descent(state, np.random.default_rng(0), CountingClock()).run()
-        gains.append(state.objective_ms / before)
-    assert max(gains) <= 1.0
-    assert np.mean(gains) < 0.85

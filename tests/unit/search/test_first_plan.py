@@ -6,15 +6,12 @@ import pytest
 
 from dlrm_sharded.search.cuts import UnitCut, cut_options, cut_units
 from dlrm_sharded.search.first_plan import first_plan
-from tests.unit.made_up import tables_of, task_of, with_memory
 from tests.unit.search.made_up import (
     HOSTS,
     crowded_problem,
-    model_of,
-    problem_of,
     searched_problem,
 )
-from tests.unit.search.states import is_whole, kind_of_rows, pieces, state_of_whole_units
+from tests.unit.search.states import is_whole, pieces, state_of_whole_units
 
 
 @pytest.mark.parametrize("hosts", HOSTS, ids=lambda hosts: f"{hosts[0]}x{hosts[1]}")
@@ -32,19 +29,6 @@ def test_places_everything(hosts: tuple[int, int], full: float) -> None:
                 assert is_whole(state)
                 assert state.log == []
     assert found >= 27
-
-
-def test_row_blocks_over_all_ranks_where_a_host_has_too_little_room() -> None:
-    """On a host's two ranks, the second table would leave room for one step of the first."""
-    task = task_of(tables_of((500, 12, 1.0), (571, 4, 1.0)), 4, local_world_size=2)
-    task = with_memory(task, 11_500, 2_900, 11_500, 11_500)
-    problem = problem_of(task, model_of("plain"))
-    cuts = [UnitCut((1, 1, 1)), UnitCut(kind=kind_of_rows(problem, 2))]
-    state = first_plan(problem, cuts)
-    assert state is not None
-    assert is_whole(state)
-    assert sorted(state.widths[0]) == [0, 2, 3]
-    assert state.group[1] in problem.blocks[kind_of_rows(problem, 4)].groups
 
 
 def test_the_unit_of_time_does_not_matter() -> None:

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from dlrm_sharded import InfeasibleTaskError, Shard, ShardingPlan, Table, validate
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.search import search_sharder
 from tests.odd_tasks import FIRST_MIXED, odd_task
-from tests.unit.made_up import USED_ONCE, task_of, with_memory, with_topology
+from tests.unit.made_up import task_of, with_memory, with_topology
 from tests.unit.search.made_up import (
     COST_ALONE,
     MODELS,
@@ -92,26 +90,6 @@ def test_states_cost_what_is_predicted_whatever_moves_led_there(name: str, total
             assert state.objective_ms == pytest.approx(expected, rel=1e-7)
 
 
-@pytest.mark.parametrize("blocks", [1.0, 3.0])
-def test_row_blocks_that_take_longer_lose_to_whole_tables(blocks: float) -> None:
-    """They balance the ranks, which is not worth three times their bytes."""
-    task = task_of(
-        [
-            Table(f"s{i}", 4000, 64, ids, USED_ONCE, pooled=False)
-            for i, ids in enumerate((10.0, 20.0))
-        ],
-        2,
-        2**30,
-        1000,
-    )
-    model = model_of("shipped")
-    sequences = np.array([[1.0, blocks]] * 2)
-    communication = dataclasses.replace(model.communication, sequences=sequences)
-    model = dataclasses.replace(model, communication=communication)
-    plan = search_sharder(SharderContext(cost_model=model)).shard(task)
-    assert (len(plan.shards) == 2) == (blocks > 1.0)
-
-
 @pytest.mark.parametrize("name", ["shipped", "plain", "links"])
 @pytest.mark.parametrize("sequences", [(0,), (0, 1), "in_one"], ids=str)
 def test_plans_are_near_the_best_of_all(name: str, sequences: tuple[int, ...] | str) -> None:
@@ -130,16 +108,6 @@ def test_plans_are_near_the_best_of_all(name: str, sequences: tuple[int, ...] | 
         model = model_of(name, seed)
         best = min(predicted(shards, task, model).cost_ms for shards in all_plans(task))
         assert predicted(plan.shards, task, model).cost_ms <= best * 1.02
-
-
-def test_long_sequences_of_a_large_table_lie_in_row_blocks() -> None:
-    """One rank would send all vectors of ids that fill half of all exchanges."""
-    task = tiny_task(1, num_tables=3, hosts=(1, 4), full=0.2, sequences=(0,), modules="abb")
-    busy = dataclasses.replace(task.tables[0], pooling_factor=500.0, num_embeddings=100_000)
-    task = dataclasses.replace(task, tables=(busy, *task.tables[1:]))
-    task = with_topology(task, memory_bytes=2**40)
-    plan = searcher("plain", 0, **COST_ALONE).shard(task)
-    assert layout_name(plan.shards_by_table()["t0"], busy, task.topology) == "rows"
 
 
 def test_sequences_that_fit_neither_whole_nor_in_row_blocks_have_no_plan() -> None:

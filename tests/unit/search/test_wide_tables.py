@@ -97,18 +97,6 @@ def test_widths_include_the_limit(width: int) -> None:
     assert all(blocks.possible[1:].all() for blocks in shapes.row_blocks)
 
 
-def test_a_cpu_that_slices_do_not_fit_holds_the_table_whole() -> None:
-    """Each slice has optimizer state of its own for all rows."""
-    tables = (Table("wide", 34_675, 2048, 2000.0),)
-    roomy = with_profiles(task_of(tables, 1, batch_size=512))
-    topology = dataclasses.replace(roomy.topology, optimizer_bytes_per_row=4)
-    roomy = dataclasses.replace(roomy, topology=topology)
-    full = with_memory(roomy, roomy.table_bytes)
-    num_shards = [len(searcher("shipped").shard(task).shards) for task in (roomy, full)]
-    assert num_shards[0] > 1
-    assert num_shards[1] == 1
-
-
 def test_why_infeasible() -> None:
     task = wide_task(4 * 523, world_size=1)  # no equal shards but those of 4 columns
     with pytest.raises(InfeasibleTaskError, match=r"'wide0' has 2,092 columns.* 2,048 .*on cuda"):

@@ -8,8 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +36,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from tests.unit.made_up import tables_of, task_of, with_memory
+from tests.unit.made_up import tables_of, task_of
 from tests.unit.search.made_up import (
     COST_ALONE,
     MODELS,
@@ -65,11 +63,6 @@ hosts, exchanges are linearised; where caches overflow, pieces cost much else th
 CASES = [
     *itertools.product(list(TINY)[:4], ["shipped"]),
     ("strong_caches", "overflowing"),
-    *(
-        pytest.param(shape, name, marks=pytest.mark.slow)
-        for shape in list(TINY)[:4]
-        for name in ("plain", "links", "sparse")
-    ),
 ]
 
 NUM_TINY = 3
@@ -162,14 +155,10 @@ print(sharder.shard(with_profiles(read_task(sys.argv[1]))).shards)
 """
 
 
-def pool_task(num_tables: int, world_size: int, *, memory_gib: int, per_host: int | None = None):
-    tables = draw_tables(dlrm_datasets_pool(), num_tables=num_tables, seed=1)
-    return task_of(tables, world_size, memory_gib * GIB, 65_536, local_world_size=per_host)
-
-
 @pytest.mark.slow
 def test_the_same_in_another_process(tmp_path: Path) -> None:
-    task = pool_task(30, 4, memory_gib=4)
+    tables = draw_tables(dlrm_datasets_pool(), num_tables=30, seed=1)
+    task = task_of(tables, 4, 4 * GIB, 65_536)
     first, second, third = (table.name for table in task.tables[:3])
     keys = {"apart": [[first, second]], "pin": {third: [0, 1]}, "seed": 3, "patience": 2}
     path = tmp_path / "task.json"
@@ -189,20 +178,11 @@ def test_the_same_in_another_process(tmp_path: Path) -> None:
     assert outputs == {f"{here.shards}\n"}
 
 
-def test_time_ends_a_search_without_end() -> None:
-    """`test_find_plan` says how often the clock is asked."""
-    task, budget_s = pool_task(400, 32, memory_gib=8), 0.2
-    started = time.perf_counter()
-    plan = searcher(time_budget_s=budget_s, patience=10**6).shard(with_profiles(task))
-    assert time.perf_counter() - started >= budget_s
-    validate(plan, task)
-
-
 WIDE = task_of(tables_of(*[(1000, 2048, 3.0)] * 9, (400, 64, 20.0)), 4, 18_900_000, 1024)
 
 
 def test_one_clock_limits_all_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock takes a second; wide tables that fill the ranks have two searches."""
+    """Each look at the clock takes a second; `test_find_plan` says what happens between looks."""
     looks = itertools.count()
     fake = SimpleNamespace(perf_counter=lambda: float(next(looks)))
     monkeypatch.setattr("dlrm_sharded.search.stopping.time", fake)
@@ -216,14 +196,12 @@ def test_one_clock_limits_all_of_a_search(monkeypatch: pytest.MonkeyPatch) -> No
     ("keys", "message"),
     [
         ({"critical_path_share": 1.1}, r"sharder\.critical_path_share is 1\.1"),
-        ({"critical_path_share": -0.1}, r"sharder\.critical_path_share is -0\.1"),
         ({"seed": -1}, r"sharder\.seed is -1"),
-        ({"seed": 0.5}, r"sharder\.seed is 0\.5"),
         ({"time_budget_s": 0}, r"sharder\.time_budget_s is 0, must be a number > 0"),
-        ({"time_budget_s": math.inf}, r"sharder\.time_budget_s is inf"),
         ({"patience": -1}, r"sharder\.patience is -1"),
-        ({"patience": 1.0}, r"sharder\.patience is 1\.0"),
         ({"split_error": -0.1}, r"sharder\.split_error is -0\.1"),
+        ({"exchange_precision": "half"}, r"^sharder.exchange_precision is 'half'; known: "),
+        ({"exchange_precision": "fp8"}, r"is 'fp8', which ranks on cpu cannot exchange"),
         ({"max_moved_tables": 3}, r"name its plan\.json in sharder\.warm_start"),
         ({"max_moved_gib": 0.5}, r"name its plan\.json in sharder\.warm_start"),
         ({"warm_start": "p", "max_moved_tables": -1}, r"sharder\.max_moved_tables is -1"),
@@ -249,28 +227,13 @@ def test_needs_a_cost_model_with_unit_costs(model: CostModel | None) -> None:
         SearchSharder(SharderContext(cost_model=model))
 
 
-def odd(
-    tables: Iterable[Table],
-    world_size: int,
-    *memory_bytes: int,
-    batch_size: int = 1024,
-    **topology: int,
-) -> ShardingTask:
-    task = task_of(tables, world_size, batch_size=batch_size, **topology)
-    return with_memory(task, *memory_bytes)
-
-
-def same(count: int, *shape: Any) -> tuple[Table, ...]:
-    return tables_of(*[shape] * count)
-
-
 @pytest.mark.parametrize(("codec_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "dear"])
 def test_a_plan_in_a_stated_precision_is_priced_and_bounded_in_it(
     codec_ms: float, gains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers are converted in so many ms per MB."""
     monkeypatch.setitem(CPU_CODECS, "fp16", CodecTimes(*(codec_ms,) * 5))
-    task = with_profiles(odd(same(6, 1000, 64, 2.0), 3, 10**7, batch_size=4096))
+    task = with_profiles(task_of(tables_of(*[(1000, 64, 2.0)] * 6), 3, 10**7, 4096))
     model = model_of("plain")
     sharder = SearchSharder(
         SharderContext(cost_model=model),
@@ -286,13 +249,7 @@ def test_a_plan_in_a_stated_precision_is_priced_and_bounded_in_it(
 
 
 def test_a_stated_precision_is_that_of_the_plan() -> None:
-    task = with_profiles(odd(same(3, 1000, 64, 2.0), 2, 10**7))
+    task = with_profiles(task_of(tables_of(*[(1000, 64, 2.0)] * 3), 2, 10**7, 1024))
     stated = searcher("plain", exchange_precision={"forward": "fp16", "backward": "fp32"})
     assert stated.shard(task).exchange_precision == ExchangePrecision("fp16", "fp32")
     assert searcher("plain").exchange_precision is None
-    for value, message in (
-        ("half", r"^sharder.exchange_precision is 'half'; known: "),
-        ("fp8", r"sharder.exchange_precision is 'fp8', which ranks on cpu cannot exchange"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            searcher("plain", exchange_precision=value)
