@@ -1,45 +1,236 @@
-"""Plans of drawn tables, and the tasks that these are plans of."""
+"""The plans that are drawn and measured, one after another, as long as there is time.
+
+Every third plan is of exchanges between ranks, whose tables are tiny. The others are of lookups, in
+rounds with one plan of each kind. Each kind tells of other parts of a time: ranks with few shards
+and many ids of the work for ids, ranks with many small shards of the work for shards, wide and
+narrow ones of rows and columns, tiny ones of launches, row blocks and replicas of their lookups.
+A first run draws them from its own tables; random plans are among them, so that costs also hold for
+other tables, and are all that is drawn without a run's tables.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from dlrm_sharded.accesses.patterns import (
+    AccessPattern,
+    ReuseBinAccesses,
+    UniformAccesses,
+    ZipfAccesses,
+    draw_accesses,
+)
+from dlrm_sharded.calibration.plan_limits import PlanLimits, within_limits
+from dlrm_sharded.calibration.random_plans import draw_communication, draw_computation
 from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
+
+EXCHANGE_EVERY = 3
+"""Of so many successive plans, the last one is of exchanges."""
+
+KINDS = ("task", "few", "many", "wide", "narrow", "hot", "uniform", "tiny")
+KINDS_ON_ALL_RANKS = ("row blocks", "replicas")
+GENERAL = "general"
+"""Kinds of plans of a run's tables; those that several ranks have; and random plans."""
+
+OWN_ACCESSES = ("task", "few", "wide")
+"""Kinds whose tables have the accesses that were measured on them, if any were."""
+
+HOT_EXPONENT = 1.2
+SMALL_ROWS, SMALL_POOLING = 20_000, 4.0
+"""Largest rows and ids per sample of small shards."""
+
+NARROW_COLUMNS = 16
+REPLICA_ROWS = 5_000
+
+NUM_SHARDS = {"few": (1, 3), "many": (16, 49)}
+DEFAULT_NUM_SHARDS = (1, 9)
+"""Range of a rank's number of shards, without its end."""
 
 BAGS, SEQUENCES = "", "sequences"
 """Modules of drawn tables: TorchRec has one for bags, and another one for sequences."""
 
 
-def plan_of_drawn(
-    drawn: Sequence[DrawnTable], batch_size: int, topology: Topology
-) -> tuple[ShardingPlan, ShardingTask]:
-    """Return the plan of drawn tables, and its task, whose tables have expected profiles."""
-    tables = tuple(_table(f"t{i}", table, batch_size) for i, table in enumerate(drawn))
-    shards = [
-        shard
-        for table, drawn_table in zip(tables, drawn, strict=True)
-        for shard in _shards(table, drawn_table, topology.world_size)
+@dataclass(frozen=True, slots=True)
+class DrawnPlan:
+    """A plan to measure.
+
+    Args:
+        kind: "communication" for plans of exchanges, else "computation", see `Sample.kind`.
+        name: kind of its ranks, for tests.
+        batch_size: global batch, a multiple of `world_size`.
+    """
+
+    kind: str
+    name: str
+    world_size: int
+    batch_size: int
+    tables: tuple[DrawnTable, ...]
+
+    def as_plan(self, device: str, ranks_per_host: int) -> tuple[ShardingPlan, ShardingTask]:
+        """Return the plan, and its task, whose tables have the profiles that are expected.
+
+        Args:
+            device: "cpu" or "cuda".
+            ranks_per_host: ranks of a host of the job.
+        """
+        tables = tuple(
+            _profiled(f"t{i}", drawn, self.batch_size) for i, drawn in enumerate(self.tables)
+        )
+        shards = [
+            shard
+            for table, drawn in zip(tables, self.tables, strict=True)
+            for shard in _shards(table, drawn, self.world_size)
+        ]
+        topology = Topology(
+            self.world_size,
+            memory_bytes=1,
+            local_world_size=min(ranks_per_host, self.world_size),
+            compute_device=device,
+        )
+        plan = ShardingPlan(self.world_size, tuple(shards))
+        return plan, ShardingTask(tables, topology, self.batch_size)
+
+
+def draw_plan(
+    number: int,
+    rng: np.random.Generator,
+    limits: PlanLimits,
+    *,
+    batch_sizes: Sequence[int],
+    computing: int,
+    exchanging: Sequence[int],
+    tables: Sequence[Table] = (),
+) -> DrawnPlan:
+    """Draw the plan of a number.
+
+    Args:
+        batch_sizes: global ones, of which one is drawn and rounded to a multiple of the ranks.
+        computing: ranks that measure computation at once.
+        exchanging: numbers of ranks that exchange, in turn; none without exchanges.
+        tables: those of a run, from which most plans are drawn; none for random plans alone.
+    """
+    turn, place = divmod(number, EXCHANGE_EVERY)
+    is_exchange = bool(exchanging) and place == EXCHANGE_EVERY - 1
+    world_size = exchanging[turn % len(exchanging)] if is_exchange else computing
+    batch_size = int(rng.choice(np.asarray(batch_sizes)))
+    batch_size = max(batch_size - batch_size % world_size, world_size)
+    if is_exchange:
+        kind, name = "communication", "exchange"
+        drawn = draw_communication(rng, world_size=world_size, batch_size=batch_size, limits=limits)
+    else:
+        names = _kinds(limits, computing) if tables else (GENERAL,)
+        kind, name = "computation", names[(number - turn if exchanging else number) % len(names)]
+        if name == GENERAL:
+            drawn = draw_computation(
+                rng, world_size=world_size, batch_size=batch_size, limits=limits
+            )
+        else:
+            of_run = _of_tables(name, tables, world_size, rng)
+            drawn = within_limits(limits, of_run, world_size, batch_size)
+    return DrawnPlan(kind, name, world_size, batch_size, tuple(drawn))
+
+
+def _kinds(limits: PlanLimits, computing: int) -> tuple[str, ...]:
+    on_all_ranks = KINDS_ON_ALL_RANKS[: 1 + limits.replicas] if computing > 1 else ()
+    return *KINDS, *on_all_ranks, GENERAL
+
+
+def _of_tables(
+    name: str, tables: Sequence[Table], num_ranks: int, rng: np.random.Generator
+) -> list[DrawnTable]:
+    """Draw a plan of a kind, whose ranks have different tables of the run."""
+    drawn = [table for rank in range(num_ranks) for table in _of_rank(name, tables, rank, rng)]
+    if name in KINDS_ON_ALL_RANKS:
+        replicated = name == "replicas"
+        for table in _some(tables, int(rng.integers(1, 4)), rng):
+            rows = table.num_embeddings
+            drawn.append(
+                dataclasses.replace(
+                    _as_drawn(table, draw_accesses(rng, 0.5), None),
+                    num_rows=min(rows, REPLICA_ROWS) if replicated else max(rows, num_ranks),
+                    replicated=replicated,
+                    # FBGEMM's lookup of replicas pools on CPUs
+                    pooled=table.pooled or replicated,
+                )
+            )
+    # all sequences have the width of the first, as they are of one module in a measured plan
+    width = next((table.num_cols for table in drawn if not table.pooled), None)
+    return [
+        table if table.pooled or width is None else dataclasses.replace(table, num_cols=width)
+        for table in drawn
     ]
-    plan = ShardingPlan(topology.world_size, tuple(shards))
-    return plan, ShardingTask(tables, topology, batch_size)
 
 
-def _table(name: str, drawn: DrawnTable, batch_size: int) -> Table:
+def _of_rank(
+    name: str, tables: Sequence[Table], rank: int, rng: np.random.Generator
+) -> list[DrawnTable]:
+    """Draw the shards that a rank has by itself."""
+    if name == "tiny":
+        return [DrawnTable(100, COLUMN_MULTIPLE, 0.5, ZipfAccesses(0.0), rank)]
+    if name == "few":
+        by_ids = sorted(tables, key=lambda table: -table.pooling_factor)
+        tables = by_ids[: max(len(tables) // 4, 1)]
+    if name == "wide":
+        widest = max(table.embedding_dim for table in tables)
+        tables = [table for table in tables if table.embedding_dim == widest]
+    num = int(rng.integers(*NUM_SHARDS.get(name, DEFAULT_NUM_SHARDS)))
+    shards = []
+    for table in _some(tables, num, rng):
+        shard = _as_drawn(table, _accesses(name, table, rng), rank)
+        if name == "many":
+            shard = dataclasses.replace(
+                shard,
+                num_rows=min(shard.num_rows, SMALL_ROWS),
+                pooling_factor=min(shard.pooling_factor, SMALL_POOLING),
+            )
+        if name == "narrow":
+            cols = int(rng.integers(1, NARROW_COLUMNS // COLUMN_MULTIPLE + 1)) * COLUMN_MULTIPLE
+            shard = dataclasses.replace(shard, num_cols=min(cols, shard.num_cols))
+        shards.append(shard)
+    return shards
+
+
+def _accesses(name: str, table: Table, rng: np.random.Generator) -> AccessPattern:
+    histogram = table.reuse_histogram
+    if name in OWN_ACCESSES and histogram is not None and any(histogram):
+        return ReuseBinAccesses.of_histogram(histogram)
+    if name == "hot":
+        return ZipfAccesses(HOT_EXPONENT)
+    return UniformAccesses() if name == "uniform" else draw_accesses(rng, 0.5)
+
+
+def _some(tables: Sequence[Table], num: int, rng: np.random.Generator) -> list[Table]:
+    return [tables[i] for i in rng.integers(len(tables), size=num)]
+
+
+def _as_drawn(table: Table, accesses: AccessPattern, rank: int | None) -> DrawnTable:
+    return DrawnTable(
+        table.num_embeddings,
+        table.embedding_dim,
+        table.pooling_factor,
+        accesses,
+        rank,
+        pooled=table.pooled,
+    )
+
+
+def _profiled(name: str, drawn: DrawnTable, batch_size: int) -> Table:
     """Return a drawn table with the reuse histogram that its accesses have on average."""
     num_ids = batch_size * drawn.pooling_factor
-    histogram = drawn.accesses.distribution(drawn.num_rows, num_ids).expected_reuse_histogram(
-        num_ids
-    )
+    distribution = drawn.accesses.distribution(drawn.num_rows, num_ids)
     return Table(
         name,
         drawn.num_rows,
         drawn.num_cols,
         drawn.pooling_factor,
-        histogram,
+        distribution.expected_reuse_histogram(num_ids),
         pooled=drawn.pooled,
         module=BAGS if drawn.pooled else SEQUENCES,
     )
@@ -48,6 +239,5 @@ def _table(name: str, drawn: DrawnTable, batch_size: int) -> Table:
 def _shards(table: Table, drawn: DrawnTable, world_size: int) -> list[Shard]:
     if drawn.rank is not None:
         return [Shard.whole(table, drawn.rank)]
-    if drawn.replicated:
-        return Replicas(world_size).shards(table)
-    return RowBlocks(range(world_size)).shards(table)
+    layout = Replicas(world_size) if drawn.replicated else RowBlocks(range(world_size))
+    return layout.shards(table)

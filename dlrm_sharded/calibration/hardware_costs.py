@@ -13,7 +13,6 @@ from typing import Any
 from dlrm_sharded.calibration.disturbance import is_disturbed
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_store import (
-    SampleStore,
     conditions_of,
     sample_store,
     store_in,
@@ -64,10 +63,9 @@ def hardware_cost_model(
     """
     if isinstance(artifact, str) and is_price_file(Path(artifact)):
         return read_prices(Path(artifact))
-    samples = samples_of(context, journal)
+    samples = samples_of(context, journal, snapshot)
     if snapshot is None:
         return with_samples(context, samples, artifact, gpu)
-    check_path("cost_model.snapshot", snapshot)
     # jobs that measure first have other costs than before
     is_measured = any(sample.kind != RUN for sample in samples.values())
     name = _name_in_snapshot(context, artifact, gpu, is_measured=is_measured)
@@ -81,14 +79,18 @@ def hardware_cost_model(
     return read_prices(path)
 
 
-def samples_of(context: RunContext, journal: str | None) -> Samples:
+def samples_of(context: RunContext, journal: str | None, snapshot: str | None = None) -> Samples:
     """Return what was measured on a run's hardware under its conditions.
 
-    It is in the store, and in the folder of what this job has measured, if that is not kept.
+    It is in the store, and in the folder of what this job or its sweep has measured, if that is
+    not kept.
     """
-    stores: list[SampleStore | None] = [sample_store(context, journal)]
+    stores = [sample_store(context, journal)]
     if context.started is not None:
         stores.append(store_in(context.started, context))
+    if snapshot is not None:
+        check_path("cost_model.snapshot", snapshot)
+        stores.append(store_in(Path(snapshot), context))
     conditions, found = conditions_of(context), dict[str, Sample]()
     for store in stores:
         if store is not None and conditions is not None:

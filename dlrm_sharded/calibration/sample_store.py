@@ -8,7 +8,7 @@ line for each sample. Later predictions on this hardware come from all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,10 @@ class SampleStore:
             }
         )
 
-    def read(self, conditions: Conditions) -> dict[int, Sample]:
+    def read(self, conditions: Conditions | None) -> dict[int, Sample]:
         """Return the latest samples under these conditions by line number, the last one last.
+
+        Those under any conditions count for None.
 
         Their `noise` follows from the signs of other work in their lines. Samples of tables without
         a profile, as earlier versions wrote them, tell nothing, as what they look up is not known.
@@ -101,7 +103,8 @@ class SampleStore:
 
         def sample_of(fields: Mapping[str, Any]) -> Sample | None:
             found, sample = _read(fields)
-            return sample if conditions.allow(found) and _has_profiles(sample) else None
+            counts = conditions is None or conditions.allow(found)
+            return sample if counts and _has_profiles(sample) else None
 
         found = self._file.latest(sample_of, most=MAX_SAMPLES)
         runs = [number for number, sample in found.items() if sample.kind == RUN]
@@ -151,6 +154,18 @@ def conditions_of(context: RunContext) -> Conditions | None:
     fingerprint = None if context.hardware is None else context.hardware.fingerprint
     threads = None if fingerprint is None else fingerprint.cpu.threads
     return Conditions(context.optimizer, context.ranks_per_host, context.fbgemm, threads)
+
+
+def drawn_conditions(context: RunContext) -> Conditions:
+    """Return the conditions of samples of drawn plans, which have their own number of ranks."""
+    conditions = conditions_of(context)
+    assert conditions is not None, "what is measured here has an optimizer and ranks"
+    return dataclasses.replace(conditions, ranks_per_host=None)
+
+
+def next_number(samples: Iterable[Sample]) -> int:
+    """Return the number of the next plan to draw after those of some samples."""
+    return max((sample.number + 1 for sample in samples if sample.kind != RUN), default=0)
 
 
 def sample_of_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Sample | None:

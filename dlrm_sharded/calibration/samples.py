@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
 from dlrm_sharded.files.errors import DataError, shortened
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
-from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.layouts import REPLICA_GROUP
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES, PlanCost
@@ -32,9 +29,6 @@ from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_RANKS
 
 TIMES = (INPUT_DIST, *STAGES)
 """Names of all measured times: the redistribution of ids, and the stages."""
-
-CRITICAL_PATH = "critical_path"
-"""Name of the sum of the stages on their slowest ranks, among measures of repeatability."""
 
 RUN, COMPUTATION, COMMUNICATION = "run", "computation", "communication"
 """Kinds of samples: the plan of a run, a plan that was drawn, and one of tiny tables."""
@@ -226,43 +220,6 @@ class Sample:
         return read_form(own | {"cost": cost}, cls, name="the sample")
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedCosts:
-    """A collection: all its samples, and the manifest."""
-
-    samples: tuple[Sample, ...]
-    manifest: dict[str, Any]
-
-    @property
-    def hardware(self) -> Hardware:
-        """Return the hardware that the plans were measured on.
-
-        Raises:
-            DataError: its entries in the manifest are damaged.
-        """
-        try:
-            return Hardware.from_meta(self.manifest)
-        except (LookupError, ValueError) as error:
-            raise DataError(
-                f"the manifest of the collected costs is damaged ({error}); collect again with "
-                f"{CALIBRATE}"
-            ) from error
-
-    def first_attempts(self, kind: str) -> list[Sample]:
-        """Return the first measurement of every plan of a kind."""
-        return [s for s in self.samples if s.kind == kind and s.attempt == 0]
-
-
-def check_sample(sample: Sample, path: Path) -> None:
-    """Raise DataError if no measurement gives the sample."""
-    problem = problem_of(sample)
-    if problem is not None:
-        raise DataError(
-            f"{path}: {sample.kind} sample {sample.number} cannot have been measured: {problem}; "
-            f"the file is damaged, collect again with {CALIBRATE}"
-        )
-
-
 def sound_sample(row: Mapping[str, Any]) -> Sample:
     """Read what `to_row` returned; raise DataError if no measurement gives it."""
     sample = Sample.from_row(row)
@@ -332,44 +289,6 @@ def _outside(key: str, value: float, least: float, most: float) -> Iterator[str]
     """Yield what is wrong with a number that is not in a range; NaN is in none."""
     if not least <= value <= most:
         yield f"{key} is {shortened(value)}, expected {least:,} to {most:,}"
-
-
-def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
-    """Return how far the second measurements of plans are from the first, by kind and ranks.
-
-    Returns:
-        Mean absolute difference of the slowest rank's time, in percent of the first, for each of
-        `TIMES`, and that of `critical_path`; and the number of plans in `num`.
-    """
-    pairs: dict[tuple[str, int], dict[int, Sample]] = {}
-    for sample in samples:
-        pairs.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
-    errors: dict[str, list[list[float]]] = {}
-    for (kind, _), attempts in pairs.items():
-        if len(attempts) > 1:
-            first, second = attempts[0], attempts[1]
-            errors.setdefault(f"{kind}, {first.world_size} ranks", []).append(
-                [
-                    100 * abs(b / a - 1) if a > 0 else 0.0
-                    for a, b in zip(_slowest_ms(first), _slowest_ms(second), strict=True)
-                ]
-            )
-    return {
-        name: {
-            "num": len(rows),
-            **dict(
-                zip((*TIMES, CRITICAL_PATH), np.mean(rows, axis=0).round(2).tolist(), strict=True)
-            ),
-        }
-        for name, rows in sorted(errors.items())
-    }
-
-
-def _slowest_ms(sample: Sample) -> list[float]:
-    """Return each of `TIMES` on its slowest rank, and the critical path."""
-    cost = sample.cost
-    stages = (cost.stage_max_ms(stage) for stage in STAGES)
-    return [cost.input_dist_max_ms or 0.0, *stages, cost.critical_path_ms]
 
 
 def workload_of_sample(sample: Sample) -> Workload:

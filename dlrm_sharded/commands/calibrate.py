@@ -4,44 +4,50 @@ dlrm-calibrate minutes=10
 dlrm-calibrate policies=true
 dlrm-calibrate costs=calibration/costs.parquet
 
-Ranks measure random plans. A collection that was killed continues when the command is started
-again. Under torchrun or TorchX all ranks of the job measure, so that exchanges between hosts are
-among what is measured, and rank 0 fits the model; otherwise the command starts ranks of its own.
+Ranks measure random plans, and append each to the store of this hardware, by which later runs plan;
+so a kill loses nothing, and each further call adds plans. Under torchrun or TorchX all ranks of the
+job measure, so that exchanges between hosts are among what is measured; otherwise the command
+starts ranks of its own. Rank 0 fits a model to all samples in the store.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
-import torch
 from omegaconf import DictConfig
 
-from dlrm_sharded.calibration.collect import CollectConfig, collect
-from dlrm_sharded.calibration.costs_file import manifest_path, read_costs
-from dlrm_sharded.calibration.fit_collected import LEARNED, FitConfig, fit_collected
+from dlrm_sharded.calibration.collect import collect
+from dlrm_sharded.calibration.costs_file import read_costs
+from dlrm_sharded.calibration.disturbance import Disturbance, is_disturbed
+from dlrm_sharded.calibration.fit_collected import MIN_PLANS, fit_learned, fit_neuroshard
+from dlrm_sharded.calibration.plan_limits import CALIBRATION
 from dlrm_sharded.calibration.prediction_errors import errors_table
-from dlrm_sharded.calibration.samples import CollectedCosts
+from dlrm_sharded.calibration.sample_store import (
+    SampleStore,
+    conditions_of,
+    drawn_conditions,
+    next_number,
+    sample_store,
+)
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import instantiate, refuse_unused, run_hydra
+from dlrm_sharded.commands.hydra_app import refuse_unused, run_hydra
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import check_path, folder_to_write
-from dlrm_sharded.files.provenance import device_name
-from dlrm_sharded.hardware.artifact import CALIBRATED
-from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, RETUNE
-from dlrm_sharded.hardware.compare import compare
-from dlrm_sharded.hardware.detect import read_fingerprint
-from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.measuring.measure import MeasureConfig
-from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.hardware.artifact_kinds import RETUNE
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.detect import context_of_job
+from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.ranks.gpus import visible_gpus
@@ -57,16 +63,6 @@ CPU_RANKS = 4
 RUN_RANKS = 2
 """Ranks of a run on a CPU, unless told otherwise; a rank here has as many threads as one there."""
 
-REST_S = 30.0
-"""Time for the start of the ranks and for the fit, which is not the collection's."""
-
-SHORT_MINUTES = 5.0
-"""Below this, each plan is measured for less time, so that there are more plans."""
-
-SHORT_REPEAT_EVERY = 10
-"""More plans are measured twice, as a few say nothing about how well measurements repeat."""
-
-SHORT_MEASURE = MeasureConfig(iterations=8, warmup=1, num_batches=2, time_budget_s=0.1)
 POLICIES = ("autoshard", "dreamshard")
 RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -74,32 +70,48 @@ RANK_VARIABLES = (
 )
 """Environment variables by which torchrun makes a process a rank of a job."""
 
+LEARNED = "learned"
 MEASURES_NOTHING = "costs are given, and nothing is measured"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="calibrate")
 def hydra_main(cfg: DictConfig) -> None:
     is_rank = "RANK" in os.environ
-    with exit_codes():
-        # what is wrong is reported once, before ranks start
-        costs = _check(cfg, is_first=not is_rank)
-        code = 0
-        if cfg.costs is None and not is_rank and cfg.fit is not None:
-            code = _run(MODULE, [*sys.argv[1:], "fit=null"])
-    if cfg.costs is None and not is_rank and cfg.fit is None:
-        code = _start_ranks(cfg.num_ranks or default_num_ranks())
-    if code:
+    with exit_codes():  # what is wrong is reported once, before ranks start
+        if not is_rank:
+            _check(cfg)
+        if cfg.costs is not None:
+            sys.exit(_fit(cfg, *read_costs(Path(cfg.costs))))
+    if not is_rank:
+        sys.exit(_start_ranks(cfg.num_ranks or default_num_ranks()))
+    with exit_codes(), process_group(timeout_s=1800) as rank:
+        context = context_of_job(rank, cfg.optimizer.embedding)
+        with all_or_none():
+            _check(cfg)
+            store = sample_store(context, cfg.journal)
+            if store is None:
+                raise ConfigError(
+                    "journal is none, and samples have no place; give auto or a folder"
+                )
+        note = _Note(store, context)
+        first = on_rank_zero(lambda: next_number(store.read(note.conditions).values()))
+        collect(
+            rank,
+            note,
+            optimizer=cfg.optimizer.embedding,
+            sizes=CALIBRATION,
+            budget_s=60 * cfg.minutes,
+            batch_sizes=cfg.batch_sizes,
+            first=first,
+            seed=cfg.seed,
+        )
+    if os.environ["RANK"] == "0":
+        with exit_codes():
+            note.report()
+            conditions = conditions_of(context)
+            assert conditions is not None
+            code = _fit(cfg, list(store.read(conditions).values()), context)
         sys.exit(code)
-    if cfg.costs is None and is_rank:
-        _measure(cfg, costs)
-    if cfg.fit is None or os.environ.get("RANK", "0") != "0":
-        return
-    with exit_codes():
-        collected = read_costs(costs)
-        path = _fit(collected, instantiate(cfg.fit), Path(cfg.out))
-        if cfg.fit.model == LEARNED:
-            code = _retune_policies(path, collected.manifest["optimizer"], retunes=cfg.policies)
-    sys.exit(code)
 
 
 def main() -> None:
@@ -111,43 +123,33 @@ def default_num_ranks() -> int:
     return max(len(visible_gpus()), 1) if device_type() == "cuda" else CPU_RANKS
 
 
-def _check(cfg: DictConfig, *, is_first: bool) -> Path:
-    """Check the config and return the file of the measurements.
-
-    Raises:
-        ConfigError: a key has no effect, or a value cannot be used.
-    """
-    folder = folder_to_write("out", cfg.out)
+def _check(cfg: DictConfig) -> None:
+    """Raise ConfigError if a key has no effect, or a value cannot be used."""
+    folder_to_write("out", cfg.out)
+    if cfg.architecture not in MIN_PLANS:
+        raise ConfigError(f"architecture is {cfg.architecture!r}; known: {', '.join(MIN_PLANS)}")
     if not isinstance(cfg.policies, bool):
         raise ConfigError(f"policies is {cfg.policies!r}, must be true or false")
-    if cfg.fit is not None:
-        config: FitConfig = instantiate(cfg.fit)
-        if cfg.policies and config.model != LEARNED:
-            raise ConfigError(
-                f"policies are re-tuned to a model of fit.model={LEARNED}, and fit.model is "
-                f"{config.model}; leave policies out"
-            )
+    if cfg.policies and cfg.architecture != LEARNED:
+        raise ConfigError(
+            f"policies are re-tuned to architecture={LEARNED}, and it is {cfg.architecture}; leave "
+            "policies out"
+        )
+    check_count("seed", cfg.seed, least=0)
+    check_count("num_steps", cfg.num_steps, least=1)
     if cfg.costs is not None:
         check_path("costs", cfg.costs)
-        refuse_unused(dict.fromkeys(("minutes", "num_ranks", "collect"), MEASURES_NOTHING))
-        if cfg.fit is None:
-            raise ConfigError(f"fit is null, and {MEASURES_NOTHING}; leave one of the two out")
-        return Path(cfg.costs)
-    if is_first:
-        _collection(cfg)
-        if cfg.num_ranks is not None:
-            check_count("num_ranks", cfg.num_ranks, least=1)
-    return folder / "costs.parquet"
-
-
-def _collection(cfg: DictConfig) -> CollectConfig:
-    """Return the settings of the collection; raise ConfigError if a value cannot be used."""
+        of_measuring = ("minutes", "num_ranks", "optimizer", "batch_sizes", "journal")
+        refuse_unused(dict.fromkeys(of_measuring, MEASURES_NOTHING))
+        return
     check_number("minutes", cfg.minutes, above=True)
-    config: CollectConfig = instantiate(cfg.collect)
-    config = dataclasses.replace(config, time_budget_s=max(60 * cfg.minutes - REST_S, REST_S))
-    if cfg.minutes < SHORT_MINUTES:
-        config = dataclasses.replace(config, measure=SHORT_MEASURE, repeat_every=SHORT_REPEAT_EVERY)
-    return config
+    if cfg.num_ranks is not None:
+        check_count("num_ranks", cfg.num_ranks, least=1)
+    for batch_size in cfg.batch_sizes or ():
+        check_count("a size in batch_sizes", batch_size, least=1)
+    if (optimizer := cfg.optimizer.embedding) not in EMBEDDING_OPTIMIZERS:
+        known = ", ".join(EMBEDDING_OPTIMIZERS)
+        raise ConfigError(f"optimizer.embedding is {optimizer!r}; known: {known}")
 
 
 def _start_ranks(num_ranks: int) -> int:
@@ -156,64 +158,66 @@ def _start_ranks(num_ranks: int) -> int:
     return launch(["--nproc-per-node", str(num_ranks), "-m", MODULE, *sys.argv[1:]])
 
 
-def _measure(cfg: DictConfig, out: Path) -> None:
-    """Measure plans on this rank and the others of its job, in place of a complete collection."""
-    with exit_codes(), process_group(timeout_s=1800) as rank:
-        with all_or_none():
-            config = _collection(cfg)
-            if rank.is_zero:
-                for path in (out, manifest_path(out)):
-                    path.unlink(missing_ok=True)
-        collect(config, out, rank)
+class _Note:
+    """Appends samples to the store of the hardware, and counts them."""
+
+    def __init__(self, store: SampleStore, context: RunContext) -> None:
+        self.conditions = drawn_conditions(context)
+        self._store = store
+        self._num_samples = self._num_disturbed = 0
+
+    def __call__(self, sample: Sample, disturbance: Disturbance) -> None:
+        """Append a sample.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        if not self._store.append(self.conditions, sample, disturbance):
+            raise ConfigError(f"{self._store.path} cannot be written; give another journal")
+        self._num_samples += 1
+        self._num_disturbed += is_disturbed(disturbance.noise)
+
+    def report(self) -> None:
+        """Say how many samples were appended, and how many of them count little."""
+        log.info("%d plans were measured, and are in %s", self._num_samples, self._store.path)
+        if self._num_disturbed:
+            log.warning(
+                "%d of them were measured while other processes had the core of a rank; they count "
+                "less: calibrate again when the machine is idle",
+                self._num_disturbed,
+            )
 
 
-def _fit(costs: CollectedCosts, config: FitConfig, out: Path) -> Path:
-    """Fit a model, report how well it predicts unseen plans, and return the file of its artefact.
-
-    Args:
-        out: folder of the artefact.
-    """
-    started = time.perf_counter()
-    _warn_of_other_hardware(costs.hardware, costs.manifest["device"])
-    path, errors = fit_collected(costs, config, out)
-    log.info("plans that were left out of the fit:\n\n%s\n", errors_table(errors))
-    log.info("fitted in %.0f s; wrote %s", time.perf_counter() - started, path)
-    return path
-
-
-def _warn_of_other_hardware(measured: Hardware, device: str) -> None:
-    """Warn if costs of a type of device were not measured on this machine, by its fingerprint."""
-    here = None
-    if device == "cpu" or torch.cuda.is_available():
-        threads = None if measured.fingerprint is None else measured.fingerprint.cpu.threads
-        fingerprint = read_fingerprint(torch.device(device), threads=threads)
-        here = Hardware(device_name(torch.device(device)), fingerprint)
-    is_same = here is not None and (
-        here.name == measured.name
-        if measured.fingerprint is None
-        else compare(here, measured).has_same_fingerprint
+def _fit(cfg: DictConfig, samples: Sequence[Sample], context: RunContext) -> int:
+    """Fit the model, report how well it predicts unseen plans, and return the exit code."""
+    started_s, out = time.perf_counter(), Path(cfg.out)
+    if cfg.architecture == LEARNED:
+        path, errors = fit_learned(samples, context, out)
+    else:
+        path, errors = fit_neuroshard(samples, context, out, seed=cfg.seed, num_steps=cfg.num_steps)
+    log.info("errors on plans that were left out of the fit:\n\n%s\n", errors_table(errors))
+    log.info(
+        "fitted %d samples in %.0f s; wrote %s", len(samples), time.perf_counter() - started_s, path
     )
-    if not is_same:
-        log.warning(
-            "the costs were measured on other hardware (%s) than this machine's (%s), and the "
-            "model will predict that hardware; to calibrate this machine, run %s without costs",
-            measured.name,
-            "no GPU" if here is None else here.name,
-            CALIBRATE,
-        )
+    if cfg.architecture != LEARNED:
+        return 0
+    return _retune_policies(path, context.optimizer, retunes=cfg.policies)
 
 
-def _retune_policies(path: Path, optimizer: str, *, retunes: bool) -> int:
+def _retune_policies(path: Path, optimizer: str | None, *, retunes: bool) -> int:
     """Adapt the packaged policies to the fitted model, or else say which command does so.
 
     Args:
-        path: artefact of the model.
+        path: file of the model.
         optimizer: fused optimizer that it predicts.
     """
-    overrides = [*RETUNE.split(), f"optimizer={optimizer}"]
-    if path.parent != CALIBRATED:  # quotes for Hydra, as paths may have any characters
-        overrides += [f"cost_model.artifact={json.dumps(str(path))}"]
-        overrides += [f"out={json.dumps(str(path.parent))}"]
+    overrides = [
+        *RETUNE.split(),
+        f"optimizer={optimizer}",
+        # quotes for Hydra, because paths may have any characters
+        f"cost_model.artifact={json.dumps(str(path))}",
+        f"out={json.dumps(str(path.parent))}",
+    ]
     if not retunes:
         print(
             "to re-tune a packaged policy to this model, in about a minute: dlrm-train-policy "
@@ -221,16 +225,15 @@ def _retune_policies(path: Path, optimizer: str, *, retunes: bool) -> int:
             f"for {' and '.join(POLICIES)}"
         )
         return 0
-    module = "dlrm_sharded.commands.train_policy"
-    codes = (_run(module, [f"policy={policy}", *overrides]) for policy in POLICIES)
+    codes = (_train_policy([f"policy={policy}", *overrides]) for policy in POLICIES)
     return next((code for code in codes if code), 0)
 
 
-def _run(module: str, overrides: list[str]) -> int:
-    """Run a module in a process of its own, which is no rank of this job; return its exit code."""
+def _train_policy(overrides: list[str]) -> int:
+    """Train a policy in a process that is no rank of this job, and return its exit code."""
     environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
     environment[LAUNCHER_VARIABLE] = str(os.getpid())  # it dies with this process
-    arguments = [sys.executable, "-m", module, *overrides]
+    arguments = [sys.executable, "-m", "dlrm_sharded.commands.train_policy", *overrides]
     return subprocess.run(arguments, env=environment, check=False).returncode
 
 

@@ -45,7 +45,7 @@ def cost_model_kind(name: str) -> Kind:
         other_hardware="its times may be wrong by a factor, and its order of plans is less "
         f"reliable; {calibrate}",
         other_optimizer="backward computation may be wrong; run "
-        "`dlrm-calibrate collect.optimizer={optimizer}`",
+        "`dlrm-calibrate optimizer.embedding={optimizer}`",
         required=("ranges", "measured_links"),
     )
 

@@ -9,13 +9,17 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dlrm_sharded.calibration.collect import collect
+from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.hardware_costs import needs_measuring
-from dlrm_sharded.calibration.sample_store import conditions_of, sample_store, store_in
-from dlrm_sharded.calibration.start_measurement import (
-    Collected,
-    announcement,
-    measure_first_start,
+from dlrm_sharded.calibration.plan_limits import BATCH_SIZES, FIRST_RUN
+from dlrm_sharded.calibration.sample_store import (
+    SampleStore,
+    drawn_conditions,
+    sample_store,
+    store_in,
 )
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.files.line_file import turn
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.task import ShardingTask
@@ -31,6 +35,15 @@ Planners = Sequence[Planner]
 NewPlanners = Callable[[RunContext], Planners]
 """Makes planners by the costs of ranks as they are known then."""
 
+Collected = list[tuple[Sample, Disturbance]]
+"""Samples, and the signs of other work during the measurement of each."""
+
+MIN_PLANS = 3
+"""Smallest number of measured plans from which costs are fitted."""
+
+SMALLER_BATCH = 4
+"""Divisor of the run's batch for about every other plan."""
+
 TURN_S = 60.0
 """Time to wait for a measurement of another job beyond the time that this one's would take."""
 
@@ -44,6 +57,7 @@ def after_first_run(
     budget_s: float | None,
     journal: str | None,
     new_planners: NewPlanners,
+    snapshot: str | None = None,
 ) -> Planners | None:
     """Return the planners, with measured costs if the hardware needs that; a collective.
 
@@ -55,6 +69,7 @@ def after_first_run(
         budget_s: time in which it may measure, in s; None for none.
         journal: where the store of samples is, see `sample_store`.
         new_planners: called on rank 0.
+        snapshot: folder of the costs that the jobs of a sweep share.
     """
     exchanges = rank.world_size > 1
 
@@ -74,14 +89,41 @@ def after_first_run(
             return planners
         if not on_rank_zero(still_needs_to):
             return planners
-        on_rank_zero(lambda: log.info("%s", announcement(rank, budget_s)))
-        collected = measure_first_start(
-            rank, context, task.tables, task.batch_size, budget_s=budget_s
+        on_rank_zero(lambda: log.info("%s", _announcement(rank, budget_s)))
+        assert context.optimizer is not None
+        batch_size = min(task.batch_size, BATCH_SIZES[rank.device.type][-1])
+        collected: Collected = []
+        other_work = collect(
+            rank,
+            lambda *measured: collected.append(measured),
+            optimizer=context.optimizer,
+            sizes=FIRST_RUN,
+            budget_s=budget_s,
+            tables=task.tables,
+            batch_sizes=(batch_size, batch_size // SMALLER_BATCH),
         )
         with all_or_none():
-            if rank.is_zero and collected is not None:
-                return _with_samples(new_planners, context, collected, journal)
+            if rank.is_zero and len(collected) < MIN_PLANS:
+                log.warning(
+                    "only %d plans could be measured in %.0f s, too few for costs of this hardware;"
+                    " give calibrate=SECONDS more of them, or leave it out with calibrate=never",
+                    len(collected),
+                    budget_s,
+                )
+            elif rank.is_zero:
+                return _with_samples(
+                    new_planners, context, collected, other_work, journal, snapshot
+                )
     return planners
+
+
+def _announcement(rank: Rank, budget_s: float) -> str:
+    """Say beforehand what is measured, and how long it takes."""
+    others = f", and all {rank.world_size} ranks exchange" if rank.world_size > 1 else ""
+    return (
+        f"nothing was measured on this hardware yet: for {budget_s:.0f} s, once, ranks look up "
+        f"synthetic plans of the tables{others} (calibrate=never leaves that out)"
+    )
 
 
 def _needs_measuring(planners: Planners, context: RunContext, *, exchanges: bool) -> bool:
@@ -110,26 +152,38 @@ def _takes_turn(
 
 
 def _with_samples(
-    new_planners: NewPlanners, context: RunContext, collected: Collected, journal: str | None
+    new_planners: NewPlanners,
+    context: RunContext,
+    collected: Collected,
+    other_work: str | None,
+    journal: str | None,
+    snapshot: str | None,
 ) -> Planners:
-    """Return planners with what was measured, which is kept unless other work disturbed it."""
-    conditions = conditions_of(context)
-    assert conditions is not None
-    if all(sample.world_size == 1 for sample in collected.samples):
-        conditions = dataclasses.replace(conditions, ranks_per_host=None)
+    """Return planners with what was measured, which is kept unless other work disturbed it.
+
+    What is not kept counts for this job, and for the others of its sweep.
+    """
     store = sample_store(context, journal)
-    if collected.disturbance is not None:
+    if other_work is not None:
         log.warning(
             "other work ran during the measurement: %s; it counts for this job alone, and the next "
             "one measures again",
-            collected.disturbance,
+            other_work,
         )
-    elif store is not None and all(store.append(conditions, of) for of in collected.samples):
-        log.info("kept in %s, so later runs do not measure first", store.path)
+    elif store is None:
+        log.info("journal is none, so what is measured counts for this job alone")
+    elif _append(store, context, collected):
+        log.info("kept %d plans in %s, so later runs do not measure", len(collected), store.path)
         return new_planners(context)
-    with tempfile.TemporaryDirectory() as folder:
-        own = store_in(Path(folder), context)
-        assert own is not None
-        for sample in collected.samples:
-            own.append(conditions, sample)
-        return new_planners(dataclasses.replace(context, started=Path(folder)))
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(snapshot or own)
+        own_store = store_in(folder, context)
+        assert own_store is not None, "unknown hardware is not measured"
+        _append(own_store, context, collected)
+        return new_planners(dataclasses.replace(context, started=folder if not snapshot else None))
+
+
+def _append(store: SampleStore, context: RunContext, collected: Collected) -> bool:
+    """Write samples to a store, and return whether all of them are written."""
+    conditions = drawn_conditions(context)
+    return all(store.append(conditions, *measured) for measured in collected)

@@ -92,6 +92,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             budget_s=settings.start_budget_s,
             journal=settings.journal,
             new_planners=new_planners,
+            snapshot=settings.price_snapshot,
         )
     workload = on_rank_zero(
         lambda: traced_workload(

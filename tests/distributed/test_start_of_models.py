@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from dlrm_sharded import ShardedPlanner, plan_model
-from dlrm_sharded.calibration import start_measurement
 from dlrm_sharded.calibration.sample_store import conditions_of, sample_store
 from dlrm_sharded.drop_in.run_costs import context_of_topology
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware import probing
 from dlrm_sharded.model.fused_optimizers import fuse
 from dlrm_sharded.ranks.distributed import Rank
-from tests.first_starts import count_measurements
+from tests.first_runs import count_measurements
 from tests.preloaded.ranks import gathered, run_ranks
 from tests.unit.calibration.cases import ELSEWHERE, on_other_hardware
 from tests.unit.cost.hardware import measured_plans
@@ -29,8 +28,8 @@ pytestmark = pytest.mark.slow
 def plan_twice(rank: Rank, cache: str, optimizer: str | None) -> dict[str, Any]:
     """Plan two models on hardware that nobody has prices of; measurements count as seconds."""
     os.environ |= {"ONEDNN_MAX_CPU_ISA": "DEFAULT", "DLRM_SHARDED_CACHE": cache}
+    os.environ["DLRM_SHARDED_JOURNAL"] = "auto"
     measured = count_measurements()
-    start_measurement.disturbance = lambda *arguments, **options: None
     numbers, standings = [], []
     for _ in range(2):
         model = bags()
@@ -63,7 +62,6 @@ def plan_after_setting_everything(rank: Rank, cache: str) -> list[Any]:
     os.environ |= {"ONEDNN_MAX_CPU_ISA": "DEFAULT", "DLRM_SHARDED_CACHE": cache}
     os.environ["DLRM_SHARDED_JOURNAL"] = f"{cache}/journal"
     count_measurements()
-    start_measurement.disturbance = lambda *arguments, **options: None
     set_everything()
     seen, standings, fastest_s = [], [], probing._fastest_s
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.testing import small_tasks
 from tests.e2e.runs import ROOT, result_of
+from tests.unit.calibration.costs_of_02 import write_costs
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
 pytestmark = pytest.mark.slow
@@ -27,8 +27,7 @@ SOURCES = (
 )
 SMALL_RUN = ["batch_size=64", "trainer.num_steps=2", "data.max_rows=500", "data.num_val_batches=1"]
 COLLECTION = [
-    *("num_ranks=2", "collect.num_samples=4", "collect.batch_sizes=[64]", "collect.table_gib=0.01"),
-    "collect.ids_per_step=500",
+    *("num_ranks=2", "minutes=0.02", "batch_sizes=[64]"),
 ]
 
 
@@ -143,9 +142,9 @@ def test_sweeps_and_reports(installation):
 
 
 def test_calibrates(installation):
-    """Both steps run; too few plans end the second one, which then fits other costs."""
-    output = installation.run("dlrm-calibrate", *COLLECTION, "fit.num_steps=20", exit_code=2)
-    assert "a fit needs 10;" in output
+    """Both steps run; too few plans end the second one, which then fits costs of 0.2."""
+    output = installation.run("dlrm-calibrate", *COLLECTION, "architecture=neuroshard", exit_code=2)
+    assert "a fit needs 100;" in output
     write_costs(installation.folder / "made_up.parquet", measured_plans(120, 60, seed=0), MANIFEST)
     installation.run("dlrm-calibrate", "costs=made_up.parquet")
     assert list((installation.folder / "calibration").glob("prices-*"))

@@ -7,12 +7,12 @@ import torch
 
 from dlrm_sharded.calibration.factor_fit import fit_factors
 from dlrm_sharded.calibration.priors import gpu_cost_model, learned_cost_model
-from dlrm_sharded.calibration.samples import CollectedCosts, Sample
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.hardware.artifact import SHIPPED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.ranks.distributed import Rank, process_group
-from tests.unit.cost.hardware import MANIFEST, measured_plans
+from tests.unit.cost.hardware import measured_plans
 
 OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -70,16 +70,16 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 @pytest.fixture(scope="session")
-def costs() -> CollectedCosts:
+def costs() -> tuple[Sample, ...]:
     """Random plans with their times on the made-up hardware."""
-    return CollectedCosts(measured_plans(200, 80, seed=0), MANIFEST)
+    return measured_plans(200, 80, seed=0)
 
 
 @pytest.fixture(scope="session")
-def model(costs: CollectedCosts) -> LearnedCostModel:
+def model(costs: tuple[Sample, ...]) -> LearnedCostModel:
     """The packaged model of a CPU, fitted to plans on the made-up hardware."""
     prior = learned_cost_model(RunContext("cpu"), OF_A_CPU)
-    fitted = fit_factors(prior, costs.samples).applied(prior)
+    fitted = fit_factors(prior, costs).applied(prior)
     return dataclasses.replace(fitted, name="made up", standing=None, correction=None)
 
 

@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import Planner, RunContext, ShardingTask, Table, validate
-from dlrm_sharded.calibration.costs_file import read_costs, write_costs
 from dlrm_sharded.calibration.priors import learned_cost_model
+from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
 from dlrm_sharded.calibration.samples import workload_of_sample
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.task import build_dataset
@@ -29,7 +29,7 @@ from dlrm_sharded.job.first_run import _needs_measuring
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
-from tests.unit.cost.hardware import MANIFEST, measured_plans
+from tests.unit.cost.hardware import measured_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "guide" / "extending.md"
@@ -162,13 +162,14 @@ def test_cost_model_with_a_yaml(project: Path) -> None:
 
 
 def test_linear_cost_model_of_measurements(project: Path) -> None:
-    path = project / "costs.parquet"
-    write_costs(path, measured_plans(60, 10, seed=0), MANIFEST)
+    store = SampleStore(project / "store.jsonl")
+    for sample in measured_plans(60, 10, seed=0):
+        assert store.append(Conditions("sgd", None), sample)
 
-    model = module(project, "fit_linear_model").fitted(path)
+    model = module(project, "fit_linear_model").fitted(store.path)
 
     check_cost_model(model, TASK)
-    samples = [s for s in read_costs(path).samples if s.kind == "computation"]
+    samples = [s for s in store.read(None).values() if s.kind == "computation"]
     found = [model.price(TASK).compute.vectors(workload_of_sample(s))[:, :2].sum() for s in samples]
     measured = [sum(rank.computation_ms for rank in s.cost.per_rank) for s in samples]
     assert np.corrcoef(found, measured)[0, 1] > 0.6

@@ -122,11 +122,11 @@ def test_the_run_is_reported_under_the_name_of_its_release(tmp_path: Path) -> No
 
 
 def test_a_calibrated_model_and_its_measurements() -> None:
-    costs = read_costs(CALIBRATION / "costs.parquet")
-    assert len(costs.samples) == costs.manifest["num_samples"] == 34
+    samples, context = read_costs(CALIBRATION / "costs.parquet")
+    assert len(samples) == 34
     model = learned_cost_model(RunContext("cpu"), str(ARTEFACT))
-    assert model.name == costs.manifest["hardware"]
-    assert fit_samples(model, costs.samples).error < 0.5
+    assert model.name == context.hardware.name
+    assert fit_samples(model, samples).error < 0.5
 
 
 def test_the_published_networks_have_another_name(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Hardware that is made up: packaged prices times factors, and a bench that measures on it.
 
 A measurement has the predicted time, with noise, and takes as long on a clock of its own as it
-would, so that a first start learns there what it would learn in its time.
+would, so that a first run learns there what it would learn in its time.
 """
 
 from __future__ import annotations
@@ -13,30 +13,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlrm_sharded.calibration.drawn_plans import plan_of_drawn
-from dlrm_sharded.calibration.first_start import FIT_SHARE, Chooser, measure_plans
-from dlrm_sharded.calibration.hardware_costs import FIRST_RUN_S as START_S
-from dlrm_sharded.calibration.plan_sizes import CPU_SIZES
-from dlrm_sharded.calibration.random_plans import DrawnTable
+from dlrm_sharded.calibration.collect import MEASURING_SHARE
+from dlrm_sharded.calibration.drawn_plans import DrawnPlan, draw_plan
+from dlrm_sharded.calibration.hardware_costs import FIRST_RUN_S
+from dlrm_sharded.calibration.plan_limits import PlanLimits
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.calibration.start_measurement import IDS_PER_STEP, TABLE_GIB
-from dlrm_sharded.calibration.start_plans import StartPlan, start_plans
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import Topology
 
-OPTIMIZER = "rowwise_adagrad"
+LIMITS = PlanLimits(table_bytes=2**29, ids_per_step=300_000, vector_bytes=10**8)
 NUM_RANKS, NUM_COMPUTING = 4, 2
 """Ranks that exchange, and those that two cores let compute at once."""
 
 NOISE = 0.05
 """Standard deviation of the logarithm of a made-up measurement."""
 
-ITERATIONS, ITERATIONS_S, SAMPLE_S, ID_S = 22, 0.3, 0.15, 2e-7
+ITERATIONS, ITERATIONS_S, SAMPLE_S, ID_S = 9, 0.25, 0.15, 2e-7
 """A measurement takes this many iterations or seconds, and so long besides, also for each id."""
 
 TERMS = {
@@ -92,48 +88,29 @@ class MadeUpBench:
     def __init__(self, true: LearnedCostModel, seed: int) -> None:
         self._true = true
         self._rng = np.random.default_rng(seed)
-        self._now_s = 0.0
 
-    def first_start(
-        self, packaged: LearnedCostModel, tables: Sequence[Table], batch_size: int
-    ) -> list[Sample]:
-        """Return what a first start chooses and measures."""
-        plans = start_plans(
-            tables,
-            batch_size,
-            dataclasses.replace(
-                CPU_SIZES, table_gib=TABLE_GIB["cpu"], ids_per_step=IDS_PER_STEP["cpu"]
-            ).rank_limits(OPTIMIZER),
-            computing=NUM_COMPUTING,
-            exchanging=NUM_RANKS,
-        )
-        budget_s = (1.0 - FIT_SHARE) * START_S
-        chooser = Chooser.of_plans(packaged, plans, budget_s=budget_s, ranks_per_host=NUM_RANKS)
-        measured = measure_plans(
-            plans,
-            chooser,
-            lambda plan, attempt: self.measure_start(plan),
-            budget_s=START_S,
-            decide=lambda choose: choose(),
-            clock=self.clock,
-        )
-        return list(measured.samples)
+    def first_run(self, tables: Sequence[Table], batch_size: int) -> list[Sample]:
+        """Return what a first run measures."""
+        samples: list[Sample] = []
+        now_s = 0.0
+        while now_s < MEASURING_SHARE * FIRST_RUN_S:
+            plan = draw_plan(
+                len(samples),
+                np.random.default_rng([0, len(samples)]),
+                LIMITS,
+                batch_sizes=(batch_size, batch_size // 4),
+                computing=NUM_COMPUTING,
+                exchanging=(NUM_RANKS,),
+                tables=tables,
+            )
+            sample, took_s = self.measure(plan, len(samples))
+            samples.append(sample)
+            now_s += took_s
+        return samples
 
-    def clock(self) -> float:
-        """Return the time, in s."""
-        return self._now_s
-
-    def measure_start(self, plan: StartPlan) -> Sample:
-        """Return what measuring a plan of a first start finds."""
-        return self.measure(plan.tables, plan.batch_size, plan.world_size, plan.kind, plan.number)
-
-    def measure(
-        self, drawn: Sequence[DrawnTable], batch_size: int, size: int, kind: str, number: int
-    ) -> Sample:
-        """Return a measured plan, and let the time pass that this takes."""
-        topology = Topology(size, memory_bytes=1, compute_device="cpu")
-        plan, task = plan_of_drawn(drawn, batch_size, topology)
-        accesses = {f"t{i}": table.accesses.name for i, table in enumerate(drawn)}
+    def measure(self, drawn: DrawnPlan, number: int) -> tuple[Sample, float]:
+        """Return a measured plan, and the time that this takes, in s."""
+        plan, task = drawn.as_plan("cpu", NUM_RANKS)
         cost = self._true.predict_trial(workload_of_plan(plan, task))
         noisy = cost.with_stages(
             {
@@ -142,12 +119,12 @@ class MadeUpBench:
             }
         )
         ids_ms = tuple(self._noisy(ms) for ms in cost.input_dist_ms or ())
-        num_ids = batch_size * sum(table.pooling_factor for table in task.tables) / size
+        num_ids = task.batch_size * sum(table.pooling_factor for table in task.tables)
         once_s = (cost.critical_path_ms + max(ids_ms)) / 1e3
-        self._now_s += SAMPLE_S + ID_S * num_ids
-        self._now_s += max(min(ITERATIONS * once_s, ITERATIONS_S), 4 * once_s)
+        timed_s = max(min(ITERATIONS * once_s, ITERATIONS_S), 4 * once_s)
         noisy = dataclasses.replace(noisy, input_dist_ms=ids_ms)
-        return Sample.of_plan(plan, task, noisy, kind=kind, number=number, accesses=accesses)
+        sample = Sample.of_plan(plan, task, noisy, kind=drawn.kind, number=number)
+        return sample, SAMPLE_S + ID_S * num_ids / drawn.world_size + timed_s
 
     def _noisy(self, time_ms: float) -> float:
         return time_ms * math.exp(NOISE * self._rng.standard_normal())

@@ -1,91 +1,32 @@
-"""What is collected, and when: whenever a collection ends, what it has is a fair part."""
+"""The collector: its groups of ranks, its time, and the other work that it sees."""
 
-import os
-from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dlrm_sharded.calibration.collect import CollectConfig, _conditions, collect
-from dlrm_sharded.calibration.plan_sizes import GPU_SIZES
-from dlrm_sharded.calibration.schedule import KINDS, Slot, group_sizes, schedule
+from dlrm_sharded.accesses.patterns import ZipfAccesses
+from dlrm_sharded.calibration import collect as module
+from dlrm_sharded.calibration.collect import _groups, _Measurer, collect, group_sizes
+from dlrm_sharded.calibration.disturbance import Disturbance
+from dlrm_sharded.calibration.drawn_plans import DrawnPlan
+from dlrm_sharded.calibration.plan_limits import FIRST_RUN, PlanSizes
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.measuring import bench as bench_module
+from dlrm_sharded.measuring.drawn_table import DrawnTable
+from dlrm_sharded.measuring.measure import MeasuredCost, MeasuredModule
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.ranks.distributed import Rank
-from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu
 
-
-def slots(
-    num_samples: int,
-    communication_ranks: tuple[int, ...] = (2, 4),
-    *,
-    computation_ranks: int = 2,
-    repeat_every: int = 19,
-    num_repeats: int = 1,
-) -> list[Slot]:
-    return list(
-        schedule(
-            num_samples,
-            computation_ranks,
-            communication_ranks,
-            repeat_every=repeat_every,
-            num_repeats=num_repeats,
-        )
-    )
-
-
-@pytest.mark.parametrize("num_samples", [1, 2, 5, 19, 20, 99, 100, 101, 2000])
-def test_every_plan_once_and_some_again(num_samples: int) -> None:
-    planned = slots(num_samples)
-    first = [slot.number for slot in planned if slot.attempt == 0]
-    again = [slot.number for slot in planned if slot.attempt == 1]
-    assert first == list(range(num_samples))
-    assert again == sorted(set(again))
-    assert {slot.attempt for slot in planned} == {0, 1}
-    assert 1 <= len(again) <= num_samples / 19 + 1
-    if num_samples > 200:
-        assert len(again) / num_samples == pytest.approx(0.05, abs=0.005)
-
-
-@pytest.mark.parametrize("num_samples", [2, 20, 101, 2000])
-@pytest.mark.parametrize("num_repeats", [0, 1, 3])
-def test_what_is_measured_again_is_the_same_plan_later(num_samples: int, num_repeats: int) -> None:
-    planned = slots(num_samples, num_repeats=num_repeats)
-    place = {(slot.number, slot.attempt): i for i, slot in enumerate(planned)}
-    assert len(place) == len(planned)
-    assert {slot.attempt for slot in planned} == set(range(num_repeats + 1))
-    for slot in planned:
-        if slot.attempt > 0:
-            before = planned[place[slot.number, slot.attempt - 1]]
-            assert (before.kind, before.world_size) == (slot.kind, slot.world_size)
-            lag = place[slot.number, slot.attempt] - place[slot.number, slot.attempt - 1]
-            assert lag > 0
-            if slot.number + slot.attempt * 100 < num_samples:
-                assert lag >= 100
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [(2,), (2, 4), (2, 4, 8), (2, 4, 8, 16, 32), (2, 4, 6, 8, 16, 48)],
-    ids=lambda sizes: f"up_to_{sizes[-1]}",
-)
-def test_any_prefix_is_a_fair_part(sizes: tuple[int, ...]) -> None:
-    planned = [slot for slot in slots(300, sizes) if slot.attempt == 0]
-    share = KINDS.count("computation") / len(KINDS)
-    assert 0.5 <= share <= 0.8
-    for stop in range(1, len(planned) + 1):
-        kinds = Counter(slot.kind for slot in planned[:stop])
-        assert abs(kinds["computation"] - share * stop) < 2
-        sizes_so_far = [s.world_size for s in planned[:stop] if s.kind == "communication"]
-        counts = [sizes_so_far.count(size) for size in sizes]
-        assert max(counts) - min(counts) <= 1
-        assert sum(counts) == len(sizes_so_far)
-
-
-def test_one_rank_alone_only_computes() -> None:
-    planned = slots(50, (), computation_ranks=1)
-    assert {(slot.kind, slot.world_size) for slot in planned} == {("computation", 1)}
+CPU = torch.device("cpu")
+SMALL = PlanSizes({"cpu": 0.001}, {"cpu": 500}, memory_share=0.01)
 
 
 @pytest.mark.parametrize(
@@ -93,65 +34,152 @@ def test_one_rank_alone_only_computes() -> None:
     [
         (1, 1, []),
         (2, 2, [2]),
-        (3, 3, [2, 3]),
-        (6, 6, [2, 4, 6]),
-        (8, 4, [2, 4, 8]),
-        (6, 3, [2, 6]),
-        (24, 6, [2, 4, 24]),
+        (3, 3, [3, 2]),
+        (6, 6, [6, 4, 2]),
+        (8, 4, [8, 4, 2]),
+        (6, 3, [6, 2]),
+        (24, 6, [24, 4, 2]),
     ],
 )
 def test_groups_are_parts_of_a_host_or_whole_hosts(
     world_size: int, local_world_size: int, sizes: list[int]
 ) -> None:
     rank = Rank(0, world_size, 0, local_world_size, torch.device("cuda", 0))
-    assert group_sizes(rank) == (world_size, sizes)
-    on_cpu = Rank(0, world_size, 0, local_world_size, torch.device("cpu"))
-    computing, communicating = group_sizes(on_cpu)
+    assert group_sizes(rank) == (local_world_size, sizes)
+    computing, exchanging = group_sizes(Rank(0, world_size, 0, local_world_size, CPU))
     assert 1 <= computing <= local_world_size
-    assert communicating == sizes
+    assert exchanging == sizes
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "negative_budget": ({"time_budget_s": -5}, "time_budget_s is -5, must be a number > 0"),
-    "no_budget": ({"time_budget_s": 0}, "time_budget_s is 0"),
-    "endless_budget": ({"time_budget_s": float("inf")}, "time_budget_s is inf"),
-    "no_samples": ({"num_samples": 0}, "num_samples is 0, must be an integer >= 1"),
-    "half_a_sample": ({"num_samples": 0.5}, "num_samples is 0.5"),
-    "negative_seed": ({"seed": -1}, "seed is -1"),
-    "no_batch_sizes": ({"batch_sizes": []}, "batch_sizes is empty"),
-    "empty_batch": ({"batch_sizes": [64, 0]}, "a size in batch_sizes is 0"),
-    "no_memory": ({"table_gib": 0.0}, "table_gib is 0.0"),
-    "no_ids": ({"ids_per_step": 0}, "ids_per_step is 0"),
-    "repeats_of_none": ({"repeat_every": 0}, "repeat_every is 0"),
-    "negative_repeats": ({"num_repeats": -1}, "num_repeats is -1"),
-    "unknown_optimizer": ({"optimizer": "adamw"}, "optimizer is 'adamw'; known: sgd, rowwise_"),
-}
+def costs_of(group: dist.ProcessGroup | None) -> MeasuredCost:
+    times_ms = {stage: [1.0] * dist.get_world_size(group) for stage in STAGES}
+    ids_ms = [1.0] * dist.get_world_size(group)
+    return MeasuredCost(PlanCost.from_stages(times_ms, input_dist_ms=ids_ms), {}, 3)
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD)
-def test_bad_settings(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CollectConfig(**changes)
+def groups_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[int]]:
+    """The groups that one of 8 ranks makes, and the sizes of those in which it measures."""
+    made: list[list[int]] = []
+    measured_with: list[int] = []
+    new_group = distributed_c10d.new_group
+
+    def recorded(ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        made.append(list(ranks))
+        return new_group(ranks, *args, **kwargs)
+
+    def measured(
+        modules: Sequence[MeasuredModule], *args: Any, group: dist.ProcessGroup
+    ) -> MeasuredCost:
+        for sharded in modules:
+            env = sharded.embeddings._env
+            assert env.process_group is group
+            assert (env.world_size, env.rank) == (dist.get_world_size(group), rank)
+        measured_with.append(dist.get_world_size(group))
+        return costs_of(group)
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+    try:
+        with monkeypatch.context() as patch:
+            for place in (dist, distributed_c10d, torch.distributed.device_mesh):
+                patch.setattr(place, "new_group", recorded)
+            patch.setattr(bench_module, "measure_modules", measured)
+            me = Rank(rank, 8, rank, 4, CPU)
+            measurer = _Measurer(me, "sgd", computing=1, table_bytes=1000)
+            with _groups(me, {2, 4, 8}) as groups:
+                for size, group in groups.items():
+                    tables = tuple(DrawnTable(9, 4, 1.0, ZipfAccesses(0.0), r) for r in range(size))
+                    plan = DrawnPlan("communication", "exchange", size, 8, tables)
+                    sample, _ = measurer.measure(plan, 7, np.random.default_rng(0), group)
+                    assert (sample.number, sample.world_size) == (7, size)
+                    assert sample.ranks_per_host == min(size, 4)
+    finally:
+        dist.destroy_process_group()
+    return made, measured_with
 
 
-def test_batches_divide_by_the_ranks(tmp_path: Path) -> None:
-    rank = Rank(0, 2, 0, 2, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="batch_sizes has 33, which does not divide by 2 ranks"):
-        collect(CollectConfig(batch_sizes=(64, 33)), tmp_path / "costs.parquet", rank)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in what TorchRec loads
+def test_all_ranks_make_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL makes a group by splitting that of all ranks, which all of them have to do together."""
+    by_rank = [groups_of(rank, monkeypatch) for rank in range(8)]
+    sizes = [2, 4, 8]
+    assert [made for made, _ in by_rank] == [[list(range(n)) for n in sizes]] * 8
+    assert [used for _, used in by_rank] == [[n for n in sizes if rank < n] for rank in range(8)]
 
 
-@pytest.mark.parametrize(("device", "names_cores"), [("cpu", True), ("cuda", False)])
-def test_only_a_collection_on_a_cpu_depends_on_its_cores(
-    device: str, names_cores: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU, a collection is resumed in another set of cores."""
-    rank = Rank(0, 2, 0, 2, torch.device(device, 0))
-    hardware = ON_GPU if device == "cuda" else HARDWARE
-    before = _conditions(CollectConfig(), GPU_SIZES, rank, hardware)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(1000)))
-    after = _conditions(CollectConfig(), GPU_SIZES, rank, with_cpu(hardware, cores=1000))
-    assert ({"cores", "threads"} <= before.keys()) == names_cores
-    assert (before != after) == names_cores
-    assert before["batch_sizes"] == GPU_SIZES.batch_sizes
-    assert before["table_gib"] == GPU_SIZES.table_gib
+class Machine:
+    """A rank alone, on which a measurement takes a second, and others have its core for a share."""
+
+    def __init__(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = self.waited_s = self.core_wait = self.load = 0.0
+        self._rank = rank
+
+        def measured(*args: Any, group: dist.ProcessGroup) -> MeasuredCost:
+            self.now_s, self.waited_s = self.now_s + 1, self.waited_s + self.core_wait
+            return costs_of(group)
+
+        def conclude(watch: object) -> Any:
+            return SimpleNamespace(hosts={"here": self.load}, core_wait=self.core_wait)
+
+        clock = SimpleNamespace(perf_counter=lambda: self.now_s)
+        monkeypatch.setattr(bench_module, "measure_modules", measured)
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "core_wait_s", lambda: self.waited_s)
+        monkeypatch.setattr(module, "has_core_for_each", lambda rank: True)
+        monkeypatch.setattr(module.SurroundingsWatch, "conclude", conclude)
+
+    def collect(self, **options: Any) -> tuple[list[Sample], list[Disturbance], str | None]:
+        """Collect for 10 s, which are measurements; return what was noted, and what was seen."""
+        noted: list[tuple[Sample, Disturbance]] = []
+        options = {
+            "note": lambda *measured: noted.append(measured),
+            "optimizer": "sgd",
+            "sizes": SMALL,
+            "budget_s": 10.0,
+            "batch_sizes": [64],
+        } | options
+        found = collect(self._rank, **options)
+        return [sample for sample, _ in noted], [beside for _, beside in noted], found
+
+
+@pytest.fixture
+def machine(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(rank, monkeypatch)
+
+
+def test_measures_new_plans_until_the_time_is_over(machine: Machine) -> None:
+    samples, besides, other_work = machine.collect()
+    assert [sample.number for sample in samples] == list(range(10))
+    assert {sample.kind for sample in samples} == {"computation"}
+    assert len({sample.shards for sample in samples}) == 10
+    assert set(besides) == {Disturbance()}
+    assert other_work is None
+    assert machine.collect()[0] == samples, "the number and the seed say all"
+    more = machine.collect(first=10)[0]
+    assert [sample.number for sample in more] == list(range(10, 20))
+    assert not {sample.shards for sample in more} & {sample.shards for sample in samples}
+    assert machine.collect(seed=1)[0] != samples
+    assert len(machine.collect(budget_s=0.01)[0]) == 1
+
+
+def test_other_work_is_noted_and_said(machine: Machine) -> None:
+    machine.core_wait = 0.4
+    _, besides, other_work = machine.collect()
+    assert [beside.core_wait for beside in besides] == pytest.approx([0.4] * 10)
+    assert other_work == "other processes had the core of a rank for 40 % of the time"
+    machine.core_wait, machine.load = 0.05, 1e4
+    assert machine.collect()[2].startswith("the load average was 10000.0 on ")
+
+
+def test_a_sample_that_cannot_be_noted_ends_it(machine: Machine) -> None:
+    def refuse(*measured: object) -> None:
+        raise ConfigError("the disk is full")
+
+    with pytest.raises(ConfigError, match="the disk is full"):
+        machine.collect(note=refuse)
+    assert machine.now_s == 1
+
+
+def test_first_runs_are_short(machine: Machine) -> None:
+    samples, *_ = machine.collect(sizes=FIRST_RUN)
+    for sample in samples:
+        assert sum(64 * shard.pooling_factor for shard in sample.shards) <= 300_001

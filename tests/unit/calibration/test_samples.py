@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dlrm_sharded.calibration.costs_file import (
-    COSTS_FORMAT,
-    SCHEMA,
-    manifest_path,
-    read_costs,
-    write_costs,
-)
-from dlrm_sharded.calibration.samples import Sample, repeatability, workload_of_sample
+from dlrm_sharded.calibration.costs_file import read_costs
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.layouts import RowBlocks
@@ -26,9 +19,10 @@ from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.calibration.cases import sample
+from tests.unit.calibration.costs_of_02 import write_costs
+from tests.unit.cost.hardware import MANIFEST
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
-ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = [
     sample(0),
     sample(1, kind="communication", times_ms=((0.1, 0.2, 0.3, 0.4, 1e-5),) * 4),
@@ -39,18 +33,15 @@ SAMPLES = [
 @pytest.fixture
 def costs(tmp_path: Path) -> Path:
     path = tmp_path / "costs.parquet"
-    write_costs(path, SAMPLES, {"hardware": "cpu: test", "seed": 3})
+    write_costs(path, SAMPLES, MANIFEST)
     return path
 
 
 def test_reads_what_was_written(costs: Path) -> None:
-    collected = read_costs(costs)
-    assert collected.samples == tuple(SAMPLES)
-    assert collected.manifest["hardware"] == "cpu: test"
-    assert collected.manifest["seed"] == 3
-    assert collected.manifest["num_samples"] == 3
-    assert collected.manifest["repeatability"] == repeatability(SAMPLES)
-    assert sorted(path.name for path in costs.parent.iterdir()) == ["costs.json", "costs.parquet"]
+    samples, context = read_costs(costs)
+    assert samples == SAMPLES
+    assert (context.device, context.optimizer) == ("cpu", "rowwise_adagrad")
+    assert context.hardware.name == "made up"
 
 
 EARLIER = ("module", "noise", "pooled", "replicated", "accesses")
@@ -65,15 +56,13 @@ def test_reads_earlier_collections(costs: Path, missing: tuple[str, ...]) -> Non
             shards=pl.col("shards").list.eval(
                 pl.struct(
                     pl.element().struct.field(field.name)
-                    for field in SCHEMA["shards"].inner.fields
+                    for field in frame.schema["shards"].inner.fields
                     if field.name not in {*missing, "num_features"}
                 )
             )
         )
     )(costs)
-    assert read_costs(costs).samples == tuple(SAMPLES)
-    assert {shard.accesses for old in SAMPLES for shard in old.shards} == {"zipf"}
-    assert not any(old.has_replicas or old.has_sequences for old in SAMPLES)
+    assert read_costs(costs)[0] == SAMPLES
 
 
 def test_a_sample_of_sequences_is_priced_as_its_plan() -> None:
@@ -97,62 +86,45 @@ def test_a_sample_of_sequences_is_priced_as_its_plan() -> None:
     assert launches == [2, 2]
 
 
-def test_first_attempts_are_of_one_kind(costs: Path) -> None:
-    collected = read_costs(str(costs))
-    assert collected.first_attempts("computation") == [SAMPLES[0]]
-    assert collected.first_attempts("communication") == [SAMPLES[1]]
-
-
 def test_a_row_survives_json() -> None:
     for measured in SAMPLES:
         assert Sample.from_row(json.loads(json.dumps(measured.to_row()))) == measured
 
 
-def edit_manifest(**changes: Any) -> Callable[[Path], None]:
-    def edit(path: Path) -> None:
-        manifest = manifest_path(path)
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
-
-    return edit
-
-
-def put(data: bytes) -> Callable[[Path], None]:
+def edit_frame(edit: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path], None]:
     """Other data, with a manifest that is right about it."""
 
-    def replace(path: Path) -> None:
-        path.write_bytes(data)
-        edit_manifest(sha256=hashlib.sha256(data).hexdigest())(path)
-
-    return replace
-
-
-def edit_frame(edit: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path], None]:
     def rewrite(path: Path) -> None:
         edit(pl.read_parquet(path)).write_parquet(path)
-        put(path.read_bytes())(path)
+        manifest = path.with_suffix(".json")
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sha256": digest}))
 
     return rewrite
 
 
-def test_without_its_manifest_new_data_is_not_read(costs: Path) -> None:
-    """As a kill leaves it between the two files of `write_costs`."""
-    manifest = manifest_path(costs).read_text()
-    write_costs(costs, SAMPLES[:1], {})
-    manifest_path(costs).write_text(manifest)
-    with pytest.raises(DataError, match=r"is not the file that costs\.json describes"):
+def slower(factor: float) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    def edit(frame: pl.DataFrame) -> pl.DataFrame:
+        times = pl.element().struct.with_fields(pl.field("fwd_compute_ms") * factor)
+        return frame.with_columns(per_rank=pl.col("per_rank").list.eval(times))
+
+    return edit
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no file": (Path.unlink, "No such file"),
+    "no manifest": (lambda path: path.with_suffix(".json").unlink(), "No such file"),
+    "other data": (lambda path: path.write_bytes(b"PAR1"), "is not the file that costs.json"),
+    "no column": (edit_frame(lambda frame: frame.drop("kind")), "missing required field `kind`"),
+    "no times": (edit_frame(lambda frame: frame.drop("per_rank")), "times of the ranks"),
+    "absurd times": (edit_frame(slower(1e12)), "fwd_compute on rank 0 in ms is"),
+    "no manifest of ours": (lambda path: path.with_suffix(".json").write_text("{}"), "missing"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_costs_are_refused(costs: Path, damage: Any, message: str) -> None:
+    damage(costs)
+    with pytest.raises(DataError, match="cannot be used") as error:
         read_costs(costs)
-
-
-def test_the_page_names_all_columns_of_the_file() -> None:
-    """With their units: a name ends with _ms exactly if the page says ms."""
-    page = (ROOT / "docs" / "reference" / "files.md").read_text()
-    section = page.split("## The measurements: costs.parquet")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `([^`]+)` \| *(.*?) *\| (.+) \|$", section, re.M)
-    columns = []
-    for name, kind in SCHEMA.items():
-        inner = kind.inner if isinstance(kind, pl.List) else None
-        fields = inner.fields if isinstance(inner, pl.Struct) else []
-        columns += [f"{name}[].{field.name}" for field in fields] or [name]
-    assert [name for name, _, _ in rows] == columns
-    assert all(name.endswith("_ms") == (unit == "ms") for name, unit, _ in rows)
-    assert f"`format`, {COSTS_FORMAT} today" in section
+    assert message in str(error.value)

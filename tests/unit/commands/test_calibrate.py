@@ -1,48 +1,74 @@
 """The steps of a calibration, and what is done about policies after it."""
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dlrm_sharded.calibration.collect import CollectConfig
-from dlrm_sharded.calibration.costs_file import write_costs
+from dlrm_sharded import RunContext
+from dlrm_sharded.calibration.disturbance import Disturbance
+from dlrm_sharded.calibration.hardware_costs import hardware_cost_model
 from dlrm_sharded.commands import calibrate
-from dlrm_sharded.commands.calibrate import MODULE, hydra_main
+from dlrm_sharded.commands.calibrate import hydra_main
+from dlrm_sharded.cost.price_file import read_prices
+from dlrm_sharded.hardware.fingerprint import Fingerprint
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
+from tests.unit.calibration.costs_of_02 import write_costs
 from tests.unit.cost.hardware import MANIFEST, measured_plans
+from tests.unit.hardware.made_up import CPU
 
-Commands = list[tuple[str, list[str]]]
-ARTEFACT = Path("calibration/prices-made_up.safetensors")
-RETUNED = ["init_from=packaged", "costs=predicted", "schedule.num_rounds=3", "optimizer=adam"]
-QUICK = ("fit.seed=1",)
+Commands = list[list[str]]
+HERE = RunContext("cpu", Hardware("cpu: made up", Fingerprint(CPU)), "rowwise_adagrad", 2)
+PRICES = "prices-cpu_made_up.safetensors"
+SAMPLES = measured_plans(30, 0, seed=2)
 
 
-def measured(out: Path, num_plans: int = 110) -> None:
-    """Write what a collection would have measured."""
-    out.parent.mkdir(exist_ok=True)
-    write_costs(out, measured_plans(num_plans, 55, seed=2), {**MANIFEST, "optimizer": "adam"})
+def retuned(path: str, optimizer: str) -> list[str]:
+    folder = str(Path(path).parent)
+    return [
+        *("init_from=packaged", "costs=predicted", "schedule.num_rounds=3"),
+        *(f"optimizer={optimizer}", f'cost_model.artifact="{path}"', f'out="{folder}"'),
+    ]
 
 
 @pytest.fixture
 def commands(composed, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """Note the commands instead of running them; the one that measures leaves a file."""
+    """Note the policies that would be trained."""
     started: Commands = []
 
-    def note(module: str, overrides: Sequence[str]) -> int:
-        started.append((module.rpartition(".")[2], [*overrides]))
-        if module == MODULE:
-            measured(ARTEFACT.with_name("costs.parquet"))
+    def note(overrides: Sequence[str]) -> int:
+        started.append([*overrides])
         return 0
 
-    monkeypatch.setattr(calibrate, "_run", note)
+    monkeypatch.setattr(calibrate, "_train_policy", note)
     monkeypatch.setattr("sys.argv", ["dlrm-calibrate", "minutes=1"])
     monkeypatch.delenv("RANK", raising=False)
     return started
+
+
+@pytest.fixture
+def first_numbers(monkeypatch: pytest.MonkeyPatch, rank: Rank) -> list[int]:
+    """Let the only rank of a job measure 15 plans; note the numbers of the first ones."""
+    noted: list[int] = []
+
+    def collect(rank: Rank, note: Any, *, first: int, **options: Any) -> None:
+        assert options["budget_s"] == 30.0
+        noted.append(first)
+        for sample in SAMPLES[first : first + 15]:
+            note(sample, Disturbance())
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(calibrate, "process_group", lambda **_: contextlib.nullcontext(rank))
+    monkeypatch.setattr(calibrate, "context_of_job", lambda *_: HERE)
+    monkeypatch.setattr(calibrate, "collect", collect)
+    return noted
 
 
 def run(composed, *overrides: str) -> int | str | None:
@@ -51,89 +77,53 @@ def run(composed, *overrides: str) -> int | str | None:
     return ended.value.code
 
 
-def test_measures_fits_and_offers_policies(commands, composed, capsys):
-    assert run(composed, *QUICK) == 0
-    assert commands == [("calibrate", ["minutes=1", "fit=null"])]
-    assert ARTEFACT.exists()
-    offered = f"dlrm-train-policy policy=dreamshard {' '.join(RETUNED)}; with policies=true"
-    assert offered in capsys.readouterr().out
+def test_starts_ranks_which_do_the_rest(commands, composed, monkeypatch):
+    launched: list[list[str]] = []
+    monkeypatch.setattr(calibrate, "launch", lambda words: launched.append(words) or 3)
+    assert run(composed, "num_ranks=2") == 3
+    assert launched == [["--nproc-per-node", "2", "-m", calibrate.MODULE, "minutes=1"]]
 
 
-def test_retunes_both_policies(commands, composed):
-    assert run(composed, *QUICK, "policies=true") == 0
-    assert commands[1:] == [
-        ("train_policy", [f"policy={policy}", *RETUNED]) for policy in ("autoshard", "dreamshard")
-    ]
+def test_each_call_goes_on_and_fits_the_samples_of_all(
+    commands, first_numbers, composed, capsys, caplog
+):
+    caplog.set_level("INFO")
+    for num_samples in (15, 30):
+        assert run(composed, "journal=store", "minutes=0.5") == 0
+        assert f"fitted {num_samples} samples" in caplog.text
+    assert first_numbers == [0, 15]
+    offered = " ".join(retuned(f"calibration/{PRICES}", "rowwise_adagrad"))
+    assert f"dlrm-train-policy policy=dreamshard {offered}; with pol" in capsys.readouterr().out
+    written = read_prices(Path("calibration", PRICES))
+    assert written.standing.kind == "calibrated"
+    assert hardware_cost_model(HERE, journal="store").standing.error == written.standing.error
 
 
-def test_costs_of_before_are_fitted_and_nothing_is_measured(commands, composed):
-    measured(Path("costs.parquet"))
-    fit = (*QUICK, "costs=costs.parquet", "out=elsewhere", "policies=true")
-    assert run(composed, *fit) == 0
-    path = f"elsewhere/{ARTEFACT.name}"
-    assert Path(path).exists()
-    elsewhere = [f'cost_model.artifact="{path}"', 'out="elsewhere"']
-    assert commands[0] == ("train_policy", ["policy=autoshard", *RETUNED, *elsewhere])
+def test_retunes_both_policies(commands, first_numbers, composed):
+    overrides = ("journal=store", "minutes=0.5", "policies=true", "out=a b")
+    assert run(composed, *overrides) == 0
+    expected = retuned(f"a b/{PRICES}", "rowwise_adagrad")
+    assert commands == [[f"policy={policy}", *expected] for policy in ("autoshard", "dreamshard")]
+
+
+def test_costs_of_02_are_fitted_and_nothing_is_measured(commands, composed):
+    write_costs(Path("costs.parquet"), SAMPLES, {**MANIFEST, "optimizer": "adam"})
+    assert run(composed, "costs=costs.parquet", "out=elsewhere", "policies=true") == 0
+    [path] = Path("elsewhere").iterdir()
+    assert commands[0] == ["policy=autoshard", *retuned(str(path), "adam")]
 
 
 def test_the_published_networks_are_fitted_and_no_policy_to_them(
     commands, composed, capsys, caplog
 ):
-    measured(Path("costs.parquet"))
-    fit = (*QUICK, "costs=costs.parquet", "fit.model=neuroshard")
+    write_costs(Path("costs.parquet"), measured_plans(110, 55, seed=2), MANIFEST)
+    fit = ("costs=costs.parquet", "architecture=neuroshard", "num_steps=2")
     assert run(composed, *fit) == 0
     assert list(Path("calibration").glob("neuroshard-*"))
     assert commands == []
     assert "policy" not in capsys.readouterr().out
     assert run(composed, *fit, "policies=true") == 2
-    assert "policies are re-tuned to a model of fit.model=learned" in caplog.text
-
-
-@pytest.fixture
-def collections(monkeypatch: pytest.MonkeyPatch) -> list[CollectConfig]:
-    """Note the settings of the collections of ranks, which measure nothing."""
-    noted: list[CollectConfig] = []
-
-    def collect(config: CollectConfig, out: Path, rank: object) -> None:
-        assert not out.exists()
-        noted.append(config)
-        measured(out)
-
-    rank = SimpleNamespace(is_zero=True)
-    monkeypatch.setattr(calibrate, "process_group", lambda timeout_s: nullcontext(rank))
-    monkeypatch.setattr(calibrate, "all_or_none", nullcontext)
-    monkeypatch.setattr(calibrate, "collect", collect)
-    return noted
-
-
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_all_ranks_measure_and_one_does_the_rest(
-    commands, collections, composed, monkeypatch, rank
-):
-    monkeypatch.setenv("RANK", rank)
-    measured(ARTEFACT.with_name("costs.parquet"))
-    if rank == "0":
-        assert run(composed, *QUICK, "policies=true") == 0
-    else:
-        hydra_main(composed("calibrate", *QUICK, "policies=true"))
-    assert len(collections) == 1
-    assert ARTEFACT.exists() == (rank == "0")
-    assert len(commands) == (2 if rank == "0" else 0)
-
-
-@pytest.mark.parametrize(
-    ("minutes", "budget_s", "iterations", "repeat_every"),
-    [("0.5", 30, 8, 10), ("2", 90, 8, 10), ("10", 570, 20, 19)],
-)
-def test_time_decides_how_plans_are_measured(
-    commands, collections, composed, monkeypatch, minutes, budget_s, iterations, repeat_every
-):
-    monkeypatch.setenv("RANK", "0")
-    hydra_main(composed("calibrate", f"minutes={minutes}", "fit=null"))
-    [config] = collections
-    assert config.time_budget_s == budget_s
-    assert (config.measure.iterations, config.repeat_every) == (iterations, repeat_every)
-    assert config.optimizer == "rowwise_adagrad"
+    assert "policies are re-tuned to architecture=learned" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -142,27 +132,35 @@ def test_time_decides_how_plans_are_measured(
         ("policies=dreamshard", "policies is 'dreamshard', must be true or false"),
         ("minutes=0", "minutes is 0, must be a number > 0"),
         ("num_ranks=0", "num_ranks is 0"),
-        ("fit.model=other", "fit.model is 'other'; known: learned, neuroshard"),
+        ("architecture=other", "architecture is 'other'; known: learned, neuroshard"),
+        ("seed=-1", "seed is -1"),
+        ("num_steps=0", "num_steps is 0"),
+        ("batch_sizes=[64,0]", "a size in batch_sizes is 0"),
+        ("optimizer.embedding=adamw", "optimizer.embedding is 'adamw'; known: sgd, rowwise_"),
+        ("costs=none.parquet", "none.parquet and none.json cannot be used"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_anything_is_measured(
-    commands, composed, caplog, override, message
+    commands, composed, monkeypatch, caplog, override, message
 ):
+    monkeypatch.setattr(calibrate, "launch", pytest.fail)
     assert run(composed, override) == 2
     assert message in caplog.text
+
+
+@pytest.mark.parametrize("num_plans", [0, 2])
+def test_no_policies_after_too_few_plans(
+    commands, first_numbers, composed, monkeypatch, caplog, num_plans
+):
+    monkeypatch.setitem(globals(), "SAMPLES", SAMPLES[:num_plans])
+    assert run(composed, "journal=store", "minutes=0.5", "policies=true") == 2
+    assert f"{num_plans} plans of computation were measured, and a fit needs 3" in caplog.text
     assert commands == []
 
 
-@pytest.mark.parametrize("step", ["measuring", "fitting"])
-def test_no_policies_after_an_error(commands, composed, monkeypatch, step):
-    def fail(module: str, overrides: Sequence[str]) -> int:
-        commands.append((module, [*overrides]))
-        measured(ARTEFACT.with_name("costs.parquet"), num_plans=5)
-        return 3 if step == "measuring" else 0
-
-    monkeypatch.setattr(calibrate, "_run", fail)
-    assert run(composed, *QUICK, "policies=true") == (3 if step == "measuring" else 2)
-    assert [module for module, _ in commands] == [MODULE]
+def test_a_store_is_needed(commands, first_numbers, composed, caplog):
+    assert run(composed, "journal=none", "minutes=0.5") == 2
+    assert "journal is none, and samples have no place" in caplog.text
 
 
 def test_its_commands_die_with_it_and_are_no_ranks_of_its_job(monkeypatch):
@@ -175,6 +173,6 @@ def test_its_commands_die_with_it_and_are_no_ranks_of_its_job(monkeypatch):
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(subprocess, "run", note)
-    assert calibrate._run(MODULE, []) == 0
+    assert calibrate._train_policy([]) == 0
     assert environments[0][LAUNCHER_VARIABLE] == str(os.getpid())
     assert "RANK" not in environments[0]

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
-from dlrm_sharded.calibration.random_plans import RankLimits, draw_communication, draw_computation
+from dlrm_sharded.calibration.plan_limits import PlanLimits
+from dlrm_sharded.calibration.random_plans import draw_communication, draw_computation
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.layouts import row_blocks
@@ -20,7 +21,7 @@ from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 NOISE = 0.02
 BATCH_SIZES = (1024, 2048, 4096, 8192)
-LIMITS = RankLimits(table_bytes=2 * 10**9, ids_per_step=600_000)
+LIMITS = PlanLimits(table_bytes=2 * 10**9, ids_per_step=600_000)
 
 LAUNCH_MS, SHARD_MS = 0.03, 0.004
 BAG_NS, HIT_NS, MISS_NS, UPDATE_NS = 2.0, 1.5, 12.0, 20.0

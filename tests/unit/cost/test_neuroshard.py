@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dlrm_sharded import ConfigError, RunContext, ShardingPlan, ShardingTask
-from dlrm_sharded.calibration.fit_collected import FitConfig, fit_collected
+from dlrm_sharded.calibration.fit_collected import fit_neuroshard
 from dlrm_sharded.calibration.neuroshard_fit import fit_paper
-from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard import (
     NeuroShardCostModel,
@@ -19,6 +19,7 @@ from dlrm_sharded.cost.neuroshard import (
     to_arrays,
 )
 from dlrm_sharded.cost.workload import workload_of_plan
+from dlrm_sharded.hardware.hardware import Hardware
 from tests.unit.cost.hardware import reuse_histogram
 from tests.unit.cost.plans import EXCHANGING, relabelled
 from tests.unit.made_up import assert_same_arrays, in_turns, tables_of, task_of
@@ -31,8 +32,8 @@ def model_of(nets: PaperNets) -> NeuroShardCostModel:
 
 
 @pytest.fixture(scope="module")
-def paper(costs: CollectedCosts) -> NeuroShardCostModel:
-    return model_of(fit_paper(costs.samples, seed=0, num_steps=NUM_STEPS))
+def paper(costs: tuple[Sample, ...]) -> NeuroShardCostModel:
+    return model_of(fit_paper(costs, seed=0, num_steps=NUM_STEPS))
 
 
 def planned(world_size: int) -> tuple[ShardingPlan, ShardingTask]:
@@ -61,9 +62,9 @@ def error_ms(model: NeuroShardCostModel, samples: tuple[Sample, ...], stage: str
 
 @pytest.mark.parametrize("name", ["fwd_compute", "bwd_compute", "fwd_comm"])
 def test_learns_something(
-    paper: NeuroShardCostModel, costs: CollectedCosts, unseen: tuple[Sample, ...], name: str
+    paper: NeuroShardCostModel, costs: tuple[Sample, ...], unseen: tuple[Sample, ...], name: str
 ) -> None:
-    untrained = model_of(fit_paper(costs.samples, seed=0, num_steps=1))
+    untrained = model_of(fit_paper(costs, seed=0, num_steps=1))
     assert error_ms(paper, unseen, name) < 0.8 * error_ms(untrained, unseen, name)
 
 
@@ -74,10 +75,10 @@ def test_says_which_world_sizes_it_knows(paper: NeuroShardCostModel) -> None:
 
 
 def test_an_artefact_is_the_model(
-    costs: CollectedCosts, unseen: tuple[Sample, ...], tmp_path: Path
+    costs: tuple[Sample, ...], unseen: tuple[Sample, ...], tmp_path: Path
 ) -> None:
-    config = FitConfig(model="neuroshard", num_steps=3)
-    path, errors = fit_collected(costs, config, tmp_path)
+    made_up = RunContext("cpu", Hardware("made up"), "rowwise_adagrad")
+    path, errors = fit_neuroshard(costs, made_up, tmp_path, seed=0, num_steps=3)
     loaded = neuroshard_cost_model(RunContext(), str(path))
     in_memory = model_of(from_arrays(to_arrays(loaded.nets)))
     for sample in unseen[:10] + unseen[-10:]:
@@ -86,10 +87,10 @@ def test_an_artefact_is_the_model(
     assert errors["forward computation"]["mape"] > 0
 
 
-def test_the_seed_says_all(costs: CollectedCosts) -> None:
+def test_the_seed_says_all(costs: tuple[Sample, ...]) -> None:
     def fit(seed: int) -> dict[str, np.ndarray]:
         before = torch.get_rng_state().tolist(), repr(np.random.get_state())
-        arrays = to_arrays(fit_paper(costs.samples, seed=seed, num_steps=2))
+        arrays = to_arrays(fit_paper(costs, seed=seed, num_steps=2))
         assert (torch.get_rng_state().tolist(), repr(np.random.get_state())) == before
         return arrays
 
