@@ -31,9 +31,8 @@ from dlrm_sharded.commands.task import check_effects
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.commands.yamls import CONF_DIR
-from dlrm_sharded.contest.cases import run_cases
+from dlrm_sharded.contest.cases import Setting, run_cases
 from dlrm_sharded.contest.entry import Case, digest_of_prices
-from dlrm_sharded.contest.report import Setting, write_report
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
@@ -83,7 +82,9 @@ def hydra_main(cfg: DictConfig) -> None:
             measurements = {}
             if cfg.measured:
                 rounds = measure.Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
-                measurements = measure.measure_tasks(cases, entries, out, rounds)
+                measurements = measure.measure_tasks(entries, out, rounds)
+            from dlrm_sharded.contest.report import write_report  # loads polars and matplotlib
+
             for line in write_report(entries, measurements, setting):
                 log.info("%s", line)
 

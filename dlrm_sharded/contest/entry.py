@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import json
@@ -12,16 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.cost.base import price, standing_of
+from dlrm_sharded.cost.base import price
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.explain.diagnosis import shard_costs
-from dlrm_sharded.files.json_forms import form_of, read_form
-from dlrm_sharded.plans.plan import Shard, with_precisions
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.plan_report import plan_json, with_costs
+from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.workers import Refusal
 from dlrm_sharded.runs.paired import PairedRatio, paired_ratio
 from dlrm_sharded.sharders.planning import Planner
 
@@ -59,63 +56,44 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Holds the plan that a sharder made for a task, or why it made none.
+class Outcome:
+    """The plan that a sharder made for a task, or why it made none.
 
     Args:
         solve_s: time of the sharder; without a plan, the time until that was known.
         limit_s: time that it had.
         error: why there is no plan; None if there is one.
         is_infeasible: whether the sharder says that no plan fits.
-        cost: predicted cost of the plan, by the prices that all sharders share.
+        cost: predicted cost of the plan, by the cost model that all sharders share.
         lower_bound_ms: lower bound of the cost of all plans, which this sharder's report proves.
-        bytes_by_rank: memory of the ranks' shards.
         shards: shards of the plan.
         shard_ms: time that each shard adds to its rank, in lookups and in exchanges; empty under a
             cost model that is not additive.
         peak_mib: memory that planning took, beyond that of the process before.
-        topology: see `Case`.
-        missing_bytes: memory that the ranks together lack for the tables; 0 if they have enough.
-        cost_model: what the cost model is, and its expected error.
-        costs: name of the costs that the sharder planned by; None for none.
     """
 
-    task: str
-    sharder: str
-    num_tables: int
-    world_size: int
     solve_s: float
     limit_s: float
-    kind: str = ""
-    prices: str = ""
     error: str | None = None
     is_infeasible: bool = False
     cost: PlanCost | None = None
     lower_bound_ms: float | None = None
-    bytes_by_rank: tuple[int, ...] = ()
     shards: tuple[Shard, ...] = ()
     shard_ms: tuple[tuple[float, float], ...] = ()
     peak_mib: float | None = None
-    topology: str = ""
-    num_hosts: int = 1
-    missing_bytes: int = 0
-    cost_model: str = ""
-    costs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A case and its outcome."""
+
+    case: Case
+    outcome: Outcome
 
     @property
-    def made_by(self) -> str:
-        """The sharder with the costs that it planned by, as tables name it."""
-        return with_costs(self.sharder, self.costs)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form that `from_json` reads."""
-        fields = form_of(self) | {"shards": [shard.to_json() for shard in self.shards]}
-        return fields | ({} if self.cost is None else {"cost": dataclasses.asdict(self.cost)})
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Entry:
-        """Read what `to_json` returned; DataError if it has another form."""
-        return read_form(fields, cls, name="an entry")
+    def plan(self) -> ShardingPlan:
+        """The plan, without its exchange precision; it has no shards if the case has no plan."""
+        return ShardingPlan(self.case.task.topology.world_size, self.outcome.shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +116,8 @@ class Measurement:
         }
 
 
-def no_plan(case: Case, refusal: Refusal, *, limit_s: float) -> Entry:
-    """Return the entry of a sharder that has no plan."""
-    found = {"error": refusal.message, "is_infeasible": refusal.is_infeasible}
-    return _entry(case, solve_s=refusal.seconds, limit_s=limit_s, **found)
-
-
-def solve(case: Case, *, limit_s: float) -> tuple[Entry, dict[str, Any]]:
-    """Plan a task; return the entry and the form of plan.json.
+def solve(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any]]:
+    """Plan a task; return the outcome and the form of plan.json.
 
     The cost is that of the planner's cost model, whatever the sharder predicts.
 
@@ -157,38 +129,16 @@ def solve(case: Case, *, limit_s: float) -> tuple[Entry, dict[str, Any]]:
     peak_mib = _peak_mib() - before_mib
     priced = price(case.planner.cost_model, with_precisions(case.task, plan))
     shards = () if priced is None else shard_costs(plan, priced)
-    entry = _entry(
-        case,
+    outcome = Outcome(
         solve_s=report.solve_s,
         limit_s=limit_s,
         cost=report.cost,
         lower_bound_ms=report.lower_bound_ms,
-        bytes_by_rank=tuple(int(size) for size in plan.bytes_by_rank(case.task.topology)),
         shards=plan.shards,
         shard_ms=tuple((shard.compute_ms, shard.comm_ms) for shard in shards),
         peak_mib=peak_mib,
     )
-    return entry, plan_json(plan, report)
-
-
-def _entry(case: Case, **found: Any) -> Entry:
-    """Return an entry with what is known of a case before it is planned."""
-    topology, standing = case.task.topology, standing_of(case.planner.cost_model)
-    model = type(case.planner.cost_model).__name__
-    return Entry(
-        task=case.task_name,
-        sharder=case.sharder,
-        costs=case.planner.costs,
-        num_tables=len(case.task.tables),
-        world_size=topology.world_size,
-        kind=case.kind,
-        prices=case.prices,
-        topology=case.topology,
-        num_hosts=topology.world_size // topology.ranks_per_host,
-        missing_bytes=max(0, case.task.table_bytes - sum(topology.rank_memory_bytes)),
-        cost_model=model if standing is None else f"{standing.hardware}: {standing.short_text}",
-        **found,
-    )
+    return outcome, plan_json(plan, report)
 
 
 def _peak_mib() -> float:

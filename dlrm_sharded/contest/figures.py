@@ -37,7 +37,7 @@ def plot_scores(found: Sequence[Score], reference: str) -> Figure:
             axes.annotate(text, at, (5, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.1)  # for the numbers
     axes.axvline(1.0, color="gray", lw=0.8, ls=":", zorder=0)
-    names = [f"{score.made_by} ({score.num_solved}/{score.num_tasks})" for score in scores]
+    names = [f"{score} ({score.num_solved}/{score.plans.height})" for score in scores]
     axes.set_yticks(range(len(scores)), names, fontsize=9)
     axes.set_ylim(len(scores) - 0.5, -0.5)
     axes.set_xlabel(f"cost / {reference}, with 95 % intervals (plans found / tasks)", fontsize=9)

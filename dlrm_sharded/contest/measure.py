@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dlrm_sharded.accesses.patterns import AccessPattern
-from dlrm_sharded.contest.entry import Case, Entry, Measurement, digest
+from dlrm_sharded.contest.entry import Entry, Measurement, digest
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
@@ -57,23 +57,21 @@ class Rounds:
     seed: int = 0
 
 
-def measure_tasks(
-    cases: Sequence[Case], entries: Sequence[Entry], out: Path, rounds: Rounds
-) -> dict[str, Measurement]:
+def measure_tasks(entries: Sequence[Entry], out: Path, rounds: Rounds) -> dict[str, Measurement]:
     """Measure the plans of all tasks, one task after the other; the folder keeps what is done.
 
     Raises:
         ConfigError: a task is for other devices than this machine has, or a rank is too large.
     """
-    planned: dict[str, list[tuple[Case, Entry]]] = {}
-    for case, entry in zip(cases, entries, strict=True):
-        if entry.cost is not None:
-            check_measurable(entry.task, case.task)
-            planned.setdefault(entry.task, []).append((case, entry))
+    planned: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.outcome.cost is not None:
+            check_measurable(entry.case.task_name, entry.case.task)
+            planned.setdefault(entry.case.task_name, []).append(entry)
     file = LineFile(out / MEASUREMENTS, "measurement")
     settings = [dataclasses.asdict(rounds), device_name(torch.device(device_type()))]
     key_of = {
-        name: digest([case.key() for case, _ in of_task], *settings)
+        name: digest([entry.case.key() for entry in of_task], *settings)
         for name, of_task in planned.items()
     }
     kept = dict(file.read(_kept).values())
@@ -100,11 +98,11 @@ def check_measurable(name: str, task: ShardingTask) -> None:
         )
 
 
-def _measured(planned: Sequence[tuple[Case, Entry]], rounds: Rounds, rank: Rank) -> Measurement:
+def _measured(planned: Sequence[Entry], rounds: Rounds, rank: Rank) -> Measurement:
     """Measure the plans of a task in a job of a single rank, all on the same ids."""
-    task = planned[0][0].task
-    plans = {one.sharder: ShardingPlan(one.world_size, one.shards) for _, one in planned}
-    predicted = {one.sharder: one.cost for _, one in planned if one.cost is not None}
+    task = planned[0].case.task
+    plans = {one.case.sharder: one.plan for one in planned}
+    predicted = {one.case.sharder: one.outcome.cost for one in planned if one.outcome.cost}
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
     fullest = max(sum(shard.weight_bytes for shard in shards) for shards in ranks)
     free = free_bytes(rank)

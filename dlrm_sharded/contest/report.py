@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import polars as pl
+
+from dlrm_sharded.contest.cases import Setting
 from dlrm_sharded.contest.entry import Entry, Measurement
-from dlrm_sharded.contest.score import Score, bounds_ms, common_tasks, predicted_costs, scores
+from dlrm_sharded.contest.figures import plot_scores
+from dlrm_sharded.contest.score import Score, in_common, scores
+from dlrm_sharded.contest.tables import by_plan, write_tables
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
@@ -37,25 +41,6 @@ EACH_TASK_REPEATED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How a comparison is made and written.
-
-    Args:
-        margin: see `scores`.
-        prices: where the prices come from, for the summary.
-        file_format: of the tables, csv or parquet.
-    """
-
-    out: Path
-    reference: str
-    margin: float
-    num_workers: int
-    limit_s: float
-    prices: str
-    file_format: str
-
-
 def write_report(
     entries: Sequence[Entry], measurements: Mapping[str, Measurement], setting: Setting
 ) -> list[str]:
@@ -64,42 +49,34 @@ def write_report(
     Raises:
         ConfigError: a file cannot be written.
     """
-    # These load polars and matplotlib, which no case needs.
-    from dlrm_sharded.contest.figures import plot_scores
-    from dlrm_sharded.contest.tables import write_tables
-
     reference, out = setting.reference, setting.out
-    found = scores(entries, reference, measurements, margin=setting.margin)
-    table = score_table(found, reference)
-    num_tasks = len({entry.task for entry in entries})
-    lines = notes(found, entries, setting)
-    texts = ["# Comparison of sharders", _heading(entries, setting)]
-    shown = [f"comparison of {num_tasks} tasks:\n{table.text()}"]
-    if any(entry.topology for entry in entries):
-        cases = topology_table(entries)
+    plans = by_plan(entries, measurements, reference)
+    found = scores(plans, reference, margin=setting.margin)
+    table, result = score_table(found, reference), verdict(found, reference)
+    lines, failed = notes(found, plans, setting), failures(plans)
+    texts = ["# Comparison of sharders", _heading(plans, setting)]
+    shown = [f"comparison of {plans['task'].n_unique()} tasks:\n{table.text()}"]
+    if any(plans["topology"]):
+        cases = topology_table(plans)
         texts += ["## Topologies", cases.markdown(), "## Sharders"]
-        if len(entries) <= MAX_SHOWN_CASES:
+        if plans.height <= MAX_SHOWN_CASES:
             shown.insert(0, f"plans on these topologies:\n{cases.text()}")
-    result = verdict(found, reference)
     texts += [table.markdown(), f"Result: {result}.", _listed(lines)]
-    kinds = list(dict.fromkeys(entry.kind for entry in entries))
-    for kind in kinds if len(kinds) > 1 else []:
-        of_kind = [entry for entry in entries if entry.kind == kind]
-        tasks = {entry.task for entry in of_kind}
-        measured = {task: one for task, one in measurements.items() if task in tasks}
-        part = scores(of_kind, reference, measured, margin=setting.margin)
-        texts += [f"## {kind}", score_table(part, reference).markdown()]
-    if failed := failures(entries, most=MAX_FAILURES):
-        texts += ["## Cases without a plan", _listed(failed)]
+    if plans["kind"].n_unique() > 1:
+        for (kind,), of_kind in plans.group_by("kind", maintain_order=True):
+            part = scores(of_kind, reference, margin=setting.margin)
+            texts += [f"## {kind}", score_table(part, reference).markdown()]
+    if failed:
+        texts += ["## Cases without a plan", _listed(_first(failed, MAX_FAILURES))]
     try:
         replace_file(out / SUMMARY, ("\n\n".join(texts) + "\n").encode())
-        files = write_tables(entries, measurements, reference, out, file_format=setting.file_format)
+        files = write_tables(plans, entries, measurements, out, file_format=setting.file_format)
         with replaced_file(out / PICTURE) as file:
             plot_scores(found, reference).savefig(file, format="png", metadata={"Software": None})
     except OSError as error:
         raise ConfigError(f"cannot write the results in out = {out}: {error.strerror}") from error
     wrote = f"wrote {', '.join([SUMMARY, PICTURE, *files])} and plans: {out}"
-    return [*shown, *lines, *failures(entries, most=MAX_SHOWN), wrote, f"result: {result}"]
+    return [*shown, *lines, *_first(failed, MAX_SHOWN), wrote, f"result: {result}"]
 
 
 def score_table(found: Sequence[Score], reference: str) -> TextTable:
@@ -110,15 +87,16 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
         columns += [f"measured / {reference} [95 %]", "measured wins/ties/losses"]
     rows = []
     for score in found:
-        gaps = [100 * gap for gap in score.gaps]
+        gaps = [100 * gap for gap in score.plans["gap"].drop_nulls()]
+        seconds = score.plans["solve_s"].to_list()
         row = [
-            score.made_by,
-            f"{score.num_solved}/{score.num_tasks}",
+            str(score),
+            f"{score.num_solved}/{score.plans.height}",
             _ratio_text(score.ratio),
             UNKNOWN if score.mean_ratio is None else f"{score.mean_ratio:.4f}",
             "/".join(map(str, score.tally)),
             f"{fmean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else UNKNOWN,
-            f"{fmean(score.seconds):.2f}, {max(score.seconds):.2f}",
+            f"{fmean(seconds):.2f}, {max(seconds):.2f}",
         ]
         if has_measured:
             row += [_ratio_text(score.measured), "/".join(map(str, score.measured_tally))]
@@ -126,32 +104,33 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
     return TextTable(columns, rows)
 
 
-def topology_table(entries: Sequence[Entry]) -> TextTable:
+def topology_table(plans: pl.DataFrame) -> TextTable:
     """Return a line for each case: whether the tables fit the ranks, and what the plan costs."""
-    bounds = bounds_ms(entries)
     columns: list[Column | str] = ["task", "topology", Column("ranks", align=">")]
     columns += [Column("hosts", align=">"), "cost model", "tables fit", "sharder"]
     columns += [Column(title, ",.3f", ">") for title in ("cost, ms", "bound, ms")]
     columns += [Column("gap, %", ".1f", ">"), Column("s to plan", ".2f", ">")]
-    rows = []
-    for entry in entries:
-        cost_ms, bound = entry.cost and entry.cost.cost_ms, bounds.get(entry.task)
-        gap = 100 * (cost_ms / bound - 1) if cost_ms and bound else None
-        task = entry.task.removesuffix(f"-{entry.topology}-{entry.world_size}")
-        ranks = (entry.topology, entry.world_size, entry.num_hosts, entry.cost_model)
-        plan = (_fit_text(entry), entry.made_by, cost_ms, bound, gap, entry.solve_s)
-        rows.append((task, *ranks, *plan))
+    rows = [
+        (
+            plan["task"].removesuffix(f"-{plan['topology']}-{plan['world_size']}"),
+            *(plan[name] for name in ("topology", "world_size", "num_hosts", "cost_model")),
+            _fit_text(plan),
+            *(plan[name] for name in ("made_by", "cost_ms", "bound_ms")),
+            None if plan["gap"] is None else 100 * plan["gap"],
+            plan["solve_s"],
+        )
+        for plan in plans.iter_rows(named=True)
+    ]
     return TextTable(columns, rows)
 
 
-def notes(found: Sequence[Score], entries: Sequence[Entry], setting: Setting) -> list[str]:
+def notes(found: Sequence[Score], plans: pl.DataFrame, setting: Setting) -> list[str]:
     """Return what the figures of the table are."""
-    costs = predicted_costs(entries)
-    common, num_tasks = len(common_tasks(costs)), max(score.num_tasks for score in found)
+    common, num_tasks = in_common(plans)["task"].n_unique(), plans["task"].n_unique()
     without = [score.sharder for score in found if not score.num_solved]
     whose = f"all of them but {', '.join(without)}, without any plan," if without else "all of them"
-    fewest = min(costs, key=lambda sharder: len(costs[sharder]) or num_tasks)
-    rest = len(common_tasks({name: of for name, of in costs.items() if name != fewest}))
+    fewest = min(found, key=lambda score: score.num_solved or num_tasks).sharder
+    rest = in_common(plans.filter(pl.col("sharder") != fewest))["task"].n_unique()
     spoils = f" Without {fewest}, they would be of {rest}." if rest > common else ""
     texts = [
         f"Ratios are of the {common} of {num_tasks} tasks that {whose} solve: the median of the "
@@ -163,7 +142,7 @@ def notes(found: Sequence[Score], entries: Sequence[Entry], setting: Setting) ->
     ]
     if any(score.measured for score in found):
         texts.append(MEASURED)
-    if len({(entry.topology, entry.world_size) for entry in entries if entry.topology}) > 1:
+    if any(plans["topology"]) and plans.n_unique(["topology", "world_size"]) > 1:
         texts.append(EACH_TASK_REPEATED)
     return texts
 
@@ -181,29 +160,30 @@ def verdict(found: Sequence[Score], reference: str) -> str:
     return f"{best.sharder} costs {_ratio_text(ratio)} x {reference}{measured}{doubt}"
 
 
-def failures(entries: Sequence[Entry], *, most: int) -> list[str]:
-    """Return a line for each task and reason why there is no plan, the first `most` of them."""
-    sharders: dict[tuple[str, str], list[str]] = {}
-    for entry in entries:
-        if entry.error is not None:
-            error = textwrap.shorten(entry.error, MAX_REASON, placeholder=" ...")
-            sharders.setdefault((entry.task, error), []).append(entry.sharder)
-    lines = [
-        f"no plan: {task}, {', '.join(names)}: {error}" for (task, error), names in sharders.items()
+def failures(plans: pl.DataFrame) -> list[str]:
+    """Return a line for each task and reason why there is no plan."""
+    failed = plans.drop_nulls("error").group_by("task", "error", maintain_order=True)
+    return [
+        f"no plan: {task}, {', '.join(sharders)}: "
+        f"{textwrap.shorten(error, MAX_REASON, placeholder=' ...')}"
+        for task, error, sharders in failed.agg("sharder").rows()
     ]
+
+
+def _first(lines: Sequence[str], most: int) -> list[str]:
     more = len(lines) - most
-    return lines[:most] + ([f"and {more} more, in by_plan"] if more > 0 else [])
+    return [*lines[:most], *([f"and {more} more, in by_plan"] if more > 0 else [])]
 
 
-def _heading(entries: Sequence[Entry], setting: Setting) -> str:
-    """Say on what, where and by which prices the sharders are compared."""
-    tables, sizes = ([entry.num_tables for entry in entries], [one.world_size for one in entries])
-    digests = ", ".join(dict.fromkeys(entry.prices for entry in entries))
+def _heading(plans: pl.DataFrame, setting: Setting) -> str:
+    """Say on what, where and by which costs the sharders are compared."""
+    sizes = [_range(plans[name].to_list()) for name in ("num_tables", "world_size")]
+    digests = ", ".join(plans["prices"].unique(maintain_order=True))
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     load = ", ".join(f"{load:.2f}" for load in os.getloadavg())
     return (
-        f"{len({entry.task for entry in entries})} tasks of {_range(tables)} tables on "
-        f"{_range(sizes)} ranks. Prices: {setting.prices}; digest {digests}. "
+        f"{plans['task'].n_unique()} tasks of {sizes[0]} tables on {sizes[1]} ranks. "
+        f"Prices: {setting.prices}; digest {digests}. "
         f"{setting.num_workers} cases at once, {setting.limit_s:g} s each, on {cpu_name()} with "
         f"{os.cpu_count()} cores; load average at the end: {load}. Commit {commit()}; {software}."
     )
@@ -218,11 +198,11 @@ def _listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _fit_text(entry: Entry) -> str:
+def _fit_text(plan: Mapping[str, Any]) -> str:
     """Say whether the tables fit the memory of all ranks, and how much is missing if not."""
-    if entry.missing_bytes:
-        return f"no: {entry.missing_bytes / GIB:,.1f} GiB are missing"
-    return "yes" if entry.error is None else "yes, but no plan was found"
+    if plan["missing_bytes"]:
+        return f"no: {plan['missing_bytes'] / GIB:,.1f} GiB are missing"
+    return "yes" if plan["error"] is None else "yes, but no plan was found"
 
 
 def _ratio_text(ratio: PairedRatio | None) -> str:

@@ -1,4 +1,7 @@
-"""Entries as tables for programs: a row for each task, plan, rank or shard."""
+"""Entries as tables for programs: a row for each task, plan, rank or shard.
+
+All figures of a comparison are computed once, in the columns of `by_plan`.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,41 @@ from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.contest.entry import Entry, Measurement
-from dlrm_sharded.contest.score import bounds_ms, predicted_costs
+from dlrm_sharded.contest.entry import Case, Entry, Measurement, Outcome
+from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.files.json_files import replaced_file
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, STAGE_LABELS, STAGES
+from dlrm_sharded.plans.plan_report import with_costs
 
 MAX_COSTLIEST = 3
 """Number of tables that a diagnosis in short names."""
+
+PLAN_COLUMNS = (
+    *("task", "sharder", "costs", "error", "is_infeasible", "cost_ms", "over_reference"),
+    *("critical_path_ms", "imbalance", "gap", "solve_s", "num_shards", "peak_mib"),
+    *("slowest_rank", "dominant_stage", "dominant_ms", "costliest_tables"),
+)
+MEASURED_COLUMNS = ("measured_ms", "measured_over_reference", "measured_low", "measured_high")
+TOPOLOGY_COLUMNS = ("topology", "world_size", "num_hosts", "missing_bytes", "cost_model")
+"""Columns of the file by_plan, the latter two only where there are such figures."""
 
 Measurements = Mapping[str, Measurement]
 
 
 def write_tables(
+    plans: pl.DataFrame,
     entries: Sequence[Entry],
     measurements: Measurements,
-    reference: str,
     out: Path,
     *,
     file_format: str,
 ) -> list[str]:
     """Write a file for each table, and return the names of the files."""
+    measured = MEASURED_COLUMNS if measurements else ()
+    topology = TOPOLOGY_COLUMNS if any(plans["topology"]) else ()
     tables = {
-        "by_task": by_task(entries),
-        "by_plan": by_plan(entries, measurements, reference),
+        "by_task": by_task(plans),
+        "by_plan": plans.select(*PLAN_COLUMNS, *measured, "prices", *topology),
         "by_rank": by_rank(entries, measurements),
         "by_shard": by_shard(entries),
     }
@@ -41,107 +55,118 @@ def write_tables(
     return [f"{name}.{file_format}" for name in tables]
 
 
-def by_task(entries: Sequence[Entry]) -> pl.DataFrame:
+def by_task(plans: pl.DataFrame) -> pl.DataFrame:
     """Return a row for each task: who has a plan, the best cost and the best bound."""
-    bounds, rows = bounds_ms(entries), []
-    for task in dict.fromkeys(entry.task for entry in entries):
-        found = [entry for entry in entries if entry.task == task]
-        costs = {entry.sharder: entry.cost.cost_ms for entry in found if entry.cost is not None}
-        best = min(costs, key=lambda sharder: costs[sharder], default=None)
-        rows.append(
-            {
-                "task": task,
-                "kind": found[0].kind,
-                "num_tables": found[0].num_tables,
-                "world_size": found[0].world_size,
-                "num_sharders": len(found),
-                "num_plans": len(costs),
-                "best_sharder": best,
-                "best_ms": best and costs[best],
-                "lower_bound_ms": bounds.get(task),
-            }
-        )
-    return pl.DataFrame(rows, infer_schema_length=None)
+    is_best = pl.col("cost_ms") == pl.col("cost_ms").min()
+    return plans.group_by("task", maintain_order=True).agg(
+        pl.first("kind", "num_tables", "world_size"),
+        num_sharders=pl.len(),
+        num_plans=pl.count("cost_ms"),
+        best_sharder=pl.col("sharder").filter(is_best).first(),
+        best_ms=pl.min("cost_ms"),
+        lower_bound_ms=pl.first("bound_ms"),
+    )
 
 
 def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str) -> pl.DataFrame:
-    """Return a row for each task and sharder, with the diagnosis in short."""
-    bounds = bounds_ms(entries)
-    reference_ms = predicted_costs(entries).get(reference, {})
+    """Return a row for each task and sharder, with the diagnosis in short.
+
+    Costs over those of the reference, and gaps to the best lower bound that any sharder's report
+    proves for the task, are null where one of the two is missing. A bound above a plan's cost is of
+    plans in another precision, and does not hold for all.
+    """
     rows = []
     for entry in entries:
-        cost, ms = entry.cost, entry.cost and entry.cost.cost_ms
-        bound, other_ms = bounds.get(entry.task), reference_ms.get(entry.task)
-        row = {name: getattr(entry, name) for name in ("task", "sharder", "costs", "error")}
-        row |= {
-            "is_infeasible": entry.is_infeasible,
-            "cost_ms": ms,
-            "over_reference": ms / other_ms if ms and other_ms else None,
-            "critical_path_ms": cost and cost.critical_path_ms,
-            "imbalance": cost and cost.imbalance,
-            "gap": ms / bound - 1 if ms and bound else None,
-            "solve_s": entry.solve_s,
-            "num_shards": len(entry.shards) or None,
-            "peak_mib": entry.peak_mib,
-        }
-        row |= _diagnosis(entry) | _measured(entry, measurements.get(entry.task), reference)
-        row["prices"] = entry.prices
-        if entry.topology:
-            names = ("topology", "world_size", "num_hosts", "missing_bytes", "cost_model")
-            row |= {name: getattr(entry, name) for name in names}
-        rows.append(row)
-    return pl.DataFrame(rows, infer_schema_length=None)
+        measured = _measured(entry.case, measurements.get(entry.case.task_name), reference)
+        rows.append(_case_row(entry.case) | _plan_row(entry.outcome) | measured)
+    floats = ("cost_ms", "lower_bound_ms", *MEASURED_COLUMNS)
+    schema = dict.fromkeys(floats, pl.Float64)
+    plans = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=schema)
+    cost, bound = pl.col("cost_ms"), pl.col("lower_bound_ms")
+    of_reference = cost.filter(pl.col("sharder") == reference).first()
+    holds = bound.is_between(0.0, cost.min(), closed="right")
+    plans = plans.with_columns(
+        reference_ms=of_reference.over("task"), bound_ms=bound.filter(holds).max().over("task")
+    )
+    return plans.with_columns(
+        over_reference=cost / pl.col("reference_ms"), gap=cost / pl.col("bound_ms") - 1
+    )
 
 
-def _diagnosis(entry: Entry) -> dict[str, Any]:
-    """Return the slowest rank, the stage that takes longest there, and its costliest tables."""
-    if entry.cost is None:
-        return dict.fromkeys(("slowest_rank", "dominant_stage", "dominant_ms", "costliest_tables"))
-    per_rank = entry.cost.per_rank
-    slowest = max(range(len(per_rank)), key=lambda rank: per_rank[rank].total_ms)
-    stage = max(STAGES, key=per_rank[slowest].stage_ms)
+def _case_row(case: Case) -> dict[str, Any]:
+    """Return what is known of a case before it is planned."""
+    topology, standing = case.task.topology, standing_of(case.planner.cost_model)
+    model = type(case.planner.cost_model).__name__
+    return {
+        "task": case.task_name,
+        "kind": case.kind,
+        "num_tables": len(case.task.tables),
+        "sharder": case.sharder,
+        "costs": case.planner.costs,
+        "made_by": with_costs(case.sharder, case.planner.costs),
+        "prices": case.prices,
+        "topology": case.topology,
+        "world_size": topology.world_size,
+        "num_hosts": topology.world_size // topology.ranks_per_host,
+        "missing_bytes": max(0, case.task.table_bytes - sum(topology.rank_memory_bytes)),
+        "cost_model": f"{standing.hardware}: {standing.short_text}" if standing else model,
+    }
+
+
+def _plan_row(outcome: Outcome) -> dict[str, Any]:
+    """Return the figures of a plan, and of its slowest rank the stage that takes longest.
+
+    They are None without a plan.
+    """
+    names = ("error", "is_infeasible", "lower_bound_ms", "solve_s", "peak_mib")
+    row = {name: getattr(outcome, name) for name in names}
+    cost = outcome.cost
+    if cost is None:
+        return row | dict.fromkeys(PLAN_COLUMNS[PLAN_COLUMNS.index("slowest_rank") :])
+    slowest = max(range(len(cost.per_rank)), key=lambda rank: cost.per_rank[rank].total_ms)
+    stage = max(STAGES, key=cost.per_rank[slowest].stage_ms)
     by_table: dict[str, float] = {}
-    for shard, times_ms in zip(entry.shards, entry.shard_ms, strict=False):  # none: not additive
+    for shard, times_ms in zip(outcome.shards, outcome.shard_ms, strict=False):  # not additive
         if shard.rank == slowest:
             by_table[shard.table] = by_table.get(shard.table, 0.0) + sum(times_ms)
     costliest = sorted(by_table, key=lambda table: -by_table[table])[:MAX_COSTLIEST]
-    return {
+    return row | {
+        "cost_ms": cost.cost_ms,
+        "critical_path_ms": cost.critical_path_ms,
+        "imbalance": cost.imbalance,
+        "num_shards": len(outcome.shards),
         "slowest_rank": slowest,
         "dominant_stage": STAGE_LABELS[stage],
-        "dominant_ms": per_rank[slowest].stage_ms(stage),
+        "dominant_ms": cost.per_rank[slowest].stage_ms(stage),
         "costliest_tables": ", ".join(f"{table} {by_table[table]:.3g} ms" for table in costliest),
     }
 
 
-def _measured(entry: Entry, found: Measurement | None, reference: str) -> dict[str, Any]:
-    """Return the figures of a measured plan; none if nothing of its task was measured."""
-    if found is None:
-        return {}
-    cost = found.costs.get(entry.sharder)
-    ratios = found.ratios(reference) if reference in found.costs else {}
-    ratio = ratios.get(entry.sharder)
-    return {
-        "measured_ms": cost and cost.cost_ms,
-        "measured_over_reference": ratio and ratio.ratio,
-        "measured_low": ratio and ratio.low,
-        "measured_high": ratio and ratio.high,
-    }
+def _measured(case: Case, found: Measurement | None, reference: str) -> dict[str, float | None]:
+    """Return the figures of a measured plan; None where it or the reference was not measured."""
+    if found is None or case.sharder not in found.costs:
+        return dict.fromkeys(MEASURED_COLUMNS)
+    ratio = found.ratios(reference)[case.sharder] if reference in found.costs else None
+    ratios = (None,) * 3 if ratio is None else (ratio.ratio, ratio.low, ratio.high)
+    values = (found.costs[case.sharder].cost_ms, *ratios)
+    return dict(zip(MEASURED_COLUMNS, values, strict=True))
 
 
 def by_rank(entries: Sequence[Entry], measurements: Measurements) -> pl.DataFrame:
     """Return a row for each rank of each plan: stages, redistribution of ids, and memory."""
     frames = []
     for entry in entries:
-        if entry.cost is None:
+        case, cost = entry.case, entry.outcome.cost
+        if cost is None:
             continue
         columns: dict[str, Sequence[float] | None] = {}
-        if entry.task in measurements:
-            per_rank = measurements[entry.task].costs[entry.sharder].per_rank
+        if case.task_name in measurements:
+            per_rank = measurements[case.task_name].costs[case.sharder].per_rank
             for stage in COMPUTE_STAGES:
                 columns[f"measured_{stage}_ms"] = [rank.stage_ms(stage) for rank in per_rank]
-        columns["input_dist_ms"] = entry.cost.input_dist_ms
-        columns["memory_bytes"] = entry.bytes_by_rank
-        frames.append(_with_columns(entry, entry.cost.to_frame(), columns))
+        columns["input_dist_ms"] = cost.input_dist_ms
+        columns["memory_bytes"] = entry.plan.bytes_by_rank(case.task.topology)
+        frames.append(_with_columns(case, cost.to_frame(), columns))
     return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
 
 
@@ -149,21 +174,19 @@ def by_shard(entries: Sequence[Entry]) -> pl.DataFrame:
     """Return a row for each shard of each plan."""
     frames = []
     for entry in entries:
-        if entry.cost is not None:
-            frame = ShardingPlan(entry.world_size, entry.shards).to_frame()
-            compute_ms, comm_ms = (
-                zip(*entry.shard_ms, strict=True) if entry.shard_ms else (None,) * 2
-            )
-            times = {"compute_ms": compute_ms, "comm_ms": comm_ms}
-            frames.append(_with_columns(entry, frame, times))
+        if entry.outcome.cost is not None:
+            shard_ms = entry.outcome.shard_ms or [(None, None)] * len(entry.outcome.shards)
+            compute_ms, comm_ms = zip(*shard_ms, strict=True)
+            columns = {"compute_ms": compute_ms, "comm_ms": comm_ms}
+            frames.append(_with_columns(entry.case, entry.plan.to_frame(), columns))
     return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
 
 
 def _with_columns(
-    entry: Entry, frame: pl.DataFrame, columns: Mapping[str, Sequence[float] | None]
+    case: Case, frame: pl.DataFrame, columns: Mapping[str, Sequence[float | None] | None]
 ) -> pl.DataFrame:
     """Put the names of a case before the columns of a frame, and others behind them."""
-    names = [pl.lit(entry.task).alias("task"), pl.lit(entry.sharder).alias("sharder")]
+    names = [pl.lit(case.task_name).alias("task"), pl.lit(case.sharder).alias("sharder")]
     series = [
         pl.lit(None, pl.Float64).alias(name) if values is None else pl.Series(name, values)
         for name, values in columns.items()

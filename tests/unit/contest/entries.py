@@ -1,10 +1,9 @@
 """Made-up cases and entries of a contest."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from dlrm_sharded.contest.entry import Case, Entry
+from dlrm_sharded.contest.entry import Case, Entry, Outcome
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.task import ShardingTask
@@ -48,11 +47,10 @@ def cost_of(*rank_ms: float) -> PlanCost:
 
 def entry_of(task: str, sharder: str, ms: float | None, **fields: Any) -> Entry:
     """Return an entry whose plan has this cost on the second of two ranks; None: it has no plan."""
-    found: dict[str, Any] = {"num_tables": 2, "world_size": 2, "solve_s": 1.0, "limit_s": 9.0}
-    if ms is None:
-        return Entry(task, sharder, **found, error="no room", **fields)
-    places = (("x", 1, 4), ("y", 1, 8), ("z", 0, 4))
-    shards = tuple(Shard(table, rank, (0, 9), (0, columns)) for table, rank, columns in places)
-    times: Mapping[str, Any] = {"shards": shards, "shard_ms": ((1.0, 0.5), (2.0, 1.0), (9.0, 9.0))}
-    cost = cost_of(ms / 2, ms)
-    return Entry(task, sharder, **found, cost=cost, bytes_by_rank=(1, 2), **times | fields)
+    found: dict[str, Any] = {"solve_s": 1.0, "limit_s": 9.0, "error": "no room"}
+    if ms is not None:
+        places = (("x", 1, 4), ("y", 1, 8), ("z", 0, 4))
+        shards = tuple(Shard(table, rank, (0, 9), (0, columns)) for table, rank, columns in places)
+        found |= {"error": None, "cost": cost_of(ms / 2, ms), "shards": shards}
+        found["shard_ms"] = ((1.0, 0.5), (2.0, 1.0), (9.0, 9.0))
+    return Entry(case_of(task, sharder), Outcome(**found | fields))

@@ -7,7 +7,6 @@ import pytest
 
 from dlrm_sharded.contest import cases as cases_module
 from dlrm_sharded.contest.cases import CASES, PLANS, plan_path, run_cases
-from dlrm_sharded.contest.entry import Entry
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.plan import read_plan
 from tests.unit.contest.entries import TASK, case_of
@@ -19,11 +18,18 @@ def run(cases, out, limit_s=60.0):
 
 def test_an_entry_says_what_came_of_a_case(tmp_path):
     [entry] = run([case_of(rank=1)], tmp_path)
-    assert entry.cost.cost_ms == 28.0
-    assert (entry.num_tables, entry.world_size, entry.error) == (3, 2, None)
-    assert entry.bytes_by_rank == (0, TASK.table_bytes)
-    assert read_plan(plan_path(tmp_path, "t", "a")).shards == entry.shards
-    assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+    assert (entry.outcome.cost.cost_ms, entry.outcome.error) == (28.0, None)
+    assert entry.plan.bytes_by_rank(TASK.topology) == [0, TASK.table_bytes]
+    assert read_plan(plan_path(tmp_path, "t", "a")).shards == entry.outcome.shards
+    assert run([case_of(rank=1)], tmp_path)[0].outcome == entry.outcome
+
+
+def test_a_folder_of_an_earlier_version_is_planned_again(tmp_path, caplog):
+    (tmp_path / CASES).write_text(json.dumps({"key": case_of().key(), "entry": {}}))
+    with caplog.at_level("INFO"):
+        run([case_of()], tmp_path)
+    assert "line 1 (it is of an earlier version)" in caplog.text
+    assert "1 cases planned" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -35,10 +41,9 @@ def test_an_entry_says_what_came_of_a_case(tmp_path):
     ids=["refused", "broken"],
 )
 def test_a_sharder_that_fails_is_an_entry(tmp_path, error, message, is_infeasible):
-    entries = run([case_of(error=error), case_of(sharder="b")], tmp_path)
-    assert [entry.error for entry in entries] == [message, None]
-    assert entries[0].is_infeasible is is_infeasible
-    assert entries[0].cost is None
+    failed, solved = run([case_of(error=error), case_of(sharder="b")], tmp_path)
+    assert (failed.outcome.error, solved.outcome.error) == (message, None)
+    assert (failed.outcome.is_infeasible, failed.outcome.cost) == (is_infeasible, None)
 
 
 def test_the_same_command_goes_on(tmp_path, caplog):
@@ -52,7 +57,7 @@ def test_the_same_command_goes_on(tmp_path, caplog):
     assert "2 of 3 cases are taken over" in caplog.text
     assert "1 of 3 lines of the journal of cases" in caplog.text
     assert "1 cases planned" in caplog.text
-    assert [entry.cost for entry in again] == [entry.cost for entry in before]
+    assert [entry.outcome for entry in again[:2]] == [entry.outcome for entry in before[:2]]
     assert len(path.read_bytes().splitlines()) == 4
 
 

@@ -22,12 +22,13 @@ def test_a_rank_must_fit_the_device_that_measures(monkeypatch):
     """A GPU has other memory than its host."""
     monkeypatch.setattr(measure, "free_bytes", lambda rank: 1000)
     with pytest.raises(ConfigError, match=r"has 5,920 B .* half of the 1,000 B .* on this cuda"):
-        measure._measured([(case_of(), entry_of("t", "a", 1.0, shards=SHARDS))], Rounds(1), RANK)
+        measure._measured([entry_of("t", "a", 1.0, shards=SHARDS)], Rounds(1), RANK)
 
 
 def test_measurements_of_another_device_are_not_taken_over(tmp_path, monkeypatch):
     topology = dataclasses.replace(TASK.topology, compute_device="cuda")
     case = case_of(task=dataclasses.replace(TASK, topology=topology))
+    entry = dataclasses.replace(entry_of("t", "a", 1.0), case=case)
     measured = Measurement({"a": (1.0,)}, {"a": cost_of(1.0, 2.0)})
     monkeypatch.setattr(measure, "_measured", lambda *args: measured)
     monkeypatch.setattr(measure, "device_type", lambda: "cuda")
@@ -35,6 +36,6 @@ def test_measurements_of_another_device_are_not_taken_over(tmp_path, monkeypatch
     num_measured = []
     for name in ("NVIDIA H200", "NVIDIA H100", "NVIDIA H200"):
         monkeypatch.setattr(measure, "device_name", lambda device, name=name: name)
-        measure_tasks([case], [entry_of("t", "a", 1.0)], tmp_path, Rounds(1))
+        measure_tasks([entry], tmp_path, Rounds(1))
         num_measured.append(len((tmp_path / MEASUREMENTS).read_text().splitlines()))
     assert num_measured == [1, 2, 2]

@@ -1,16 +1,16 @@
 """Scores of made-up entries: means are of tasks in common, and nothing without a plan is hidden."""
 
-import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 
 from dlrm_sharded.contest import score
+from dlrm_sharded.contest.cases import Setting
 from dlrm_sharded.contest.entry import Measurement
 from dlrm_sharded.contest.figures import plot_scores
-from dlrm_sharded.contest.report import Setting, failures, notes, score_table, verdict
-from dlrm_sharded.contest.score import bounds_ms, tally
+from dlrm_sharded.contest.report import failures, notes, score_table, verdict
+from dlrm_sharded.contest.tables import by_plan
 from tests.unit.contest.entries import cost_of, entry_of
 
 
@@ -23,17 +23,17 @@ def entries_of(**costs):
 
 
 def scores(entries, reference, measurements=None):
-    return score.scores(entries, reference, measurements or {}, margin=1e-3)
+    return score.scores(by_plan(entries, measurements or {}, reference), reference, margin=1e-3)
 
 
 def first_note(entries):
     setting = Setting(Path("out"), "a", 1e-3, 1, 9.0, "prices", "csv")
-    return notes(scores(entries, "a"), entries, setting)[0]
+    return notes(scores(entries, "a"), by_plan(entries, {}, "a"), setting)[0]
 
 
 def test_ratios_are_of_the_tasks_that_all_solve():
     found = scores(entries_of(a=[2, 2, 9, None], b=[1, 4, None, 1]), "a")
-    assert [(one.num_solved, one.num_tasks) for one in found] == [(3, 4), (3, 4)]
+    assert [(one.num_solved, one.plans.height) for one in found] == [(3, 4), (3, 4)]
     [reference, other] = found
     assert (reference.mean_ratio, reference.tally) == (1.0, (0, 3, 0))
     assert other.mean_ratio == pytest.approx(math.sqrt(0.5 * 2))
@@ -64,18 +64,17 @@ def test_no_task_in_common():
 
 
 @pytest.mark.parametrize(
-    ("ms", "expected"), [(0.5, (1, 0, 0)), (0.995, (0, 1, 0)), (1.02, (0, 0, 1))], ids=str
+    ("ms", "expected"), [(0.5, (1, 0, 0)), (0.9995, (0, 1, 0)), (1.002, (0, 0, 1))], ids=str
 )
 def test_a_margin_is_a_tie(ms, expected):
-    assert tally({"t": ms}, {"t": 1.0}, 0.01) == expected
+    assert scores(entries_of(a=[1.0], b=[ms]), "a")[1].tally == expected
 
 
 def test_the_gap_is_from_the_best_bound_of_any_sharder():
+    """A bound above a plan's cost is of plans in another precision."""
     a, b = entry_of("t", "a", 2.0, lower_bound_ms=1.6), entry_of("t", "b", 3.0, lower_bound_ms=1.0)
-    found = scores([a, b], "a")
-    assert [one.gaps for one in found] == [pytest.approx((0.25,)), pytest.approx((0.875,))]
-    in_other_precision = dataclasses.replace(b, lower_bound_ms=2.5)
-    assert bounds_ms([a, in_other_precision]) == {"t": 1.6}
+    for other in (b, entry_of("t", "b", 3.0, lower_bound_ms=2.5)):
+        assert by_plan([a, other], {}, "a")["gap"].to_list() == pytest.approx([0.25, 0.875])
 
 
 def test_measured_costs_decide_by_rounds():
@@ -111,9 +110,8 @@ def test_the_result_in_a_sentence(costs, expected):
 
 def test_cases_without_a_plan_are_named():
     entries = entries_of(a=[1, None, None], b=[None, None, 1])
-    lines = failures(entries, most=2)
-    assert lines[0] == "no plan: t1, a, b: no room"
-    assert lines[-1] == "and 1 more, in by_plan"
+    lines = failures(by_plan(entries, {}, "a"))
+    assert lines == [f"no plan: {names}: no room" for names in ("t1, a, b", "t2, a", "t0, b")]
 
 
 def test_the_picture_has_each_interval():

@@ -16,7 +16,7 @@ ENTRIES = [
 
 
 def test_by_task():
-    rows = by_task(ENTRIES).to_dicts()
+    rows = by_task(by_plan(ENTRIES, {}, "a")).to_dicts()
     assert [row["task"] for row in rows] == ["t0", "t1"]
     assert (rows[0]["best_sharder"], rows[0]["best_ms"], rows[0]["num_plans"]) == ("a", 2.0, 2)
     assert rows[0]["lower_bound_ms"] == 1.6
@@ -49,7 +49,7 @@ def test_by_rank_and_by_shard():
         *(("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 2.0), ("b", 1, 4.0)),
     ]
     assert ranks[1]["bwd_comm_ms"] == 0.5
-    assert [row["memory_bytes"] for row in ranks] == [1, 2, 1, 2]
+    assert [row["memory_bytes"] for row in ranks] == [144, 432] * 2
     assert [(row["table"], row["end_col"], row["compute_ms"]) for row in shards[:2]] == [
         *(("x", 4, 1.0), ("y", 8, 2.0)),
     ]
@@ -63,6 +63,7 @@ def test_shards_of_a_model_that_is_not_additive_have_no_times():
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet"])
 def test_files(tmp_path, file_format):
-    names = write_tables(ENTRIES, {}, "a", tmp_path, file_format=file_format)
+    plans = by_plan(ENTRIES, {}, "a")
+    names = write_tables(plans, ENTRIES, {}, tmp_path, file_format=file_format)
     read = pl.read_csv if file_format == "csv" else pl.read_parquet
     assert [read(tmp_path / name).height for name in names] == [2, 4, 4, 6]
