@@ -22,6 +22,14 @@ from dlrm_sharded.plans.task import Topology
 OTHER_LAYOUTS = "keep it whole or in row blocks on all ranks (sharder=search does)"
 """Messages on a layout that a sequence table cannot have end with this advice."""
 
+LAYOUT_NAMES = {
+    "columns": "column shards",
+    "rows": "row blocks",
+    "host_rows": "row blocks on the ranks of one host",
+    "replicas": "replicas",
+}
+"""What messages call the shards of `LAYOUTS`."""
+
 REPLICA_GROUP = 0
 """Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
 
@@ -177,27 +185,17 @@ class Replicas:
         """Return the layout of shards if some of them are replicas.
 
         Raises:
-            InvalidPlanError: some are not, or there is not one whole table on every rank.
+            InvalidPlanError: there is not one whole table in fp32 on every rank.
         """
-        if not all(shard.replicated for shard in shards):
+        layout = cls(topology.world_size)
+        if sorted(shards) != layout.shards(table):
             raise InvalidPlanError(
-                f"table {table.name!r} has replicas and other shards; give all or none of its "
-                "shards the key replicated"
+                f"table {table.name!r} has replicas on the ranks "
+                f"{sorted(shard.rank for shard in shards if shard.replicated)}; TorchRec "
+                "replicates a table whole and in fp32, as its gradients are added up, once on each "
+                f"of all {topology.world_size} ranks"
             )
-        for shard in shards:
-            if (shard.num_rows, shard.num_cols) != (table.num_embeddings, table.embedding_dim):
-                raise InvalidPlanError(
-                    f"table {table.name!r}: the replica on rank {shard.rank} has only rows "
-                    f"[{shard.rows[0]}, {shard.rows[1]}), cols [{shard.cols[0]}, {shard.cols[1]}); "
-                    "a replica is the whole table"
-                )
-        ranks = sorted(shard.rank for shard in shards)
-        if ranks != list(range(topology.world_size)):
-            raise InvalidPlanError(
-                f"table {table.name!r} has replicas on the ranks {ranks}; TorchRec replicates a "
-                f"table once on each of all {topology.world_size} ranks"
-            )
-        return cls(topology.world_size)
+        return layout
 
 
 Layout = ColumnShards | RowBlocks | Replicas
@@ -232,14 +230,10 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
         kind = RowBlocks
     layout, name = kind.from_shards(shards, table, topology), layout_name(shards, table, topology)
     if name is not None and name not in _trained(table, topology):
-        device = topology.compute_device
-        why = {
-            "columns": "is split by columns, which only pooled tables are",
-            "host_rows": "lies in row blocks on the ranks of one host, which TorchRec trains on "
-            "all ranks only",
-            "replicas": f"is replicated, and FBGEMM's lookup of replicas pools on {device}",
-        }[name]
-        raise InvalidPlanError(f"{sequence_title(table)}, {why}: {OTHER_LAYOUTS}")
+        raise InvalidPlanError(
+            f"{sequence_title(table)}, which TorchRec does not train in {LAYOUT_NAMES[name]} on a "
+            f"{topology.compute_device}: {OTHER_LAYOUTS}"
+        )
     return layout
 
 

@@ -138,18 +138,9 @@ class ShardingPlan:
         """Return a row for each shard: its table, rank, rows and columns (half-open), and kind."""
         import polars  # takes longer to load than most plans to make
 
-        return polars.DataFrame(
-            {
-                "table": [shard.table for shard in self.shards],
-                "rank": [shard.rank for shard in self.shards],
-                "first_row": [shard.rows[0] for shard in self.shards],
-                "end_row": [shard.rows[1] for shard in self.shards],
-                "first_col": [shard.cols[0] for shard in self.shards],
-                "end_col": [shard.cols[1] for shard in self.shards],
-                "replicated": [shard.replicated for shard in self.shards],
-                "precision": [shard.precision for shard in self.shards],
-            }
-        )
+        names = ("table", "rank", "first_row", "end_row", "first_col", "end_col")
+        rows = [(s.table, s.rank, *s.rows, *s.cols, s.replicated, s.precision) for s in self.shards]
+        return polars.DataFrame(rows, schema=[*names, "replicated", "precision"], orient="row")
 
     def shards_by_table(self) -> dict[str, list[Shard]]:
         """Return the shards by table, ordered by their place in it."""
@@ -202,25 +193,10 @@ class ShardingPlan:
             name: what to call the plan in messages.
 
         Raises:
-            InvalidPlanError: a key is missing or has a value of the wrong kind, or a table is
-                cached, as in plans of release 0.2.
+            InvalidPlanError: a key is missing or has a value of the wrong kind.
         """
-        shards = fields.get("shards")
-        for shard in shards if isinstance(shards, list) else ():
-            if isinstance(shard, Mapping) and "load_factor" in shard:
-                raise InvalidPlanError(
-                    f"{name} has table {shard.get('table')!r} in host memory (load_factor), and "
-                    "since 0.3 all tables are in the ranks' memory: make a new plan, on more ranks "
-                    "or with tables in fp16"
-                )
         name = f"{name} does not have the form of a plan.json"
         own = {key: fields[key] for key in cls.__dataclass_fields__ if key in fields}
-        if "exchange_precision" in own:
-            try:
-                precision = ExchangePrecision.parse(own["exchange_precision"])
-            except ConfigError as error:
-                raise InvalidPlanError(f"{name}: {error}") from error
-            own["exchange_precision"] = precision.to_json()
         return read_form(own, cls, name=name, error=InvalidPlanError)
 
 

@@ -111,12 +111,8 @@ class ProfileValue:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of `profiles` in plan.json."""
-        return {
-            "assumed": self.num_assumed,
-            "least_ms": self.least_ms,
-            "most_ms": self.most_ms,
-            "gain": self.gain,
-        }
+        fields = dataclasses.asdict(self)
+        return {"assumed": fields.pop("num_assumed"), **fields}
 
 
 @dataclass(frozen=True, slots=True)

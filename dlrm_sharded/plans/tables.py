@@ -63,9 +63,11 @@ class Table:
 
     def __post_init__(self) -> None:
         make_plain(self)
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"a table is named {self.name!r}; give every table a unique name")
-        if not self.name.isprintable() or not self.name.strip(". "):
+        if (
+            not isinstance(self.name, str)
+            or not self.name.isprintable()
+            or not self.name.strip(". ")
+        ):
             raise ConfigError(
                 f"a table is named {self.name!r}; a name needs more than dots and spaces, and must "
                 "have no control characters"
@@ -84,10 +86,6 @@ class Table:
             raise ConfigError(
                 f"{where}: precision is {self.precision!r}; known: {', '.join(TABLE_BYTES)}"
             )
-        if not isinstance(self.pooled, bool):
-            raise ConfigError(f"{where}: pooled is {self.pooled!r}, must be true or false")
-        if not isinstance(self.module, str):
-            raise ConfigError(f"{where}: module is {self.module!r}, must be the path of a module")
         if self.reuse_histogram is not None:
             if len(self.reuse_histogram) != NUM_REUSE_BINS:
                 raise ConfigError(

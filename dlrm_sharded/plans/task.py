@@ -22,7 +22,6 @@ from dlrm_sharded.plans.task_keys import (
     MAX_RANKS,
     MIN_BANDWIDTH,
     OPTIMIZER_KEYS,
-    without_cache_keys,
 )
 
 GIB = 2**30
@@ -220,12 +219,11 @@ class ShardingTask:
     def __repr__(self) -> str:
         ranks, dims = self.topology, [table.embedding_dim for table in self.tables]
         profiled = sum(table.reuse_histogram is not None for table in self.tables)
-        memory = sorted(memory_bytes / GIB for memory_bytes in ranks.rank_memory_bytes)
         return (
             f"ShardingTask: {len(self.tables)} tables of {self.table_bytes / GIB:.2f} GiB, "
             f"{min(dims)} to {max(dims)} columns, {profiled} with an access profile\n"
             f"  {ranks.world_size} {ranks.compute_device} ranks, {ranks.ranks_per_host} a host, "
-            f"with {memory[0]:.2f} to {memory[-1]:.2f} GiB each\n"
+            f"with {ranks.rank_memory_text} each\n"
             f"  batch size {self.batch_size:,}"
         )
 
@@ -283,7 +281,6 @@ class ShardingTask:
         Raises:
             ConfigError: a key is missing, unknown, or has a value of the wrong kind.
         """
-        fields = without_cache_keys(fields, name=name)
         optimizer, topology = fields.get("optimizer"), fields.get("topology")
         if optimizer in list(STATE_BYTES) and isinstance(topology, Mapping):
             counted = zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True)

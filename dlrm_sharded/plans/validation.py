@@ -49,7 +49,12 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
             raise InvalidPlanError(f"table {table.name!r} is in no shard; place every table")
         for shard in shards:
             _check_rectangle(shard, table, topology)
-        _check_precision(shards, table)
+        found = sorted({shard.precision for shard in shards})
+        if len(found) > 1:
+            raise InvalidPlanError(
+                f"table {table.name!r} has shards in {' and in '.join(found)}; all of its shards "
+                "must have the same precision"
+            )
         if not is_replicated(shards) and not is_row_wise(shards, table):
             _check_columns(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
@@ -156,20 +161,6 @@ def _check_rectangle(shard: Shard, table: Table, topology: Topology) -> None:
             raise InvalidPlanError(why_sequence_too_wide(table, topology))
         text = _too_wide(f"shard {shard}", shard.num_cols, topology)
         raise InvalidPlanError(f"{text}; split the table's columns, or {SPLITTING_ADVICE}")
-
-
-def _check_precision(shards: Sequence[Shard], table: Table) -> None:
-    found = sorted({shard.precision for shard in shards})
-    if len(found) > 1:
-        raise InvalidPlanError(
-            f"table {table.name!r} has shards in {' and in '.join(found)}; all of its shards must "
-            "have the same precision"
-        )
-    if found != ["fp32"] and any(shard.replicated for shard in shards):
-        raise InvalidPlanError(
-            f"table {table.name!r} is replicated in {found[0]}; replicas are in fp32, as their "
-            "gradients are added up"
-        )
 
 
 def _check_columns(shards: Sequence[Shard], table: Table) -> None:

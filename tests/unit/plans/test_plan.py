@@ -74,10 +74,10 @@ INVALID = {
     "empty": (plan(shard(0), shard(1, cols=(4, 4))), "non-empty"),
     "replica-missing": (plan(replica(1)), r"replicas on the ranks \[1\]; .* all 2 ranks"),
     "replica-twice": (plan(replica(0), replica(0)), r"on the ranks \[0, 0\]"),
-    "replica-mixed": (plan(replica(0), shard(1)), "has replicas and other shards"),
+    "replica-mixed": (plan(replica(0), shard(1)), r"replicas on the ranks \[0\]; .* all 2 ranks"),
     "replica-part": (
         plan(replica(0), dataclasses.replace(replica(1), rows=(0, 50))),
-        r"replica on rank 1 has only rows \[0, 50\)",
+        "replicates a table whole",
     ),
     "multiple_of_4": (plan(shard(0, cols=(0, 6)), shard(1, cols=(6, 16))), "multiples of 4"),
     "overlap": (
@@ -202,17 +202,3 @@ def test_missing_files(tmp_path: Path) -> None:
             reader(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="cannot write"):
         write_json(tmp_path / "none" / "plan.json", {})
-
-
-def test_a_plan_with_cached_tables_is_refused_and_says_what_to_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As release 0.2 made them for tables beyond the memory of all GPUs."""
-    fields = VALID["columns"].to_json()
-    fields["shards"][1]["load_factor"] = 0.25
-    with pytest.raises(InvalidPlanError, match=r"^the plan has table 't' in host .* more ranks or"):
-        ShardingPlan.from_json(fields)
-    write_json(tmp_path / "plan.json", fields | {"cached": {}})
-    with pytest.raises(InvalidPlanError, match=r"plan.json has table 't' in host memory"):
-        read_plan(tmp_path / "plan.json")
-    assert not caplog.messages, "one line is enough"

@@ -83,7 +83,7 @@ def test_a_plan_file_has_the_precision_only_where_it_rounds(
     assert "exchange_precision" not in PLAN.to_json()
     assert not caplog.records
     write_json(path, PLAN.to_json() | {"exchange_precision": "half"})
-    with pytest.raises(InvalidPlanError, match="exchange_precision is 'half'; known"):
+    with pytest.raises(InvalidPlanError, match="exchange_precision"):
         read_plan(path)
 
 

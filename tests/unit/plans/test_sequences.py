@@ -36,14 +36,14 @@ def test_what_trains() -> None:
     [
         (
             column_shards(TABLES[0], (0, 8), (1, 8)),
-            "'t0' .* is split by columns, which only pooled",
+            "'t0' .* in column shards on a cpu",
         ),
         (
             column_shards(TABLES[0], (0, 12), (1, 4)),
-            "'t0' .* is split by columns, which only pooled",
+            "'t0' .* in column shards on a cpu",
         ),
         (RowBlocks(range(2)).shards(TABLES[0]), "'t0' .* row blocks on the ranks of one host"),
-        (Replicas(4).shards(TABLES[0]), "'t0' .* is replicated, and .* pools on cpu"),
+        (Replicas(4).shards(TABLES[0]), "'t0' .* in replicas on a cpu"),
     ],
     ids=["halves", "uneven", "host_rows", "replicas"],
 )

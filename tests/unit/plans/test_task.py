@@ -161,13 +161,3 @@ BAD = [
 def test_bad_task(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ShardingTask.from_json(task().to_json() | change)
-
-
-def test_keys_of_cached_tables_are_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    """As release 0.2 wrote them for tables beyond the memory of all GPUs."""
-    fields = task().to_json() | with_fields(miss_ratio_curve=[[0.0, 1.0], [1.0, 0.0]])
-    fields["topology"] |= {"host_memory_bytes": 10**9, "host_bytes_per_s": 3e10}
-    assert ShardingTask.from_json(fields, name="the task file old.json") == task(local_world_size=2)
-    [said] = caplog.messages
-    found = "host_bytes_per_s, host_memory_bytes, miss_ratio_curve"
-    assert said.startswith(f"the task file old.json has {found}, for tables in host memory")
