@@ -18,7 +18,7 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
-from dlrm_sharded.plans.layouts import is_replicated, is_row_wise
+from dlrm_sharded.plans.layouts import LAYOUT_NAMES, layout_name
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
@@ -127,7 +127,8 @@ class _PricedPlan:
             shards, table = by_table[name], self._tables[name]
             cost_ms = self._whole_ms(table)
             gain_ms = None if cost_ms is None else cost_ms - self.cost.cost_ms
-            gains.append(SplitGain(name, len(shards), _kind(shards, table), gain_ms))
+            layout = layout_name(shards, table, self._priced.task.topology)
+            gains.append(SplitGain(name, len(shards), LAYOUT_NAMES[str(layout)], gain_ms))
         # Tables that fit no rank whole come last: the gain of their split has no figure.
         return sorted(gains, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
 
@@ -183,13 +184,6 @@ def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     return np.where(workload.is_replica, gradient_ms, times)
 
 
-def _kind(shards: Sequence[Shard], table: Table) -> str:
-    """Return what the shards of a table are called."""
-    if is_replicated(shards):
-        return "replicas"
-    return "row blocks" if is_row_wise(shards, table) else "column shards"
-
-
 def _changed_tasks(task: ShardingTask) -> dict[str, ShardingTask]:
     """Return the task itself, with one more rank or host, and with more memory, by description."""
     topology = task.topology
@@ -203,8 +197,8 @@ def _changed_tasks(task: ShardingTask) -> dict[str, ShardingTask]:
     )
     with_memory = dataclasses.replace(
         topology,
-        memory_bytes=_tenth_more(topology.memory_bytes),
-        memory_bytes_by_rank=by_rank and tuple(map(_tenth_more, by_rank)),
+        memory_bytes=min(topology.memory_bytes * 11 // 10, MAX_BYTES),
+        memory_bytes_by_rank=by_rank and tuple(min(b * 11 // 10, MAX_BYTES) for b in by_rank),
     )
     return {
         "another plan": task,
@@ -213,11 +207,6 @@ def _changed_tasks(task: ShardingTask) -> dict[str, ShardingTask]:
         ),
         "10 % more memory": dataclasses.replace(task, topology=with_memory),
     }
-
-
-def _tenth_more(memory_bytes: int) -> int:
-    """Return 10 % more memory, up to the limit of a topology."""
-    return min(memory_bytes * 11 // 10, MAX_BYTES)
 
 
 def _better_cost_ms(priced: PricedTask, cost_ms: float, deadline: float) -> float | None:

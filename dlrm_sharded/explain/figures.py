@@ -43,12 +43,11 @@ def plot_cost_by_rank(
     figure, axes = thumbnail()
     ranks = np.arange(len(cost.per_rank), dtype=np.float64)
     longest_ms = cost.cost_ms if predicted is None else max(cost.cost_ms, predicted.cost_ms)
-    if predicted is None:
+    if predicted is None or len(ranks) > MAX_RANK_TICKS:
         stack_bars(axes, ranks, STAGE_LABELS, _stage_widths(cost))
-    elif len(ranks) > MAX_RANK_TICKS:
-        stack_bars(axes, ranks, STAGE_LABELS, _stage_widths(cost))
-        axes.plot([rank.total_ms for rank in predicted.per_rank], ranks, "k|", markersize=4)
-        label = f"{label} (black: predicted)"
+        if predicted is not None:
+            axes.plot([rank.total_ms for rank in predicted.per_rank], ranks, "k|", markersize=4)
+            label = f"{label} (black: predicted)"
     else:
         stack_bars(axes, ranks - 0.12, STAGE_LABELS, _stage_widths(cost), height=0.56)
         unnamed = [""] * len(STAGES)

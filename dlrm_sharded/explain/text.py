@@ -45,7 +45,7 @@ def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> li
     kinds = f"{_of_kinds(task)}{_counted(plan.replicated_tables, 'replicated table')}"
     lines = [
         f"{report.made_by}: {len(plan.shards)} shards of {len(task.tables)} tables"
-        f"{kinds}{_halves(plan)} in {report.solve_s:.3f} s",
+        f"{kinds}{_counted(plan.half_tables(), 'table', ' in fp16')} in {report.solve_s:.3f} s",
         forecast(report),
         f"{min(used):.2f} to {max(used):.2f} GiB a rank, of {task.topology.rank_memory_text}",
         None if report.profile_value is None else profile_value_text(report.profile_value),
@@ -76,10 +76,6 @@ def _kind(table: Table) -> str:
 def _counted(names: Sequence[str], what: str, kind: str = "") -> str:
     """Write how many tables are of a kind, to be appended to a text; nothing for none."""
     return f", {len(names)} {what}{'s' if len(names) > 1 else ''}{kind}" if names else ""
-
-
-def _halves(plan: ShardingPlan) -> str:
-    return _counted(plan.half_tables(), "table", " in fp16")
 
 
 def profile_value_text(value: ProfileValue) -> str:
@@ -193,7 +189,7 @@ def explain(
         f"**{report.made_by}**: {len(plan.shards)} shards of {len(task.tables)} tables"
         f"{_of_kinds(task)} on {plan.world_size} ranks, "
         f"{sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB"
-        f"{_halves(plan)}{rounding(plan.exchange_precision)}."
+        f"{_counted(plan.half_tables(), 'table', ' in fp16')}{rounding(plan.exchange_precision)}."
     ]
     if plan.replicated_tables:
         lines.append(f"Every rank has a replica of {', '.join(plan.replicated_tables)}.")
