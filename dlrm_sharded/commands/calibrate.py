@@ -213,7 +213,7 @@ def _retune_policies(path: Path, optimizer: str | None, *, retunes: bool) -> int
     """
     overrides = [
         *RETUNE.split(),
-        f"optimizer={optimizer}",
+        f"optimizer.embedding={optimizer}",
         # quotes for Hydra, because paths may have any characters
         f"cost_model.artifact={json.dumps(str(path))}",
         f"out={json.dumps(str(path.parent))}",

@@ -67,7 +67,8 @@ def hydra_main(cfg: DictConfig) -> None:
         pool: TaskPool = instantiate(cfg.tasks)
         model = _cost_model(cfg, pool, hardware, device)
         training = PolicyTraining(instantiate(cfg.policy), pool, instantiate(cfg.schedule))
-        initialize(training.net, cfg.init_from, RunContext(device, hardware, cfg.optimizer))
+        context = RunContext(device, hardware, cfg.optimizer.embedding)
+        initialize(training.net, cfg.init_from, context)
         kind, schedule = training.net.kind, training.schedule
         validation = Validation(pool, model, cfg.num_validation_tasks)
         initial_ms = None if cfg.init_from is None else validation.policy_ms(training.net)
@@ -87,7 +88,7 @@ def hydra_main(cfg: DictConfig) -> None:
             "kind": kind,
             **hardware.to_meta(),
             "device": device,
-            "optimizer": cfg.optimizer,
+            "optimizer": cfg.optimizer.embedding,
             "features": POLICY_FEATURES,
             "training": settings,
             "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
@@ -224,9 +225,9 @@ def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str
         refuse_unused({"measure": "costs=predicted measures nothing; costs=measured does"})
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
-    model: CostModel = instantiate(cfg.cost_model)(
-        RunContext(device, hardware, cfg.optimizer, pool.world_size, calibrated=CALIBRATED)
-    )
+    optimizer = cfg.optimizer.embedding
+    context = RunContext(device, hardware, optimizer, pool.world_size, calibrated=CALIBRATED)
+    model: CostModel = instantiate(cfg.cost_model)(context)
     return model
 
 
@@ -242,9 +243,9 @@ def _provenance() -> dict[str, Any]:
 
 def _settings(cfg: DictConfig) -> dict[str, Any]:
     """Return the settings that determine the networks, as JSON."""
-    keys = ("policy", "init_from", "costs", "optimizer", "schedule", "tasks", "measure")
+    keys = ("policy", "init_from", "costs", "schedule", "tasks", "measure")
     chosen: Any = OmegaConf.to_container(cfg, resolve=True)
-    return {key: chosen[key] for key in keys}
+    return {"optimizer": cfg.optimizer.embedding, **{key: chosen[key] for key in keys}}
 
 
 def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> MeasurePlan:
@@ -254,7 +255,7 @@ def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> Mea
         instantiate(cfg.measure),
         rank.device,
         table_bytes=pool.rank_bytes,
-        optimizer=cfg.optimizer,
+        optimizer=cfg.optimizer.embedding,
     )
     rng = np.random.default_rng(cfg.seed)
 

@@ -78,5 +78,5 @@ def policy_kind(name: str) -> Kind:
         other_device=elsewhere,
         other_hardware=elsewhere,
         other_optimizer="it balances the backward computation of that optimizer, so plans may be "
-        f"less balanced; run `{command} optimizer={{optimizer}}`",
+        f"less balanced; run `{command} optimizer.embedding={{optimizer}}`",
     )

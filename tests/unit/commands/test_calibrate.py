@@ -34,7 +34,7 @@ def retuned(path: str, optimizer: str) -> list[str]:
     folder = str(Path(path).parent)
     return [
         *("init_from=packaged", "costs=predicted", "schedule.num_rounds=3"),
-        *(f"optimizer={optimizer}", f'cost_model.artifact="{path}"', f'out="{folder}"'),
+        *(f"optimizer.embedding={optimizer}", f'cost_model.artifact="{path}"', f'out="{folder}"'),
     ]
 
 
@@ -102,6 +102,7 @@ def test_each_call_goes_on_and_fits_the_samples_of_all(
 def test_retunes_both_policies(commands, first_numbers, composed):
     overrides = ("journal=store", "minutes=0.5", "policies=true", "out=a b")
     assert run(composed, *overrides) == 0
+    assert composed("train_policy", *commands[0]).optimizer.embedding == "rowwise_adagrad"
     expected = retuned(f"a b/{PRICES}", "rowwise_adagrad")
     assert commands == [[f"policy={policy}", *expected] for policy in ("autoshard", "dreamshard")]
 
