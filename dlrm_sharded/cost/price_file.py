@@ -36,9 +36,6 @@ PRICES = Kind(
     "prices",
     noun="file of prices",
     made_with="a run, which writes one beside its plan.json",
-    other_device="",
-    other_hardware="",
-    other_optimizer="",
     required=("ranges", "measured_links", "standing", "gpu", "correction"),
 )
 CURVES = "curves."

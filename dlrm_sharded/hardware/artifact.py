@@ -32,9 +32,6 @@ from dlrm_sharded.hardware.hardware import Hardware
 
 log = logging.getLogger(__name__)
 
-RENAMED_KINDS = {"neuroshard_paper": "neuroshard"}
-"""Kinds of artefacts by the names that files of 0.2 have for them."""
-
 ARTIFACT_FORMAT = 2
 HEADER = "dlrm_sharded"
 """Key of the file's header whose value is a JSON object that describes the arrays."""
@@ -191,9 +188,8 @@ def _metas(kind: Kind, calibrated: Path | None) -> Iterator[tuple[Path, dict[str
     Raises:
         DataError: a file is damaged.
     """
-    names = [kind.name, *(old for old, now in RENAMED_KINDS.items() if now == kind.name)]
     for folder in [calibrated, SHIPPED] if calibrated else [SHIPPED]:
-        for path in sorted(p for name in names for p in folder.glob(f"{name}-*{ARTIFACT_SUFFIX}")):
+        for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             try:
                 yield path, _read(path, kind)[1]
             except DataError as error:
@@ -271,8 +267,7 @@ def _read(path: Path, kind: Kind) -> tuple[Arrays, dict[str, Any]]:
     except (SafetensorError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is damaged, or no safetensors file ({reason})") from error
-    kind_name = RENAMED_KINDS.get(str(meta.get("kind")), meta.get("kind"))
-    if (meta.get("format"), kind_name) != (ARTIFACT_FORMAT, kind.name):
+    if (meta.get("format"), meta.get("kind")) != (ARTIFACT_FORMAT, kind.name):
         raise DataError(
             f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {ARTIFACT_FORMAT}"
         )

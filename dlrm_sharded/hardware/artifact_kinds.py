@@ -27,9 +27,9 @@ class Kind:
     name: str
     noun: str
     made_with: str
-    other_device: str
-    other_hardware: str
-    other_optimizer: str
+    other_device: str = ""
+    other_hardware: str = ""
+    other_optimizer: str = ""
     required: tuple[str, ...] = ()
 
 

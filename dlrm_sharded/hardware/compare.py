@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dlrm_sharded.hardware.fingerprint import NAMES, Fingerprint
+from dlrm_sharded.hardware.fingerprint import Fingerprint, field_text
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.hardware.probe import FIGURES, Probe
 
@@ -104,12 +104,7 @@ def compare(ours: Hardware | None, theirs: Hardware) -> Match:
 def _speeds(ours: Probe, theirs: Probe) -> dict[str, float]:
     speeds = {name: getattr(ours, key) / getattr(theirs, key) for key, name in FIGURES.items()}
     here, there = ours.exchange, theirs.exchange
-    if (
-        here is not None
-        and there is not None
-        and here.num_ranks == there.num_ranks
-        and here.ranks_per_host == there.ranks_per_host
-    ):
+    if here and there and here.ranks == there.ranks:
         speeds[EXCHANGE] = here.gb_per_s / there.gb_per_s
         speeds[LATENCY] = there.latency_us / here.latency_us
     return speeds
@@ -123,8 +118,8 @@ def _differences(ours: Fingerprint, theirs: Fingerprint) -> Iterator[str]:
         if here == there or None in (here, there):
             continue
         if not isinstance(here, tuple):
-            yield f"{NAMES[key]}: {here} here, {there} there"
+            yield f"{field_text(key)}: {here} here, {there} there"
             continue
         for side, only in (("here", {*here} - {*there}), ("there", {*there} - {*here})):
             if only:
-                yield f"{NAMES[key]}: {', '.join(sorted(only))} {side} only"
+                yield f"{field_text(key)}: {', '.join(sorted(only))} {side} only"

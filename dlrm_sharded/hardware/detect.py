@@ -77,10 +77,7 @@ def detect_hardware(rank: Rank) -> Hardware:
     if rank.world_size == 1:
         return dataclasses.replace(found, probe=dataclasses.replace(found.probe, exchange=None))
     known = found.probe.exchange
-    if known is not None and (known.num_ranks, known.ranks_per_host) == (
-        dist.get_world_size(),
-        rank.local_world_size,
-    ):
+    if known and known.ranks == (dist.get_world_size(), rank.local_world_size):
         return found
     exchange = measure_exchange(rank.device, ranks_per_host=rank.local_world_size)
     probe = dataclasses.replace(found.probe, exchange=exchange)

@@ -15,30 +15,9 @@ INFORMATIVE = ("driver", "nccl", "num_gpus")
 """Fields that do not make other hardware: what they change, the probe shows."""
 
 
-NAMES = {
-    "architecture": "architecture",
-    "vendor": "vendor of the CPU",
-    "family": "family of the CPU",
-    "model": "model of the CPU",
-    "instruction_sets": "instruction sets",
-    "torch_capability": "instruction set that torch uses",
-    "switches": "switches",
-    "l1_kib": "KiB of first-level cache",
-    "l2_kib": "KiB of second-level cache",
-    "l3_kib": "KiB of third-level cache",
-    "cores": "cores",
-    "threads": "threads of a rank",
-    "name": "GPU",
-    "capability": "compute capability",
-    "memory_gib": "GiB of memory",
-    "memory_gb_per_s": "GB/s of memory bandwidth",
-    "nvlinks": "NVLinks",
-    "pcie": "PCIe",
-    "num_gpus": "GPUs of the host",
-    "nccl": "NCCL",
-    "driver": "driver",
-}
-"""Names of the fields of a fingerprint in messages."""
+def field_text(key: str) -> str:
+    """Return what messages call a field of a fingerprint, such as instruction sets."""
+    return key.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +98,7 @@ class Fingerprint:
         """What is known of the device that the rank computes on, in one line."""
         known = dataclasses.asdict(self.cpu if self.gpu is None else self.gpu)
         return ", ".join(
-            f"{NAMES[key]} {' '.join(value) if isinstance(value, tuple) else value}"
+            f"{field_text(key)} {' '.join(value) if isinstance(value, tuple) else value}"
             for key, value in known.items()
             if value
         )
@@ -139,11 +118,7 @@ class Fingerprint:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON."""
-        return {
-            "id": self.id,
-            "cpu": json.loads(json.dumps(dataclasses.asdict(self.cpu))),
-            "gpu": None if self.gpu is None else dataclasses.asdict(self.gpu),
-        }
+        return {"id": self.id, **json.loads(json.dumps(dataclasses.asdict(self)))}
 
 
 def _hashed(fields: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,11 @@ class ExchangeProbe:
     ranks_per_host: PositiveInt
     latency_us: PositiveFloat
     gb_per_s: PositiveFloat
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """Number of ranks, of the job and of a host; exchanges of others are not compared."""
+        return self.num_ranks, self.ranks_per_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +74,6 @@ class Probe:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with figures of 4 digits."""
-        return _rounded(dataclasses.asdict(self))
-
-
-def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
-    rounded = {}
-    for key, value in fields.items():
-        if isinstance(value, dict):
-            value = _rounded(value)
-        rounded[key] = float(f"{value:.4g}") if isinstance(value, float) else value
-    return rounded
+        text = json.dumps(dataclasses.asdict(self))
+        fields: dict[str, Any] = json.loads(text, parse_float=lambda f: float(f"{float(f):.4g}"))
+        return fields

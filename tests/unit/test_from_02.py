@@ -14,14 +14,10 @@ from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_fit import fit_samples
 from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
 from dlrm_sharded.checkpoint.manifest import read_manifest
-from dlrm_sharded.cost.neuroshard import KIND, PAPER_FEATURES, neuroshard_cost_model
 from dlrm_sharded.cost.price_file import prices_beside, read_prices
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.files.renamed import RENAMED
-from dlrm_sharded.hardware.artifact import SHIPPED, find_artifact, read_artifact, write_artifact
-from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import ShardingPlan, read_plan
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.plans.validation import validate
@@ -121,16 +117,6 @@ def test_a_calibrated_model_and_its_measurements() -> None:
     model = learned_cost_model(RunContext("cpu"), str(ARTEFACT))
     assert model.name == context.hardware.name
     assert fit_samples(model, samples).error < 0.5
-
-
-def test_the_published_networks_have_another_name(tmp_path: Path) -> None:
-    [packaged] = SHIPPED.glob("neuroshard-*")
-    read = read_artifact(packaged, kind=cost_model_kind(KIND), features=PAPER_FEATURES)
-    meta = {**read.meta, "kind": "neuroshard_paper", "hardware": "mine"}
-    path = write_artifact(tmp_path, "neuroshard_paper-mine", read.arrays, meta)
-    assert neuroshard_cost_model(RunContext("cpu"), str(path)).name == "mine"
-    found = find_artifact(cost_model_kind(KIND), Hardware("mine"), "cpu", tmp_path)
-    assert found == path, "it is looked for by its old name, too"
 
 
 @pytest.mark.parametrize("target", RENAMED.values())

@@ -30,12 +30,12 @@ DIFFERENT = {
         with_cpu(instruction_sets=("avx2", "fma"), torch_capability="AVX2"),
         (
             "instruction sets: avx512bw, avx512dq, avx512f, avx512vl there only",
-            "instruction set that torch uses: AVX2 here, AVX512 there",
+            "torch capability: AVX2 here, AVX512 there",
         ),
     ),
-    "another_model": (with_cpu(model="1"), ("model of the CPU: 1 here, 17 there",)),
+    "another_model": (with_cpu(model="1"), ("model: 1 here, 17 there",)),
     "more_cores": (with_cpu(cores=8), ("cores: 8 here, 2 there",)),
-    "more_threads": (with_cpu(threads=2), ("threads of a rank: 2 here, 1 there",)),
+    "more_threads": (with_cpu(threads=2), ("threads: 2 here, 1 there",)),
     "a_switch": (with_cpu(switches=("A=1",)), ("switches: A=1 here only",)),
     "half_the_speed": (
         with_probe(gather_gb_per_s=0.5),
@@ -79,7 +79,7 @@ def test_gpus() -> None:
     assert compare(with_cpu(ON_GPU, cores=64, model="1"), ON_GPU).is_same
     assert compare(with_gpu(nccl="2.28.1", driver="1", nvlinks=None), ON_GPU).is_same
     assert compare(with_gpu(num_gpus=1), ON_GPU).is_same
-    assert compare(with_gpu(name="GPU B"), ON_GPU).reasons == ("GPU: GPU B here, GPU A there",)
+    assert compare(with_gpu(name="GPU B"), ON_GPU).reasons == ("name: GPU B here, GPU A there",)
     match = compare(ON_GPU, HARDWARE)
     assert match.reasons == ("GPU A here, cpu: x there",)
     assert (match.compute_factor, match.exchange_factor) == (1.0, 1.0)

@@ -94,8 +94,8 @@ def test_json_and_back(hardware: Hardware) -> None:
 
 def test_what_is_known_is_said_in_a_line() -> None:
     cpu = str(with_cpu(l3_kib=None, switches=("A=1", "B=2")).fingerprint)
-    assert "vendor of the CPU AuthenticAMD, family of the CPU 25" in cpu
-    assert "switches A=1 B=2, KiB of first-level cache 32" in cpu
+    assert "vendor AuthenticAMD, family 25" in cpu
+    assert "switches A=1 B=2, l1 kib 32" in cpu
     assert "third-level" not in cpu
     assert str(ON_GPU.probe).startswith("memory bandwidth 24 GB/s, random gather 8 GB/s")
     assert "all-to-all of 4 ranks 300 us and 1 GB/s, under a load of 0.5" in str(ON_GPU.probe)
