@@ -149,7 +149,7 @@ def _weights(observed: Sequence[Observed]) -> Floats:
 
     The ranks of a plan share what disturbs it. So a plan on many ranks tells no more than one on
     the median number of them, and does not outvote all others. A run's plan therefore counts as
-    one of a first start, and less if it was measured beside other work.
+    one of a first run, and less if other work ran during its measurement.
     """
     nums = np.array([len(of_plan.times_ms) for of_plan in observed])
     usual = np.median(nums[nums > 0]) if nums.any() else 1.0

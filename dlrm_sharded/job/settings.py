@@ -32,7 +32,7 @@ class JobSettings:
         journal: measured runs that correct predictions: "auto", a folder, or None.
         price_snapshot: folder of the prices that a sweep's runs share, which so add to the journal
             only when all of them have ended; None without a sweep.
-        start_budget_s: time in which a first start may measure the hardware, in s; None for none.
+        start_budget_s: time in which a first run may measure the hardware, in s; None for none.
         resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
         init_from: checkpoint or run whose weights the first step begins from; None for none.
         bounds: what happens about ids that a table lacks, one of `id_check.BOUNDS`.

@@ -13,7 +13,7 @@ class Standing:
 
     Args:
         kind: "calibrated" if the prices were fitted on this hardware, "measured" if they are a
-            prior that a first start adapted to it, else "prior".
+            prior that was fitted to plans measured on it, else "prior".
         hardware: name of the hardware that the prices are of.
         reasons: sentences, without full stops, that say why prices are a prior; empty for
             calibrated ones. For measured ones, what there is to know of them.
@@ -21,7 +21,7 @@ class Standing:
         error: expected error of a predicted critical path, relative to the measured one; None if
             it is not known.
         rank_error: see `cost.expected_maximum.with_expected_excess`; None if it is not known.
-        measured_s: time in which a first start measured, in s; None for other prices.
+        measured_s: time in which 0.2 measured, in s; None for other prices.
     """
 
     kind: Literal["calibrated", "measured", "prior"]
@@ -37,7 +37,7 @@ class Standing:
         """Say in a few words what the prices are: prior, corrected by 2 runs, within about 15 %."""
         parts = [str(self.kind)]
         if self.measured_s is not None:
-            parts = [f"measured at the first start ({self.measured_s:.0f} s)"]
+            parts = [f"measured ({self.measured_s:.0f} s)"]
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
         if self.error is not None:

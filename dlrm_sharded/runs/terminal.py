@@ -54,7 +54,7 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
     )
     origin = f"{standing.kind} prices of {standing.hardware}"
     if standing.kind == "measured":
-        origin = "prices measured at the first start"
+        origin = "costs measured on this hardware"
     return (
         f"the critical path is {factor:.2f} x the predicted one, and {origin} are expected to be "
         f"off by a factor of {1 + standing.error:.2f} at most: {stages}; `dlrm-calibrate` (2 "
