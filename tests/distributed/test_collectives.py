@@ -32,23 +32,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch, in what TorchRec loads
 ]
 
-ONE_HOST = [(2, 2, kind) for kind in PLANS]
-TWO_HOSTS = [(4, 2, kind) for kind in (*PLANS, "host_rows")]
-
 
 @pytest.mark.parametrize(
-    ("world_size", "local_world_size", "kind", "pipeline"),
-    [(*case, name) for case in ONE_HOST + TWO_HOSTS for name in pipelines_for(case[-1])],
+    ("kind", "pipeline"),
+    [(kind, name) for kind in (*PLANS, "host_rows") for name in pipelines_for(kind)],
 )
-def test_steps(world_size, local_world_size, kind, pipeline):
-    shares = [share(batch, 0) for batch in global_batches(world_size)]
+def test_steps_on_two_hosts(kind, pipeline):
+    shares = [share(batch, 0) for batch in global_batches(4)]
     by_rank, losses = run_in_turn(
         lambda rank: train_and_evaluate(rank, kind, shares, pipeline=pipeline),
-        world_size,
-        local_world_size=local_world_size,
+        4,
+        local_world_size=2,
     )
     assert disagreement(by_rank) is None
-    assert losses == losses[:1] * world_size
+    assert losses == losses[:1] * 4
     names = {collective.name for collective in by_rank[0]}
     assert names >= {"new_group", "all_reduce", "broadcast"}
     assert ("all_to_all" in names) == (kind != "replicas")
@@ -145,25 +142,17 @@ def train_command(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return run
 
 
-@pytest.mark.parametrize(
-    ("world_size", "local_world_size", "overrides"),
-    [
-        (2, 2, ["sharder=search", "trainer.pipeline=base"]),
-        (4, 2, ["sharder=torchrec", "trainer.pipeline=sparse_dist", "exchange_precision=fp16"]),
-    ],
-    ids=["2", "2+2"],
-)
-def test_training_job(world_size, local_world_size, overrides, tmp_path, monkeypatch, composed):
+def test_training_job(tmp_path, monkeypatch, composed):
     """The whole command: planning, measuring, steps, logs, evaluations, the result."""
     cfg = composed(
         "train",
-        *(*SMALL_RUN, *overrides, "trainer.eval_every_steps=5", "trainer.num_eval_batches=2"),
-        *("data.pregenerate=false", "measure.iterations=4"),
+        *(*SMALL_RUN, "trainer.eval_every_steps=5", "trainer.num_eval_batches=2"),
+        *("data.pregenerate=false", "measure.iterations=4", "exchange_precision=fp16"),
         "trainer.checkpoint.every_s=null",  # their files are written by threads
         f"hydra.runtime.output_dir={tmp_path}",
     )
     train = train_command(cfg, monkeypatch)
-    by_rank, objectives = run_in_turn(train, world_size, local_world_size=local_world_size)
+    by_rank, objectives = run_in_turn(train, 4, local_world_size=2)
     assert disagreement(by_rank) is None
-    assert objectives == objectives[:1] * world_size
+    assert objectives == objectives[:1] * 4
     assert (tmp_path / "result.json").exists()

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import (
     ShardedPlanner,
@@ -30,7 +29,6 @@ from tests.distributed.module_kinds import (
     Kind,
     every_id,
     features,
-    joined,
 )
 from tests.distributed.torchrec_modules import LaidOut, local_weights
 from tests.preloaded.ranks import gathered, run_ranks
@@ -155,29 +153,18 @@ CASES = [
     *((kind, name) for kind in KINDS for name in ("columns", "rows")),
     *((kind, name) for kind in ("bags", "sequences") for name in ("dim", "torchrec_full")),
 ]
-ON_THREE = [
-    *((kind, "rows") for kind in ("several modules", "managed collisions of bags", "sequences")),
-]
 
 
 @functools.cache
-def results(world_size: int) -> dict[str, Any]:
+def results() -> dict[str, Any]:
     """All cases in one start of the processes."""
-    return run_ranks(train_sharded, world_size, [*CASES] if world_size == 2 else [*ON_THREE])
+    return run_ranks(train_sharded, 2, CASES)
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_trains_as_alone(kind, name):
-    _check(results(2)[f"{kind}-{name}"], KINDS[kind], name)
-
-
-@pytest.mark.parametrize(("kind", "name"), ON_THREE)
-def test_trains_as_alone_on_three_ranks(kind, name):
-    _check(results(3)[f"{kind}-{name}"], KINDS[kind], name)
-
-
-def _check(result: dict[str, Any], kind: Kind, name: str) -> None:
-    """Check the training, and that the tables lie where a plan of this sharder has them."""
+@pytest.mark.parametrize(("of", "name"), CASES)
+def test_trains_as_alone(of, name):
+    """The tables lie where a plan of this sharder has them."""
+    result, kind = results()[f"{of}-{name}"], KINDS[of]
     assert "data_parallel" not in result["types"]
     assert result["lies"] == result["planned"]
     assert {rank for rank, *_ in result["lies"]} >= {0, 1}
@@ -193,54 +180,6 @@ def _check(result: dict[str, Any], kind: Kind, name: str) -> None:
         assert result["error"] < kind.tolerance
     else:
         assert result["types"] == ["row_wise"]
-
-
-@torch.no_grad()
-def outputs(kind: str, batch: KeyedJaggedTensor | None = None) -> Tensor:
-    """Return the outputs of the unsharded model of a kind for its first batch, or another one."""
-    chosen = KINDS[kind]
-    return make(chosen)(features(chosen.batches, 0, 0) if batch is None else batch)
-
-
-def like(batch: KeyedJaggedTensor, **changes: Any) -> KeyedJaggedTensor:
-    """Return a batch with other weights, or other rows of it for the samples."""
-    if batch.variable_stride_per_key():
-        changes["stride_per_key_per_rank"] = batch.stride_per_key_per_rank()
-    return KeyedJaggedTensor(batch.keys(), batch.values(), lengths=batch.lengths(), **changes)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_kinds_are_what_they_are_called():
-    """Otherwise they train as alone, too: weights, means, positions and order change outputs."""
-    plain, weighted, sized = (features(name, 0, 0) for name in ("bags", "weighted", "variable"))
-    keys, order = sized.inverse_indices()
-    ones = torch.ones(len(weighted.values()))
-    processed = make(KINDS["feature-processed bags"]).parts[0]
-    others = {
-        "weighted bags": outputs("weighted bags", like(weighted, weights=ones)),
-        "several modules": outputs("several modules", like(weighted, weights=ones)),
-        "bags pooled by the mean": outputs("bags"),
-        "batches of one size for each feature": outputs(
-            "batches of one size for each feature",
-            like(sized, inverse_indices=(keys, order.sort(dim=1).values)),
-        ),
-        "feature-processed bags": joined(
-            processed._embedding_bag_collection(
-                like(plain, weights=torch.ones(len(plain.values())))
-            )
-        ).detach(),
-    }
-    for kind, other in others.items():
-        assert _distance(outputs(kind), other) > 1e-3, kind
-    both = make(KINDS["features of several tables, tables of several features"])
-    assert [len(part(plain).keys()) for part in both.parts] == [6, 6]
-    tables_of_own = make(KINDS["tables with optimizers of their own"])
-    fuse(KINDS["tables with optimizers of their own"], tables_of_own)
-    rules = {
-        (weight._optimizer_classes[0], weight._optimizer_kwargs[0]["lr"])
-        for weight in tables_of_own.parameters()
-    }
-    assert len(rules) == len(tables(tables_of_own))
 
 
 def test_the_page_of_modules_lists_these_kinds():

@@ -1,7 +1,6 @@
 """Learning rates and clipping reach the parts of a sharded model that they are for."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,11 @@ from tests.preloaded.ranks import run_ranks
 pytestmark = pytest.mark.slow
 
 
-def train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[str, Any]]:
+def train(rank: Rank) -> dict[str, list[dict[str, float]]]:
+    return {name: _train(rank, *options) for name, options in OPTIONS.items()}
+
+
+def _train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[str, float]]:
     """How far tables, replicas and dense layers moved in each of three steps."""
     config = replace(
         optimizers("sgd"),
@@ -69,28 +72,26 @@ def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> float:
 
 
 PARTS = ("tables", "replicas", "dense")
+HALF_AT_FIRST = Schedule(warmup_steps=2, decay_start_step=2, decay_steps=1)
+OPTIONS = {
+    "half": (None, HALF_AT_FIRST),
+    "constant": (None, Schedule()),
+    "stopping": (None, Schedule(decay_start_step=0, decay_steps=1)),
+    "clipped": (1e-4, Schedule()),
+}
 
 
-def test_schedule_moves_all_parts():
+def test_schedules_move_all_parts_and_clipping_holds_the_dense_part():
     """Half the rate, the whole rate, none at all."""
-    schedule = Schedule(warmup_steps=2, decay_start_step=2, decay_steps=1)
-    assert [schedule.factor(step) for step in (0, 1, 3)] == [0.5, 1.0, 0.0]
-    scheduled = run_ranks(train, 2, None, schedule)
-    constant = run_ranks(train, 2, None, Schedule())
+    assert [HALF_AT_FIRST.factor(step) for step in (0, 1, 3)] == [0.5, 1.0, 0.0]
+    moves = run_ranks(train, 2)
     for part in PARTS:
-        assert constant[0][part] > 0
-        ratio = scheduled[0][part] / constant[0][part]
-        assert abs(ratio - 0.5) < 1e-3, part
-
-    stopping = run_ranks(train, 2, None, Schedule(decay_start_step=0, decay_steps=1))
-    for part in PARTS:
-        assert stopping[0][part] > 0
-        assert stopping[1][part] == stopping[2][part] == 0
-
-
-def test_clipping_holds_the_dense_part():
-    clipped = run_ranks(train, 2, 1e-4, Schedule())
-    for move in clipped:
+        constant, stopping = ([move[part] for move in moves[n]] for n in ("constant", "stopping"))
+        assert constant[0] > 0
+        assert abs(moves["half"][0][part] / constant[0] - 0.5) < 1e-3, part
+        assert stopping[0] > 0
+        assert stopping[1] == stopping[2] == 0
+    for move in moves["clipped"]:
         assert move["dense"] <= 0.5 * 1e-4 * 1.01
         assert move["tables"] > 5e-4
         assert move["replicas"] > 1e-3

@@ -10,28 +10,24 @@ import pytest
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.test_utils.test_model import TestSparseNN as SparseNN
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
+from dlrm_sharded import ShardedPlanner, Topology
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.drop_in import sharded_planner
 from dlrm_sharded.drop_in.job_ranks import rank_in_group
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, RankError
+from dlrm_sharded.files.errors import ConfigError, RankError
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.model.torchrec_adapter import from_torchrec, to_torchrec
-from dlrm_sharded.plans.layouts import Replicas
-from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
+from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.search import SearchSharder
 from tests.distributed.torchrec_modules import table_configs
 from tests.preloaded.ranks import gathered, run_ranks
@@ -190,26 +186,6 @@ def test_what_one_rank_refuses_no_rank_waits_for():
     assert (first[2], second[2]) == (False, True), "the group's first rank reports it"
 
 
-def fail_on_rank_zero(rank: Rank) -> list[str]:
-    """Every rank gets the planner's exception, none waits for a timeout."""
-    planner = ShardedPlanner(
-        RandomSharder(), topology=Topology(rank.world_size, 10, compute_device="cpu")
-    )
-    model = SparseNN(tables=bags("t", 2), dense_device=rank.device, sparse_device=META)
-    try:
-        planner.collective_plan(model)
-    except InfeasibleTaskError as error:
-        return gathered(rank, str(error))
-    return ["no error"]
-
-
-def test_failure_reaches_every_rank():
-    messages = run_ranks(fail_on_rank_zero, 2)
-    assert len(messages) == 2
-    assert messages[0] == messages[1]
-    assert "no plan can fit" in messages[0]
-
-
 def small_dlrm() -> DLRM:
     tables = EmbeddingBagCollection(tables=table_configs([50] * 5, [16]), device=META)
     return DLRM(tables, 3, dense_arch_layer_sizes=[8, 16], over_arch_layer_sizes=[8, 1])
@@ -220,32 +196,3 @@ def ranks_of_tables(**options: Any) -> list[list[int]]:
     plan = ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm(), **options)
     (module,) = plan.plan.values()
     return [parameter.ranks for parameter in module.values()]
-
-
-TOPOLOGY = Topology(4, 10**6, local_world_size=2, compute_device="cpu")
-
-
-TABLES = (Table("a", 40, 16, 1.0), Table("b", 30, 8, 1.0))
-
-
-@pytest.mark.parametrize(
-    "shards",
-    [
-        (Shard("a", 0, (0, 40), (0, 16)), Shard("b", 3, (0, 30), (0, 8))),
-        (
-            Shard("a", 0, (0, 40), (0, 4)),
-            Shard("a", 2, (0, 40), (4, 16)),
-            Shard("b", 3, (0, 30), (0, 8)),
-        ),
-        (
-            *(Shard("a", r, (10 * r, 10 * r + 10), (0, 16)) for r in range(4)),
-            *(Shard("b", 2 + r, (15 * r, 15 * r + 15), (0, 8)) for r in range(2)),
-        ),
-        (Shard("a", 0, (0, 40), (0, 16)), *Replicas(4).shards(TABLES[1])),
-    ],
-    ids=["whole", "columns", "rows", "replicas"],
-)
-def test_there_and_back(shards):
-    plan = ShardingPlan(4, shards)
-    module_plan = to_torchrec(plan, TABLES, TOPOLOGY)
-    assert sorted(from_torchrec(module_plan, TABLES, 4)) == sorted(shards)

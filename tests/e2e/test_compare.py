@@ -191,23 +191,18 @@ def test_a_topology_of_ones_own(tmp_path):
     ("words", "message"),
     [
         (["tasks=none"], "tasks is 'none', and no task is there"),
-        (["tasks=*/tasks.json"], "no task is there"),
         (["tasks=bad/*.json"], "bad/task_0.json"),
         ([], "name tasks=, a folder or a pattern"),
         (["tasks=tasks", "task_set=paper"], "and not both"),
         (["task_set=papers"], "task_set is 'papers'; known: paper"),
         (["tasks=tasks", "num=3"], "num=3 has no effect"),
-        (["tasks=tasks", "sharders=[dims]"], "dims"),
         (["tasks=tasks", "sharders=[dim,dim]"], "names 'dim' twice"),
-        (["tasks=tasks", "sharders=[dim;weights=1]"], "weights"),
         (["tasks=tasks", "reference=size"], "reference is 'size', must be one of dim"),
-        (["tasks=tasks", "out=tasks/task_0.json"], "is not a folder"),
         (["tasks=tasks", "format=xlsx"], "must be csv or parquet"),
         (["tasks=tasks", "cost_model=none"], "cost_model is none"),
         (["tasks=tasks", "hardware=h100"], "the task is for CPUs"),
         (["task_set=dreamshard_table_1", "num=1", "measured=true"], "leave measured out"),
         (["tasks=tasks", "ranks=[8]"], "ranks=[8] has no effect: topologies="),
-        (["tasks=tasks", "topologies=[h100]"], "h100"),
         (["tasks=tasks", "topologies=[detect]"], "topology detect names no hardware"),
         (["tasks=tasks", "topologies=h100_80gb", "hardware=h100"], "topologies name their GPUs"),
         (["tasks=tasks", "topologies=h100_80gb", "ranks=[8,8]"], "names one number twice"),
@@ -233,17 +228,10 @@ def test_refuses(words, message, tasks):
     assert not (tasks / "comparison").exists()
 
 
-@pytest.mark.parametrize(
-    ("paths", "names"),
-    [
-        (["x/task.json", "y/task.json"], ["x-task", "y-task"]),
-        (["x/a.json", "y/b.json"], ["a", "b"]),
-    ],
-    ids=["same_names", "other_names"],
-)
-def test_tasks_of_many_folders(tmp_path, paths, names):
-    for path in paths:
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        write_json(tmp_path / path, TASK.to_json())
+def test_tasks_of_many_folders(tmp_path):
+    for path in (tmp_path / "x", tmp_path / "y"):
+        path.mkdir()
+        write_json(path / "task.json", TASK.to_json())
     compare(tmp_path, "sharders=[dim]", "tasks=*/*.json", "out=out")
+    names = ["x-task", "y-task"]
     assert sorted(path.name for path in (tmp_path / "out" / "plans").iterdir()) == names

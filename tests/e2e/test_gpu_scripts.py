@@ -12,22 +12,15 @@ from tests.e2e.runs import ROOT, environment
 pytestmark = pytest.mark.slow
 
 
-def rehearsed(out: Path, parts: str, exit_code: int = 0) -> dict[str, list[dict[str, Any]]]:
-    """Rehearse parts; return the lines of each of them."""
-    words = ["--out", str(out), "--parts", parts, "--small"]
-    preloaded.run(
-        str(ROOT / "scripts" / "first_gpu.py"), *words, env=environment(), exit_code=exit_code
-    )
+def test_all_parts_of_a_gpu(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--small"]
+    script = str(ROOT / "scripts" / "first_gpu.py")
+    preloaded.run(script, *words, env=environment(), timeout=1200, exit_code=0)
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in map(json.loads, (out / "results.jsonl").read_text().splitlines()):
+    for line in map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines()):
         found.setdefault(line["part"], []).append(line)
-    return found
-
-
-def test_the_first_parts_of_a_gpu(tmp_path: Path) -> None:
-    found = rehearsed(tmp_path, "environment,kernels")
     for *cases, end in found.values():
-        assert end["status"] == "ok"
+        assert end["status"] == "ok", end
         assert not [case for case in cases if "error" in case]
     environment_cases = {case["case"]: case for case in found["environment"][:-1]}
     assert environment_cases["probe"]["gemm_gflops"] > 0
@@ -35,13 +28,6 @@ def test_the_first_parts_of_a_gpu(tmp_path: Path) -> None:
     assert len(kernels) == 9
     assert all(0 < case["lookup_error"] < 1e-6 for case in kernels)
     assert all(0 < case["weight_error"] < 1e-5 for case in kernels)
-
-
-def test_the_other_parts_of_a_gpu(tmp_path: Path) -> None:
-    found = rehearsed(tmp_path, "tests,mlperf,run,ranks")
-    for *cases, end in found.values():
-        assert end["status"] == "ok", end
-        assert not [case for case in cases if "error" in case]
     assert all(case["skipped"] is False for case in found["tests"][:-1])
     names = [case["case"] for case in found["mlperf"][:-1]]
     assert names[:2] == ["32 sparse_dist", "32 base"]

@@ -131,18 +131,11 @@ def test_plans_for_this_machine(task_json):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task=task.json", "sharder=nope"], "size_lookup"),
         (["task=task.json", "sharder.seeed=1"], "seeed"),
         (["task=none.json"], "cannot read the task file none.json"),
         ([], "either task=task.json or data="),
         (["task=task.json", "data=rm1"], "and not both"),
         (["task=huge.json"], TOO_LARGE),
-        (["task=huge.json", "sharder=size_lookup"], TOO_LARGE),
-        (["task=empty.json"], "no tables"),
-        (
-            ["task=task.json", "sharder=plan_file", "sharder.path=huge.json"],
-            "missing required field",
-        ),
         (["task=task.json", "sharder._target_=my.own.Sharder"], "my.own.Sharder"),
         (["task=task.json", "cost_model=none", "explain=true"], "cost_model=learned"),
     ],
@@ -151,7 +144,6 @@ def test_plans_for_this_machine(task_json):
 def test_says_what_is_wrong(task_json, overrides, message):
     folder = task_json.parent
     write_json(folder / "huge.json", small_tasks()["w2-huge_table"].to_json())
-    write_json(folder / "empty.json", small_tasks()["w3-mixed"].to_json() | {"tables": []})
     before = sorted(folder.iterdir())
     done = plan(folder, *overrides, exit_code=2)
     assert message in done.stderr

@@ -115,10 +115,7 @@ def test_a_run_that_was_killed_goes_on_at_once(living_run, tmp_path):
     ("override", "reason"),
     [
         ("seed=4", "seed is 4"),
-        ("trainer.num_steps=4", "the run ends after 4"),
         ("data.seed=9", "data.seed is 9 and was 3"),
-        ("data.alpha=0.2", "data.alpha is 0.2 and was 0.9"),
-        ("model.over_layers=[32,1]", "model.over_layers is [32, 1] and was [64, 1]"),
         ("resume=never", "holds a run already"),
         ("sharder._target_=no.such.Sharder", "no.such.Sharder"),
     ],

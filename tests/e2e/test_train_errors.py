@@ -30,7 +30,6 @@ def refusal(done: preloaded.Ended) -> str:
 
 BAD_INPUT = {
     "sharder": (["sharder=nope"], ["nope", "size_lookup", "torchrec"]),
-    "key": (["trainer.num_stepz=3"], ["num_stepz"]),
     "huge_table": (["topology.memory_gib=0.0001"], ["no plan can fit", "topology.memory_gib"]),
     "no_tables": (["data.tables._target_=builtins.tuple"], ["data.tables has no tables"]),
     "batch_size": (["batch_size=255"], ["batch_size is 255", "2 ranks"]),
@@ -44,9 +43,7 @@ BAD_INPUT = {
         ["the loss is", "at step"],
     ),
     "model": (["model.over_layers=[8]"], ["model.over_layers"]),
-    "experiment": (["experiment=nope"], ["nope", "mlperf_dcnv2"]),
     "kind": (["trainer.num_steps=abc"], ["trainer.num_steps is 'abc'", "integer"]),
-    "null": (["sharder=null"], ["must be a string or a list"]),
     "ids": (
         ["data._target_=own_datasets.OutOfRange", "data.bounds=error"],
         ["feature 't000' of table 't000'", "has ids beyond its", "in training batch 1"],
@@ -57,7 +54,6 @@ BAD_INPUT = {
     ),
     "bounds": (["data.bounds=raise"], ["data.bounds is 'raise'; known: warn, error, ignore"]),
     "memory": (["batch_size=200000000"], ["needs", "GiB are available", "lower batch_size"]),
-    "adam_on_cpu": (["optimizer=adam"], ["CUDA only"]),
 }
 
 
@@ -84,13 +80,11 @@ def test_bad_input(name, tmp_path):
     assert not left or name in ("nan", "ids", "negative", "memory")
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing"])
-def test_a_damaged_cost_model(damage, artifact, tmp_path):
+def test_a_damaged_cost_model(artifact, tmp_path):
     """One message and exit code 2 before anything is planned."""
     copy = tmp_path / artifact.name
-    if damage == "truncated":
-        data = artifact.read_bytes()
-        copy.write_bytes(data[: len(data) // 2])
+    data = artifact.read_bytes()
+    copy.write_bytes(data[: len(data) // 2])
     done = train(tmp_path / "run", *SMALL_RUN, f"cost_model.artifact={copy}", exit_code=1)
     message = refusal(done)
     assert str(copy) in message
@@ -98,20 +92,12 @@ def test_a_damaged_cost_model(damage, artifact, tmp_path):
     assert kinds_of_files(tmp_path / "run") <= LEFT
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [
-        ("/proc/x/y", "No such file or directory: /proc/x"),
-        ("{}/file/run", "Not a directory: {}/file/run"),
-    ],
-    ids=["proc", "below_a_file"],
-)
-def test_a_run_folder_that_cannot_be_made(folder, message, tmp_path):
+def test_a_run_folder_that_cannot_be_made(tmp_path):
     """Rank 0 alone makes it; the others learn of it instead of waiting for rank 0."""
     (tmp_path / "file").touch()
-    run_dir = Path(folder.format(tmp_path))
+    run_dir = tmp_path / "file" / "run"
     done = train(run_dir, *SMALL_RUN, "sharder=dim", launcher="ours", exit_code=2)
-    assert done.stderr.splitlines() == [f"error: {message.format(tmp_path)}"]
+    assert done.stderr.splitlines() == [f"error: Not a directory: {run_dir}"]
 
 
 @pytest.mark.parametrize("where", ["init", "batch"])
@@ -154,10 +140,3 @@ def test_lost_rank_ends_the_job(tmp_path):
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.communicate()
-
-
-def test_leaves_another_run_alone(run_dir):
-    before = {path: path.stat().st_mtime_ns for path in run_dir.glob("*.json")}
-    done = train(run_dir, *SMALL_RUN, exit_code=1)
-    assert "holds a run already" in done.stderr
-    assert {path: path.stat().st_mtime_ns for path in run_dir.glob("*.json")} == before

@@ -11,19 +11,10 @@ from tests.preloaded.ranks import free_port
 
 pytestmark = pytest.mark.slow
 
-DIFFERENCES = {
-    "learning_rate": ("optimizer.dense_learning_rate", ["0.01", "0.5"]),
-    "seed": ("seed", ["0", "1"]),
-    "batch_size": ("batch_size", ["256", "512"]),
-    "sharder": ("sharder.weight", ["dim", "size"]),
-    "timeout": ("timeout_s", ["100", "200"]),
-}
 
-
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_a_difference_is_named_with_its_hosts(name, tmp_path):
+def test_a_difference_is_named_with_its_hosts(tmp_path):
     """They trained together in silence, to an AUROC that meant nothing."""
-    key, values = DIFFERENCES[name]
+    key, values = "optimizer.dense_learning_rate", ["0.01", "0.5"]
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [

@@ -34,7 +34,7 @@ def needs_gpus(number: int) -> list[pytest.MarkDecorator]:
 
 ON_GPUS = pytest.param("cuda", marks=needs_gpus(1))
 ON_CPU = pytest.param("cpu", marks=pytest.mark.slow)
-"""A rehearsal is slow, because `tests/distributed` holds the same in `make test`."""
+"""A rehearsal of what only tests of GPUs call; `tests/distributed` calls the rest on CPUs."""
 
 
 def run_on(

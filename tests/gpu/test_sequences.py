@@ -17,12 +17,9 @@ def train_all(rank: Rank) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-@pytest.mark.parametrize(
-    ("device", "num_ranks"),
-    [("cpu", 2), *(pytest.param("cuda", n, marks=needs_gpus(n)) for n in NUM_RANKS)],
-)
-def test_sequences_train_like_one_cpu(device: str, num_ranks: int, kind: str, name: str) -> None:
-    found = results_on(device, train_all, num_ranks)
+@pytest.mark.parametrize("num_ranks", [pytest.param(n, marks=needs_gpus(n)) for n in NUM_RANKS])
+def test_sequences_train_like_one_cpu(num_ranks: int, kind: str, name: str) -> None:
+    found = results_on("cuda", train_all, num_ranks)
     assert "error" not in found, found["error"]
     result = found[f"{kind}-{name}"]
     assert result["lies"] == result["planned"]

@@ -42,20 +42,7 @@ from tests.preloaded.ranks import environment, finish_all, gathered
 TOO_WIDE = MAX_SHARD_COLUMNS["cuda"] + 4
 """Smallest width that FBGEMM's kernels on CUDA refuse."""
 
-EMBEDDING_OPTIMIZERS = {
-    "cpu": ("sgd", "rowwise_adagrad", "elementwise_adagrad"),
-    "cuda": ("sgd", "rowwise_adagrad", "elementwise_adagrad", "adam"),
-}
-JOBS = [
-    ("cpu", 2, []),
-    ("cuda", 1, needs_gpus(1)),
-    ("cuda", 2, needs_gpus(2)),
-    ("cuda", max(len(gpus()), 3), needs_gpus(3)),
-]
-
-
-KINDS = {"cpu": ["rows_and_columns", "replicas"], "cuda": list(PLANS)}
-"""Kinds of plans; `tests/distributed` trains all of them on CPUs."""
+EMBEDDING_OPTIMIZERS = ("sgd", "rowwise_adagrad", "elementwise_adagrad", "adam")
 
 
 def can_train(kind: str, embedding: str) -> bool:
@@ -63,36 +50,29 @@ def can_train(kind: str, embedding: str) -> bool:
     return not kind.startswith("replicas") or embedding in CAN_REPLICATE
 
 
-CASES = [
-    pytest.param(device, num_ranks, embedding, kind, marks=marks)
-    for device, num_ranks, marks in JOBS
-    for embedding in EMBEDDING_OPTIMIZERS[device]
-    for kind in KINDS[device]
-    if can_train(kind, embedding)
-]
+CASES = [(kind, name) for kind in PLANS for name in EMBEDDING_OPTIMIZERS if can_train(kind, name)]
 
 
 def train_under_all_plans(rank: Rank) -> dict[str, Any]:
-    optimizers = EMBEDDING_OPTIMIZERS[rank.device.type]
-    kinds = KINDS[rank.device.type]
-    cases = [(kind, name) for kind in kinds for name in optimizers if can_train(kind, name)]
-    return train_sharded(rank, cases)
+    return train_sharded(rank, CASES)
 
 
-@pytest.mark.parametrize(("device", "num_ranks", "embedding", "kind"), CASES)
-def test_trains_like_one_cpu_in_fp64(device, num_ranks, embedding, kind):
-    results = results_on(device, train_under_all_plans, num_ranks)
+@pytest.mark.parametrize(("kind", "embedding"), CASES)
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(n, marks=needs_gpus(n)) for n in (1, 2, max(len(gpus()), 3))]
+)
+def test_trains_like_one_cpu_in_fp64(num_ranks, kind, embedding):
+    results = results_on("cuda", train_under_all_plans, num_ranks)
     assert "error" not in results, results["error"]
     sharded = results[f"{kind}-{embedding}"]
     assert_alike(sharded, train_unsharded(kind, embedding, num_ranks, sharded["initial"]))
 
 
-@pytest.mark.parametrize("device", [ON_CPU, pytest.param("cuda", marks=needs_gpus(4))])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=needs_gpus(4))])
 def test_rows_over_one_of_two_hosts(device):
-    optimizers = EMBEDDING_OPTIMIZERS[device]
-    cases = [("host_rows", embedding) for embedding in optimizers]
+    cases = [("host_rows", embedding) for embedding in EMBEDDING_OPTIMIZERS]
     results = run_on(device, train_sharded, cases, num_ranks=4, local_world_size=2)
-    for embedding in optimizers:
+    for embedding in EMBEDDING_OPTIMIZERS:
         sharded = results[f"host_rows-{embedding}"]
         assert_alike(sharded, train_unsharded("host_rows", embedding, 4, sharded["initial"]))
         assert sharded["fused_modules"] == [0, 1]  # rank 0 is on the other host

@@ -68,9 +68,7 @@ def static(address: str) -> list[str]:
 
 RENDEZVOUS = {
     "c10d_by_name": c10d("dlrm1"),
-    "c10d_by_address": c10d("10.77.1.1"),
     "c10d_at_the_second_host": c10d("dlrm2"),
-    "static_by_name": static("dlrm1"),
     "static_by_address": static("10.77.1.1"),
 }
 

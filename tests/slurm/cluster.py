@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -36,9 +35,6 @@ START_LIMIT_S = 300.0
 STOP_LIMIT_S = 5.0
 REQUEUE_LIMIT_S = 600.0
 
-# Any device does for a GPU, but a plain file does not.
-NULL_DEVICE = os.makedev(1, 3)
-
 
 def why_not() -> str | None:
     """What keeps `slurm_cluster` from starting here."""
@@ -58,7 +54,7 @@ def why_not() -> str | None:
 class Cluster:
     """A running Slurm; jobs go to partition `debug`.
 
-    It takes nodes from jobs of partition `low`, which run again, and of `low_cancel`, which end.
+    It takes nodes from jobs of partition `low`, which run again.
     """
 
     folder: Path
@@ -66,30 +62,21 @@ class Cluster:
     environment: Mapping[str, str]
     namespace: Path
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: Path,
-        env: Mapping[str, str] | None = None,
-        timeout: float = 600,
-    ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run`, but `env` is added to the cluster's, and no child is left behind."""
-        with self.popen(argv, cwd=cwd, env=env) as process:
+    def run(self, argv: Sequence[str], *, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """As `subprocess.run`, and no child is left behind."""
+        with self.popen(argv, cwd=cwd) as process:
             try:
-                stdout, stderr = process.communicate(timeout=timeout)
+                stdout, stderr = process.communicate(timeout=600)
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
         return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
 
-    def popen(
-        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+    def popen(self, argv: Sequence[str], *, cwd: Path) -> subprocess.Popen[str]:
         """A command that leads a session of its own, with pipes for its output and errors."""
         return subprocess.Popen(
             ["nsenter", f"--mount={self.namespace}", "env", f"--chdir={cwd.absolute()}", *argv],
-            env={**self.environment, **(env or {})},
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -97,19 +84,15 @@ class Cluster:
             start_new_session=True,
         )
 
-    def submit(self, *argv: str, cwd: Path) -> str:
-        """The id of a job handed to sbatch."""
-        return self._ask("sbatch", "--parsable", *argv, cwd=cwd).strip()
-
-    def states(self, job_id: str, *, all_runs: bool = False) -> list[str]:
-        """What sacct says of each component of a job, of its last run or also of those before.
+    def states(self, job_id: str) -> list[str]:
+        """What sacct says of each component of a job, of its last run.
 
         It says nothing for a second after a job was submitted, and for five seconds after its
         start it may still say PENDING, or leave out components.
         """
         return self._ask(
             *("sacct", "--allocations", "--noheader", "--parsable2", "--format=State"),
-            *(f"--jobs={job_id}", *(["--duplicates"] if all_runs else [])),
+            f"--jobs={job_id}",
         ).splitlines()
 
     def wait_for(
@@ -131,12 +114,10 @@ class Cluster:
     def requeue(self, job_id: str) -> None:
         self._ask("scontrol", "requeue", job_id)
 
-    def preempt(self) -> str:
-        """The id of a job that takes all nodes for a moment from whatever can be preempted."""
-        return self.submit(
-            *(f"--nodes={len(self.nodes)}", "--exclusive", "--output=/dev/null", "--wrap=true"),
-            cwd=self.folder,
-        )
+    def preempt(self) -> None:
+        """Let a job take all nodes for a moment from whatever can be preempted."""
+        size = (f"--nodes={len(self.nodes)}", "--exclusive")
+        self._ask("sbatch", *size, "--output=/dev/null", "--wrap=true")
 
     def start_now(self, job_id: str) -> None:
         """Start a requeued job, once it is PENDING again.
@@ -154,29 +135,19 @@ class Cluster:
         time.sleep(1)
         self._ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
-    def _ask(self, *argv: str, cwd: Path | None = None) -> str:
-        done = self.run(argv, cwd=cwd or self.folder)
+    def _ask(self, *argv: str) -> str:
+        done = self.run(argv, cwd=self.folder)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr}")
         return done.stdout
 
 
 @contextmanager
-def slurm_cluster(
-    folder: Path,
-    *,
-    nodes: int = 2,
-    cpus: int = 4,
-    memory_mb: int = 8000,
-    fake_gpus: int = 0,
-    kill_wait_s: int = 30,
-) -> Iterator[Cluster]:
-    """Nodes `dlrm1`, `dlrm2` and so on, each of this size whatever the machine has.
+def slurm_cluster(folder: Path) -> Iterator[Cluster]:
+    """Two nodes, `dlrm1` and `dlrm2`, of one size whatever the machine has.
 
     Args:
         folder: for settings and logs, and the database while it runs.
-        kill_wait_s: from SIGTERM to SIGKILL, for a job that is cancelled or preempted and for the
-            nodes on which a step goes on when it has failed on another.
 
     Raises:
         RuntimeError: it did not start, with what its daemons logged; or something of it lived on
@@ -184,22 +155,13 @@ def slurm_cluster(
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    addresses = {f"dlrm{number}": f"127.0.1.{number}" for number in range(1, nodes + 1)}
+    addresses = {f"dlrm{number}": f"127.0.1.{number}" for number in (1, 2)}
     hosts = "".join(f"{address}\t{name}\n" for name, address in addresses.items())
     (folder / "hosts").write_text(hosts + Path("/etc/hosts").read_text())
-    gpus = [folder / f"gpu{number}" for number in range(fake_gpus)]
-    for gpu in gpus:
-        os.mknod(gpu, stat.S_IFCHR | 0o600, NULL_DEVICE)
-    (folder / "gres.conf").write_text("".join(f"Name=gpu File={gpu}\n" for gpu in gpus))
+    (folder / "gres.conf").touch()
     # The path of a socket has at most 107 bytes, which those below a test's folder may exceed.
     with TemporaryDirectory(prefix="slurm-", dir="/tmp") as sockets:
-        _write_settings(
-            folder,
-            sockets,
-            addresses,
-            size=f"CPUs={cpus} RealMemory={memory_mb}" + (f" Gres=gpu:{fake_gpus}" if gpus else ""),
-            kill_wait_s=kill_wait_s,
-        )
+        _write_settings(folder, sockets, addresses)
         with mount_namespace(folder / "hosts") as namespace:
             cluster = Cluster(
                 folder=folder,
@@ -214,25 +176,15 @@ def slurm_cluster(
                     _end_jobs(cluster)
 
 
-def _write_settings(
-    folder: Path,
-    sockets: str,
-    addresses: Mapping[str, str],
-    *,
-    size: str,
-    kill_wait_s: int,
-) -> None:
+def _write_settings(folder: Path, sockets: str, addresses: Mapping[str, str]) -> None:
     controller_port, accounting_port, *node_ports = _free_ports(2 + len(addresses))
     nodes = [
-        f"NodeName={name} NodeAddr={address} Port={port} {size}"
+        f"NodeName={name} NodeAddr={address} Port={port} CPUs=4 RealMemory=8000"
         for (name, address), port in zip(addresses.items(), node_ports, strict=True)
     ]
     places = {"folder": folder, "sockets": sockets, "accounting_port": accounting_port}
     slurm_conf = SLURM_CONF.format(
-        **places,
-        controller_port=controller_port,
-        kill_wait_s=kill_wait_s,
-        nodes="\n".join(nodes),
+        **places, controller_port=controller_port, nodes="\n".join(nodes)
     )
     (folder / "slurm.conf").write_text(slurm_conf)
     _write_secret(folder / "slurmdbd.conf", SLURMDBD_CONF.format(**places).encode())

@@ -26,7 +26,7 @@ SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=1
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
-KillWait={kill_wait_s}
+KillWait=10
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 AccountingStorageType=accounting_storage/slurmdbd
@@ -37,7 +37,6 @@ GresTypes=gpu
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES PriorityTier=2 PreemptMode=OFF
 PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE
-PartitionName=low_cancel Nodes=ALL PriorityTier=1 PreemptMode=CANCEL
 """
 SLURMDBD_CONF = """\
 DbdHost=localhost

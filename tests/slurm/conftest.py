@@ -14,5 +14,5 @@ def needs_slurm() -> None:
 
 @pytest.fixture(scope="session")
 def slurm(needs_slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), kill_wait_s=10) as cluster:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
