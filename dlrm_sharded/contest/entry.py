@@ -19,7 +19,6 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.runs.paired import PairedRatio, paired_ratio
 from dlrm_sharded.sharders.planning import Planner
 
 KIB_PER_MIB = 1024
@@ -107,13 +106,6 @@ class Measurement:
 
     rounds_ms: Mapping[str, tuple[float, ...]]
     costs: Mapping[str, PlanCost]
-
-    def ratios(self, reference: str) -> dict[str, PairedRatio]:
-        """Return each plan's cost over that of a sharder's plan, from pairs of a round."""
-        return {
-            sharder: paired_ratio(rounds, self.rounds_ms[reference])
-            for sharder, rounds in self.rounds_ms.items()
-        }
 
 
 def solve(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any]]:

@@ -16,6 +16,7 @@ from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.files.json_files import replaced_file
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, STAGE_LABELS, STAGES
 from dlrm_sharded.plans.plan_report import with_costs
+from dlrm_sharded.runs.paired import paired_ratio
 
 MAX_COSTLIEST = 3
 """Number of tables that a diagnosis in short names."""
@@ -146,8 +147,10 @@ def _measured(case: Case, found: Measurement | None, reference: str) -> dict[str
     """Return the figures of a measured plan; None where it or the reference was not measured."""
     if found is None or case.sharder not in found.costs:
         return dict.fromkeys(MEASURED_COLUMNS)
-    ratio = found.ratios(reference)[case.sharder] if reference in found.costs else None
-    ratios = (None,) * 3 if ratio is None else (ratio.ratio, ratio.low, ratio.high)
+    ratios: tuple[float | None, ...] = (None,) * 3
+    if reference in found.costs:
+        ratio = paired_ratio(found.rounds_ms[case.sharder], found.rounds_ms[reference])
+        ratios = (ratio.ratio, ratio.low, ratio.high)
     values = (found.costs[case.sharder].cost_ms, *ratios)
     return dict(zip(MEASURED_COLUMNS, values, strict=True))
 
