@@ -19,8 +19,7 @@ from dlrm_sharded.search.problem import Blocks, Problem
 from dlrm_sharded.search.state import State
 
 MAX_PACKINGS = 12
-"""Largest number of attempts to pack units by memory alone; with 12, up to 512 of the largest units
-become row blocks."""
+"""Largest number of attempts to pack units by memory alone."""
 
 
 def first_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
@@ -68,21 +67,19 @@ def placed_plan(
 def _packed_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
     """Return a state in which units are placed by memory alone; None if none was found that fits.
 
-    Units that find no room become row blocks, then more and more of the largest ones, too.
+    Units that find no room become row blocks, and all are placed again.
     """
-    size = problem.size_bytes[problem.whole_shape]
-    largest = np.argsort(-size, kind="stable").tolist()
     cuts = _without_replicas(problem, cuts)
-    for attempt in range(MAX_PACKINGS):
+    for _ in range(MAX_PACKINGS):
         state = State(problem)
         left = _place_largest_first(state, cuts)
         if left == []:
             return _finished(state)
-        num_largest = 2**attempt // 4  # 0, 0, 1, 2, 4, ...
-        if left is None or num_largest >= len(largest):
+        in_rows = {unit: _cheapest_row_cut(problem, unit) for unit in left or ()}
+        if not any(in_rows.values()):
             return None
-        for unit in left + largest[:num_largest]:
-            cuts[unit] = _cheapest_row_cut(problem, unit) or cuts[unit]
+        for unit, cut in in_rows.items():
+            cuts[unit] = cut or cuts[unit]
     return None
 
 
