@@ -28,6 +28,7 @@ def test_replicas_have_room_where_others_make_it() -> None:
     whole = [UnitCut((int(steps),)) for steps in problem.num_steps]
     cuts = with_replicas(problem, whole)
     assert [cut.kind for cut in cuts] == [2, 2, None]
+    assert cuts in set(starts._start_cuts(problem, bound_ms=1e9)), "beside whole tables"
 
     tight_task = with_memory(TASK, TASK.table_bytes // 4 + 4)
     tight = dataclasses.replace(problem_of(tight_task, model_of("shipped")), **gains)
