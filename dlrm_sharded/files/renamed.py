@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 RENAMED: dict[str, str] = {
+    "dlrm_sharded.fitting.picture.cost_picture": (
+        "dlrm_sharded.calibration.hardware_costs.hardware_cost_model"
+    ),
     "dlrm_sharded.cost.neuroshard_paper.paper_cost_model": (
         "dlrm_sharded.cost.neuroshard.neuroshard_cost_model"
     ),

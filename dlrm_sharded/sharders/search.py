@@ -58,7 +58,7 @@ class SearchSharder:
             without a better plan.
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
-            it.
+            it; None for 0.05.
         exchange_precision: precision of exchanges; None for that of the run.
         table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it.
     """
@@ -73,7 +73,7 @@ class SearchSharder:
     seed: int = 0
     time_budget_s: float | None = 10.0
     patience: int = 10
-    split_error: float | None = SPLIT_ERROR
+    split_error: float | None = None
     exchange_precision: Any = None
     table_precision: str = "fp32"
 
