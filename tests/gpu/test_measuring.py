@@ -48,7 +48,7 @@ def collect_in_groups(rank: Rank) -> list[dict[str, Any]]:
 def test_collects_in_groups_of_the_ranks(device):
     rows = run_on(device, collect_in_groups)
     if device == "cpu":
-        assert {row["world_size"] for row in rows[:6]} > {NUM_CPU_RANKS, 2}
+        assert {row["world_size"] for row in rows[:6]} >= {NUM_CPU_RANKS, 2}
     assert len(rows) >= 1
     for row in rows:
         assert len(row["per_rank"]) == row["world_size"]
