@@ -10,7 +10,7 @@ from dlrm_sharded.files.remote_files import RemotePath
 RUN_FILE = "run.json"
 """File in a run's folder with the run's id and its starts."""
 
-NOT_COPIED = (".owner-", f"{FOLDER_NAME}/")
+NOT_COPIED = (".owner", f"{FOLDER_NAME}/")
 """Beginnings of names: a claim is of one host, and checkpoints are written where they are kept."""
 
 

@@ -64,4 +64,4 @@ def events_of(folder: Path) -> EventAccumulator:
 def kinds_of_files(folder: Path) -> set[str]:
     """First words of their names, but for the claims of owners, which every start leaves."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {p.name.split(".")[0] for p in files if not p.name.startswith(".owner-")}
+    return {p.name.split(".")[0] for p in files if not p.name.startswith(".owner")}

@@ -115,7 +115,7 @@ def test_event_file(run_dir):
 
 def test_only_rank_zero_writes(run_dir):
     names = {path.name.split(".tfevents")[0] for path in run_dir.iterdir()}
-    assert {name for name in names if not name.startswith(".owner-")} == {
+    assert {name for name in names if not name.startswith(".owner")} == {
         *(".hydra", "checkpoints", "events.out", "prices.safetensors", "train.log"),
         *(f"{name}.json" for name in ("memory", "plan", "result", "run", "task")),
     }

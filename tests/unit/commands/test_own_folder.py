@@ -19,7 +19,7 @@ def test_a_name_with_parts_of_hydras_config(tmp_path):
     config = composed_config("train", "sharder=dim", name, return_hydra_config=True)
     OwnRunFolder().on_run_start(config)
     assert not HydraConfig.initialized()
-    (claimed,) = (tmp_path / "dim").glob("*/.owner-1")
+    (claimed,) = (tmp_path / "dim").glob("*/.owner")
     HydraConfig.instance().set_config(config)
     try:
         assert Path(config.hydra.run.dir) == claimed.parent

@@ -35,7 +35,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a dataset": ("manifest.json", lambda path: Manifest.load(path.parent)),
     "lines": ("cases.jsonl", lambda path: LineFile(path, "case").read(dict)),
     "a line more": ("cases.jsonl", lambda path: LineFile(path, "case").append({})),
-    "a claim": (".owner-1", lambda path: owner.claim(path.parent).release()),
+    "a claim": (".owner", lambda path: owner.claim(path.parent).release()),
     "costs": ("costs.json", lambda path: read_costs(path.with_suffix(".parquet"))),
     "prices": ("prices.safetensors", artifact_kind),
 }

@@ -27,7 +27,7 @@ def filled(folder: Path, **files: str) -> Path:
 def test_what_changes_is_copied_and_a_claim_is_not(home, tmp_path):
     folder = filled(tmp_path / "a", plan_json="{}", _hydra__config_yaml="a: 1", train_log="1")
     filled(folder, checkpoints__step__part="x")
-    (folder / ".owner-1").write_text("me")
+    (folder / ".owner").write_text("me")
     copy = RemoteCopy(folder, home)
     copy.push()
     assert {*home.entries()} == {"plan.json", ".hydra", "train.log"}
