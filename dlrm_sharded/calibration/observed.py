@@ -131,7 +131,7 @@ def _of_exchange(
 ) -> Observed:
     """Return the times [W] of an exchange: rows for bags, sequences, and their row blocks."""
     exchanges = [communication.exchange_of(kind, workload)]
-    if kind in STEP_EXCHANGES and workload.is_sequence is not None:
+    if kind in STEP_EXCHANGES and workload.is_sequence.any():
         whole, _ = communication.sequence_factors[STEP_EXCHANGES.index(kind)]
         some = [workload.exchange(for_ids=False, sequences=of) for of in ((0, 0), (whole, 0))]
         exchanges = [*some, *exchanges]

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.cost.communication import Hosts
-from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.files.errors import DataError, shortened
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.plans.layouts import REPLICA_GROUP
@@ -131,7 +131,6 @@ class Sample:
         """
         workload = workload_of_plan(plan, task)
         tables = {table.name: table for table in task.tables}
-        modules = np.zeros(len(plan.shards), int) if workload.owner is None else workload.owner
         shards = [
             MeasuredShard(
                 rank=shard.rank,
@@ -152,7 +151,7 @@ class Sample:
                 workload.num_ids,
                 workload.reuse_histogram,
                 workload.group_size,
-                modules,
+                workload.owner,
                 strict=True,
             )
         ]
@@ -293,27 +292,21 @@ def _outside(key: str, value: float, least: float, most: float) -> Iterator[str]
 
 def workload_of_sample(sample: Sample) -> Workload:
     """Return the shards of a measured plan in the form that cost models predict."""
-    rows = [
-        (
-            shard.rank,
-            shard.group_size(sample.world_size),
-            shard.num_rows,
-            shard.num_cols,
-            sample.batch_size * shard.pooling_factor,
-        )
-        for shard in sample.shards
-    ]
-    histograms = [shard.reuse_histogram for shard in sample.shards]
-    workload = workload_of_rows(
-        sample.world_size, sample.ranks_per_host, sample.batch_size, rows, histograms
-    )
-    is_sequence = np.array([not shard.pooled for shard in sample.shards], dtype=bool)
-    # bags and sequences are never of one module, also where none is noted
-    owner = 2 * np.array([shard.module for shard in sample.shards]) + is_sequence
-    num_features = np.array([shard.num_features for shard in sample.shards], dtype=np.float64)
-    return dataclasses.replace(
-        workload,
-        is_sequence=is_sequence if is_sequence.any() else None,
-        owner=owner if owner.any() else None,
-        num_features=num_features if (num_features > 1).any() else None,
+    shards, size = sample.shards, sample.world_size
+    is_sequence = np.array([not shard.pooled for shard in shards])
+    return Workload(
+        world_size=size,
+        ranks_per_host=sample.ranks_per_host,
+        batch_size=sample.batch_size,
+        rank=np.array([shard.rank for shard in shards]),
+        group_size=np.array([shard.group_size(size) for shard in shards]),
+        num_rows=np.array([float(shard.num_rows) for shard in shards]),
+        num_cols=np.array([float(shard.num_cols) for shard in shards]),
+        num_ids=np.array([sample.batch_size * shard.pooling_factor for shard in shards]),
+        reuse_histogram=np.array([shard.reuse_histogram for shard in shards]),
+        is_half=np.zeros(len(shards), dtype=bool),
+        num_features=np.array([float(shard.num_features) for shard in shards]),
+        is_sequence=is_sequence,
+        # bags and sequences are never of one module, also where none is noted
+        owner=2 * np.array([shard.module for shard in shards]) + is_sequence,
     )

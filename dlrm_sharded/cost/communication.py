@@ -361,9 +361,8 @@ class CommunicationModel:
         for reduce in exchange.reduces:
             group = hosts.group(reduce.group_size)
             times += self.reduce_ms(kind, reduce.volume, reduce.num_shards, group)
-            if reduce.num_launches is not None:
-                [more_ms] = self.reduce_ms(kind, np.zeros(1), np.array([HARDLY_ANY]), group)
-                times += np.maximum(reduce.num_launches - 1, 0) * more_ms
+            [more_ms] = self.reduce_ms(kind, np.zeros(1), np.array([HARDLY_ANY]), group)
+            times += np.maximum(reduce.num_launches - 1, 0) * more_ms
         return times
 
     def reduce_ms(self, kind: str, volume: Floats, num_shards: Floats, group: Hosts) -> Floats:

@@ -346,14 +346,12 @@ class ComputeModel:
         """Return [S, C + 1], the inputs of the nets, and for slopes alone 1 for a sequence."""
         # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(profile_of(workload), self.profile_low, self.profile_high)
-        is_sequence = np.zeros(len(profile))
-        if workload.is_sequence is not None:
-            is_sequence[workload.is_sequence] = 1.0
-        return np.column_stack([(profile - self.profile_mean) / self.profile_std, is_sequence])
+        scaled = (profile - self.profile_mean) / self.profile_std
+        return np.column_stack([scaled, workload.is_sequence])
 
     def _half_factors(self, workload: Workload) -> tuple[Floats | float, Floats | float]:
         """Return factors of both directions, [S, 1] each: other than 1 for fp16 on a CPU."""
-        if workload.is_half is None or self.device.has_warps:
+        if self.device.has_warps:
             return 1.0, 1.0
         is_half = workload.is_half[:, None]
         forward, backward = CPU_HALF

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
-from dlrm_sharded.cost.shapes import BlockShapes, Indices, Shapes
-from dlrm_sharded.cost.workload import Floats, owners
+from dlrm_sharded.cost.shapes import BlockShapes, Shapes
+from dlrm_sharded.cost.workload import Floats, Indices, owners
 
 Mask = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)

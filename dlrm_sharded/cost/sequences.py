@@ -67,6 +67,4 @@ class SequencePrices:
 
 def sequence_rows(workload: Workload) -> Floats:
     """Return [S], thousands of different rows that sequences look up; 0 for bags."""
-    if workload.is_sequence is None:
-        return np.zeros_like(workload.num_cols)
     return np.where(workload.is_sequence, workload.num_unique / 1e3, 0.0)

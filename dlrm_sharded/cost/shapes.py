@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.local_profiles import local_histograms
-from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, pooling_of
+from dlrm_sharded.cost.workload import (
+    FLOAT_BYTES,
+    Floats,
+    Indices,
+    Mask,
+    TableArrays,
+    Workload,
+)
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout, trained_layouts
 from dlrm_sharded.plans.precision import TABLE_BYTES
-from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask, Topology
-
-Indices = NDArray[np.int64]
 
 STEPS_IN_MEMORY = 32
 """Steps of a table's columns that a rank can hold at least; larger ones would leave memory free."""
@@ -74,7 +76,7 @@ class BlockShapes:
 
     group_size: int
     num_groups: int
-    possible: NDArray[np.bool_]
+    possible: Mask
     block: Pieces
     last: Pieces
     reduce_volume: Floats
@@ -124,20 +126,21 @@ class Shapes:
                 columns. A table has more of them if its steps would be large for the memory.
             sequences: what bytes of sequences count for, see `ExchangePrices`.
         """
-        dims = np.array([table.embedding_dim for table in task.tables], dtype=np.int64)
+        topology, pricer = task.topology, PiecePricer(task, compute, sequences)
+        dims = pricer.tables.num_cols
         step = COLUMN_MULTIPLE * -(-dims // (COLUMN_MULTIPLE * max_widths))
-        step = np.array(list(map(_divisor, step.tolist(), _most_columns(task))), dtype=np.int64)
+        most_bytes = max(topology.rank_memory_bytes) // STEPS_IN_MEMORY
+        most = COLUMN_MULTIPLE * np.maximum(most_bytes // pricer.size_bytes(COLUMN_MULTIPLE), 1)
+        step = np.array(list(map(_divisor, step.tolist(), most.tolist())), dtype=np.int64)
         # Powers of two divide the widest shard, so that the widths of tables that are wider than
         # it include it.
-        is_too_wide = dims > task.topology.max_shard_columns
+        is_too_wide = dims > topology.max_shard_columns
         step[is_too_wide] = 1 << np.ceil(np.log2(step[is_too_wide])).astype(np.int64)
         num_widths = -(-dims // step)
         # the widths of all tables lie in one array, one table after the other
         first = np.concatenate([[0], num_widths.cumsum()])
         table = np.repeat(np.arange(len(dims)), num_widths)
         num_steps = np.arange(first[-1]) - first[table] + 1
-        topology = task.topology
-        pricer = PiecePricer(task, compute, sequences)
         num_cols = np.minimum(num_steps * step[table], dims[table])
         num_shards = np.ones_like(num_cols)
         for i in np.flatnonzero(is_too_wide).tolist():
@@ -171,19 +174,6 @@ def _divisor(step: int, most: int) -> int:
     )
 
 
-def _most_columns(task: ShardingTask) -> list[int]:
-    """Return [T], the columns of a step that is small enough for the memory of a rank."""
-    topology = task.topology
-    columns_bytes = [
-        topology.shard_bytes(
-            table.name, table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
-        )
-        for table in task.tables
-    ]
-    most_bytes = max(topology.rank_memory_bytes) // STEPS_IN_MEMORY
-    return [COLUMN_MULTIPLE * max(most_bytes // num_bytes, 1) for num_bytes in columns_bytes]
-
-
 def _num_shards(num_cols: list[int], topology: Topology) -> list[int]:
     """Return the equal shards of each width of one table; 0 where it is too wide for one lookup.
 
@@ -207,17 +197,9 @@ class PiecePricer:
         compute: ComputeModel,
         sequences: Sequence[float] = (1.0, 1.0),
     ) -> None:
-        self._task = task
-        self._compute = compute
-        self._sequences = sequences
-        self._dims = np.array([t.embedding_dim for t in task.tables], dtype=np.int64)
-        self._whole = np.array([t.num_embeddings for t in task.tables], dtype=np.int64)
-        self._num_ids = task.batch_size * np.array([t.pooling_factor for t in task.tables])
-        self._pooling = pooling_of(task.tables)
-        none = (0.0,) * NUM_REUSE_BINS
-        self._histograms = np.array([t.reuse_histogram or none for t in task.tables])
-        self._is_half = np.array([t.precision == "fp16" for t in task.tables])
-        self._weight_bytes = np.array([TABLE_BYTES[t.precision] for t in task.tables])
+        self.tables = TableArrays(task.tables)
+        self._task, self._compute, self._sequences = task, compute, sequences
+        self._weight_bytes = np.array([TABLE_BYTES[table.precision] for table in task.tables])
         states = [task.topology.optimizer_bytes(table.name) for table in task.tables]
         self._state_bytes = np.array(states, dtype=np.int64)
 
@@ -228,100 +210,89 @@ class PiecePricer:
             table: [n], places of the tables in the task.
             num_cols: [n], columns of the shards.
         """
-        return self._pieces(table, self._whole[table], num_cols)
+        return self._pieces(table, self.tables.num_rows[table], num_cols)
 
     def row_blocks(self, group_size: int) -> BlockShapes:
         """Price the row blocks of every table on groups of a size."""
+        topology, num_rows, dims = self._task.topology, self.tables.num_rows, self.tables.num_cols
         # `layouts.row_blocks` rounds heights up too, so the last blocks may be missing
-        height = -(-self._whole // group_size)
-        count = -(-self._whole // height)
-        table = np.arange(len(self._whole))
-        topology = self._task.topology
-        whole = self.workload(table, self._whole, self._dims, group_size=group_size)
-        is_reduced = np.array([table.pooled for table in self._task.tables])
+        height = -(-num_rows // group_size)
+        count = -(-num_rows // height)
+        table = np.arange(len(num_rows))
+        whole = self._workload(table, num_rows, dims, group_size)
         num_groups = topology.world_size // group_size
-        last_rows = self._whole - height * (count - 1)
         return BlockShapes(
             group_size=group_size,
             num_groups=num_groups,
-            possible=(count == group_size)
-            & (self._dims <= topology.max_shard_columns)
-            & self._may_be(row_layout(group_size, topology)),
-            block=self._pieces(table, height, self._dims, group_size),
-            last=self._pieces(table, last_rows, self._dims, group_size),
+            possible=(count == group_size) & self._may_be(row_layout(group_size, topology)),
+            block=self._pieces(table, height, dims, group_size),
+            last=self._pieces(table, num_rows - height * (count - 1), dims, group_size),
             # each rank reduces the samples of one rank of every group
-            reduce_volume=whole.vector_bytes() * is_reduced * num_groups,
+            reduce_volume=whole.vector_bytes() * ~self.tables.is_sequence * num_groups,
         )
 
     def replicas(self) -> BlockShapes:
         """Price every table on every rank, in fp32 whatever the model has."""
-        topology, table = self._task.topology, np.arange(len(self._whole))
-        replica = self._pieces(table, self._whole, self._dims, REPLICA_GROUP)
-        gradient_bytes = (self._whole * self._dims).astype(np.float64) * FLOAT_BYTES
+        num_rows, dims = self.tables.num_rows, self.tables.num_cols
+        replica = self._pieces(np.arange(len(num_rows)), num_rows, dims, REPLICA_GROUP)
         return BlockShapes(
-            group_size=topology.world_size,
+            group_size=self._task.topology.world_size,
             num_groups=1,
-            possible=(self._dims <= topology.max_shard_columns) & self._may_be("replicas"),
+            possible=self._may_be("replicas"),
             block=replica,
             last=replica,
-            reduce_volume=gradient_bytes,
+            reduce_volume=(num_rows * dims).astype(np.float64) * FLOAT_BYTES,
             is_replica=True,
         )
 
-    def _may_be(self, layout: str) -> NDArray[np.bool_]:
-        """Return [T], whether a table may lie in one of `LAYOUTS`."""
-        task = self._task
-        return np.array([layout in trained_layouts(t, task.topology) for t in task.tables])
+    def size_bytes(self, num_cols: int) -> Indices:
+        """Return [T], the memory of so many columns of every table."""
+        return self._size_bytes(
+            np.arange(len(self.tables.num_rows)), self.tables.num_rows, num_cols
+        )
 
-    def workload(
-        self, table: Indices, num_rows: Indices, num_cols: Indices, *, group_size: int = 1
+    def _may_be(self, layout: str) -> Mask:
+        """Return [T], whether a table may lie in one of `LAYOUTS` in which it is not cut."""
+        tables, topology = self._task.tables, self._task.topology
+        is_trained = np.array([layout in trained_layouts(table, topology) for table in tables])
+        return is_trained & (self.tables.num_cols <= topology.max_shard_columns)
+
+    def _workload(
+        self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int
     ) -> Workload:
         """Return pieces of tables as the shards of a workload, all on one rank."""
-        topology = self._task.topology
-        num_ids = self._num_ids[table] * num_rows / self._whole[table]
-        histograms = self._histograms[table]
-        if group_size == REPLICA_GROUP:
-            num_ids = num_ids / topology.world_size
-            histograms = local_histograms(histograms, topology.world_size)
-        return Workload(
-            world_size=topology.world_size,
-            ranks_per_host=topology.ranks_per_host,
-            batch_size=self._task.batch_size,
+        return self.tables.workload(
+            table,
+            num_rows,
+            num_cols,
             rank=np.zeros_like(table),
             group_size=np.full_like(table, group_size),
-            num_rows=num_rows.astype(np.float64),
-            num_cols=num_cols.astype(np.float64),
-            num_ids=num_ids,
-            reuse_histogram=histograms,
-            is_half=self._is_half[table] & (group_size != REPLICA_GROUP)
-            if self._is_half.any()
-            else None,
-            **{
-                name: None if values is None else values[table]
-                for name, values in self._pooling.items()
-            },
+            topology=self._task.topology,
+            batch_size=self._task.batch_size,
         )
+
+    def _size_bytes(
+        self, table: Indices, num_rows: Indices, num_cols: Indices | int, group_size: int = 1
+    ) -> Indices:
+        """Return [n], `Topology.shard_bytes` of pieces."""
+        weight_bytes = self._weight_bytes[table]
+        if group_size == REPLICA_GROUP:  # which is in fp32, beside the gradients of its weights
+            weight_bytes = np.full_like(table, TABLE_BYTES["fp32"] + REPLICA_GRADIENT_BYTES)
+        per_weight, per_row = self._state_bytes[table].T
+        size_bytes: Indices = num_rows * (num_cols * (weight_bytes + per_weight) + per_row)
+        return size_bytes
 
     def _pieces(
         self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int = 1
     ) -> Pieces:
-        topology = self._task.topology
-        workload = self.workload(table, num_rows, num_cols, group_size=group_size)
-        # a group of all ranks has nothing left to exchange after its reduction, and replicas have
-        # the gradients of their weights in memory
-        is_replica = group_size == REPLICA_GROUP
+        workload = self._workload(table, num_rows, num_cols, group_size)
+        # a group of all ranks has nothing left to exchange after its reduction
         reduce_size = workload.reduce_size
-        is_exchanged = (reduce_size < topology.world_size) | (topology.world_size == 1)
+        is_exchanged = (reduce_size < workload.world_size) | (workload.world_size == 1)
+        is_exchanged &= ~workload.is_replica
         parts = np.maximum(reduce_size, 1)
-        weight_bytes: Any = self._weight_bytes[table]
-        if is_replica:
-            weight_bytes = TABLE_BYTES["fp32"] + REPLICA_GRADIENT_BYTES
-        per_weight, per_row = self._state_bytes[table].T
         return Pieces(
             vectors=self._compute.vectors(workload),
-            # `Topology.shard_bytes` for arrays
-            size_bytes=num_rows * (num_cols * (weight_bytes + per_weight) + per_row),
-            volume=workload.vector_bytes(self._sequences)
-            * (is_exchanged & (not is_replica))
-            / parts,
+            size_bytes=self._size_bytes(table, num_rows, num_cols, group_size),
+            volume=workload.vector_bytes(self._sequences) * is_exchanged / parts,
         )

@@ -6,19 +6,20 @@ Letters: S shards, W ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, layout_of
-from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 FLOAT_BYTES, ID_BYTES = 4.0, 4.0
 """Sizes of a pooled or gradient value and of an id in an exchange."""
@@ -36,13 +37,13 @@ class Reduce:
     Args:
         volume: [W], bytes that a rank exchanges with each other one of its group.
         num_shards: [W], shards of a rank that take part.
-        num_launches: [W], modules of a rank that reduce, each by itself; None for one.
+        num_launches: [W], modules of a rank that reduce, each by itself.
     """
 
     group_size: int
     volume: Floats
     num_shards: Floats
-    num_launches: Floats | None = None
+    num_launches: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +78,28 @@ class Workload:
             see `layouts.Layout`.
         num_ids: ids that reach the shard in one step.
         reuse_histogram: [S, 17], of those ids: a replica sees the samples of its rank alone.
-        is_half: [S], whether the weights are in fp16; None if none are.
-        num_features: [S], features that look up the shard; None for one each.
-        is_sequence: [S], whether the vectors of a sample's ids are not pooled; None if all are.
-        owner: [S], number of the module of the shard's table, see `owners`; None for one of bags.
+        is_half: [S], whether the weights are in fp16.
+        num_features: [S], features that look up the shard.
+        is_sequence: [S], whether the vectors of a sample's ids are not pooled.
+        owner: [S], number of the module of the shard's table, see `owners`.
     """
 
     world_size: int
     ranks_per_host: int
     batch_size: int
-    rank: NDArray[np.int64]
-    group_size: NDArray[np.int64]
+    rank: Indices
+    group_size: Indices
     num_rows: Floats
     num_cols: Floats
     num_ids: Floats
     reuse_histogram: Floats
-    is_half: NDArray[np.bool_] | None = None
-    num_features: Floats | None = None
-    is_sequence: NDArray[np.bool_] | None = None
-    owner: NDArray[np.int64] | None = None
+    is_half: Mask
+    num_features: Floats
+    is_sequence: Mask
+    owner: Indices
 
     @property
-    def is_replica(self) -> NDArray[np.bool_]:
+    def is_replica(self) -> Mask:
         """[S], whether the shard is a replica."""
         return self.group_size == REPLICA_GROUP
 
@@ -110,24 +111,20 @@ class Workload:
     @property
     def num_bags(self) -> Floats:
         """[S], lists of ids of a step that the shard looks up: one of each sample and feature."""
-        return self.num_samples * (1.0 if self.num_features is None else self.num_features)
+        return self.num_samples * self.num_features
 
     @property
     def num_vectors(self) -> Floats:
         """[S], vectors that a step looks up: one for each bag, or for each id of a sequence."""
-        if self.is_sequence is None:
-            return self.num_bags
         return np.where(self.is_sequence, self.num_ids, self.num_bags)
 
     @property
-    def reduce_size(self) -> NDArray[np.int64]:
+    def reduce_size(self) -> Indices:
         """[S], number of ranks that reduce the shard's vectors among themselves.
 
         Row blocks of sequences have whole vectors, which their ranks exchange as if the blocks were
         column shards.
         """
-        if self.is_sequence is None:
-            return self.group_size
         return np.where(self.is_sequence, np.minimum(self.group_size, 1), self.group_size)
 
     def vector_bytes(self, sequences: Sequence[float] | Floats = (1.0, 1.0)) -> Floats:
@@ -138,8 +135,6 @@ class Workload:
                 `CommunicationModel`.
         """
         num_bytes = self.num_cols * self.num_vectors * (FLOAT_BYTES / self.world_size)
-        if self.is_sequence is None:
-            return num_bytes
         counts = np.where(self.group_size > 1, sequences[1], sequences[0])
         return np.where(self.is_sequence, num_bytes * counts, num_bytes)
 
@@ -156,18 +151,9 @@ class Workload:
         """Return [S], bytes of the different weights that one step reads."""
         return self.num_unique * self.num_cols * self.weight_bytes()
 
-    def weight_bytes(self) -> Floats | float:
-        """Return [S], bytes of a weight; one number if it is the same for all."""
-        return FLOAT_BYTES if self.is_half is None else np.where(self.is_half, 2.0, FLOAT_BYTES)
-
-    def select(self, is_kept: NDArray[np.bool_]) -> Workload:
-        """Return the workload of the shards with `is_kept` [S]."""
-        of_shards = ("rank", "group_size", "num_rows", "num_cols", "num_ids", "reuse_histogram")
-        kept: dict[str, Any] = {name: getattr(self, name)[is_kept] for name in of_shards}
-        for name in ("is_half", "num_features", "is_sequence", "owner"):
-            values = getattr(self, name)
-            kept[name] = None if values is None else values[is_kept]
-        return replace(self, **kept)
+    def weight_bytes(self) -> Floats:
+        """Return [S], bytes of a weight."""
+        return np.where(self.is_half, FLOAT_BYTES / 2, FLOAT_BYTES)
 
     def by_rank(self, values: Floats) -> Floats:
         """Return [W, ...], sums over each rank's shards of values [S, ...]."""
@@ -177,19 +163,22 @@ class Workload:
         return sums
 
     @property
-    def module(self) -> NDArray[np.int64]:
+    def module(self) -> Indices:
         """[S], number of the fused lookup module that serves the shard."""
-        key = self.group_size
-        if self.owner is not None:
-            key = key + self.owner * (self.world_size + 1)
+        key = self.group_size + self.owner * (self.world_size + 1)
         return np.unique(key, return_inverse=True)[1]
 
-    def num_lookups(self) -> Floats:
-        """Return [W], number of fused lookup modules that have a shard on the rank."""
+    def num_lookups(self, among: Mask | None = None) -> Floats:
+        """Return [W], number of fused lookup modules that have a shard on the rank.
+
+        Args:
+            among: [S], shards that count; None for all.
+        """
         module = self.module
+        counts = np.ones_like(self.is_half) if among is None else among
         present = np.zeros((self.world_size, module.max(initial=-1) + 1))
         # shards of one module share a launch, so a module counts once on a rank
-        present[self.rank, module] = 1.0
+        present[self.rank[counts], module[counts]] = 1.0
         return present.sum(axis=1)
 
     def exchange(
@@ -212,7 +201,7 @@ class Workload:
         in_all_to_all = (group_size < self.world_size) | (self.world_size == 1)
         in_all_to_all &= ~self.is_replica  # replicas have the samples of their rank to begin with
         # row blocks of sequences have an all-to-all of their own
-        owner = None if self.owner is None else 2 * self.owner + (self.group_size > group_size)
+        owner = 2 * self.owner + (self.group_size > group_size)
         parts = 1 if for_ids else np.maximum(group_size, 1)
         return Exchange(
             volume=self.by_rank(num_bytes * in_all_to_all / parts),
@@ -224,111 +213,120 @@ class Workload:
             ),
             # every rank has the same replicas
             replica_bytes=0.0 if for_ids else float(self.by_rank(self.replica_bytes())[0]),
-            num_launches=1 if owner is None else len(np.unique(owner[in_all_to_all])),
-            num_replica_launches=1 if owner is None else len(np.unique(owner[self.is_replica])),
+            num_launches=len(np.unique(owner[in_all_to_all])),
+            num_replica_launches=len(np.unique(owner[self.is_replica])),
         )
 
     def replica_bytes(self) -> Floats:
         """Return [S], bytes of the weights, and of their gradients, where a shard is a replica."""
         return self.num_rows * self.num_cols * FLOAT_BYTES * self.is_replica
 
-    def _reduce(self, group_size: int, is_in_group: NDArray[np.bool_], num_bytes: Floats) -> Reduce:
+    def _reduce(self, group_size: int, is_in_group: Mask, num_bytes: Floats) -> Reduce:
         in_group = is_in_group.astype(np.float64)
         num_groups = self.world_size // group_size
         return Reduce(
             group_size=group_size,
             volume=self.by_rank(num_bytes * num_groups * in_group),
             num_shards=self.by_rank(in_group),
-            num_launches=None if self.owner is None else self.select(is_in_group).num_lookups(),
+            num_launches=self.num_lookups(is_in_group),
+        )
+
+
+class TableArrays:
+    """Tables as arrays [T], of which the shards of a workload are parts."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        none = (0.0,) * NUM_REUSE_BINS
+        self.num_rows = np.array([table.num_embeddings for table in tables], dtype=np.int64)
+        self.num_cols = np.array([table.embedding_dim for table in tables], dtype=np.int64)
+        self.pooling_factor = np.array([table.pooling_factor for table in tables], dtype=np.float64)
+        self.reuse_histogram = np.array([table.reuse_histogram or none for table in tables])
+        self.is_half = np.array([table.precision == "fp16" for table in tables])
+        self.num_features = np.array([table.num_features for table in tables], dtype=np.float64)
+        self.is_sequence = np.array([not table.pooled for table in tables])
+        self.owner = owners(tables)
+
+    def workload(
+        self,
+        table: Indices,
+        num_rows: Indices,
+        num_cols: Indices,
+        *,
+        rank: Indices,
+        group_size: Indices,
+        topology: Topology,
+        batch_size: int,
+    ) -> Workload:
+        """Return parts of tables as shards; the histograms of tables without one are zeros.
+
+        Column shards look up all ids of their table, row blocks those of their rows, and replicas
+        those of their rank's samples.
+
+        Args:
+            table: [S], place of the shard's table.
+            num_rows, num_cols, rank, group_size: [S], see `Workload`.
+        """
+        world_size, is_replica = topology.world_size, group_size == REPLICA_GROUP
+        num_ids = batch_size * self.pooling_factor[table] * num_rows / self.num_rows[table]
+        histograms = self.reuse_histogram[table]
+        histograms[is_replica] = local_histograms(histograms[is_replica], world_size)
+        return Workload(
+            world_size=world_size,
+            ranks_per_host=topology.ranks_per_host,
+            batch_size=batch_size,
+            rank=rank,
+            group_size=group_size,
+            num_rows=num_rows.astype(np.float64),
+            num_cols=num_cols.astype(np.float64),
+            num_ids=np.where(is_replica, num_ids / world_size, num_ids),
+            reuse_histogram=histograms,
+            is_half=self.is_half[table] & ~is_replica,
+            num_features=self.num_features[table],
+            is_sequence=self.is_sequence[table],
+            owner=self.owner[table],
         )
 
 
 def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
-    """Return the shards of a valid plan, in its order.
-
-    The histograms of tables without one are zeros; see `profiles.with_profiles`.
-    """
-    tables = {table.name: table for table in task.tables}
+    """Return the shards of a valid plan, in its order; see `profiles.with_profiles`."""
+    tables = with_precisions(task, plan).tables
+    place = {table.name: i for i, table in enumerate(tables)}
     group_size = {
-        name: layout_of(shards, tables[name], task.topology).group_size
+        name: layout_of(shards, tables[place[name]], task.topology).group_size
         for name, shards in plan.shards_by_table().items()
     }
-    world_size = task.topology.world_size
-    rows = [
-        (
-            shard.rank,
-            group_size[shard.table],
-            shard.num_rows,
-            shard.num_cols,
-            # Column shards look up all ids of their table, row blocks those of their rows, and
-            # replicas those of their rank's samples.
-            task.batch_size
-            * tables[shard.table].pooling_factor
-            * shard.num_rows
-            / tables[shard.table].num_embeddings
-            / (world_size if shard.replicated else 1),
-        )
+    shards = [
+        (place[shard.table], shard.num_rows, shard.num_cols, shard.rank, group_size[shard.table])
         for shard in plan.shards
     ]
-    none = (0.0,) * NUM_REUSE_BINS
-    histograms = np.array([tables[shard.table].reuse_histogram or none for shard in plan.shards])
-    is_replica = np.array([shard.replicated for shard in plan.shards], dtype=bool)
-    histograms[is_replica] = local_histograms(histograms[is_replica], world_size)
-    workload = workload_of_rows(
-        world_size, task.topology.ranks_per_host, task.batch_size, rows, histograms
+    table, num_rows, num_cols, rank, of_group = np.array(shards).T
+    return TableArrays(tables).workload(
+        table,
+        num_rows,
+        num_cols,
+        rank=rank,
+        group_size=of_group,
+        topology=task.topology,
+        batch_size=task.batch_size,
     )
-    is_half = np.array([shard.precision == "fp16" for shard in plan.shards], dtype=bool)
-    if is_half.any():
-        workload = replace(workload, is_half=is_half)
-    return replace(workload, **pooling_of([tables[shard.table] for shard in plan.shards]))
 
 
-def pooling_of(tables: Sequence[Table]) -> dict[str, Any]:
-    """Return what a workload of shards of these tables [S] knows of their vectors and modules."""
-    num_features = np.array([table.num_features for table in tables], dtype=np.float64)
-    is_sequence = np.array([not table.pooled for table in tables], dtype=bool)
-    owner = owners(tables)
-    return {
-        "num_features": num_features if (num_features > 1).any() else None,
-        "is_sequence": is_sequence if is_sequence.any() else None,
-        "owner": owner if owner.any() or is_sequence.any() else None,
-    }
+def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:
+    """Return whole tables on the only rank of a job."""
+    arrays, place = TableArrays(tables), np.arange(len(tables))
+    return arrays.workload(
+        place,
+        arrays.num_rows,
+        arrays.num_cols,
+        rank=np.zeros_like(place),
+        group_size=np.ones_like(place),
+        topology=Topology(world_size=1, memory_bytes=1),
+        batch_size=batch_size,
+    )
 
 
-def owners(tables: Sequence[Table]) -> NDArray[np.int64]:
+def owners(tables: Sequence[Table]) -> Indices:
     """Return [T], numbers of the tables' modules: bags and sequences are never of the same one."""
     keys = [(table.module, table.pooled) for table in tables]
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.array([number[key] for key in keys], dtype=np.int64)
-
-
-def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:
-    """Return whole tables on one rank; the histograms of tables without one are zeros."""
-    rows = [
-        (0, 1, t.num_embeddings, t.embedding_dim, batch_size * t.pooling_factor) for t in tables
-    ]
-    histograms = [t.reuse_histogram or (0.0,) * NUM_REUSE_BINS for t in tables]
-    workload = workload_of_rows(1, 1, batch_size, rows, histograms)
-    return replace(workload, **pooling_of(tables))
-
-
-def workload_of_rows(
-    world_size: int,
-    ranks_per_host: int,
-    batch_size: int,
-    rows: Sequence[tuple[float, ...]],
-    histograms: Sequence[Sequence[float]] | Floats,
-) -> Workload:
-    """Return the workload of shards given as rank, group size, rows, columns and ids per step."""
-    rank, group_size, num_rows, num_cols, num_ids = np.array(rows, dtype=np.float64).T
-    return Workload(
-        world_size=world_size,
-        ranks_per_host=ranks_per_host,
-        batch_size=batch_size,
-        rank=rank.astype(np.int64),
-        group_size=group_size.astype(np.int64),
-        num_rows=num_rows,
-        num_cols=num_cols,
-        num_ids=num_ids,
-        reuse_histogram=np.array(histograms, dtype=np.float64),
-    )

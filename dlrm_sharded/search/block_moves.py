@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dlrm_sharded.cost.shapes import Indices
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, Indices
 from dlrm_sharded.search.moves import Move, StateMoves
 from dlrm_sharded.search.problem import by_group
 from dlrm_sharded.search.smooth_objective import SmoothObjective

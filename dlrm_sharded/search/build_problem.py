@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
-from dlrm_sharded.cost.workload import Floats, owners
+from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
+from dlrm_sharded.cost.workload import Floats, Indices, owners
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, trained_layouts
 from dlrm_sharded.plans.task import ShardingTask

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlrm_sharded.cost.shapes import Indices
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, Indices
 from dlrm_sharded.search.problem import Blocks, Mask, by_group
 from dlrm_sharded.search.state import State
 

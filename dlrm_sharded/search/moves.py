@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm_sharded.cost.shapes import Indices
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, Indices
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Mask, Problem
 from dlrm_sharded.search.smooth_objective import SmoothObjective

@@ -11,8 +11,8 @@ import numpy as np
 
 from dlrm_sharded.cost.compute import READ_MB, ComputeModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, ReducePrices
-from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
+from dlrm_sharded.cost.workload import Floats, Indices
 from dlrm_sharded.search.problem import NUM_LOADS, Blocks, Demand, LoadWeights, Mask
 
 

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.shapes import Indices
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, Indices
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask
 

@@ -14,8 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from dlrm_sharded.cost.shapes import Indices
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, Indices
 from dlrm_sharded.search.cuts import UnitCut, cuts_of
 from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.problem import Problem

@@ -198,12 +198,13 @@ class _PricedCosts:
 
     def __init__(self, priced: PricedTask) -> None:
         self.task = priced.task
+        self._pricer = PiecePricer(priced.task, priced.compute)
         self._compute, self._communication = priced.compute, priced.communication
         self._hosts = priced.hosts
         self._col_bytes = FLOAT_BYTES * self.task.batch_size / self.task.topology.world_size
 
     def vectors(self, table: Indices, num_cols: Indices) -> Floats:
-        return PiecePricer(self.task, self._compute).columns(table, num_cols).vectors
+        return self._pricer.columns(table, num_cols).vectors
 
     def compute_ms(self, sums: Floats) -> Floats:
         times: Floats = self._compute.times_ms(sums, np.ones(len(sums))).sum(axis=1)

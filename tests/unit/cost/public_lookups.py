@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
-from dlrm_sharded.cost.workload import Workload, workload_of_rows
+from dlrm_sharded.cost.workload import Workload, workload_of_tables
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 
 H100, V100 = gpu_specs()["h100_sxm"], gpu_specs()["v100_sxm"]
 H100_HBM2E = dataclasses.replace(H100, memory_gb_per_s=2400.0)
@@ -74,7 +74,6 @@ class PublicLookup:
         )
 
     def _workload(self) -> Workload:
-        row = (0, 1, self.num_rows, self.embedding_dim, self.ids)
         # the reuse that a histogram says is that of its bins; two of them can have any mean
         histogram = np.zeros(NUM_REUSE_BINS)
         uses = self.ids / self.unique_ids
@@ -83,11 +82,15 @@ class PublicLookup:
         upper = int(np.searchsorted(edges, uses).clip(1, NUM_REUSE_BINS - 1))
         share = (uses - edges[upper - 1]) / (edges[upper] - edges[upper - 1])
         histogram[upper - 1 : upper + 1] = 1 - share, share
-        histograms = [tuple(histogram.tolist())] * self.num_tables
-        workload = workload_of_rows(1, 1, self.bags, [row] * self.num_tables, histograms)
-        if self.is_half:
-            return dataclasses.replace(workload, is_half=np.ones(self.num_tables, dtype=bool))
-        return workload
+        table = Table(
+            "t",
+            int(self.num_rows),
+            self.embedding_dim,
+            self.ids / self.bags,
+            tuple(histogram.tolist()),
+            "fp16" if self.is_half else "fp32",
+        )
+        return workload_of_tables([table] * self.num_tables, self.bags)
 
 
 def distinct(num_rows: float, draws: float) -> float:

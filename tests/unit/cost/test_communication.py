@@ -35,7 +35,7 @@ def test_row_blocks_of_a_host_are_reduced_on_it_alone() -> None:
     """By hand: 1 MB to the other rank of the host; the ranks of the other host wait for nothing."""
     on_second_host = np.array([0.0, 0, 1, 1])
     exchange = Exchange(
-        np.zeros(4), np.zeros(4), (Reduce(2, 1e6 * on_second_host, on_second_host),)
+        np.zeros(4), np.zeros(4), (Reduce(2, 1e6 * on_second_host, on_second_host, on_second_host),)
     )
     times = with_stated(UNMEASURED, measured=[]).exchange_ms("fwd_comm", exchange, two_hosts())
     np.testing.assert_allclose(times, [0.0, 0.0, 0.01, 0.01])

@@ -15,7 +15,7 @@ from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.gpu_lookups import UPDATE_LINES, gpu_compute
 from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
-from dlrm_sharded.cost.workload import workload_of_rows
+from dlrm_sharded.cost.workload import workload_of_tables
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
@@ -33,10 +33,10 @@ def mlperf(world_size: int = 8) -> ShardingTask:
 
 
 def lookup_ms(
-    context: RunContext, *, cols: int, ids: float, rows: float = 1e7, bags: int = 8192
+    context: RunContext, *, cols: int, ids: float, rows: int = 10**7, bags: int = 8192
 ) -> tuple[float, float]:
     compute = learned_cost_model(context).compute
-    workload = workload_of_rows(1, 1, bags, [(0, 1, rows, cols, ids)], [USED_ONCE])
+    workload = workload_of_tables(tables_of((rows, cols, ids / bags, USED_ONCE)), bags)
     sums = workload.by_rank(compute.vectors(workload))
     forward, backward = compute.times_ms(sums, np.ones(1))[0]
     return float(forward), float(backward)
@@ -81,14 +81,14 @@ def test_a_topologys_bandwidths_replace_nominal_ones() -> None:
 
 def test_narrow_rows_take_as_long_as_wider_ones() -> None:
     """Forward: 4 to 32 columns differ little, 128 take a few times as long."""
-    times = {cols: lookup_ms(H100, cols=cols, ids=2.5e6, rows=1e5)[0] for cols in (4, 32, 128)}
+    times = {cols: lookup_ms(H100, cols=cols, ids=2.5e6, rows=10**5)[0] for cols in (4, 32, 128)}
     assert times[32] < 1.6 * times[4]
     assert 2 * times[32] < times[128] < 5 * times[32]
 
 
 def test_rows_in_cache_are_faster_and_launches_have_a_floor() -> None:
     far = lookup_ms(H100, cols=128, ids=1e6)
-    near = lookup_ms(H100, cols=128, ids=1e6, rows=1e4)
+    near = lookup_ms(H100, cols=128, ids=1e6, rows=10**4)
     assert near[0] < 0.7 * far[0]
     nothing = lookup_ms(H100, cols=4, ids=1.0, bags=1)
     assert 0.005 < nothing[0] < nothing[1] < 0.1

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from dlrm_sharded.cost.features import DEVICE_WORK, work_of
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
-from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
+from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_tables
 from tests.unit.cost.plans import Planned, planned
-from tests.unit.made_up import USED_ONCE
+from tests.unit.made_up import USED_ONCE, tables_of
 from tests.unit.search.made_up import model_of
 
 GPU = DEVICE_WORK["cuda"]
@@ -19,8 +19,8 @@ ID_MS = 0.02
 
 def workload(*shards: tuple[int, float]) -> Workload:
     """Shards of so many columns and ids a step, all on one rank."""
-    rows = [(0, 1, 1000, num_cols, num_ids) for num_cols, num_ids in shards]
-    return workload_of_rows(1, 1, 64, rows, [USED_ONCE] * len(shards))
+    shapes = [(1000, num_cols, num_ids / 64, USED_ONCE) for num_cols, num_ids in shards]
+    return workload_of_tables(tables_of(*shapes), 64)
 
 
 @pytest.mark.parametrize(
