@@ -1,7 +1,6 @@
 """Measure this machine and fit a cost model to the measurements: the command `dlrm-calibrate`.
 
 dlrm-calibrate minutes=10
-dlrm-calibrate policies=true
 dlrm-calibrate costs=calibration/costs.parquet
 
 Ranks measure random plans, and append each to the store of this hardware, by which later runs plan;
@@ -12,10 +11,8 @@ starts ranks of its own. Rank 0 fits a model to all samples in the store.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -51,7 +48,7 @@ from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.ranks.gpus import visible_gpus
-from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE, threads_of_a_rank
+from dlrm_sharded.ranks.process import threads_of_a_rank
 from dlrm_sharded.ranks.torchrun import launch
 
 log = logging.getLogger("dlrm_sharded.calibrate")  # also of the module that runs as __main__
@@ -62,13 +59,6 @@ CPU_RANKS = 4
 
 RUN_RANKS = 2
 """Ranks of a run on a CPU, unless told otherwise; a rank here has as many threads as one there."""
-
-POLICIES = ("autoshard", "dreamshard")
-RANK_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT"),
-)
-"""Environment variables by which torchrun makes a process a rank of a job."""
 
 LEARNED = "learned"
 MEASURES_NOTHING = "costs are given, and nothing is measured"
@@ -81,7 +71,8 @@ def hydra_main(cfg: DictConfig) -> None:
         if not is_rank:
             _check(cfg)
         if cfg.costs is not None:
-            sys.exit(_fit(cfg, *read_costs(Path(cfg.costs))))
+            _fit(cfg, *read_costs(Path(cfg.costs)))
+            return
     if not is_rank:
         sys.exit(_start_ranks(cfg.num_ranks or default_num_ranks()))
     with exit_codes(), process_group(timeout_s=1800) as rank:
@@ -110,8 +101,7 @@ def hydra_main(cfg: DictConfig) -> None:
             note.report()
             conditions = conditions_of(context)
             assert conditions is not None
-            code = _fit(cfg, list(store.read(conditions).values()), context)
-        sys.exit(code)
+            _fit(cfg, list(store.read(conditions).values()), context)
 
 
 def main() -> None:
@@ -128,13 +118,6 @@ def _check(cfg: DictConfig) -> None:
     folder_to_write("out", cfg.out)
     if cfg.architecture not in MIN_PLANS:
         raise ConfigError(f"architecture is {cfg.architecture!r}; known: {', '.join(MIN_PLANS)}")
-    if not isinstance(cfg.policies, bool):
-        raise ConfigError(f"policies is {cfg.policies!r}, must be true or false")
-    if cfg.policies and cfg.architecture != LEARNED:
-        raise ConfigError(
-            f"policies are re-tuned to architecture={LEARNED}, and it is {cfg.architecture}; leave "
-            "policies out"
-        )
     check_count("seed", cfg.seed, least=0)
     check_count("num_steps", cfg.num_steps, least=1)
     if cfg.costs is not None:
@@ -188,8 +171,8 @@ class _Note:
             )
 
 
-def _fit(cfg: DictConfig, samples: Sequence[Sample], context: RunContext) -> int:
-    """Fit the model, report how well it predicts unseen plans, and return the exit code."""
+def _fit(cfg: DictConfig, samples: Sequence[Sample], context: RunContext) -> None:
+    """Fit the model, and report how well it predicts plans that were left out."""
     started_s, out = time.perf_counter(), Path(cfg.out)
     if cfg.architecture == LEARNED:
         path, errors = fit_learned(samples, context, out)
@@ -199,42 +182,15 @@ def _fit(cfg: DictConfig, samples: Sequence[Sample], context: RunContext) -> int
     log.info(
         "fitted %d samples in %.0f s; wrote %s", len(samples), time.perf_counter() - started_s, path
     )
-    if cfg.architecture != LEARNED:
-        return 0
-    return _retune_policies(path, context.optimizer, retunes=cfg.policies)
-
-
-def _retune_policies(path: Path, optimizer: str | None, *, retunes: bool) -> int:
-    """Adapt the packaged policies to the fitted model, or else say which command does so.
-
-    Args:
-        path: file of the model.
-        optimizer: fused optimizer that it predicts.
-    """
-    overrides = [
-        *RETUNE.split(),
-        f"optimizer.embedding={optimizer}",
-        # quotes for Hydra, because paths may have any characters
-        f"cost_model.artifact={json.dumps(str(path))}",
-        f"out={json.dumps(str(path.parent))}",
-    ]
-    if not retunes:
-        print(
-            "to re-tune a packaged policy to this model, in about a minute: dlrm-train-policy "
-            f"policy=dreamshard {' '.join(overrides)}; with policies=true, a calibration does so "
-            f"for {' and '.join(POLICIES)}"
+    if cfg.architecture == LEARNED:
+        log.info(
+            "to tune a packaged policy to this model, in about a minute: dlrm-train-policy "
+            "policy=dreamshard %s optimizer.embedding=%s cost_model.artifact='%s' out='%s'",
+            RETUNE,
+            context.optimizer,
+            path,
+            path.parent,
         )
-        return 0
-    codes = (_train_policy([f"policy={policy}", *overrides]) for policy in POLICIES)
-    return next((code for code in codes if code), 0)
-
-
-def _train_policy(overrides: list[str]) -> int:
-    """Train a policy in a process that is no rank of this job, and return its exit code."""
-    environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
-    environment[LAUNCHER_VARIABLE] = str(os.getpid())  # it dies with this process
-    arguments = [sys.executable, "-m", "dlrm_sharded.commands.train_policy", *overrides]
-    return subprocess.run(arguments, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     with exit_codes():
-        read_words(__doc__, {})
+        read_words(__doc__)
         if version_problem(installed_versions()) is not None:
             sys.exit(EXIT_USER_ERROR)  # the import of the package has said it
         print(installation())

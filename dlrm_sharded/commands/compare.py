@@ -11,6 +11,7 @@ import dataclasses
 import glob
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +20,15 @@ import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import refuse_unused
+from dlrm_sharded.commands.hydra_app import check_overrides, refuse_unused, run_hydra
 from dlrm_sharded.commands.sharders import (
-    build_planner,
     config_of_sharder,
     plain,
+    planner_factory,
+    quoted_lists,
     run_context,
-    run_with_sharder_list,
 )
-from dlrm_sharded.commands.task import check_effects
+from dlrm_sharded.commands.task import unused_of_costs
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.commands.yamls import CONF_DIR
@@ -40,7 +41,7 @@ from dlrm_sharded.files.json_files import folder_to_write, write_json
 from dlrm_sharded.files.line_file import locked
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.ranks.process import num_cores
-from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.sharders.planning import Planner, planners_for
 
 CONFIG = "compare"
 SET_MANIFEST = "tasks.json"
@@ -91,7 +92,7 @@ def hydra_main(cfg: DictConfig) -> None:
 
 def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
     """Check the values of a config that say how the comparison is made and written."""
-    check_effects(cfg)
+    check_overrides({}, unused_of_costs(cfg))
     check_flag("measured", cfg.measured)
     if not cfg.measured:
         refuse_unused(dict.fromkeys(("rounds", "iterations"), "measured=true measures plans"))
@@ -180,26 +181,23 @@ def task_names(paths: Sequence[Path]) -> dict[str, Path]:
 
 def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Sequence[ComparedTask]) -> list[Case]:
     """Return a case for each task and sharder; planners of a task share a cost model."""
-    configs = {sharder: config_of_sharder(CONFIG, sharder) for sharder in sharders}
     if cfg.get("cost_model") is None:
         raise ConfigError("cost_model is none; a comparison needs one to predict costs")
-    planners: dict[str, dict[str, Planner]] = {}
+    factories = [
+        dataclasses.replace(planner_factory(config_of_sharder(CONFIG, name)), value_profiles=None)
+        for name in sharders
+    ]
+    planners: dict[str, list[Planner]] = {}
     cases = []
     for one in tasks:
         context = run_context(one.hardware, one.task, one.task.known_optimizer)
         if repr(context) not in planners:
-            of_context: dict[str, Planner] = {}
-            cost_model = None
-            for sharder, of_sharder in configs.items():
-                planner = build_planner(of_sharder, context, cost_model=cost_model)
-                of_context[sharder] = dataclasses.replace(planner, value_profiles=None)
-                cost_model = planner.cost_model
-            planners[repr(context)] = of_context
-        of_context = planners[repr(context)]
-        prices = digest_of_prices(of_context[sharders[0]].cost_model, plain(cfg.cost_model))
+            planners[repr(context)] = planners_for(context, factories)
+        found = planners[repr(context)]
+        prices = digest_of_prices(found[0].cost_model, plain(cfg.cost_model))
         cases += [
-            Case(one.name, of, one.task, of_context[of], one.kind, prices, one.topology)
-            for of in sharders
+            Case(one.name, name, one.task, planner, one.kind, prices, one.topology)
+            for name, planner in zip(sharders, found, strict=True)
         ]
     return cases
 
@@ -212,7 +210,8 @@ def _prices_text(cases: Sequence[Case]) -> str:
 
 
 def main() -> None:
-    run_with_sharder_list(hydra_main)
+    sys.argv[1:] = quoted_lists(sys.argv[1:])
+    run_hydra(hydra_main)
 
 
 if __name__ == "__main__":

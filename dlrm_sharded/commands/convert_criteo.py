@@ -25,47 +25,30 @@ import os
 import sys
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.words import Keys, read_words, split_list
-from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.commands.words import read_words
+from dlrm_sharded.files.errors import check_count
 from dlrm_sharded.files.json_files import folder_to_write
 
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in split_list(text)]
-
-
-SOURCE_KEYS: Keys = {
-    "val_files": (split_list, []),
-    "val_share": (float, 1 / 7),
-    "id_mapping": (str, "vocabulary"),
-    "min_count": (int, 3),
-    "max_ind_range": (_integers, []),
-    "block_rows": (int, 2048),
-    "max_malformed_share": (float, 0.001),
-}
-"""Arguments of `CriteoSource`, which checks them."""
+KEYS = (
+    *("out", "threads", "val_files", "val_share", "id_mapping", "min_count", "max_ind_range"),
+    *("block_rows", "max_malformed_share"),
+)
 
 
 def main() -> int:
     with exit_codes():
-        keys: Keys = {"out": (str, None), "threads": (int, None), **SOURCE_KEYS}
-        asked = read_words(__doc__, keys, names="the TSV files to convert")
-        if asked.out is None:
-            raise ConfigError("out is not set; name the folder to write")
+        files, keys = read_words(__doc__, KEYS, names="the TSV files to convert")
+        out = folder_to_write("out", keys.pop("out", None))
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
-        if asked.threads is not None:
-            check_count("threads", asked.threads, least=1)
-            os.environ["POLARS_MAX_THREADS"] = str(asked.threads)  # polars reads it at import
+        if (threads := keys.pop("threads", None)) is not None:
+            check_count("threads", threads, least=1)
+            os.environ["POLARS_MAX_THREADS"] = str(threads)  # polars reads it at import
         from dlrm_sharded.datasets.blocks import BlockReader
         from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
-        out = folder_to_write("out", asked.out)
-        arguments = {key: getattr(asked, key) for key in SOURCE_KEYS}
-        limits = arguments.pop("max_ind_range")
-        max_ind_range = limits[0] if len(limits) == 1 else limits or None
-        convert(CriteoSource(asked.names, max_ind_range=max_ind_range, **arguments), out)
-        print(f"{asked.out}: {BlockReader(out).manifest.num_rows:,} samples")
+        convert(CriteoSource(files, **keys), out)
+        print(f"{out}: {BlockReader(out).manifest.num_rows:,} samples")
     return 0
 
 

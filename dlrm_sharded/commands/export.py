@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 
 def main() -> int:
     with exit_codes():
-        asked = read_words(__doc__, {"out": (str, None)}, names="a checkpoint or a run's folder")
-        if asked.out is None or len(asked.names) > 1:
+        names, keys = read_words(__doc__, ("out",), names="a checkpoint or a run's folder")
+        if "out" not in keys or len(names) > 1:
             raise ConfigError("name one checkpoint or run's folder, and out, the folder to make")
         logging.basicConfig(format="%(message)s")
         from dlrm_sharded.checkpoint.export import export  # loads torch
 
-        out = folder_to_write("out", asked.out)
-        manifest = _readable(location("the checkpoint", asked.names[0]))
+        out = folder_to_write("out", keys["out"])
+        manifest = _readable(location("the checkpoint", names[0]))
         done = export(manifest, out)
         print(
-            f"{asked.out}: {done.num_tables} tables and {done.num_dense} dense weights, "
+            f"{out}: {done.num_tables} tables and {done.num_dense} dense weights, "
             f"{done.size_bytes:,} B, of step {manifest.state.step:,} in {manifest.folder}"
         )
     return 0

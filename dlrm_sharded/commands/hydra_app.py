@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,16 +77,31 @@ def refuse_unused(reasons: Mapping[str, str]) -> None:
                 raise ConfigError(f"{override.input_line} has no effect: {reason}")
 
 
-def refuse_lists() -> None:
-    """Refuse lists of options of a group, of which Hydra would merge the options."""
+def check_overrides(used: Mapping[str, Collection[str]], unused: Mapping[str, str]) -> None:
+    """Refuse overrides that cannot have an effect, and lists where one option is used.
+
+    Args:
+        used: the keys that the command uses, of each group of which it does not use all.
+        unused: as of `refuse_unused`.
+
+    Raises:
+        ConfigError: the command line has such an override.
+    """
     groups = {folder.name for folder in CONF_DIR.iterdir() if folder.is_dir()}
     groups -= {"experiment"}  # experiments are made to be merged
     for override in command_line():
-        if override.key_or_group in groups and isinstance(override.value(), list):
+        group, _, key = override.key_or_group.partition(".")
+        if group in groups and not key and isinstance(override.value(), list):
             raise ConfigError(
-                f"{override.input_line} is a list, and one {override.key_or_group} is used; "
+                f"{override.input_line} is a list, and one {group} is used; "
                 "dlrm-train -m tries several, dlrm-compare several sharders"
             )
+        if key and group in used and key not in used[group] and override.value() is not None:
+            raise ConfigError(
+                f"{override.input_line} has no effect: this command uses of {group} "
+                f"{', '.join(used[group])}"
+            )
+    refuse_unused(unused)
 
 
 def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) -> list[str]:

@@ -15,7 +15,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.files.remote_files import refuse_password
 from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.runs.owner import claim
@@ -64,7 +63,7 @@ def take_folder(config: DictConfig, folder: Path) -> None:
     """Claim a folder for a job of this config; end the process if another job owns it.
 
     Hydra does not write its files over those of a former run: the run does so when it begins, see
-    `write_hydra_files`.
+    `hydra_files`.
     """
     with exit_codes(all_ranks_alike=True):
         claim(folder)
@@ -73,13 +72,13 @@ def take_folder(config: DictConfig, folder: Path) -> None:
                 config.hydra.output_subdir = None
 
 
-def write_hydra_files(cfg: DictConfig, folder: Path) -> None:
-    """Write what Hydra writes to the folder of a new run, where `take_folder` kept it from that."""
+def hydra_files(cfg: DictConfig) -> dict[str, str]:
+    """Return what Hydra writes to a run's folder, by file, where `take_folder` keeps it from that.
+
+    A run writes them itself when it begins.
+    """
     if HydraConfig.get().output_subdir is not None:
-        return
+        return {}
     hydra = OmegaConf.create({"hydra": HydraConfig.get()})
     files = {"config": cfg, "hydra": hydra, "overrides": HydraConfig.get().overrides.task}
-    target = folder / HYDRA_FOLDER
-    target.mkdir(exist_ok=True)
-    for name, content in files.items():
-        replace_file(target / f"{name}.yaml", OmegaConf.to_yaml(content).encode())
+    return {f"{HYDRA_FOLDER}/{name}.yaml": OmegaConf.to_yaml(files[name]) for name in files}

@@ -22,7 +22,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.first_run import planners_here
 from dlrm_sharded.commands.hydra_app import run_hydra
 from dlrm_sharded.commands.removed import why_removed
-from dlrm_sharded.commands.sharders import build_planner, run_context
+from dlrm_sharded.commands.sharders import planner_factory, run_context
 from dlrm_sharded.commands.task import HERE, AskedTask, asked_task
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import is_additive
@@ -83,15 +83,12 @@ def hydra_main(cfg: DictConfig) -> None:
 
 def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
     """Build the planner, with prices that are measured first if it plans for this machine."""
-    context = run_context(cfg.hardware, task, task.optimizer or cfg.optimizer.embedding)
-    build = functools.partial(
-        build_planner,
-        cfg,
-        diagnose=functools.partial(diagnose, alternatives=True) if cfg.explain else None,
-    )
+    context = run_context(cfg.hardware, task, task.known_optimizer or cfg.optimizer.embedding)
+    explained = functools.partial(diagnose, alternatives=True) if cfg.explain else None
+    factory = planner_factory(cfg, diagnose=explained)
     if cfg.hardware != HERE:
-        return build(context)
-    [planner] = planners_here(cfg, context, task, lambda measured: [build(measured)])
+        return factory.planner(context)
+    [planner] = planners_here(cfg, context, task, [factory])
     return planner
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from dlrm_sharded.commands.yamls import option_node
 
 IN_RANKS = "all tables are in the ranks' memory; use more ranks, or sharder.table_precision=fp16"
-MINUTES = "minutes decides how many plans are measured; leave it out"
-OF_DEVICE = "plans have a size for the device; leave it out"
 
 REMOVED: dict[str, str] = {
     "data=dlrm_v3_streaming": "plan tables of sequences in a TorchRec model, with plan_model",
@@ -16,19 +14,9 @@ REMOVED: dict[str, str] = {
     "sharder.objective": "plans minimize the embedding cost; leave it out",
     "data=yambda_5b": "plan tables of sequences in a TorchRec model, with plan_model",
     "model": "plans do not depend on the model's layers; leave it out",
-    "collect.batch_sizes": "use batch_sizes=[...]",
-    "collect.optimizer": "use optimizer=OPTION",
-    "collect.seed": "use seed=SEED",
-    "collect.time_budget_s": "use minutes=MINUTES",
-    **dict.fromkeys(("collect.ids_per_step", "collect.table_gib"), OF_DEVICE),
-    **dict.fromkeys(("collect.measure", "collect.num_repeats", "collect.num_samples"), MINUTES),
-    **dict.fromkeys(("collect.repeat_every", "collect.task"), MINUTES),
-    "fit": "a calibration fits what it has measured; leave it out",
-    "fit.from_prior": "a model is always fitted from a prior; leave it out",
-    "fit.holdout_share": "each plan is left out of one of several fits; leave it out",
-    "fit.model": "use architecture=NAME",
-    "fit.num_steps": "use num_steps=NUMBER",
-    "fit.seed": "use seed=SEED",
+    "collect.": "minutes decides how many plans are measured; batch_sizes, seed and optimizer stay",
+    "fit.": "one fit of all that was measured; architecture, num_steps and seed stay",
+    "policies": "run dlrm-train-policy, as a calibration says at its end",
     "sharder=neuroshard_paper": "use sharder=neuroshard",
     "cost_model=neuroshard_paper": "use cost_model=neuroshard",
     "sharder=hugectr": "use sharder=search",
@@ -55,7 +43,8 @@ def why_removed(name: str) -> str | None:
         name: a dotted key, such as `sharder.objective`, or an option, such as `sharder=hugectr`.
     """
     for removed, instead in REMOVED.items():
-        if name == removed or ("." in removed and name.startswith(f"{removed}.")):
+        prefix = f"{removed.rstrip('.')}."
+        if name == removed or ("." in removed and name.startswith(prefix)):
             return f"{name} is not there since 0.3: {instead}"
     return None
 

@@ -21,12 +21,11 @@ from dlrm_sharded.runs import compare
 
 def main() -> int:
     with exit_codes():
-        asked = read_words(__doc__, {"out": (str, None)}, names="runs, sweeps, or folders of them")
-        folders = [Path(name) for name in asked.names]
-        if asked.out is not None:
-            out = folder_to_write("out", asked.out)
-        else:
-            out = folders[0] if len(folders) == 1 else Path("comparison")
+        names, keys = read_words(__doc__, ("out",), names="runs, sweeps, or folders of them")
+        folders = [Path(name) for name in names]
+        out = folders[0] if len(folders) == 1 else Path("comparison")
+        if "out" in keys:
+            out = folder_to_write("out", keys["out"])
         comparison = compare(folders, out)
         from dlrm_sharded.runs.comparison_text import short_table  # loads polars
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hydra import compose
@@ -13,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.calibration.hardware_costs import budget_in_s
-from dlrm_sharded.commands.hydra_app import command_line, instantiate, run_hydra
+from dlrm_sharded.commands.hydra_app import command_line, instantiate
 from dlrm_sharded.commands.removed import why_key_of_search, why_removed
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
@@ -29,45 +28,32 @@ from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.process import threads_of_a_rank
-from dlrm_sharded.sharders.base import Sharder, SharderContext
-from dlrm_sharded.sharders.planning import Diagnose, Planner
+from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.sharders.planning import Diagnose, Planner, PlannerFactory
 
 KEY, LIST = "sharder", "sharders"
 SEPARATOR = ";"
 """Character between a sharder's name and its settings: search;replicate=never."""
 
 
-def build_planner(
-    cfg: DictConfig,
-    context: RunContext,
-    *,
-    diagnose: Diagnose | None = None,
-    cost_model: CostModel | None = None,
-) -> Planner:
-    """Build the sharder and the cost model of a config.
+def planner_factory(cfg: DictConfig, *, diagnose: Diagnose | None = None) -> PlannerFactory:
+    """Build what makes the planner of a config: its sharder, its cost model and its precision.
 
-    Nodes with `_partial_: true` are called with their context: the cost model with the run's, a
-    sharder with a `SharderContext`, which has the cost model too.
+    Nodes with `_partial_: true` are called later with their context: the cost model with the run's,
+    a sharder with a `SharderContext`, which has the cost model too.
 
-    Args:
-        cost_model: that of the config, if it is built already.
+    Raises:
+        ConfigError: a value cannot be used.
     """
-    if cost_model is None and cfg.get("cost_model") is not None:
-        cost_model = _with_context("cost_model", instantiate(cfg.cost_model), context)
-        if not hasattr(cost_model, "predict"):
-            raise ConfigError(
-                f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
-            )
-    precision = asked_precision(cfg)
-    sharder_context = SharderContext(context, cost_model)
     node = drop_keys_of_replaced_class(cfg.sharder)
-    made = instantiate(node)
-    sharder = _with_context(KEY, made, sharder_context)
-    if not hasattr(sharder, "shard"):
-        raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
-    options: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
-    has_context = isinstance(made, functools.partial)
-    return Planner(sharder, cost_model, diagnose, value_profiles, precision, options, has_context)
+    return PlannerFactory(
+        sharder=instantiate(node),
+        cost_model=instantiate(cfg.get("cost_model")),
+        diagnose=diagnose,
+        value_profiles=value_profiles,
+        exchange_precision=asked_precision(cfg),
+        options=OmegaConf.to_container(node, resolve=True),  # type: ignore[arg-type]
+    )
 
 
 def start_budget(cfg: DictConfig) -> float | None:
@@ -116,14 +102,8 @@ def make_planner(
         key = f"{KEY}.{unknown[0]}"
         raise ConfigError(why_removed(key) or why_key_of_search(key) or message)
     root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
-    context = SharderContext(run or RunContext(), cost_model)
-    made = instantiate(root[KEY])
-    sharder: Sharder = _with_context(KEY, made, context)
-    has_context = isinstance(made, functools.partial)
-    made_of: dict[str, Any] = OmegaConf.to_container(root[KEY], resolve=True)  # type: ignore[assignment]
-    return Planner(
-        sharder, cost_model, diagnose, value_profiles, options=made_of, has_context=has_context
-    )
+    factory = dataclasses.replace(planner_factory(root, diagnose=diagnose), cost_model=cost_model)
+    return factory.planner(run or RunContext())
 
 
 def make_sharder(
@@ -150,16 +130,6 @@ def asked_precision(cfg: DictConfig) -> ExchangePrecision:
 def plain(value: Any) -> Any:
     """Return a value of a config without OmegaConf's types."""
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
-
-def _with_context(group: str, made: Any, context: RunContext | SharderContext) -> Any:
-    """Call what a node with `_partial_: true` made; leave anything else as it is."""
-    if not isinstance(made, functools.partial):
-        return made
-    try:
-        return made(context)
-    except TypeError as error:  # a key that the function does not have
-        raise ConfigError(f"{group}: {error}") from error
 
 
 def drop_keys_of_replaced_class(sharder: DictConfig) -> DictConfig:
@@ -227,46 +197,16 @@ def context_here(topology: Topology, optimizer: str | None) -> RunContext:
     return local_context(torch.device(device), optimizer, topology.ranks_per_host)
 
 
-def run_with_sharder_list(hydra_main: Callable[[], object]) -> None:
-    """Do what `run_hydra` does, with several sharders in one run rather than in a sweep."""
-
-    def start() -> None:
-        sys.argv[1:] = with_sharder_list(sys.argv[1:])
-        hydra_main()
-
-    run_hydra(start)
-
-
-def with_sharder_list(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which `sharder=a,b` or `sharders=[a,b]` is a list for Hydra.
-
-    Raises:
-        ConfigError: the line asks for multirun, names sharders twice, or sets a key of a sharder
-            that it does not name.
-    """
-    found, others = [], []
+def quoted_lists(arguments: Sequence[str]) -> list[str]:
+    """Quote the names in `sharders=[a;key=1,b]` of a command line, as Hydra reads no `;`."""
+    quoted = []
     for argument in arguments:
-        if argument in ("-m", "--multirun"):
-            raise ConfigError("leave -m out: one command has several sharders, sharder=a,b")
-        if argument.startswith((f"{KEY}=", f"{LIST}=")):
-            found.append(argument.partition("=")[2])
-        elif argument.lstrip("+~").startswith(f"{KEY}."):
-            setting = argument.lstrip("+~").removeprefix(f"{KEY}.")
-            raise ConfigError(
-                f"{argument} does not say which sharder it is for; write it behind its name: "
-                f"'{KEY}=search{SEPARATOR}{setting}'"
-            )
-        else:
-            others.append(argument)
-    if not found:
-        return others
-    if len(found) > 1:
-        raise ConfigError(f"sharder is there {len(found)} times; name all in one: sharder=a,b")
-    names = split_list(found[0])
-    if not names:
-        raise ConfigError(f"sharder is {found[0]!r}, names no sharder")
-    quoted = ",".join("'{}'".format(name.replace("'", "\\'")) for name in names)
-    return [*others, f"{LIST}=[{quoted}]"]
+        key, _, value = argument.partition("=")
+        if key == LIST:
+            names = ("'{}'".format(name.replace("'", "\\'")) for name in split_list(value))
+            argument = f"{LIST}=[{','.join(names)}]"
+        quoted.append(argument)
+    return quoted
 
 
 def config_of_sharder(config_name: str, sharder: str) -> DictConfig:

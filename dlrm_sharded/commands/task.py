@@ -6,14 +6,13 @@ The task of a file needs no torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.commands.hydra_app import command_line, instantiate, refuse_lists, refuse_unused
+from dlrm_sharded.commands.hydra_app import check_overrides, command_line, instantiate
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task, with_optimizer
@@ -35,14 +34,15 @@ OPTIMIZER_FILES = {
 KEYS_OF_DATA = ("topology", "batch_size", "task_out")
 """Keys that say of data what a task.json says itself."""
 
-KEYS_OF_TRAINING = (
-    "dense",
-    "dense_learning_rate",
-    "embedding_learning_rate",
-    "clip_norm",
-    "schedule",
-)
-"""Keys of an optimizer that change no memory and no time."""
+LINKS = ("intra_host_gb_per_s", "inter_host_gb_per_s")
+USED = {
+    "optimizer": ("embedding",),
+    "topology": (
+        *("world_size", "ranks_per_host", "compute_device", "memory_gib", "reserved_gib"),
+        *LINKS,
+    ),
+}
+"""Keys of groups that plans depend on; a training has others, too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def asked_task(cfg: DictConfig) -> AskedTask:
         raise ConfigError(
             "name either task=task.json or data=, one of conf/data, and not both, to plan from"
         )
-    check_effects(cfg)
+    check_overrides(USED, _unused(cfg))
     if cfg.task is None:
         return _task_of_data(cfg)
     asked = _task_of_file(cfg)
@@ -79,45 +79,33 @@ def asked_task(cfg: DictConfig) -> AskedTask:
     return asked
 
 
-def check_effects(cfg: DictConfig) -> None:
-    """Refuse overrides of the command line that cannot have an effect; the message says why."""
-    refuse_lists()
-    reasons = dict(_unused_on_hardware(cfg))
-    if OmegaConf.select(cfg, "topology.memory_gib") is not None:
-        reasons["topology.memory_fraction"] = "topology.memory_gib says how much; set one of them"
-    says = "dlrm-compare uses it, for topologies="
-    reasons |= {f"topology.{key}": says for key in ("hardware", "gpus_per_host")}
-    if "hardware" in cfg and cfg.get("cost_model") is None:
-        reasons["journal"] = "cost_model is none, and measured runs correct the prices of a model"
-        reasons["calibrate"] = "cost_model is none, and measurements adapt the prices of a model"
-    if cfg.get("task") is not None:
+def unused_of_costs(cfg: DictConfig) -> dict[str, str]:
+    """Return the keys of costs that have no effect where this machine is not planned for."""
+    if cfg.get("cost_model") is None:
+        reason = "cost_model is none, so nothing is predicted"
+    elif cfg.hardware != HERE:
+        reason = "what is measured on this machine changes the costs of hardware=here alone"
+    else:
+        return {}
+    wanted = {"journal": cfg.journal != "none", "calibrate": cfg.get("calibrate") != "never"}
+    return {key: reason for key, is_wanted in wanted.items() if is_wanted}
+
+
+def _unused(cfg: DictConfig) -> dict[str, str]:
+    """Return the keys that have no effect on a plan, and why."""
+    reasons = unused_of_costs(cfg)
+    if cfg.task is not None:
         says = f"the task is that of {cfg.task}; change it there, or name data= in its place"
         reasons |= dict.fromkeys(KEYS_OF_DATA, says)
-    if "task" in cfg:
-        reasons["trainer"] = "nothing is trained here; dlrm-train has a trainer"
-        says = "no plan and no time depends on it; dlrm-train has it"
-        reasons |= {f"optimizer.{key}": says for key in KEYS_OF_TRAINING}
-        if "sharder" in cfg and not _draws(cfg):
-            reasons["seed"] = "the sharder draws nothing"
-    for key, off in (("journal", "none"), ("calibrate", "never")):
-        if cfg.get(key) == off:  # which asks for no effect
-            reasons.pop(key, None)
-    refuse_unused(reasons)
+    if not _draws(cfg):
+        reasons["seed"] = "the sharder draws nothing"
+    return reasons
 
 
 def _draws(cfg: DictConfig) -> bool:
     """Return whether the seed has an effect on a plan, or on that of another job of the sweep."""
     drawing = OmegaConf.to_yaml(cfg.sharder), OmegaConf.to_yaml(cfg.get("data") or {})
     return any("${seed}" in text for text in drawing) or HydraConfig.get().mode is RunMode.MULTIRUN
-
-
-def _unused_on_hardware(cfg: DictConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys that have no effect for the hardware of a question, and why."""
-    if "hardware" not in cfg:  # a run is on this machine
-        return
-    if cfg.hardware != HERE:
-        yield "journal", "runs on this machine correct the prices of hardware=here alone"
-        yield "calibrate", "measurements on this machine adapt the prices of hardware=here alone"
 
 
 def check_batch_size(batch_size: Any, num_ranks: int, *, key: str = "batch_size") -> None:

@@ -13,15 +13,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dlrm_sharded.commands.hydra_app import instantiate
-from dlrm_sharded.commands.own_folder import write_hydra_files
-from dlrm_sharded.commands.sharders import asked_precision, build_planner, start_budget
-from dlrm_sharded.commands.task import build_dataset, check_batch_size, check_effects
+from dlrm_sharded.commands.hydra_app import check_overrides, instantiate
+from dlrm_sharded.commands.own_folder import hydra_files
+from dlrm_sharded.commands.sharders import asked_precision, planner_factory, start_budget
+from dlrm_sharded.commands.task import LINKS, build_dataset, check_batch_size
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.id_check import BOUNDS
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.rounds import Stretch, measure_round
 from dlrm_sharded.job.run import run
 from dlrm_sharded.job.settings import JobSettings
@@ -32,7 +31,6 @@ from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, reported_by_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.runs.result import OBJECTIVES
-from dlrm_sharded.sharders.planning import Planner
 
 MAX_TIMEOUT_S = 1e8
 """Limit of the time that a rank waits for the others: three years."""
@@ -76,7 +74,8 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     for group in ("data", "model", "optimizer", "topology", "sharder", "trainer", "measure"):
         if cfg.get(group) is None:
             raise ConfigError(f"{group} is null; name one of conf/{group}")
-    check_effects(cfg)
+    memory = "memory_fraction" if cfg.topology.memory_gib is None else "memory_gib"
+    check_overrides({"topology": ("_target_", memory, "reserved_gib", *LINKS)}, {})
     check_batch_size(cfg.batch_size, rank.world_size)
     check_count("seed", cfg.seed, least=0)
     for key in ("explain", "check_memory", "dry_run"):
@@ -105,7 +104,9 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         batch_size=cfg.batch_size,
         seed=cfg.seed,
         new_model=instantiate(cfg.model),
-        new_planner=functools.partial(_planner, cfg),
+        planner=planner_factory(
+            cfg, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
+        ),
         journal=cfg.journal,
         price_snapshot=cfg.price_snapshot,
         start_budget_s=start_budget(cfg),
@@ -116,8 +117,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         check_memory=cfg.check_memory,
         dry_run=cfg.dry_run,
         config=_plain(cfg, resolve=True),
-        config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
-        write_config=functools.partial(write_hydra_files, cfg),
+        config_files=hydra_files(cfg),
     )
 
 
@@ -144,9 +144,3 @@ def _facts(cfg: DictConfig) -> dict[str, Any]:
 def _plain(cfg: DictConfig, *, resolve: bool) -> Any:
     """Return a config as it is read from JSON."""
     return json.loads(json.dumps(OmegaConf.to_container(cfg, resolve=resolve), default=str))
-
-
-def _planner(cfg: DictConfig, context: RunContext) -> Planner:
-    return build_planner(
-        cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
-    )

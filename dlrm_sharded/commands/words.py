@@ -3,62 +3,45 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Collection
 from typing import Any
+
+import yaml
 
 from dlrm_sharded.files.errors import ConfigError
 
-NOUNS = {int: "an integer", float: "a number"}
-
-Keys = Mapping[str, tuple[Callable[[str], object], object]]
-"""The parser of a key's text, and the value of a key that is not there, by the key."""
-
 
 def read_words(
-    usage: str | None,
-    keys: Keys,
-    *,
-    names: str | None = None,
-    arguments: Sequence[str] | None = None,
-) -> SimpleNamespace:
-    """Return the values of all keys, and the words that are no `key=value` as `names`.
+    usage: str | None, keys: Collection[str] = (), *, names: str | None = None
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the words of the command line, and the values of its `key=value` parts, as of YAML.
 
     Args:
         usage: what --help prints.
-        names: what the other words name; None if there are none.
-        arguments: None for those of the command line.
+        names: what the words name; None if there are none.
 
     Raises:
-        ConfigError: a word or a value cannot be used, or a name is missing.
+        ConfigError: a word cannot be used, or a name is missing.
     """
-    found: dict[str, Any] = {key: default for key, (_, default) in keys.items()}
-    words, seen = [], set()
-    for word in sys.argv[1:] if arguments is None else arguments:
+    words: list[str] = []
+    values: dict[str, Any] = {}
+    for word in sys.argv[1:]:
         key, sign, text = word.partition("=")
         if word in ("-h", "--help"):
             print(usage)
             raise SystemExit(0)
-        if word.startswith("--"):
-            raise ConfigError(f"{key} is no flag; write {_key(key)}={text or 'VALUE'}")
-        if not sign or not key.isidentifier():
-            words.append(word)
-            continue
-        if key not in keys:
-            known = ", ".join(keys) or "none"
-            raise ConfigError(f"{word}: there is no key {key!r}; known: {known}; or write ./{word}")
-        if key in seen:
+        if key in values:
             raise ConfigError(f"{key} is there twice, as in {word}; write it once")
-        seen.add(key)
-        if text != "null":
-            found[key] = _value(key, text, keys[key][0])
-    for word in words:
-        if names is None:
-            known = ", ".join(keys) or "none"
-            raise ConfigError(f"{word!r} has no effect here; known: {known}")
+        if sign and key in keys:
+            values[key] = _value(text)
+        elif names is None or word.startswith("-") or (sign and key.isidentifier()):
+            known = ", ".join(f"{key}=" for key in keys) or "none"
+            raise ConfigError(f"{word} has no effect here; keys: {known}")
+        else:
+            words.append(word)
     if names is not None and not words:
         raise ConfigError(f"name {names}; --help shows how")
-    return SimpleNamespace(names=words, **found)
+    return words, {key: value for key, value in values.items() if value is not None}
 
 
 def split_list(text: str) -> list[str]:
@@ -86,13 +69,8 @@ def checked_names(key: str, names: object, *, example: str) -> list[str]:
     return names
 
 
-def _key(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
-
-
-def _value(key: str, text: str, parse: Callable[[str], object]) -> object:
+def _value(text: str) -> Any:
     try:
-        return parse(text)
-    except ValueError as error:
-        noun = NOUNS.get(parse) if isinstance(parse, type) else None
-        raise ConfigError(f"{key} is {text!r}, must be {noun or error}") from error
+        return yaml.safe_load(text)
+    except yaml.YAMLError:  # such as a glob, *.gz
+        return text

@@ -15,7 +15,6 @@ from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.runs.result import RunResult, read_result, run_result, write_result
 from dlrm_sharded.runs.terminal import closing_text
-from dlrm_sharded.training.pipelines import pipeline_name
 from dlrm_sharded.training.result import TrainingResult
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ def _conclude(
         measured,
         trained,
         device=device_name(device),
-        pipeline=pipeline_name(settings.trainer.pipeline, device.type),
+        pipeline=settings.trainer.pipeline_on(device),
         batch_size=settings.batch_size,
         seed=settings.seed,
         interruptions=prepared.start.num_interruptions,

@@ -46,7 +46,7 @@ def traced_workload(
     trainer: TrainerConfig,
     measure: MeasureConfig,
     *,
-    world_size: int,
+    rank: Rank,
 ) -> Workload:
     """Return what a run does besides its tables and plan; the model is traced without memory.
 
@@ -57,7 +57,7 @@ def traced_workload(
         build,
         dataset.tables,
         num_dense=dataset.num_dense,
-        local_batch_size=dataset.batch_size // world_size,
+        local_batch_size=dataset.batch_size // rank.world_size,
     )
     num_train = dataset.num_batches("train")
     num_val = dataset.num_batches("val")
@@ -68,7 +68,7 @@ def traced_workload(
         cached_bytes = dataset.cached_bytes(
             num_train_batches=min(num_train, trainer.num_steps or num_train),
             num_val_batches=num_val,
-            world_size=world_size,
+            world_size=rank.world_size,
         )
     return Workload(
         dense=dense,
@@ -77,7 +77,7 @@ def traced_workload(
         num_measured_batches=0 if cached_bytes else min(num_train, measure.num_batches),
         num_eval_samples=num_val * dataset.batch_size,
         cached_batch_bytes=cached_bytes,
-        pipeline=trainer.pipeline,
+        pipeline=trainer.pipeline_on(rank.device),
     )
 
 

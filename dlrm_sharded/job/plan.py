@@ -9,7 +9,7 @@ from dlrm_sharded.checkpoint.folder import set_aside
 from dlrm_sharded.cost.price_file import prices_beside, write_prices
 from dlrm_sharded.explain.text import plan_lines
 from dlrm_sharded.files.errors import InvalidPlanError
-from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.files.json_files import replace_file, write_json
 from dlrm_sharded.job.memory_check import CheckedMemory, check_memory
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.job.start import note_start
@@ -18,7 +18,6 @@ from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.agreement import on_rank_zero, patiently_on_rank_zero
 from dlrm_sharded.training.pipeline import check_pipeline
-from dlrm_sharded.training.pipelines import pipeline_name
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +50,8 @@ def plan(prepared: Prepared) -> Planned:
     """
     settings = prepared.settings
     sharding_plan, report = patiently_on_rank_zero(lambda: _plan(prepared))
-    pipeline = pipeline_name(settings.trainer.pipeline, prepared.rank.device.type)
-    check_pipeline(pipeline, sharding_plan, prepared.rank.device.type)
+    device = prepared.rank.device
+    check_pipeline(settings.trainer.pipeline_on(device), sharding_plan, device.type)
     memory = check_memory(
         sharding_plan,
         prepared.task,
@@ -82,7 +81,9 @@ def begin(prepared: Prepared, planned: Planned) -> None:
     """Write to the run's folder what is known before the first step; rank 0 calls it."""
     folder, start, task = prepared.folder.path, prepared.start, prepared.task
     prepared.folder.check_owner()
-    prepared.settings.write_config(folder)
+    for name, text in prepared.settings.config_files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        replace_file(folder / name, text.encode())
     write_json(folder / "plan.json", plan_json(planned.plan, planned.report))
     write_json(folder / "task.json", task.to_json())
     assert prepared.planner is not None

@@ -11,7 +11,7 @@ from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
 from dlrm_sharded.files.line_file import OUTBOX
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
-from dlrm_sharded.job.first_run import Planners, after_first_run
+from dlrm_sharded.job.first_run import after_first_run
 from dlrm_sharded.job.memory_check import traced_workload
 from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.settings import JobSettings
@@ -58,14 +58,10 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         UnlikeRanksError: the ranks do not read the same data.
     """
     context = context_of_job(rank, settings.optimizer.embedding)
-
-    def new_planners(context: RunContext) -> Planners:
-        return [settings.new_planner(context)]
-
     with all_or_none():
         outbox = folder.path / OUTBOX if settings.is_in_sweep else None
         journal = sample_store(context, settings.journal, outbox=outbox)
-        planners = new_planners(context) if rank.is_zero else None
+        planner = settings.planner.planner(context) if rank.is_zero else None
     start = find_start(
         folder,
         rank,
@@ -84,16 +80,17 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     topology = with_memory_of_all_ranks(settings.topology)
     task = on_rank_zero(lambda: settings.task(topology))
     if start.plan_to_keep(settings.config, task.topology.world_size) is None:
-        planners = after_first_run(
-            planners,
+        found = after_first_run(
+            None if planner is None else [planner],
             rank,
             context,
             task,
             budget_s=settings.start_budget_s,
             journal=settings.journal,
-            new_planners=new_planners,
+            new_planners=lambda measured: [settings.planner.planner(measured)],
             snapshot=settings.price_snapshot,
         )
+        planner = None if found is None else found[0]
     workload = on_rank_zero(
         lambda: traced_workload(
             functools.partial(settings.build_model, task),
@@ -101,10 +98,9 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             settings.optimizer,
             settings.trainer,
             settings.measure,
-            world_size=rank.world_size,
+            rank=rank,
         )
     )
-    planner = None if planners is None else planners[0]
     return Prepared(
         settings, rank, folder, context, journal, planner, streams, start, task, workload
     )

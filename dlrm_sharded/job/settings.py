@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dlrm_sharded.datasets.base import BatchStream, Dataset, Split
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import check_pooled
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.sharders.planning import PlannerFactory
 from dlrm_sharded.training.trainer import TrainerConfig
 
 
@@ -28,7 +26,7 @@ class JobSettings:
     Args:
         topology: ranks, whose memory may not be known yet.
         new_model: builds the model from tables, the number of dense features and a device.
-        new_planner: builds the planner of a run; called on rank 0.
+        planner: makes the planner of the run on rank 0, once the hardware is known.
         journal: measured runs that correct predictions: "auto", a folder, or None.
         price_snapshot: folder of the prices that a sweep's runs share, which so add to the journal
             only when all of them have ended; None without a sweep.
@@ -39,9 +37,8 @@ class JobSettings:
         objective: key of result.json whose value a run returns.
         check_memory: whether a plan that does not fit the memory is refused.
         dry_run: whether the run ends when its plan and memory are known.
-        config: the config, as it is read from JSON.
-        config_yaml: the config, as TensorBoard shows it.
-        write_config: writes the config to the run's folder.
+        config: the config, as it is read from JSON: what a checkpoint and TensorBoard tell of it.
+        config_files: texts that the run writes into its folder when it begins, by file.
     """
 
     dataset: Dataset
@@ -52,7 +49,7 @@ class JobSettings:
     batch_size: int
     seed: int
     new_model: Callable[..., Dlrm]
-    new_planner: Callable[[RunContext], Planner]
+    planner: PlannerFactory
     journal: str | None
     price_snapshot: str | None
     start_budget_s: float | None
@@ -63,8 +60,7 @@ class JobSettings:
     check_memory: bool
     dry_run: bool
     config: Mapping[str, Any]
-    config_yaml: str
-    write_config: Callable[[Path], None]
+    config_files: Mapping[str, str]
 
     @property
     def is_in_sweep(self) -> bool:

@@ -6,12 +6,12 @@ import dataclasses
 import functools
 import logging
 
+import yaml
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.job.build import Built
-from dlrm_sharded.job.copy_time import copy_s, page_locking_s
 from dlrm_sharded.job.memory_check import used_text
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
@@ -54,7 +54,8 @@ def _write_before_training(
 ) -> None:
     settings = prepared.settings
     values = (planned.report.made_by, str(settings.batch_size), str(settings.seed))
-    writer.config(settings.config_yaml, dict(zip(HPARAMS, values, strict=True)))
+    text = yaml.safe_dump(dict(settings.config), sort_keys=False)
+    writer.config(text, dict(zip(HPARAMS, values, strict=True)))
     writer.plan(
         planned.plan,
         planned.report,
@@ -97,14 +98,6 @@ def _checkpoints(
     config, rank, folder = prepared.settings.trainer.checkpoint, prepared.rank, prepared.folder
     if config is None or not config.is_enabled:
         return None
-    seconds = copy_s(planned.memory, prepared.context.hardware, planned.task.topology)
-    locking_s = page_locking_s(planned.memory)
-    if seconds is not None and rank.is_zero:
-        log.info(
-            "the training will wait about %.2f s for a checkpoint's copy, %slonger for the first",
-            seconds,
-            f"about {locking_s:.1f} s " if locking_s else "",
-        )
     saver = Saver(
         folder.checkpoints_in,
         keep=config.keep,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.limited import Finite, Text

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import commit, versions
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan, with_exchanges_of, with_precisions
 from dlrm_sharded.plans.plan_report import Diagnosis, MadeFrom, PlanReport, ProfileValue
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
@@ -35,6 +36,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import (
     Sharder,
+    SharderContext,
     in_stated_precision,
     sharder_name,
     uses_costs,
@@ -173,6 +175,66 @@ class Planner:
         digest = None if model is None else prices_digest(model)
         correction = None if model is None else model.correction
         return MadeFrom(self.options, digest, correction, *_software())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerFactory:
+    """Makes planners for ranks, once it is known what they compute on.
+
+    Args:
+        sharder: a sharder, or what makes one of a `SharderContext`.
+        cost_model: a cost model, what makes one of a `RunContext`, or None for no prediction.
+        diagnose, value_profiles, exchange_precision, options: see `Planner`.
+    """
+
+    sharder: Sharder | functools.partial[Sharder]
+    cost_model: CostModel | functools.partial[CostModel] | None
+    diagnose: Diagnose | None = None
+    value_profiles: ValueProfiles | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
+    options: Mapping[str, Any] | None = None
+
+    def planner(self, context: RunContext, *, cost_model: CostModel | None = None) -> Planner:
+        """Return the planner for ranks.
+
+        Args:
+            cost_model: of other planners, for these ranks; None to make one.
+
+        Raises:
+            ConfigError: the sharder or the cost model cannot be made, or is none.
+        """
+        model = cost_model or _made("cost_model", self.cost_model, context, method="predict")
+        of_sharder = SharderContext(context, model)
+        return Planner(
+            sharder=_made("sharder", self.sharder, of_sharder, method="shard"),
+            cost_model=model,
+            diagnose=self.diagnose,
+            value_profiles=self.value_profiles,
+            exchange_precision=self.exchange_precision,
+            options=self.options,
+            has_context=isinstance(self.sharder, functools.partial),
+        )
+
+
+def planners_for(context: RunContext, factories: Iterable[PlannerFactory]) -> list[Planner]:
+    """Return a planner of each factory; they share the cost model of the first."""
+    planners: list[Planner] = []
+    for factory in factories:
+        shared = planners[0].cost_model if planners else None
+        planners.append(factory.planner(context, cost_model=shared))
+    return planners
+
+
+def _made(group: str, given: Any, context: RunContext | SharderContext, *, method: str) -> Any:
+    """Return a group's object, which a partial call makes of the context."""
+    if isinstance(given, functools.partial):
+        try:
+            given = given(context)
+        except TypeError as error:  # a key that the function does not have
+            raise ConfigError(f"{group}: {error}") from error
+    if given is not None and not hasattr(given, method):
+        raise ConfigError(f"{group}._target_ makes {given!r}, which has no method `{method}`")
+    return given
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
 from dlrm_sharded.training.copies import copied_bytes
 from dlrm_sharded.training.dense_memory import DenseMemory
-from dlrm_sharded.training.pipelines import PIPELINES, pipeline_name
+from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.rank_memory import RankMemory
 
 FLOAT_BYTES = ID_BYTES = LENGTH_BYTES = 4
@@ -68,7 +68,7 @@ class Workload:
         num_eval_samples: samples of an evaluation, of all ranks.
         cached_batch_bytes: batches that the dataset keeps on a rank.
         checkpoint_copy: whether checkpoints are written from a copy of the model.
-        pipeline: name of the training's pipeline; None for the default of the device.
+        pipeline: name of the training's pipeline.
     """
 
     dense: DenseMemory
@@ -78,7 +78,7 @@ class Workload:
     num_eval_samples: int
     cached_batch_bytes: int = 0
     checkpoint_copy: bool = False
-    pipeline: str | None = None
+    pipeline: str = "base"
 
     @property
     def dense_bytes(self) -> int:
@@ -284,7 +284,7 @@ def _moments_of_training(
     exchanges = task.topology.world_size > 1
     device = task.topology.compute_device
     local, pooled = load.local_bytes, load.pooled_bytes
-    pipeline = PIPELINES[pipeline_name(workload.pipeline, device)]
+    pipeline = PIPELINES[workload.pipeline]
     # the next step has been looked up and is exchanged before the backward pass of this one
     num_ahead = int(pipeline.next_lookup == "backward")
     ids = pipeline.num_batches * _batch_bytes(load, task, workload)

@@ -25,7 +25,7 @@ from dlrm_sharded.model.compiled import uncompiled
 from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
-from dlrm_sharded.training.pipelines import PIPELINES, pipeline_name
+from dlrm_sharded.training.pipelines import PIPELINES
 
 CLASSES = {
     "base": "TrainPipelineBase",
@@ -86,7 +86,6 @@ def make_pipeline(
     Raises:
         ConfigError: the pipeline is not installed, or would not train the model rightly.
     """
-    name = pipeline_name(name, device.type)
     if not PIPELINES[name].is_exact and any(isinstance(m, DenseGraph) for m in model.modules()):
         raise ConfigError(
             f"trainer.pipeline={name} updates tables while the next step is under way, whose "

@@ -35,11 +35,3 @@ PIPELINES = {
     "semi_sync": Pipeline(next_lookup="backward", is_exact=False, num_batches=3, num_arrived=3),
 }
 """By name."""
-
-
-def pipeline_name(asked: str | None, compute_device: str) -> str:
-    """Return the name that is asked for; None stands for the default of the device.
-
-    On a CPU, nothing of a step runs beside the step before.
-    """
-    return asked or ("sparse_dist" if compute_device == "cuda" else "base")

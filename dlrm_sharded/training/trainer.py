@@ -40,7 +40,7 @@ from dlrm_sharded.training.pipeline import (
     set_schedule_step,
     settle,
 )
-from dlrm_sharded.training.pipelines import PIPELINES, pipeline_name
+from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
@@ -93,7 +93,7 @@ class Trainer:
             depth=config.prefetch_depth(rank.device),
             device=rank.device,
         )
-        self._pipeline_name = pipeline_name(config.pipeline, rank.device.type)
+        self._pipeline_name = config.pipeline_on(rank.device)
         self._pipeline = make_pipeline(
             self._pipeline_name,
             self.model,

@@ -82,6 +82,10 @@ class TrainerConfig:
         """Return the number of steps of the whole training."""
         return self.num_steps or self.num_epochs * epoch_batches
 
+    def pipeline_on(self, device: torch.device) -> str:
+        """Return the name of the pipeline of ranks on such devices."""
+        return self.pipeline or ("sparse_dist" if device.type == "cuda" else "base")
+
     def prefetch_depth(self, device: torch.device) -> int:
         """Return the number of batches that a thread reads ahead for ranks on such devices."""
         if self.prefetch_batches is not None:

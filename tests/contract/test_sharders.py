@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from dlrm_sharded import RunContext, Sharder, ShardingPlan, Table, validate
-from dlrm_sharded.commands.sharders import build_planner
+from dlrm_sharded.commands.sharders import planner_factory
 from dlrm_sharded.commands.yamls import CONF_DIR, options_of
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
 from dlrm_sharded.files.json_files import write_json
@@ -54,7 +54,7 @@ def config(name: str, overrides: tuple[str, ...]) -> DictConfig:
 
 
 def build(name: str, overrides: tuple[str, ...]) -> Sharder:
-    return build_planner(config(name, overrides), RunContext()).sharder
+    return planner_factory(config(name, overrides)).planner(RunContext()).sharder
 
 
 def overrides_of(name: str, task: ShardingTask, folder: Path) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def test_finds_all_yamls() -> None:
 def test_sharders_that_use_the_costs_of_the_run(name, tmp_path):
     """Others would wait for a measurement that does not concern them."""
     overrides = overrides_of(name, TASKS["w3-mixed"], tmp_path)
-    planner = build_planner(config(name, overrides), RunContext())
+    planner = planner_factory(config(name, overrides)).planner(RunContext())
     assert planner.uses_costs == (name in USE_COSTS)
 
 

@@ -11,7 +11,7 @@ import pytest
 from dlrm_sharded import InfeasibleTaskError, make_sharder
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.priors import learned_cost_model
-from dlrm_sharded.commands.sharders import build_planner
+from dlrm_sharded.commands.sharders import planner_factory
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
@@ -49,7 +49,7 @@ def gap(task: ShardingTask) -> float:
     cfg = composed_config("plan", "task=unused", "cost_model=learned", *limits)
     device = task.topology.compute_device
     hardware = H100 if device == "cuda" else None
-    planner = build_planner(cfg, RunContext(device, hardware))
+    planner = planner_factory(cfg).planner(RunContext(device, hardware))
     _, report = planner.plan(with_profiles(task))
     assert report.gap is not None
     return report.gap

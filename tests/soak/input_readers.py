@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from dlrm_sharded.calibration.priors import learned_cost_model
-from dlrm_sharded.commands.sharders import build_planner
+from dlrm_sharded.commands.sharders import planner_factory
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.commands.yamls import CONF_DIR, options_of
 from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
@@ -128,7 +128,7 @@ def read_overrides(values: list[str], folder: Path) -> None:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         cfg = compose("train", [*SMALL, *values])
     settings = job_settings(cfg, ONE_RANK)
-    planner = build_planner(cfg, RunContext("cpu", optimizer=cfg.optimizer.embedding))
+    planner = planner_factory(cfg).planner(RunContext("cpu", optimizer=cfg.optimizer.embedding))
     assert settings.dataset.batch_size == cfg.batch_size
     task = settings.task(settings.topology)
     batch = settings.dataset.batch("train", 0, rank=0, world_size=1)

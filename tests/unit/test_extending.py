@@ -21,7 +21,7 @@ from dlrm_sharded import Planner, RunContext, ShardingTask, Table, validate
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
 from dlrm_sharded.calibration.samples import workload_of_sample
-from dlrm_sharded.commands.sharders import build_planner
+from dlrm_sharded.commands.sharders import planner_factory
 from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.hardware import Hardware
@@ -62,7 +62,7 @@ def composed(project: Path, name: str, *overrides: str) -> DictConfig:
 
 
 def planner(project: Path, *overrides: str) -> Planner:
-    return build_planner(composed(project, "plan", "task=unused", *overrides), CPU)
+    return planner_factory(composed(project, "plan", "task=unused", *overrides)).planner(CPU)
 
 
 def module(project: Path, name: str) -> ModuleType:

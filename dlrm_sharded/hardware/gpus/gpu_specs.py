@@ -44,8 +44,6 @@ class GpuSpec:
         link: class of the links between GPUs of one host, "nvlink" or "pcie".
         link_gb_per_s: nominal bandwidth of a GPU's links, one way.
         adapter_gb_per_s: nominal bandwidth of a GPU's share of the adapters to other hosts.
-        host_gb_per_s: nominal bandwidth between the GPU and host memory, one way; by default that
-            of PCIe 4.0 x16.
         memory_gib: size of the device's memory; None if unknown.
         gpus_of_domain: GPUs that the links connect, such as those of one host.
         collectives: system in nccl_collectives.csv; None if nobody measured this GPU.
@@ -60,7 +58,6 @@ class GpuSpec:
     link: str
     link_gb_per_s: float
     adapter_gb_per_s: float
-    host_gb_per_s: float = 32.0
     memory_gib: float | None = None
     gpus_of_domain: int = 8
     collectives: str | None = None

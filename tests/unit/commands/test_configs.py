@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from dlrm_sharded.commands.hydra_app import instantiate as build
-from dlrm_sharded.commands.sharders import build_planner, drop_keys_of_replaced_class
+from dlrm_sharded.commands.sharders import drop_keys_of_replaced_class, planner_factory
 from dlrm_sharded.commands.task import asked_task, build_dataset
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -156,7 +156,7 @@ def test_sharder_builds(name, config):
     cfg = composed_config(config, f"sharder={name}")
     for key in OmegaConf.missing_keys(cfg.sharder):
         OmegaConf.update(cfg, key, "plan.json")
-    planner = build_planner(cfg, RunContext())
+    planner = planner_factory(cfg).planner(RunContext())
     assert callable(planner.sharder.shard)
 
 
@@ -176,19 +176,21 @@ CONTEXTUAL = TARGET | {"weight": "dim", "seed": 5}
 
 
 def test_a_partial_sharder_is_given_its_context():
-    sharder = build_planner(OmegaConf.create({"sharder": CONTEXTUAL}), RUN).sharder
+    sharder = planner_factory(OmegaConf.create({"sharder": CONTEXTUAL})).planner(RUN).sharder
     assert sharder.context == SharderContext(RUN, None)
     assert (sharder.name, sharder.seed) == ("dim", 5)
     cost_model = composed_config("train").cost_model
-    planner = build_planner(
-        OmegaConf.create({"sharder": CONTEXTUAL, "cost_model": cost_model}), RUN
-    )
+    planner = planner_factory(
+        OmegaConf.create({"sharder": CONTEXTUAL, "cost_model": cost_model})
+    ).planner(RUN)
     assert isinstance(planner.cost_model, LearnedCostModel)
     assert planner.sharder.context == SharderContext(RUN, planner.cost_model)
 
 
 def test_a_complete_sharder_is_given_nothing():
-    planner = build_planner(composed_config("train", "sharder=dim", "cost_model=none"), RUN)
+    planner = planner_factory(composed_config("train", "sharder=dim", "cost_model=none")).planner(
+        RUN
+    )
     assert isinstance(planner.sharder, GreedySharder)
     assert (planner.cost_model, planner.diagnose) == (None, None)
 

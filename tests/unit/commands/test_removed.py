@@ -28,8 +28,9 @@ def refusals(override: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", sorted(REMOVED))
 def test_each_row_is_refused_by_the_commands(name: str) -> None:
-    said = refusals(name if "=" in name else f"{name}=unused")
-    expected = f"{name} is not there since 0.3: {REMOVED[name]}"
+    given = f"{name}key" if name.endswith(".") else name
+    said = refusals(given if "=" in given else f"{given}=unused")
+    expected = f"{given} is not there since 0.3: {REMOVED[name]}"
     assert expected in said
     assert "\n" not in expected
 

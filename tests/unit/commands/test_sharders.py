@@ -2,38 +2,24 @@
 
 import pytest
 
-from dlrm_sharded.commands.sharders import with_sharder_list
+from dlrm_sharded.commands.sharders import quoted_lists
 from dlrm_sharded.commands.words import checked_names, split_list
 from dlrm_sharded.files.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("given", "expected"),
     [
-        ("sharder=dim", "sharders=['dim']"),
-        ("sharder=random,search", "sharders=['random','search']"),
-        ("sharder=[random, search]", "sharders=['random','search']"),
+        ("sharders=[random, search]", "sharders=['random','search']"),
         (
-            "sharder=dim,search;replicate=never;pin={a: [0,1]}",
+            "sharders=[dim,search;replicate=never;pin={a: [0,1]}]",
             "sharders=['dim','search;replicate=never;pin={a: [0,1]}']",
         ),
+        ("out=a,b", "out=a,b"),
     ],
 )
-def test_a_list_becomes_a_value(text, expected):
-    assert with_sharder_list(["data=synthetic", text]) == ["data=synthetic", expected]
-
-
-def test_other_arguments_stay():
-    assert with_sharder_list(["seed=1", "out=a,b"]) == ["seed=1", "out=a,b"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["-m"], ["sharder=a", "sharder=b"], ["sharder="], ["sharder=[]"], ["sharder.seed=1"]],
-)
-def test_what_is_not_clear_is_refused(arguments):
-    with pytest.raises(ConfigError):
-        with_sharder_list(arguments)
+def test_a_list_becomes_a_value_of_hydra(given, expected):
+    assert quoted_lists(["tasks=x", given]) == ["tasks=x", expected]
 
 
 @pytest.mark.parametrize("names", ["dim", [], None, [3], ["dim", "dim"]])

@@ -1,17 +1,13 @@
 """Memory before a run: a GPU's and its host's are two budgets; how long a copy takes is said."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import InfeasibleTaskError
-from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.hardware.probe import Probe
 from dlrm_sharded.job import memory_check
-from dlrm_sharded.job.copy_time import copy_s, page_locking_s
 from dlrm_sharded.job.memory_check import CheckedMemory, check_memory
 from dlrm_sharded.plans.plan import whole_tables
 from dlrm_sharded.plans.tables import Table
@@ -92,38 +88,3 @@ def test_a_peak_on_a_gpu_is_compared_with_its_tensors():
     memory = CheckedMemory(ranks, ranks, False)
     assert memory.estimated_peak_bytes(on_cuda=True) == 7
     assert memory.estimated_peak_bytes(on_cuda=False) == 130
-
-
-PROBE = Probe(
-    copy_gb_per_s=8.0, gather_gb_per_s=1.0, cached_gather_gb_per_s=1.0, gemm_gflops=1.0, load=1.0
-)
-H100 = Hardware("NVIDIA H100 80GB HBM3")
-COPYING = (RankMemory(checkpoint_copy=2 * 10**9), RankMemory(checkpoint_copy=10**9))
-IDLE = (RankMemory(),) * 2
-
-
-@pytest.mark.parametrize(
-    ("memory", "hardware", "topology", "expected_s"),
-    [
-        # a byte is read and written
-        ((COPYING, (), True), Hardware("a CPU", probe=PROBE), {}, 0.5),
-        # the fullest rank's 2 GB over 64 GB/s of PCIe 5.0, or its share of the host's 300 GB/s
-        ((IDLE, COPYING, True), H100, {"local_world_size": 1}, 2 / 64),
-        ((IDLE, COPYING, True), H100, {}, 2 / 37.5),
-        ((IDLE, COPYING, True), Hardware("a GPU"), {}, None),
-        ((COPYING, (), True), Hardware("a CPU"), {}, None),
-        ((COPYING, (), True), None, {}, None),
-        ((IDLE, (), False), Hardware("a CPU", probe=PROBE), {}, None),
-    ],
-    ids=["cpu", "gpu", "gpus", "unknown_gpu", "no_probe", "unknown", "no_copy"],
-)
-def test_how_long_a_copy_takes(
-    memory: Any, hardware: Hardware | None, topology: Any, expected_s: float | None
-) -> None:
-    found_s = copy_s(CheckedMemory(*memory), hardware, Topology(8, GIB, **topology))
-    assert found_s == (None if expected_s is None else pytest.approx(expected_s))
-
-
-@pytest.mark.parametrize(("host", "seconds"), [((), 0.0), (COPYING, 1.0)], ids=["cpu", "gpu"])
-def test_the_first_copy_of_a_gpu_waits_for_page_locked_memory(host: Any, seconds: float) -> None:
-    assert page_locking_s(CheckedMemory(COPYING, host, True)) == seconds

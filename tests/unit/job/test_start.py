@@ -165,7 +165,7 @@ def test_what_a_run_cannot_begin_from_is_refused_before_its_data(
         optimizer=SimpleNamespace(embedding="sgd"),
         is_in_sweep=False,
         journal=None,
-        new_planner=lambda context: None,
+        planner=SimpleNamespace(planner=lambda context: None),
         dataset=Unopened(),
         config={"seed": 0},
         **{"resume": "never", "init_from": None, key: value},

@@ -161,7 +161,7 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
     """
     task = task_of(2, device="cuda")
     plan, more = whole_tables(task, [0, 0]), {}
-    for name in (None, *PIPELINES):
+    for name in PIPELINES:
         workload = dataclasses.replace(WORKLOAD, pipeline=name, num_measured_batches=0)
         memory = estimate_memory(plan, task, workload, [0, 0])[0]
         more[name] = (memory.ids, memory.vectors, memory.exchange)
@@ -171,7 +171,7 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
     assert {name: tuple(sizes - of_base) for name, sizes in more.items()} == {
         "base": (0, 0, 0),
         "sparse_dist_lite": (0, 0, 0),
-        **dict.fromkeys((None, "sparse_dist", "fused_sparse_dist"), pipelined),
+        **dict.fromkeys(("sparse_dist", "fused_sparse_dist"), pipelined),
         "semi_sync": (3456 + 2 * arrived + looked_up, 6144 + 3072, 6144 + 3072),
     }
 
