@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -9,23 +10,22 @@ from statistics import fmean
 from typing import Any
 
 import polars as pl
+from matplotlib.figure import Figure
 
 from dlrm_sharded.contest.cases import Setting
 from dlrm_sharded.contest.entry import Entry, Measurement
-from dlrm_sharded.contest.figures import plot_scores
 from dlrm_sharded.contest.score import Score, in_common, scores
 from dlrm_sharded.contest.tables import by_plan, write_tables
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
-from dlrm_sharded.files.text_table import UNKNOWN, Column, TextTable
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.runs.paired import PairedRatio
+from dlrm_sharded.runs.comparison_figures import plot_ratios
 
 SUMMARY, PICTURE = "summary.md", "ratios.png"
-MAX_SHOWN, MAX_FAILURES, MAX_REASON = 5, 20, 120
-"""Number of cases without a plan that the terminal and the summary name, and characters of a
-reason; by_plan has all."""
+MAX_FAILURES, MAX_REASON = 10, 120
+"""Number of cases without a plan that are named, and characters of a reason; by_plan has all."""
 
 MAX_SHOWN_CASES = 40
 """Largest number of cases on topologies that the terminal shows; the summary shows all."""
@@ -49,10 +49,10 @@ def write_report(
     Raises:
         ConfigError: a file cannot be written.
     """
-    reference, out = setting.reference, setting.out
-    plans = by_plan(entries, measurements, reference)
-    found = scores(plans, reference, margin=setting.margin)
-    table, result = score_table(found, reference), verdict(found, reference)
+    out = setting.out
+    plans = by_plan(entries, measurements, setting.reference)
+    found = scores(plans, margin=setting.margin)
+    table, result = score_table(found, setting.reference), verdict(found, setting.reference)
     lines, failed = notes(found, plans, setting), failures(plans)
     texts = ["# Comparison of sharders", _heading(plans, setting)]
     shown = [f"comparison of {plans['task'].n_unique()} tasks:\n{table.text()}"]
@@ -64,43 +64,55 @@ def write_report(
     texts += [table.markdown(), f"Result: {result}.", _listed(lines)]
     if plans["kind"].n_unique() > 1:
         for (kind,), of_kind in plans.group_by("kind", maintain_order=True):
-            part = scores(of_kind, reference, margin=setting.margin)
-            texts += [f"## {kind}", score_table(part, reference).markdown()]
+            part = scores(of_kind, margin=setting.margin)
+            texts += [f"## {kind}", score_table(part, setting.reference).markdown()]
     if failed:
-        texts += ["## Cases without a plan", _listed(_first(failed, MAX_FAILURES))]
+        texts += ["## Cases without a plan", _listed(failed)]
     try:
         replace_file(out / SUMMARY, ("\n\n".join(texts) + "\n").encode())
         files = write_tables(plans, entries, measurements, out, file_format=setting.file_format)
         with replaced_file(out / PICTURE) as file:
-            plot_scores(found, reference).savefig(file, format="png", metadata={"Software": None})
+            picture = plot_scores(found, setting.reference)
+            picture.savefig(file, format="png", metadata={"Software": None})
     except OSError as error:
         raise ConfigError(f"cannot write the results in out = {out}: {error.strerror}") from error
     wrote = f"wrote {', '.join([SUMMARY, PICTURE, *files])} and plans: {out}"
-    return [*shown, *lines, *_first(failed, MAX_SHOWN), wrote, f"result: {result}"]
+    return [*shown, *lines, *failed, wrote, f"result: {result}"]
+
+
+def plot_scores(found: Sequence[Score], reference: str) -> Figure:
+    """Draw the ratios of all sharders, the cheapest one on top."""
+    ranked = sorted(found, key=lambda score: score.ratio.ratio if score.ratio else math.inf)
+    names = [f"{score} ({score.num_solved}/{score.plans.height})" for score in ranked]
+    series = {"predicted": [score.ratio for score in ranked]}
+    if any(score.measured for score in found):
+        series["measured"] = [score.measured for score in ranked]
+    return plot_ratios(names, series, f"cost / {reference}, 95 % intervals (plans / tasks)")
 
 
 def score_table(found: Sequence[Score], reference: str) -> TextTable:
     """Return a line for each sharder; figures that were not measured are predicted."""
-    columns = ["sharder", "plans", f"predicted / {reference} [95 %]", "geometric mean"]
-    columns += ["wins/ties/losses", "gap to bound, %: mean, worst (tasks)", "s: mean, worst"]
+    columns: list[Column | str] = ["sharder", "plans", f"predicted / {reference} [95 %]"]
+    columns += [Column("geometric mean", ".4f"), "wins/ties/losses"]
+    columns += ["gap to bound, %: mean, worst (tasks)", "s: mean, worst"]
     if has_measured := any(score.measured for score in found):
         columns += [f"measured / {reference} [95 %]", "measured wins/ties/losses"]
-    rows = []
+    rows: list[list[object]] = []
     for score in found:
         gaps = [100 * gap for gap in score.plans["gap"].drop_nulls()]
         seconds = score.plans["solve_s"].to_list()
         row = [
-            str(score),
+            score,
             f"{score.num_solved}/{score.plans.height}",
-            _ratio_text(score.ratio),
-            UNKNOWN if score.mean_ratio is None else f"{score.mean_ratio:.4f}",
+            score.ratio and score.ratio.text(4),
+            score.mean_ratio,
             "/".join(map(str, score.tally)),
-            f"{fmean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else UNKNOWN,
+            f"{fmean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else None,
             f"{fmean(seconds):.2f}, {max(seconds):.2f}",
         ]
-        if has_measured:
-            row += [_ratio_text(score.measured), "/".join(map(str, score.measured_tally))]
-        rows.append(row)
+        measured = [score.measured and score.measured.text(4)]
+        measured += ["/".join(map(str, score.measured_tally))]
+        rows.append([*row, *(measured if has_measured else [])])
     return TextTable(columns, rows)
 
 
@@ -127,15 +139,12 @@ def topology_table(plans: pl.DataFrame) -> TextTable:
 def notes(found: Sequence[Score], plans: pl.DataFrame, setting: Setting) -> list[str]:
     """Return what the figures of the table are."""
     common, num_tasks = in_common(plans)["task"].n_unique(), plans["task"].n_unique()
-    without = [score.sharder for score in found if not score.num_solved]
+    without = [score.plans["sharder"][0] for score in found if not score.num_solved]
     whose = f"all of them but {', '.join(without)}, without any plan," if without else "all of them"
-    fewest = min(found, key=lambda score: score.num_solved or num_tasks).sharder
-    rest = in_common(plans.filter(pl.col("sharder") != fewest))["task"].n_unique()
-    spoils = f" Without {fewest}, they would be of {rest}." if rest > common else ""
     texts = [
-        f"Ratios are of the {common} of {num_tasks} tasks that {whose} solve: the median of the "
-        "pairwise means (Hodges and Lehmann) with Wilcoxon's 95 % interval, which needs 6 tasks, "
-        f"and the geometric mean.{spoils}",
+        f"Ratios are costs over those of {setting.reference}, on the {common} of {num_tasks} tasks "
+        f"that {whose} solve: the median of the pairwise means (Hodges and Lehmann) with "
+        "Wilcoxon's 95 % interval, which needs 6 tasks, and the geometric mean.",
         f"A tie with {setting.reference} is a difference of at most {100 * setting.margin:g} % of "
         "the predicted cost; a plan where the other one has none is a win.",
         "The gap is the distance from the best lower bound that any of them proves for a task.",
@@ -153,26 +162,23 @@ def verdict(found: Sequence[Score], reference: str) -> str:
     if not ranked:
         return f"no task tells how any of them compares with {reference}"
     ratio, best = min(ranked, key=lambda one: one[0].ratio)
-    if best.sharder == reference:
+    if ratio.ratio >= 1:
         return f"none of them is cheaper than {reference}"
-    measured = f", measured {_ratio_text(best.measured)} x" if best.measured else ""
+    measured = f", measured {best.measured.text(4)} x" if best.measured else ""
     doubt = "" if ratio.high < 1 else "; the tasks do not tell this apart from a tie"
-    return f"{best.sharder} costs {_ratio_text(ratio)} x {reference}{measured}{doubt}"
+    return f"{best} costs {ratio.text(4)} x {reference}{measured}{doubt}"
 
 
 def failures(plans: pl.DataFrame) -> list[str]:
-    """Return a line for each task and reason why there is no plan."""
+    """Return a line for each of the first tasks and reasons why there is no plan."""
     failed = plans.drop_nulls("error").group_by("task", "error", maintain_order=True)
-    return [
+    lines = [
         f"no plan: {task}, {', '.join(sharders)}: "
         f"{textwrap.shorten(error, MAX_REASON, placeholder=' ...')}"
         for task, error, sharders in failed.agg("sharder").rows()
     ]
-
-
-def _first(lines: Sequence[str], most: int) -> list[str]:
-    more = len(lines) - most
-    return [*lines[:most], *([f"and {more} more, in by_plan"] if more > 0 else [])]
+    more = len(lines) - MAX_FAILURES
+    return [*lines[:MAX_FAILURES], *([f"and {more} more, in by_plan"] if more > 0 else [])]
 
 
 def _heading(plans: pl.DataFrame, setting: Setting) -> str:
@@ -203,12 +209,3 @@ def _fit_text(plan: Mapping[str, Any]) -> str:
     if plan["missing_bytes"]:
         return f"no: {plan['missing_bytes'] / GIB:,.1f} GiB are missing"
     return "yes" if plan["error"] is None else "yes, but no plan was found"
-
-
-def _ratio_text(ratio: PairedRatio | None) -> str:
-    """Write a ratio and its interval, which fewer than 6 pairs do not have."""
-    if ratio is None:
-        return UNKNOWN
-    if ratio.low == 0:
-        return f"{ratio.ratio:.4f}"
-    return f"{ratio.ratio:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"

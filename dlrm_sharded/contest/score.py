@@ -11,7 +11,7 @@ from statistics import geometric_mean
 
 import polars as pl
 
-from dlrm_sharded.runs.paired import PairedRatio, paired_ratio
+from dlrm_sharded.runs.ranking import PairedRatio, paired_ratio
 
 Tally = tuple[int, int, int]
 """Numbers of tasks that a sharder wins, ties and loses against the reference."""
@@ -23,7 +23,6 @@ class Score:
 
     Args:
         plans: its rows of `by_plan`.
-        num_solved: number of tasks that it has a plan for.
         ratio: its predicted cost over that of the reference, on the tasks in common, see
             `in_common`; None if there are none.
         mean_ratio: geometric mean of the same ratios.
@@ -33,9 +32,7 @@ class Score:
         measured_tally: by the intervals of the rounds of each task.
     """
 
-    sharder: str
     plans: pl.DataFrame
-    num_solved: int
     ratio: PairedRatio | None
     mean_ratio: float | None
     tally: Tally
@@ -46,6 +43,10 @@ class Score:
         """The sharder with the costs that it planned by, as tables and pictures name it."""
         return str(self.plans["made_by"][0])
 
+    @property
+    def num_solved(self) -> int:
+        return self.plans["cost_ms"].count()
+
 
 def in_common(plans: pl.DataFrame) -> pl.DataFrame:
     """Return the plans of tasks that all sharders solve, except sharders that solve none at all."""
@@ -53,30 +54,27 @@ def in_common(plans: pl.DataFrame) -> pl.DataFrame:
     return solved.filter(pl.len().over("task") == solved["sharder"].n_unique())
 
 
-def scores(plans: pl.DataFrame, reference: str, *, margin: float) -> list[Score]:
+def scores(plans: pl.DataFrame, *, margin: float) -> list[Score]:
     """Return the scores of all sharders in the order of their plans.
 
     Args:
-        reference: sharder that the others are compared with, also in the columns of `plans`.
         margin: relative difference of predicted costs below which they are a tie.
     """
-    common, found = in_common(plans), []
+    found = []
     # no plan is like an infinite cost; two of those have no ratio
     cost, other = (pl.col(name).fill_null(math.inf) for name in ("cost_ms", "reference_ms"))
     for (sharder,), rows in plans.group_by("sharder", maintain_order=True):
+        common = in_common(plans).filter(pl.col("sharder") == sharder)
         ratios = rows.select(cost / other).to_series().drop_nans()
         measured = rows.drop_nulls("measured_low")
-        ratio = _ratio(common, "cost_ms", str(sharder), reference)
-        in_pairs = common.filter(pl.col("sharder") == sharder)["over_reference"]
+        ratio = paired_ratio(common["cost_ms"], common["reference_ms"])
         found.append(
             Score(
-                sharder=str(sharder),
                 plans=rows,
-                num_solved=rows["cost_ms"].count(),
                 ratio=ratio,
-                mean_ratio=geometric_mean(in_pairs) if ratio else None,
+                mean_ratio=geometric_mean(common["over_reference"]) if ratio else None,
                 tally=_tally(ratios < 1 - margin, ratios > 1 + margin),
-                measured=_ratio(common, "measured_ms", str(sharder), reference),
+                measured=paired_ratio(common["measured_ms"], common["measured_reference_ms"]),
                 measured_tally=_tally(measured["measured_high"] < 1, measured["measured_low"] > 1),
             )
         )
@@ -86,14 +84,3 @@ def scores(plans: pl.DataFrame, reference: str, *, margin: float) -> list[Score]
 def _tally(wins: pl.Series, losses: pl.Series) -> Tally:
     num_wins, num_losses = int(wins.sum()), int(losses.sum())
     return num_wins, len(wins) - num_wins - num_losses, num_losses
-
-
-def _ratio(plans: pl.DataFrame, cost: str, sharder: str, reference: str) -> PairedRatio | None:
-    """Return the ratio of two sharders' costs on the same tasks; None if there are none."""
-    own, other = (
-        plans.filter(pl.col("sharder") == name)[cost].drop_nulls().to_list()
-        for name in (sharder, reference)
-    )
-    if not own or not other or min(own + other) <= 0:  # a user's cost model may predict 0
-        return None
-    return paired_ratio(own, other)

@@ -16,19 +16,13 @@ from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.files.json_files import replaced_file
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, STAGE_LABELS, STAGES
 from dlrm_sharded.plans.plan_report import with_costs
-from dlrm_sharded.runs.paired import paired_ratio
+from dlrm_sharded.runs.ranking import paired_ratio
 
 MAX_COSTLIEST = 3
 """Number of tables that a diagnosis in short names."""
 
-PLAN_COLUMNS = (
-    *("task", "sharder", "costs", "error", "is_infeasible", "cost_ms", "over_reference"),
-    *("critical_path_ms", "imbalance", "gap", "solve_s", "num_shards", "peak_mib"),
-    *("slowest_rank", "dominant_stage", "dominant_ms", "costliest_tables"),
-)
-MEASURED_COLUMNS = ("measured_ms", "measured_over_reference", "measured_low", "measured_high")
-TOPOLOGY_COLUMNS = ("topology", "world_size", "num_hosts", "missing_bytes", "cost_model")
-"""Columns of the file by_plan, the latter two only where there are such figures."""
+FIGURES = ("cost_ms", "critical_path_ms", "imbalance", "dominant_ms", "solve_s", "peak_mib")
+MEASURED = ("measured_ms", "measured_over_reference", "measured_low", "measured_high")
 
 Measurements = Mapping[str, Measurement]
 
@@ -42,11 +36,9 @@ def write_tables(
     file_format: str,
 ) -> list[str]:
     """Write a file for each table, and return the names of the files."""
-    measured = MEASURED_COLUMNS if measurements else ()
-    topology = TOPOLOGY_COLUMNS if any(plans["topology"]) else ()
     tables = {
         "by_task": by_task(plans),
-        "by_plan": plans.select(*PLAN_COLUMNS, *measured, "prices", *topology),
+        "by_plan": plans,
         "by_rank": by_rank(entries, measurements),
         "by_shard": by_shard(entries),
     }
@@ -80,14 +72,18 @@ def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str
     for entry in entries:
         measured = _measured(entry.case, measurements.get(entry.case.task_name), reference)
         rows.append(_case_row(entry.case) | _plan_row(entry.outcome) | measured)
-    floats = ("cost_ms", "lower_bound_ms", *MEASURED_COLUMNS)
-    schema = dict.fromkeys(floats, pl.Float64)
-    plans = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=schema)
-    cost, bound = pl.col("cost_ms"), pl.col("lower_bound_ms")
-    of_reference = cost.filter(pl.col("sharder") == reference).first()
+    types = dict.fromkeys((*FIGURES, *MEASURED, "lower_bound_ms"), pl.Float64)
+    plans = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=types)
+    cost, bound, is_reference = (
+        pl.col("cost_ms"),
+        pl.col("lower_bound_ms"),
+        pl.col("sharder") == reference,
+    )
     holds = bound.is_between(0.0, cost.min(), closed="right")
     plans = plans.with_columns(
-        reference_ms=of_reference.over("task"), bound_ms=bound.filter(holds).max().over("task")
+        reference_ms=cost.filter(is_reference).first().over("task"),
+        measured_reference_ms=pl.col("measured_ms").filter(is_reference).first().over("task"),
+        bound_ms=bound.filter(holds).max().over("task"),
     )
     return plans.with_columns(
         over_reference=cost / pl.col("reference_ms"), gap=cost / pl.col("bound_ms") - 1
@@ -120,10 +116,10 @@ def _plan_row(outcome: Outcome) -> dict[str, Any]:
     They are None without a plan.
     """
     names = ("error", "is_infeasible", "lower_bound_ms", "solve_s", "peak_mib")
-    row = {name: getattr(outcome, name) for name in names}
+    row: dict[str, Any] = {name: getattr(outcome, name) for name in names}
     cost = outcome.cost
     if cost is None:
-        return row | dict.fromkeys(PLAN_COLUMNS[PLAN_COLUMNS.index("slowest_rank") :])
+        return dict.fromkeys(FIGURES) | row
     slowest = max(range(len(cost.per_rank)), key=lambda rank: cost.per_rank[rank].total_ms)
     stage = max(STAGES, key=cost.per_rank[slowest].stage_ms)
     by_table: dict[str, float] = {}
@@ -146,13 +142,10 @@ def _plan_row(outcome: Outcome) -> dict[str, Any]:
 def _measured(case: Case, found: Measurement | None, reference: str) -> dict[str, float | None]:
     """Return the figures of a measured plan; None where it or the reference was not measured."""
     if found is None or case.sharder not in found.costs:
-        return dict.fromkeys(MEASURED_COLUMNS)
-    ratios: tuple[float | None, ...] = (None,) * 3
-    if reference in found.costs:
-        ratio = paired_ratio(found.rounds_ms[case.sharder], found.rounds_ms[reference])
-        ratios = (ratio.ratio, ratio.low, ratio.high)
-    values = (found.costs[case.sharder].cost_ms, *ratios)
-    return dict(zip(MEASURED_COLUMNS, values, strict=True))
+        return dict.fromkeys(MEASURED)
+    ratio = paired_ratio(found.rounds_ms[case.sharder], found.rounds_ms.get(reference, ()))
+    ends = (None,) * 3 if ratio is None else (ratio.ratio, ratio.low, ratio.high)
+    return dict(zip(MEASURED, (found.costs[case.sharder].cost_ms, *ends), strict=True))
 
 
 def by_rank(entries: Sequence[Entry], measurements: Measurements) -> pl.DataFrame:
@@ -162,13 +155,12 @@ def by_rank(entries: Sequence[Entry], measurements: Measurements) -> pl.DataFram
         case, cost = entry.case, entry.outcome.cost
         if cost is None:
             continue
-        columns: dict[str, Sequence[float] | None] = {}
+        columns: dict[str, Sequence[float] | None] = {"input_dist_ms": cost.input_dist_ms}
+        columns["memory_bytes"] = entry.plan.bytes_by_rank(case.task.topology)
         if case.task_name in measurements:
             per_rank = measurements[case.task_name].costs[case.sharder].per_rank
             for stage in COMPUTE_STAGES:
                 columns[f"measured_{stage}_ms"] = [rank.stage_ms(stage) for rank in per_rank]
-        columns["input_dist_ms"] = cost.input_dist_ms
-        columns["memory_bytes"] = entry.plan.bytes_by_rank(case.task.topology)
         frames.append(_with_columns(case, cost.to_frame(), columns))
     return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
 
@@ -178,15 +170,14 @@ def by_shard(entries: Sequence[Entry]) -> pl.DataFrame:
     frames = []
     for entry in entries:
         if entry.outcome.cost is not None:
-            shard_ms = entry.outcome.shard_ms or [(None, None)] * len(entry.outcome.shards)
-            compute_ms, comm_ms = zip(*shard_ms, strict=True)
-            columns = {"compute_ms": compute_ms, "comm_ms": comm_ms}
+            shard_ms = list(zip(*entry.outcome.shard_ms, strict=True)) or (None, None)
+            columns = dict(zip(("compute_ms", "comm_ms"), shard_ms, strict=True))
             frames.append(_with_columns(entry.case, entry.plan.to_frame(), columns))
     return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
 
 
 def _with_columns(
-    case: Case, frame: pl.DataFrame, columns: Mapping[str, Sequence[float | None] | None]
+    case: Case, frame: pl.DataFrame, columns: Mapping[str, Sequence[float] | None]
 ) -> pl.DataFrame:
     """Put the names of a case before the columns of a frame, and others behind them."""
     names = [pl.lit(case.task_name).alias("task"), pl.lit(case.sharder).alias("sharder")]

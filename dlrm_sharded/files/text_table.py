@@ -47,8 +47,8 @@ class TextTable:
     rows: Sequence[Sequence[object]]
 
     def markdown(self) -> str:
-        """Return a Markdown table, in which a `|` of a cell is escaped."""
-        head, *body = [f"| {' | '.join(map(_escaped, cells))} |" for cells in self._cells()]
+        """Return a Markdown table, which shows its cells as they stand."""
+        head, *body = [f"| {' | '.join(map(escaped, cells))} |" for cells in self._cells()]
         return "\n".join([head, f"|{'---|' * len(self.columns)}", *body])
 
     def text(self) -> str:
@@ -83,5 +83,7 @@ class TextTable:
         return [[column.title for column in columns], *body]
 
 
-def _escaped(cell: str) -> str:
-    return re.sub(r"(?<!\\)\|", r"\|", cell)
+def escaped(text: str) -> str:
+    """Return text that Markdown shows as it stands."""
+    text = re.sub(r"([\\|`*]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
+    return text.replace("&", "&amp;").replace("<", "&lt;")

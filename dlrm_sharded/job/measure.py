@@ -26,7 +26,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.distributed import Rank, has_core_for_each
 from dlrm_sharded.ranks.surroundings import SurroundingsWatch
-from dlrm_sharded.runs.terminal import prediction_text, surprise_text
+from dlrm_sharded.runs.terminal import prediction_text
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,8 @@ def _log_measured(measured: MeasuredCost, report: PlanReport) -> None:
             ", ".join(measured.exposed),
         )
     if report.cost is not None:
-        log.info("%s", prediction_text(report.cost, measured.cost))
-        warning = surprise_text(report, measured.cost)
-        if warning is not None:
-            log.warning("%s", warning)
+        text, is_surprise = prediction_text(report, measured.cost)
+        log.log(logging.WARNING if is_surprise else logging.INFO, "%s", text)
 
 
 def note_run(

@@ -17,8 +17,7 @@ from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.plan_report import plan_json
-from dlrm_sharded.runs.run_events import RunWriter
-from dlrm_sharded.runs.tags import HPARAMS
+from dlrm_sharded.runs.run_events import HPARAMS, RunWriter
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.profiler import TRACE_FOLDER
 from dlrm_sharded.training.progress import Progress

@@ -7,11 +7,11 @@ result.py               result.json: one schema for writing and reading it
 owner.py                the one job that may write to a run's folder
 remote_copy.py          the copy of a run's folder in an object store
 terminal.py             texts that a run shows in the terminal
-event_file.py, tags.py  TensorBoard's event files and the tags in them
+event_file.py           a TensorBoard event file
 run_events.py           the event file of a run
-run_folder.py           reads one run from disk
-discovery.py            the runs in some folders
-run_tables.py           runs as tables for programs
+run_folder.py           the runs in some folders
+rounds.py               what the rounds of a sweep measured of a run
+ranking.py              ratios of pairs, and who is the fastest
 comparison*.py          runs grouped and averaged; in text, in figures, in TensorBoard
 """
 
@@ -44,10 +44,9 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
     from dlrm_sharded.runs.comparison import summarize
     from dlrm_sharded.runs.comparison_events import write_comparison
     from dlrm_sharded.runs.comparison_text import comparison_markdown
-    from dlrm_sharded.runs.discovery import find_runs
+    from dlrm_sharded.runs.run_folder import find_runs
 
-    found = find_runs(folders)
-    comparison = summarize(found.runs, found.problems)
+    comparison = summarize(*find_runs(folders))
     try:
         out.mkdir(parents=True, exist_ok=True)
         replace_file(out / "runs.csv", comparison.table.write_csv().encode())

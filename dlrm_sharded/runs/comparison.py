@@ -1,73 +1,74 @@
-"""Group runs whose figures may be averaged, and put the groups in order."""
+"""Turns runs into the rows of two frames: one for each run, and one for each group of them.
+
+Runs are a group if their figures may be averaged: they have the same sharder, costs, options and
+setting, and the same hardware and software.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from dlrm_sharded.plans.plan_report import with_costs
-from dlrm_sharded.runs.disturbance import disturbance_text
-from dlrm_sharded.runs.ranking import (
-    MeasuredRun,
-    Measurement,
-    Ranking,
-    Standing,
-    measured_in_rounds,
-    plan_id,
-    rank,
+from dlrm_sharded.runs.ranking import NO_RATIOS, Ranking, Ratios, measured, rank
+from dlrm_sharded.runs.result import METRICS, RunResult, setting_text
+from dlrm_sharded.runs.rounds import Round, read_rounds
+from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
+
+BASELINE = "random"
+PREDICTION_ERROR = "prediction_error"
+"""Predicted embedding cost over the measured one, minus 1."""
+
+FIGURES = (*METRICS, PREDICTION_ERROR)
+TRAINING = -1
+"""Number of the round of figures that a training has measured."""
+
+PLATFORM = ("world_size", "device", "versions")
+CONDITIONS = ("setting", *PLATFORM)
+"""Columns that runs must have in common to be ranked; a `label` has its own rows among them."""
+
+OF_RUN = ("sharder", "seed", "state", "reason", "log", "seconds")
+OF_RESULT = (
+    "world_size",
+    "device",
+    "batch_size",
+    "commit",
+    "prices_digest",
+    "began_s",
+    "core_wait",
 )
-from dlrm_sharded.runs.result import Platform, RunResult, Setting, setting_text
-from dlrm_sharded.runs.rounds import read_rounds
-from dlrm_sharded.runs.run_folder import Run
-from dlrm_sharded.runs.run_tables import (
-    BASELINE,
-    FIGURES,
-    run_table,
-    summary_table,
-    with_standings,
-)
-
-Group = tuple[Run, ...]
-Shared = tuple[Setting, Platform | None]
-"""Setting and platform, which runs must share to be ranked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over several runs; `std` (n - 1) is None for one."""
-
-    mean: float
-    std: float | None
-    n: int
+_NUMBERS = ("seconds", "began_s", "load", "core_wait", *METRICS)
+_INTEGERS = ("world_size", "seed", "batch_size", "num_rounds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Runs whose figures may be averaged, and their figures.
+    """A row of the summary.
 
     Args:
-        conditions: by title, the settings that distinguish rows of the same sharder.
-        figures: spreads of the FIGURES that at least one run knows.
-        standing: in comparison with the fastest row of the same setting and platform; None without
-            a pair of runs.
+        conditions: by title, what distinguishes rows of the same label.
+        fields: values of the summary by column.
+        ratios: against the fastest row of the same setting and platform, and the random one.
     """
 
-    sharder: str
+    label: str
     conditions: Mapping[str, str]
-    runs: Group
-    figures: Mapping[str, Spread]
-    standing: Standing | None = None
+    runs: Sequence[Run]
+    fields: Mapping[str, Any]
+    ratios: Ratios
 
-    @property
-    def results(self) -> list[RunResult]:
-        """Results of the runs that succeeded."""
-        return [run.result for run in self.runs if run.result is not None]
+    def spread(self, figure: str) -> tuple[float, float, int]:
+        """Return mean and standard deviation (n - 1) of a figure, and the runs that know it.
+
+        The mean of no run and the deviation of one are 0.
+        """
+        mean, std, num = (self.fields[f"{figure}_{part}"] for part in ("mean", "std", "n"))
+        return mean or 0.0, std or 0.0, num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,30 +76,24 @@ class Comparison:
     """Runs, grouped and averaged.
 
     Args:
-        table: one row for each run, from `run_table`.
-        summary: one row for each group of runs, from `summary_table`.
-        rows: the rows of the summary, as texts and tables show them.
-        common: overrides that all runs have.
+        table: a row for each run.
+        rows: rows for each group of runs, as texts and pictures show them.
+        common: overrides that all runs have, as on the command line.
+        conclusions: who is the fastest in each setting.
         problems: messages about files that could not be read.
-        rankings: who is faster, with the setting that the runs share; none without pairs.
     """
 
     table: pl.DataFrame
-    summary: pl.DataFrame
-    rows: tuple[Row, ...]
-    common: Setting
-    problems: tuple[str, ...]
-    rankings: tuple[tuple[Setting, Ranking], ...] = ()
+    rows: Sequence[Row]
+    common: str
+    conclusions: Sequence[str]
+    problems: Sequence[str]
 
     @property
-    def runs(self) -> list[Run]:
-        return [run for row in self.rows for run in row.runs]
-
-    @property
-    def has_one_set_of_prices(self) -> bool:
-        """Return whether all predictions are by the same prices, as far as is known."""
-        results = [result for row in self.rows for result in row.results]
-        return len({result.prices_digest for result in results}) < 2
+    def summary(self) -> pl.DataFrame:
+        """The rows as a frame."""
+        rows = [{**row.fields, **_ratio_fields(row.ratios)} for row in self.rows]
+        return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
@@ -108,173 +103,163 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     fastest by pairs of runs, then from the highest mean embedding cost to the lowest, and by name
     where no cost is known.
     """
-    groups = _groups(_with_costs(_with_platforms(runs)))
-    rankings = _rankings(groups)
-    standings = {
-        (*shared, standing.label): standing
-        for shared, ranking in rankings.items()
-        for standing in ranking.standings
-    }
+    table = run_table(runs)
+    rankings = _rankings(table, runs)
 
-    def standing_of(group: Group) -> Standing | None:
-        return standings.get((group[0].setting, group[0].platform, _label(group[0])))
+    def ratios_of(fields: Mapping[str, Any]) -> Ratios:
+        ranking = rankings.get(tuple(fields[name] for name in CONDITIONS))
+        return NO_RATIOS if ranking is None else ranking.ratios.get(fields["label"], NO_RATIOS)
 
-    groups.sort(key=lambda group: _order(group, standing_of(group)))
-    table = run_table([run for group in groups for run in group])
-    summary = summary_table(table)
-    common = _common([group[0].setting for group in groups])
-    rows = tuple(
+    found = summary_table(table).to_dicts()
+    found.sort(key=lambda fields: _order(fields, ratios_of(fields)))
+    of_name = {run.name: run for run in runs}
+    rows = [
         Row(
-            sharder=_label(group[0]),
+            label=fields["label"],
             conditions=conditions,
-            runs=group,
-            figures=_figures(fields),
-            standing=standing_of(group),
+            runs=[of_name[name] for name in fields.pop("names")],
+            fields=fields,
+            ratios=ratios_of(fields),
         )
-        for group, conditions, fields in zip(
-            groups, _conditions(groups, common), summary.iter_rows(named=True), strict=True
-        )
-    )
+        for fields, conditions in zip(found, _conditions(found), strict=True)
+    ]
+    common, settings = _without_common([fields["setting"] for fields in found])
+    of_setting = {fields["setting"]: text for fields, text in zip(found, settings, strict=True)}
+    conclusions = [
+        f"{of_setting[key[0]]}: {ranking.conclusion()}"
+        if len(rankings) > 1
+        else ranking.conclusion()
+        for key, ranking in rankings.items()
+    ]
     return Comparison(
-        table=table,
-        summary=with_standings(summary, [row.standing for row in rows]),
-        rows=rows,
-        common=common,
-        problems=tuple(problems),
-        rankings=tuple((setting, ranking) for (setting, _), ranking in rankings.items()),
+        table=table, rows=rows, common=common, conclusions=conclusions, problems=problems
     )
 
 
-def _label(run: Run) -> str:
-    options = f" ({setting_text(run.options)})" if run.options else ""
-    return with_costs(run.sharder + options, run.costs)
+def run_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """Return a row for each run, in their order; runs that did not succeed have no figures.
 
-
-def _rankings(groups: Sequence[Group]) -> dict[Shared, Ranking]:
-    """Return the ranking of the runs of each setting and platform that have pairs."""
-    by_setting: dict[Shared, list[Run]] = {}
-    for group in groups:
-        shared = group[0].setting, group[0].platform
-        by_setting.setdefault(shared, []).extend(run for run in group if run.succeeded)
-    rankings = {shared: _ranking(of_setting) for shared, of_setting in by_setting.items()}
-    return {shared: ranking for shared, ranking in rankings.items() if ranking is not None}
-
-
-def _ranking(runs: Sequence[Run]) -> Ranking | None:
-    """Rank runs by their rounds, or by their trainings if not all of them have rounds."""
-    rounds = [read_rounds(run.folder) for run in runs]
-    has_rounds = all(rounds)
-    measured = [
-        measured_in_rounds(run.folder, _label(run), run.seed or 0, of_run)
-        if has_rounds
-        else _trained(run)
-        for run, of_run in zip(runs, rounds, strict=True)
-    ]
-    ranking = rank(measured, baseline=BASELINE, has_rounds=has_rounds)
-    if ranking is None or not has_rounds:
-        return ranking
-    return dataclasses.replace(ranking, disturbance=disturbance_text(rounds))
-
-
-def _trained(run: Run) -> MeasuredRun:
-    result = run.result or RunResult()
-    measurement = Measurement(result.samples_per_s or 0.0, result.embedding_cost_ms or 0.0)
-    return MeasuredRun(_label(run), run.seed or 0, plan_id(run.folder), {0: measurement})
-
-
-def _groups(runs: Sequence[Run]) -> list[Group]:
-    """Put together the runs whose figures may be averaged, by seed and name."""
-    by_key: dict[object, list[Run]] = {}
-    for run in runs:
-        key = (run.sharder, run.costs, run.options, run.setting, run.platform)
-        by_key.setdefault(key, []).append(run)
-    return [
-        tuple(sorted(group, key=lambda run: (-1 if run.seed is None else run.seed, run.name)))
-        for group in by_key.values()
-    ]
-
-
-def _order(group: Group, standing: Standing | None) -> tuple[object, ...]:
-    run, platform = group[0], group[0].platform or Platform()
-    results = [run.result for run in group if run.result is not None]
-    costs_ms = [r.embedding_cost_ms for r in results if r.embedding_cost_ms is not None]
-    return (
-        _by_number(setting_text(run.setting)),
-        (platform.world_size or -1, platform.device or "", platform.versions),
-        run.sharder != BASELINE,
-        standing is None,
-        0.0 if standing is None or standing.behind is None else -standing.behind.ratio,
-        -statistics.fmean(costs_ms) if costs_ms else 0.0,
-        run.sharder,
-        _by_number(setting_text(run.options)),
-    )
-
-
-def _figures(fields: Mapping[str, Any]) -> dict[str, Spread]:
-    return {
-        name: Spread(fields[f"{name}_mean"], fields[f"{name}_std"], fields[f"{name}_n"])
-        for name in FIGURES
-        if fields[f"{name}_n"]
-    }
-
-
-def _common(settings: Sequence[Setting]) -> Setting:
-    """Return the overrides that all settings have."""
-    return tuple(item for item in settings[0] if all(item in other for other in settings))
-
-
-def _conditions(groups: Sequence[Group], common: Setting) -> list[dict[str, str]]:
-    """Return the conditions in which any two groups differ, for each group."""
-    platforms = [group[0].platform or Platform() for group in groups]
-    versions = [platform.versions for platform in platforms]
-    same_versions = _common([known for known in versions if known] or versions)
-    by_title = {
-        "setting": [_without(group[0].setting, common) for group in groups],
-        "ranks": [str(platform.world_size or "unknown") for platform in platforms],
-        "device": [platform.device or "unknown" for platform in platforms],
-        "versions": [_without(v, same_versions) if v else "unknown" for v in versions],
-    }
-    differ = {title: texts for title, texts in by_title.items() if len(set(texts)) > 1}
-    return [{title: differ[title][i] for title in differ} for i in range(len(groups))]
-
-
-def _without(setting: Setting, common: Setting) -> str:
-    return setting_text(tuple(item for item in setting if item not in common)) or "-"
-
-
-def _with_platforms(runs: Sequence[Run]) -> list[Run]:
-    """Give runs without a result the platform of those started with them, or else of all others.
-
-    Where there are several platforms, or none, theirs stays unknown.
+    They have the hardware, software and costs that the other runs share.
     """
-    by_sweep: dict[object, set[Platform]] = {}
-    for run in runs:
-        if run.platform is not None:
-            by_sweep.setdefault(run.sweep, set()).add(run.platform)
-            by_sweep.setdefault("all", set()).add(run.platform)
-    placed = []
-    for run in runs:
-        if run.platform is None:
-            known = by_sweep.get(run.sweep) or by_sweep.get("all") or set()
-            (platform,) = known if len(known) == 1 else (Platform(),)
-            run = dataclasses.replace(run, platform=platform)
-        placed.append(run)
-    return placed
+    rows = [_fields(run) for run in runs]
+    types = dict.fromkeys(rows[0], pl.String) | dict.fromkeys(_NUMBERS, pl.Float64)
+    table = pl.DataFrame(rows, schema=types | dict.fromkeys(_INTEGERS, pl.Int64))
+    table = table.with_columns(_filled("costs", "sharder", "options"))
+    for group in (("sweep",), ()):
+        table = table.with_columns(_filled(name, *group) for name in PLATFORM)
+    labels = [
+        with_costs(f"{sharder} ({options})" if options else sharder, costs or None)
+        for sharder, options, costs in table.select("sharder", "options", "costs").rows()
+    ]
+    cost = pl.col("embedding_cost_ms")
+    error = pl.when(cost > 0).then(pl.col("predicted_ms") / cost - 1)
+    return table.with_columns(pl.Series("label", labels), error.alias(PREDICTION_ERROR))
 
 
-def _with_costs(runs: Sequence[Run]) -> list[Run]:
-    """Give runs without a result the costs of the other runs of their sharder, if these agree."""
-    by_sharder: dict[object, set[str | None]] = {}
-    for run in runs:
+def summary_table(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each group, in order of first runs: counts; mean, std and n of FIGURES."""
+    succeeded = pl.col("state") == SUCCEEDED
+    return table.group_by(
+        "label", "sharder", "costs", "options", *CONDITIONS, maintain_order=True
+    ).agg(
+        pl.col("run").alias("names"),
+        pl.len().alias("runs"),
+        succeeded.sum().alias("succeeded"),
+        pl.col("seed").filter(succeeded).drop_nulls().n_unique().alias("seeds"),
+        pl.col(FIGURES).mean().name.suffix("_mean"),
+        pl.col(FIGURES).std().name.suffix("_std"),
+        pl.col(FIGURES).count().name.suffix("_n"),
+    )
+
+
+def _fields(run: Run) -> dict[str, Any]:
+    result = run.result or RunResult()
+    hosts = result.hosts or {}
+    return {
+        "run": run.name,
+        **{name: getattr(run, name) for name in OF_RUN},
+        **{name: getattr(result, name) for name in OF_RESULT},
+        "costs": (result.costs or "") if run.result else None,
+        "options": setting_text(run.options),
+        "setting": setting_text(run.setting),
+        "versions": setting_text(sorted((result.versions or {}).items())) or None,
+        "sweep": str(run.sweep),
+        "folder": str(run.folder),
+        "num_rounds": len(read_rounds(run.folder)),
+        "hosts": ", ".join(sorted(hosts)) or None,
+        "load": max(hosts.values(), default=None),
+        **result.metrics,
+    }
+
+
+def _filled(name: str, *group: str) -> pl.Expr:
+    """Give runs that did not succeed the value that all others of their group have."""
+    succeeded = pl.col("state") == SUCCEEDED
+    known = pl.col(name).filter(succeeded)
+    shared = pl.when(known.n_unique() == 1).then(known.first())
+    filled = pl.coalesce(name, shared.over(group) if group else shared)
+    return pl.when(succeeded).then(name).otherwise(filled).alias(name)
+
+
+def _rankings(table: pl.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...], Ranking]:
+    """Return the rankings of runs that share CONDITIONS: by their rounds, or their trainings."""
+    measurements: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for run, (label, *conditions) in zip(
+        runs, table.select("label", *CONDITIONS).rows(), strict=True
+    ):
         if run.result is not None:
-            by_sharder.setdefault((run.sharder, run.options), set()).add(run.costs)
-    filled = []
-    for run in runs:
-        known = by_sharder.get((run.sharder, run.options), set())
-        if run.result is None and len(known) == 1:
-            run = dataclasses.replace(run, costs=next(iter(known)))
-        filled.append(run)
-    return filled
+            found: Mapping[int, Round | RunResult] = read_rounds(run.folder)
+            found = found or {TRAINING: run.result}
+            rows = measured(label, run.seed, run.folder, found)
+            measurements.setdefault(tuple(conditions), []).extend(rows)
+    rankings = {key: rank(rows, baseline=BASELINE) for key, rows in measurements.items()}
+    return {key: ranking for key, ranking in rankings.items() if ranking is not None}
+
+
+def _order(fields: Mapping[str, Any], ratios: Ratios) -> tuple[object, ...]:
+    behind = ratios["fastest_over"]
+    return (
+        _by_number(fields["setting"]),
+        (fields["world_size"] or -1, fields["device"] or "", fields["versions"] or ""),
+        fields["sharder"] != BASELINE,
+        ratios is NO_RATIOS,
+        0.0 if behind is None else -behind.ratio,
+        -(fields["embedding_cost_ms_mean"] or 0.0),
+        fields["sharder"],
+        _by_number(fields["options"]),
+    )
+
+
+def _conditions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yield the conditions in which any two rows differ, for each row."""
+    texts = {
+        "setting": _without_common([row["setting"] for row in rows])[1],
+        "ranks": [str(row["world_size"] or "unknown") for row in rows],
+        "device": [row["device"] or "unknown" for row in rows],
+        "versions": _without_common([row["versions"] or "unknown" for row in rows])[1],
+    }
+    differing = {title: of_title for title, of_title in texts.items() if len({*of_title}) > 1}
+    for place in range(len(rows)):
+        yield {title: of_title[place] for title, of_title in differing.items()}
+
+
+def _without_common(texts: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the words key=value that all texts have, and each text without them."""
+    words = [text.split() for text in texts]
+    common = set(words[0]).intersection(*words)
+    shown = [" ".join(word for word in of_text if word not in common) for of_text in words]
+    return " ".join(word for word in words[0] if word in common), [text or "-" for text in shown]
+
+
+def _ratio_fields(ratios: Ratios) -> dict[str, float | bool | None]:
+    """Return the columns of ratios, with their intervals, and whether the row ties."""
+    fields: dict[str, float | bool | None] = {}
+    for name, ratio in ratios.items():
+        names = (name, f"{name}_low", f"{name}_high", f"{name}_pairs")
+        values = [None] * 4 if ratio is None else dataclasses.astuple(ratio)
+        fields |= dict(zip(names, values, strict=True))
+    behind = ratios["fastest_over"]
+    return {**fields, "tie": None if behind is None else behind.is_tie}
 
 
 def _by_number(text: str) -> tuple[object, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 
@@ -16,9 +15,11 @@ from dlrm_sharded.runs.comparison import Comparison
 from dlrm_sharded.runs.comparison_figures import comparison_figures
 from dlrm_sharded.runs.comparison_text import comparison_markdown
 from dlrm_sharded.runs.event_file import EventFile
-from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
+from dlrm_sharded.runs.run_events import THROUGHPUT, hparams_config
 
 EVENT_FILE_SUFFIX = ".comparison"
+MAX_NAME = 100
+"""Length from which on the name of a picture is cut."""
 
 WRITTEN = f"events.out.tfevents.*{EVENT_FILE_SUFFIX}", "comparison.*.png", "cost_by_rank.*.png"
 """Patterns of the files that a later comparison replaces."""
@@ -41,11 +42,13 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
     for pattern in WRITTEN:
         for old in folder.glob(pattern):
             old.unlink()
-    with contextlib.closing(EventFile(folder, suffix=EVENT_FILE_SUFFIX)) as file:
+    with EventFile(folder, suffix=EVENT_FILE_SUFFIX) as file:
         file.text("comparison/summary", comparison_markdown(comparison))
-        for tag, figure in comparison_figures(comparison).items():
+        for number, (tag, figure) in enumerate(comparison_figures(comparison).items()):
             file.figure(tag, figure)
-            figure.savefig(folder / f"{tag.replace('/', '.')}.png", dpi=150)
+            name = tag.replace("/", ".")
+            name = name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}….{number}"
+            figure.savefig(folder / f"{name}.png", dpi=150)
         file.summary(_charts())
         file.summary(hparams_config())
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from dlrm_sharded.explain.figures import legend_above, plot_cost_by_rank, stack_bars, thumbnail
 from dlrm_sharded.explain.text import STAGE_LABELS
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
-from dlrm_sharded.runs.comparison import Comparison, Row
-from dlrm_sharded.runs.run_tables import BASELINE
+from dlrm_sharded.plans.plan_cost import STAGES
+from dlrm_sharded.runs.comparison import BASELINE, Comparison, Row
+from dlrm_sharded.runs.ranking import NO_RATIOS, PairedRatio
 
 ROWS_OF_ONE_HEIGHT = 6
 """Number of rows from which on figures get higher."""
 
 MAX_NAME = 36
 MAX_CONDITIONS = 8
-UNDIVIDED = "not divided"
-"""Label of costs whose stages older runs did not write."""
-
 ROOM_FOR_NUMBERS = 1.34
 """Length of an axis relative to the longest bar, which has its number at its end."""
 
@@ -49,25 +47,61 @@ def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
 
     Only the first MAX_CONDITIONS settings are drawn.
     """
-    figures: dict[str, Figure] = {}
-    grouped = _by_conditions(comparison)
+    by_conditions: dict[tuple[str, ...], list[Row]] = {}
+    for row in comparison.rows:
+        by_conditions.setdefault(tuple(row.conditions.values()), []).append(row)
+    grouped = dict(itertools.islice(by_conditions.items(), MAX_CONDITIONS))
     shown = [row for rows in grouped.values() for row in rows]
+    figures = {}
     for name, bars in BARS.items():
         end = _end(shown, bars)
         for conditions, rows in grouped.items():
             figures[_tag("comparison", name, *conditions)] = _plot(rows, bars, end)
     for conditions, rows in grouped.items():
-        if any(row.standing is not None for row in rows):
-            figures[_tag("comparison", "relative_throughput", *conditions)] = _plot_ratios(rows)
-    figures |= _costs_by_rank(shown)
-    return figures
+        if any(row.ratios["fastest_over"] for row in rows):
+            ratios = {"": [_throughput_ratio(row) for row in rows]}
+            label = "throughput / the fastest's, with 95 % intervals"
+            figure = plot_ratios([_name(row) for row in rows], ratios, label)
+            figures[_tag("comparison", "relative_throughput", *conditions)] = figure
+    return figures | _costs_by_rank(shown)
 
 
-def _by_conditions(comparison: Comparison) -> dict[tuple[str, ...], list[Row]]:
-    grouped: dict[tuple[str, ...], list[Row]] = {}
-    for row in comparison.rows:
-        grouped.setdefault(tuple(row.conditions.values()), []).append(row)
-    return dict(itertools.islice(grouped.items(), MAX_CONDITIONS))
+def plot_ratios(
+    names: Sequence[str], series: Mapping[str, Sequence[PairedRatio | None]], label: str
+) -> Figure:
+    """Draw ratios with their intervals; ties are hollow.
+
+    Args:
+        names: names of the rows, from top to bottom.
+        series: ratios of all rows by the title of their color; None where there is none.
+    """
+    figure, axes = thumbnail(_height(names))
+    axes.axvline(1.0, color="gray", lw=0.8, ls=":", zorder=0)
+    for number, (title, ratios) in enumerate(series.items()):
+        color = f"C{number}"
+        axes.plot([], [], "o", color=color, label=title)
+        for row, ratio in enumerate(ratios):
+            if ratio is None:
+                continue
+            place = row + 0.16 * (2 * number - len(series) + 1)
+            if ratio.low > 0:
+                axes.plot([ratio.low, ratio.high], [place] * 2, color=color, lw=1.5)
+            hollow = ratio.is_tie and ratio.low < ratio.high
+            axes.plot(ratio.ratio, place, "o", color=color, mfc="white" if hollow else color)
+            text, at = f"{ratio.ratio:.3f}", (ratio.ratio, place)
+            axes.annotate(text, at, (0, 5), textcoords="offset points", ha="center", size=8)
+    axes.margins(x=0.15)  # for the numbers
+    _finish(figure, axes, names, label)
+    if len(series) > 1:
+        legend_above(figure, columns=len(series))
+    return figure
+
+
+def _throughput_ratio(row: Row) -> PairedRatio | None:
+    """Return the throughput over that of the fastest."""
+    if (behind := row.ratios["fastest_over"]) is not None:
+        return behind.inverse()
+    return PairedRatio(1.0, 1.0, 1.0, 0) if row.ratios is not NO_RATIOS else None
 
 
 def _tag(*names: str) -> str:
@@ -77,109 +111,69 @@ def _tag(*names: str) -> str:
 
 def _costs_by_rank(rows: Sequence[Row]) -> dict[str, Figure]:
     """Draw the first run of each row that has the costs of its ranks."""
-    costs: dict[tuple[str, ...], tuple[str, PlanCost]] = {}
+    found = {}
     for row in rows:
-        for run in row.runs:
-            if run.result is not None and run.result.cost is not None:
-                costs[row.sharder, *row.conditions.values()] = run.name, run.result.cost
-                break
-    if not costs:
-        return {}
-    max_ms = 1.05 * max(cost.cost_ms for _, cost in costs.values())
-    num_ranks = max(len(cost.per_rank) for _, cost in costs.values())
+        costs = [(run.name, run.result.cost) for run in row.runs if run.result is not None]
+        if known := [(name, cost) for name, cost in costs if cost is not None]:
+            found[_tag("cost_by_rank", row.label, *row.conditions.values())] = known[0]
+    max_ms = 1.05 * max((cost.cost_ms for _, cost in found.values()), default=0.0)
+    num_ranks = max((len(cost.per_rank) for _, cost in found.values()), default=0)
     return {
-        _tag("cost_by_rank", *names): plot_cost_by_rank(
+        tag: plot_cost_by_rank(
             cost, max_ms=max_ms, num_ranks=num_ranks, label=f"ms per step of {_cut(run)}"
         )
-        for names, (run, cost) in costs.items()
+        for tag, (run, cost) in found.items()
     }
 
 
 def _end(rows: Sequence[Row], bars: Bars) -> float:
-    known = [row.figures[bars.figure] for row in rows if bars.figure in row.figures]
-    most = max((spread.mean + (spread.std or 0) for spread in known), default=bars.origin)
+    spreads = [row.spread(bars.figure) for row in rows]
+    most = max((mean + std for mean, std, num in spreads if num), default=bars.origin)
     return bars.origin + ROOM_FOR_NUMBERS * ((most - bars.origin) or 1.0)
 
 
 def _plot(rows: Sequence[Row], bars: Bars, end: float) -> Figure:
-    figure, axes = thumbnail(2.9 + 0.3 * max(0, len(rows) - ROWS_OF_ONE_HEIGHT))
-    spreads = [row.figures.get(bars.figure) for row in rows]
-    means = [spread.mean if spread else bars.origin for spread in spreads]
+    figure, axes = thumbnail(_height(rows))
+    spreads = [row.spread(bars.figure) for row in rows]
+    title = bars.title
     if bars.figure == "embedding_cost_ms":
-        stages = _stages(rows)
-        stack_bars(axes, range(len(rows)), (*STAGE_LABELS, UNDIVIDED)[: len(stages)], stages)
+        names = [f"slowest_rank_{stage}_ms" for stage in STAGES]
+        stages = [[row.spread(name)[0] for row in rows] for name in names]
+        stack_bars(axes, range(len(rows)), STAGE_LABELS, stages)
         legend_above(figure, columns=4)
     else:
-        axes.barh(range(len(rows)), [mean - bars.origin for mean in means], left=bars.origin)
-    for place, (row, spread) in enumerate(zip(rows, spreads, strict=True)):
-        if spread is None:
-            text, x = _missing(row), bars.origin
-        else:
-            std = spread.std or 0.0
-            if spread.std is not None:
-                axes.errorbar(spread.mean, place, xerr=std, color="black", capsize=2, lw=1)
-            text, x = f"{spread.mean:,.{bars.digits}f}", spread.mean + std
+        widths = [mean - bars.origin if num else 0.0 for mean, _, num in spreads]
+        axes.barh(range(len(rows)), widths, left=bars.origin)
+    for place, (row, (mean, std, num)) in enumerate(zip(rows, spreads, strict=True)):
+        text, x = f"{mean:,.{bars.digits}f}", mean + std
+        if not num:
+            succeeded = f"{row.fields['succeeded']} of {row.fields['runs']} succeeded"
+            text, x = "unknown" if row.fields["succeeded"] else succeeded, bars.origin
+        elif std:
+            axes.errorbar(mean, place, xerr=std, color="black", capsize=2, lw=1)
+        if num and row.label == BASELINE:
+            axes.axvline(mean, color="gray", lw=0.8, ls=":", zorder=0)
+            title = f"{bars.title} (dotted: {BASELINE})"
         axes.annotate(text, (x, place), (3, 0), textcoords="offset points", va="center", fontsize=9)
-    baselines = [row.figures.get(bars.figure) for row in rows if row.sharder == BASELINE]
-    for baseline in filter(None, baselines):
-        axes.axvline(baseline.mean, color="gray", lw=0.8, ls=":", zorder=0)
-    axes.set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=9)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(bars.origin, end)
-    title = f"{bars.title} (dotted: {BASELINE})" if any(baselines) else bars.title
-    figure.supxlabel(title, fontsize=10)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    _finish(figure, axes, [_name(row) for row in rows], title)
     return figure
 
 
-def _plot_ratios(rows: Sequence[Row]) -> Figure:
-    """Draw each row's throughput over that of the fastest, with its interval; ties are hollow."""
-    figure, axes = thumbnail(2.9 + 0.3 * max(0, len(rows) - ROWS_OF_ONE_HEIGHT))
-    axes.axvline(1.0, color="gray", lw=0.8, ls=":", zorder=0)
-    for place, row in enumerate(rows):
-        if row.standing is None:
-            axes.annotate(_missing(row), (1.0, place), ha="right", va="center", fontsize=9)
-            continue
-        behind = row.standing.behind
-        ratio = 1.0 if behind is None else 1 / behind.ratio
-        if behind is not None and behind.low > 0:
-            axes.plot([1 / behind.high, 1 / behind.low], [place] * 2, color="black", lw=1)
-        is_tie = behind is not None and behind.is_tie
-        axes.plot(ratio, place, "o", color="C0", mfc="white" if is_tie else "C0", zorder=3)
-        text = f"{ratio:.3f}{', tie' if is_tie else ''}"
-        axes.annotate(text, (ratio, place), (0, 5), textcoords="offset points", ha="center", size=8)
-    axes.set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=9)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.margins(x=0.15)
-    figure.supxlabel("throughput / the fastest's, with 95 % intervals", fontsize=10)
-    return figure
+def _height(rows: Sequence[object]) -> float:
+    return 2.9 + 0.3 * max(0, len(rows) - ROWS_OF_ONE_HEIGHT)
 
 
-def _stages(rows: Sequence[Row]) -> list[list[float]]:
-    """Return the mean stages of each run's slowest rank, then what older runs do not divide up.
-
-    They sum to the mean embedding cost.
-    """
-    parts = [[0.0] * len(rows) for _ in (*STAGES, UNDIVIDED)]
-    for place, row in enumerate(rows):
-        if (cost := row.figures.get("embedding_cost_ms")) is None:
-            continue
-        for part, stage in zip(parts, STAGES, strict=False):
-            if spread := row.figures.get(f"slowest_rank_{stage}_ms"):
-                part[place] = spread.mean * spread.n / cost.n
-        rest = cost.mean - sum(part[place] for part in parts)
-        parts[-1][place] = rest if rest > 1e-6 * cost.mean else 0.0
-    return parts if any(parts[-1]) else parts[:-1]
-
-
-def _missing(row: Row) -> str:
-    return "unknown" if row.results else f"0 of {len(row.runs)} succeeded"
+def _finish(figure: Figure, axes: Axes, names: Sequence[str], label: str) -> None:
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    figure.supxlabel(label, fontsize=10)
 
 
 def _name(row: Row) -> str:
-    name = _cut(row.sharder)
-    failed = len(row.runs) - len(row.results)
-    return f"{name} ({len(row.results)}/{len(row.runs)})" if failed and row.results else name
+    name, num, num_all = _cut(row.label), row.fields["succeeded"], row.fields["runs"]
+    return f"{name} ({num}/{num_all})" if 0 < num < num_all else name
 
 
 def _cut(name: str) -> str:

@@ -7,7 +7,6 @@ and on a full disk it ends the training.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import logging
@@ -16,8 +15,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -43,6 +43,7 @@ class EventFile:
     cannot be written are lost, with one warning for all of them.
 
     Args:
+        enabled: false for no file at all, as on other ranks than 0: every method does nothing then.
         going_on: name and size of a file of an earlier process that is cut to this size, and gets
             further events; None for a new file.
         check_owner: called before each write; raises LostFolderError if another job has the folder.
@@ -52,37 +53,43 @@ class EventFile:
         self,
         folder: Path,
         *,
+        enabled: bool = True,
         suffix: str = "",
         going_on: tuple[str, int] | None = None,
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        self._failed = False
-        self._lock = threading.Lock()  # a stall is written by another thread
+        self._enabled = enabled  # until a write fails: then the end of the file may be cut
+        self._lock = threading.RLock()  # a stall is written by another thread
         self._flushed_s = time.monotonic()
-        name = going_on[0] if going_on else _new_name() + suffix
-        self._path = folder / name
-        folder.mkdir(parents=True, exist_ok=True)
         self._check_owner = check_owner
         self._events = io.BytesIO()
         self._records = RecordWriter(self._events)
-        goes_on = going_on is not None and _cut(self._path, going_on[1])
-        if not goes_on:
-            self._path.unlink(missing_ok=True)
-        self._file = self._path.open("ab")  # so that nothing is written over what another job wrote
+        number = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_number)}"
+        name, size = going_on or (f"events.out.tfevents.{number}{suffix}", 0)
+        self._path = folder / name
+        if not enabled:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            goes_on = 0 < size <= os.fstat(file.fileno()).st_size
+            file.truncate(size if goes_on else 0)
         if not goes_on:
             self._add(file_version="brain.Event:2")
             # From this step on, TensorBoard drops the values of earlier files.
             self._add(session_log=SessionLog(status=SessionLog.START))
 
-    def close(self) -> None:
-        self._guarded(self._flush)
-        with contextlib.suppress(OSError):  # which is reported already
-            self._file.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.position()
 
     def position(self) -> tuple[str, int]:
         """Write all events to disk; return the name of the file and its size in bytes."""
-        self._guarded(self._flush)
-        return self._path.name, self._path.stat().st_size if self._path.exists() else 0
+        with self._lock, suppress(FileNotFoundError):  # it was removed, or there is none
+            self._flush()
+            return self._path.name, self._path.stat().st_size
+        return self._path.name, 0
 
     def scalar(self, tag: str, value: float, step: int = 0) -> None:
         self._add(step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
@@ -105,42 +112,26 @@ class EventFile:
 
     def _add(self, step: int = 0, **content: object) -> None:
         event = Event(wall_time=time.time(), step=step, **content)
-        self._guarded(lambda: self._records.write(event.SerializeToString()))
-        if time.monotonic() - self._flushed_s > FLUSH_S:
-            self._guarded(self._flush)
-            self._flushed_s = time.monotonic()
+        with self._lock:
+            self._records.write(event.SerializeToString())
+            if time.monotonic() - self._flushed_s > FLUSH_S:
+                self._flush()
 
     def _flush(self) -> None:
-        self._check_owner()
-        self._file.write(self._events.getvalue())
-        self._file.flush()
+        events = self._events.getvalue()
         self._events.seek(0)
         self._events.truncate()
-
-    def _guarded(self, write: Callable[[], object]) -> None:
-        """Write, unless an earlier write has failed: then the end of the file may be cut."""
-        if self._failed:
+        self._flushed_s = time.monotonic()
+        if not self._enabled:
             return
         try:
-            with self._lock:
-                write()
+            self._check_owner()
+            with self._path.open("ab") as file:  # nothing is written over what another job wrote
+                file.write(events)
         except (OSError, LostFolderError) as error:
-            self._failed = True
+            self._enabled = False
             log.warning(
                 "TensorBoard's events of this run are lost from here on: %s: %s",
                 self._path,
                 getattr(error, "strerror", error),
             )
-
-
-def _cut(path: Path, size: int) -> bool:
-    """Cut a file to a size; return whether it was there, and as long."""
-    if not path.is_file() or path.stat().st_size < size:
-        return False
-    os.truncate(path, size)
-    return True
-
-
-def _new_name() -> str:
-    host, pid = socket.gethostname(), os.getpid()
-    return f"events.out.tfevents.{int(time.time()):010}.{host}.{pid}.{next(_number)}"

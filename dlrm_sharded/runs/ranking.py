@@ -1,8 +1,12 @@
-"""Who is faster: paired ratios with intervals, ties, and what would tell those apart that tie.
+"""How many times as much one sharder takes as another, from pairs, and which one is the fastest.
 
-Two figures are a pair if runs of the same seed were measured in the same round of a sweep. Of runs
-without rounds, those of the same seed are pairs. Runs with the same plan differ by noise alone, so
-their figures count as one, and how far they differ tells the noise.
+Two figures of runs are a pair if they have the same seed and were measured in the same round of a
+sweep, or both without rounds. They share hosts, minutes and load, so their ratio tells more than
+the ratio of two means. Runs with the same plan differ by noise alone, so their figures count as
+one. Nothing is assumed about the distribution of ratios but that their logarithms are symmetric
+around the true one. The estimate is the median of all pairwise means (Hodges and Lehmann, 1963),
+and the interval that of Wilcoxon's signed ranks with their normal approximation (Hollander, Wolfe
+and Chicken, Nonparametric Statistical Methods, section 3.3).
 """
 
 from __future__ import annotations
@@ -10,288 +14,215 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
+from scipy.stats import norm
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import read_json_object
-from dlrm_sharded.runs.disturbance import Rounds
-from dlrm_sharded.runs.paired import CONFIDENCE, PairedRatio, least_pairs, paired_ratio
+from dlrm_sharded.runs.result import RunResult
+from dlrm_sharded.runs.rounds import Round
+
+CONFIDENCE = 0.95
+MIN_PAIRS = 6
+"""Number of pairs from which on there is an interval: of 5 pairs, all have one sign by chance in
+one of 16 cases."""
 
 TOLD_APART = 0.02
-"""Difference for which the text says how many more rounds would tell it."""
+"""Difference for which the conclusion says how many rounds would tell it."""
 
-MAX_MISSING = 500
-"""Number of further pairs beyond which nobody would measure them."""
-
-Pair = tuple[int, int]
-"""Seed and round."""
-
-Figures = Mapping[str, Mapping[Pair, float]]
-"""A figure by label and pair."""
+PAIR = ("seed", "round")
+SPEED, COST = "samples_per_s", "embedding_cost_ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """Figures of a run that are compared: samples per second, and the embedding cost in ms."""
-
-    samples_per_s: float
-    cost_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
-    """Holds what was measured of a run.
+class PairedRatio:
+    """A ratio of two figures, estimated from pairs.
 
     Args:
-        label: the sharder, with the options that tell it from others.
-        plan: identifies the plan; runs with the same plan have the same.
-        measurements: by round; of a run without rounds, the one under 0.
+        ratio: the first figure over the second.
+        low, high: ends of the interval with `CONFIDENCE`; 0 and infinity for less than `MIN_PAIRS`.
+        num_pairs: number of pairs.
     """
 
-    label: str
-    seed: int
-    plan: str
-    measurements: Mapping[int, Measurement]
+    ratio: float
+    low: float
+    high: float
+    num_pairs: int
+
+    @property
+    def is_tie(self) -> bool:
+        """Return whether the pairs do not tell the two apart."""
+        return self.low <= 1.0 <= self.high
+
+    def inverse(self) -> PairedRatio:
+        high = 1 / self.low if self.low else math.inf
+        return PairedRatio(1 / self.ratio, 1 / self.high, high, self.num_pairs)
+
+    def text(self, digits: int = 3) -> str:
+        """Return the ratio with its interval, or with the number of pairs if it has none."""
+        if math.isinf(self.high):
+            pairs = "1 pair" if self.num_pairs == 1 else f"{self.num_pairs} pairs"
+            return f"{self.ratio:.{digits}f} ({pairs})"
+        return f"{self.ratio:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+    def pairs_to_tell(self, difference: float) -> int:
+        """Return about how many pairs would tell a difference, such as 0.02, from none.
+
+        The interval shrinks with the root of the number of pairs. Without an interval, as many as
+        are needed for one.
+        """
+        if math.isinf(self.high):
+            return MIN_PAIRS
+        half_width = math.log(self.high / self.low) / 2
+        return math.ceil(self.num_pairs * (half_width / math.log1p(difference)) ** 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A sharder in comparison with the fastest one, and with the baseline.
+Ratios = Mapping[str, PairedRatio | None]
+"""Ratios of a sharder by name; None without a pair.
 
-    Args:
-        behind: throughput of the fastest over that of this one; None for the fastest itself.
-        cost: embedding cost of this one over that of the fastest; None for the fastest itself.
-        gain: throughput of this one over that of the baseline; None for the baseline itself, and
-            where there is none.
-    """
+fastest_over: throughput of the fastest over that of this one; None for the fastest itself.
+cost_over_fastest: embedding cost of this one over that of the fastest.
+over_random: throughput of this one over that of the baseline.
+"""
 
-    label: str
-    behind: PairedRatio | None
-    cost: PairedRatio | None
-    gain: PairedRatio | None
+NO_RATIOS: Ratios = dict.fromkeys(("fastest_over", "cost_over_fastest", "over_random"))
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Sharders from the fastest to the slowest.
+    """Ratios by label, from the fastest to the slowest; a round has `num_seeds` pairs."""
 
-    Args:
-        noise: factor within which 95 of 100 pairs of figures of the same plan lie; None if no two
-            runs of a seed have the same plan.
-        num_seeds: number of seeds, and so of pairs that one more round makes.
-        has_rounds: whether the runs were measured in rounds.
-        disturbance: which rounds other work has disturbed, as a text; None for none.
-    """
-
-    standings: tuple[Standing, ...]
-    noise: float | None
+    ratios: Mapping[str, Ratios]
     num_seeds: int
-    has_rounds: bool
-    disturbance: str | None = None
 
     @property
-    def ties(self) -> list[str]:
-        """Return who cannot be told from the fastest."""
-        return [s.label for s in self.standings if s.behind is not None and s.behind.is_tie]
+    def behind(self) -> dict[str, PairedRatio]:
+        """How far each of the others is behind the fastest."""
+        found = {label: ratios["fastest_over"] for label, ratios in self.ratios.items()}
+        return {label: ratio for label, ratio in found.items() if ratio is not None}
 
-    def lines(self) -> list[str]:
-        """Say in one line for each who is how far behind, and at the end what to do about ties."""
-        first, *others = self.standings
-        said = [
-            f"{first.label} {ratio_text(other.behind)[0]} x {other.label} "
-            f"({ratio_text(other.behind)[1]}){', a tie' if other.behind.is_tie else ''}"
-            for other in others
-            if other.behind is not None
-        ]
-        if self.noise is not None:
-            said.append(
-                f"noise: throughputs of one plan differ by up to {100 * (self.noise - 1):.1f} % "
-                f"in {100 * CONFIDENCE:.0f} of 100 pairs"
-            )
-        if self.disturbance is not None:
-            said.append(self.disturbance)
-        return [*said, self.closing]
+    def left_out(self, difference: float) -> set[str]:
+        """Return who need not be measured any more to find the fastest to a difference.
 
-    def clearly_behind(self, difference: float) -> set[str]:
-        """Return who is behind the fastest by more than a difference such as 0.02."""
-        behind = {s.label: s.behind for s in self.standings if s.behind is not None}
-        return {label for label, ratio in behind.items() if ratio.low > 1 + difference}
+        These are all if everybody is clearly behind, or within the difference.
+        """
+        clear = {label for label, ratio in self.behind.items() if ratio.low > 1 + difference}
+        within = {label for label, ratio in self.behind.items() if ratio.high < 1 + difference}
+        return {*self.ratios} if clear | within == self.behind.keys() else clear
 
-    def is_decided(self, difference: float) -> bool:
-        """Return whether everybody is clearly behind the fastest, or within the difference."""
-        return all(
-            s.behind is None or s.behind.low > 1 + difference or s.behind.high < 1 + difference
-            for s in self.standings
-        )
-
-    @property
-    def closing(self) -> str:
-        """Return the line that a person can act on."""
-        first, ties = self.standings[0].label, self.ties
+    def conclusion(self) -> str:
+        """Say who is the fastest, or who ties and how many rounds would tell them apart."""
+        first = next(iter(self.ratios))
+        ties = {label: ratio for label, ratio in self.behind.items() if ratio.is_tie}
         if not ties:
             return f"{first} is the fastest, with {100 * CONFIDENCE:.0f} % confidence in each ratio"
-        return f"{first} ties with {', '.join(ties)}; {self._what_would_tell()}"
-
-    def _what_would_tell(self) -> str:
-        tied = [s.behind for s in self.standings if s.behind is not None and s.behind.is_tie]
-        missing = max(ratio.pairs_to_tell(TOLD_APART) - ratio.num_pairs for ratio in tied)
-        if missing <= 0:
-            return f"they differ by less than {100 * TOLD_APART:g} %, if at all"
-        told = f"would tell {100 * TOLD_APART:g} % apart"
-        if missing > MAX_MISSING:
-            return f"more than {MAX_MISSING} more pairs {told}: the measurements are too noisy"
-        about = "about"
-        if any(math.isinf(ratio.high) for ratio in tied):
-            about, told = "at least", "would give intervals"
-        rounds = math.ceil(missing / max(self.num_seeds, 1))
-        if self.has_rounds:
-            return f"{about} {rounds} more round{'' if rounds == 1 else 's'} {told}"
-        seeds = f"{missing} more seed{'' if missing == 1 else 's'}"
-        rounds = math.ceil(least_pairs(CONFIDENCE) / max(self.num_seeds, 1))
-        return f"{about} {seeds} {told}; hydra.launcher.rounds={rounds} measures them side by side"
+        said = f"{first} ties with {', '.join(ties)}"
+        needed = {label: ratio.pairs_to_tell(TOLD_APART) for label, ratio in ties.items()}
+        if all(needed[label] <= ratio.num_pairs for label, ratio in ties.items()):
+            return f"{said}; they differ by less than {100 * TOLD_APART:g} %, if at all"
+        num_rounds = math.ceil(max(needed.values()) / self.num_seeds)
+        return (
+            f"{said}; hydra.launcher.rounds={num_rounds} or more would tell "
+            f"{100 * TOLD_APART:g} % apart"
+        )
 
 
-def ratio_text(ratio: PairedRatio) -> tuple[str, str]:
-    """Return a ratio and its interval, as texts."""
-    if math.isinf(ratio.high):
-        plural = "" if ratio.num_pairs == 1 else "s"
-        return f"{ratio.ratio:.3f}", f"{ratio.num_pairs} pair{plural}, too few for an interval"
-    return f"{ratio.ratio:.3f}", f"{ratio.low:.3g} to {ratio.high:.3g}"
+def paired_ratio(
+    first: Sequence[float] | pl.Series, second: Sequence[float] | pl.Series
+) -> PairedRatio | None:
+    """Estimate the ratio of two figures from pairs of them; None without any.
+
+    Pairs are left out in which one of the figures is unknown, or not above zero.
+    """
+    figures = np.stack([np.asarray(first, dtype=float), np.asarray(second, dtype=float)])
+    figures = figures[:, (np.isfinite(figures) & (figures > 0)).all(axis=0)]
+    logs = np.log(figures[0]) - np.log(figures[1])
+    if not (num := len(logs)):
+        return None
+    one, other = np.triu_indices(num)
+    means = np.sort((logs[one] + logs[other]) / 2)
+    ratio = math.exp(float(np.median(means)))
+    deviation = math.sqrt(num * (num + 1) * (2 * num + 1) / 24)
+    rank = math.floor(num * (num + 1) / 4 + norm.ppf((1 - CONFIDENCE) / 2) * deviation - 0.5)
+    if rank < 0:
+        return PairedRatio(ratio, 0.0, math.inf, num)
+    return PairedRatio(ratio, math.exp(means[rank]), math.exp(means[-1 - rank]), num)
 
 
-def measured_in_rounds(folder: Path, label: str, seed: int, rounds: Rounds) -> MeasuredRun:
-    """Return what rounds have measured of the run in a folder."""
-    measurements = {
-        number: Measurement(found.samples_per_s, found.embedding_cost_ms)
-        for number, found in rounds.items()
-    }
-    return MeasuredRun(label, seed, plan_id(folder), measurements)
-
-
-def plan_id(folder: Path) -> str:
-    """Return what identifies the plan of a run; without a plan, the run is one of its own."""
-    try:
-        shards = read_json_object(folder / "plan.json", noun="plan").get("shards")
-    except ConfigError:
-        return str(folder)
-    return json.dumps(shards, sort_keys=True)
-
-
-def rank(
-    runs: Sequence[MeasuredRun], *, baseline: str | None = None, has_rounds: bool = True
-) -> Ranking | None:
-    """Rank sharders by their throughput; None without two that have a pair.
+def measured(
+    label: str, seed: int | None, folder: Path, found: Mapping[int, Round | RunResult]
+) -> list[dict[str, Any]]:
+    """Return rows for `rank` of what was measured of the run in a folder.
 
     Args:
-        baseline: label of the sharder that all gains are over.
+        label: the sharder, with the options that tell it from others.
+        found: what was measured, by round.
     """
-    speeds = _pooled(runs, lambda found: found.samples_per_s)
-    first = _fastest(speeds)
-    if first is None:
-        return None
-    costs = _pooled(runs, lambda found: found.cost_ms)
-    standings = [
-        Standing(
-            label,
-            behind=None if label == first else _ratio(speeds, first, label),
-            cost=None if label == first else _ratio(costs, label, first),
-            gain=None if label == baseline else _ratio(speeds, label, baseline),
-        )
-        for label in speeds
+    try:
+        plan = json.dumps(read_json_object(folder / "plan.json", noun="plan").get("shards"))
+    except ConfigError:
+        plan = str(folder)  # as if it were another plan than all others
+    return [
+        {"label": label, "plan": plan, "seed": seed or 0, "round": number}
+        | {name: getattr(figures, name) for name in (SPEED, COST)}
+        for number, figures in found.items()
     ]
-    compared = [s for s in standings if s.label == first or s.behind is not None]
-    if len(compared) < 2:
+
+
+def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> Ranking | None:
+    """Rank sharders by their throughput; None without two that have a pair.
+
+    The fastest is who is faster than most others, not all of which need have all pairs.
+
+    Args:
+        rows: see `measured`.
+        baseline: label of the sharder that `over_random` is over.
+    """
+    if not rows:
         return None
-    compared.sort(key=lambda s: (0.0 if s.behind is None else s.behind.ratio, s.label))
-    return Ranking(
-        tuple(sorted(compared, key=lambda s: s.label != first)),
-        noise=_noise(runs),
-        num_seeds=len({run.seed for run in runs}),
-        has_rounds=has_rounds,
+    found = pl.DataFrame(rows, schema_overrides={SPEED: pl.Float64, COST: pl.Float64})
+    speeds, costs = (_by_label(found, name) for name in (SPEED, COST))
+    labels = sorted({*speeds.columns} - {*PAIR})
+    over = {pair: _ratio(speeds, *pair) for pair in itertools.permutations(labels, 2)}
+    won = Counter(pair[0] for pair, ratio in over.items() if ratio is not None and ratio.ratio >= 1)
+    if not won:
+        return None
+    first = max(labels, key=won.__getitem__)
+    behind = {label: ratio for label in labels if (ratio := over.get((first, label))) is not None}
+    ratios = {
+        label: {
+            "fastest_over": behind.get(label),
+            "cost_over_fastest": None if label == first else _ratio(costs, label, first),
+            "over_random": None if label == baseline else _ratio(speeds, label, baseline),
+        }
+        for label in [first, *sorted(behind, key=lambda label: behind[label].ratio)]
+    }
+    return Ranking(ratios, found["seed"].n_unique())
+
+
+def _by_label(found: pl.DataFrame, figure: str) -> pl.DataFrame:
+    """Return a column of a figure for each label, and a row for each pair.
+
+    Runs with the same plan have their median.
+    """
+    return (
+        found.filter(pl.col(figure) > 0)
+        .with_columns(pl.col(figure).log().median().over("plan", *PAIR))
+        .group_by("label", *PAIR, maintain_order=True)
+        .agg(pl.col(figure).mean().exp())
+        .pivot("label", index=PAIR, values=figure)
     )
 
 
-def _fastest(speeds: Figures) -> str | None:
-    """Return who is the fastest: first by means over what each pair shares, then by pairs.
-
-    Not everybody need have all pairs.
-    """
-    by_pair: dict[Pair, list[float]] = defaultdict(list)
-    for figures in speeds.values():
-        for pair, figure in figures.items():
-            by_pair[pair].append(math.log(figure))
-    centered = {
-        label: float(np.mean([math.log(x) - np.mean(by_pair[pair]) for pair, x in figures.items()]))
-        for label, figures in speeds.items()
-    }
-    if not centered:
+def _ratio(figures: pl.DataFrame, over: str, under: str | None) -> PairedRatio | None:
+    """Return the ratio of two columns of `_by_label`; None if they have no pair."""
+    if under is None or not {over, under} <= {*figures.columns}:
         return None
-    first = max(sorted(centered), key=centered.__getitem__)
-    for _ in speeds:
-        faster = {
-            label: ratio.ratio
-            for label in speeds
-            if label != first
-            and (ratio := _ratio(speeds, first, label)) is not None
-            and ratio.ratio < 1
-        }
-        if not faster:
-            break
-        first = min(faster, key=faster.__getitem__)
-    return first
-
-
-def _ratio(figures: Figures, over: str, under: str | None) -> PairedRatio | None:
-    """Return the ratio of two labels' figures; None if they have no pair."""
-    first, second = figures.get(over, {}), figures.get(under or "", {})
-    both = sorted(first.keys() & second.keys())
-    if not both:
-        return None
-    return paired_ratio([first[pair] for pair in both], [second[pair] for pair in both])
-
-
-def _pooled(runs: Sequence[MeasuredRun], figure: Callable[[Measurement], float]) -> Figures:
-    """Return a figure by label and pair; runs with the same plan have their median."""
-    by_plan = _by_plan(runs, figure)
-    by_label: dict[str, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run, number, _ in _measurements(runs, figure):
-        pair = run.seed, number
-        by_label[run.label][pair].append(float(np.median(by_plan[run.plan, pair])))
-    return {
-        label: {pair: math.exp(float(np.mean(logs))) for pair, logs in by_pair.items()}
-        for label, by_pair in by_label.items()
-    }
-
-
-def _noise(runs: Sequence[MeasuredRun]) -> float | None:
-    """Return the factor between two throughputs of one plan and pair."""
-    differences = [
-        abs(one - other)
-        for logs in _by_plan(runs, lambda found: found.samples_per_s).values()
-        for one, other in itertools.combinations(logs, 2)
-    ]
-    return math.exp(float(np.quantile(differences, CONFIDENCE))) if differences else None
-
-
-def _by_plan(
-    runs: Sequence[MeasuredRun], figure: Callable[[Measurement], float]
-) -> dict[tuple[str, Pair], list[float]]:
-    """Return the logarithms of a figure by plan and pair."""
-    logs: dict[tuple[str, Pair], list[float]] = defaultdict(list)
-    for run, number, found in _measurements(runs, figure):
-        logs[run.plan, (run.seed, number)].append(math.log(found))
-    return logs
-
-
-def _measurements(
-    runs: Sequence[MeasuredRun], figure: Callable[[Measurement], float]
-) -> Iterator[tuple[MeasuredRun, int, float]]:
-    for run in runs:
-        for number, found in run.measurements.items():
-            if (value := figure(found)) > 0:
-                yield run, number, value
+    return paired_ratio(figures[over], figures[under])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,25 +48,12 @@ Setting = tuple[tuple[str, str], ...]
 def known(value: object, form: Any) -> Any:
     """Return the value of a form, or None if it has another one.
 
-    Files of earlier versions lack values, and broken files may have any. The entries of an object
-    are known one by one.
+    Files of earlier versions lack values, and broken files may have any.
     """
-    if typing.get_origin(form) is Mapping and isinstance(value, dict):
-        entries = {key: known(entry, typing.get_args(form)[1]) for key, entry in value.items()}
-        value = {key: entry for key, entry in entries.items() if entry is not None}
     try:
         return read_form(value, form, name="", may_have_others=True)
     except DataError:
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Platform:
-    """Hardware and software that figures depend on; runs are compared within one platform only."""
-
-    world_size: int | None = None
-    device: str | None = None
-    versions: Setting = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,14 +123,6 @@ class RunResult:
     seed: Int | None = None
 
     @property
-    def platform(self) -> Platform:
-        return Platform(
-            world_size=self.world_size,
-            device=self.device,
-            versions=tuple(sorted((self.versions or {}).items())),
-        )
-
-    @property
     def cost(self) -> PlanCost | None:
         """Measured cost of all ranks."""
         return None if self.per_rank is None else PlanCost(self.per_rank)
@@ -155,20 +134,16 @@ class RunResult:
         `<stage>_ms` is the max over ranks, so that the stages sum to the critical path; those of
         the slowest rank sum to the embedding cost.
         """
-        figures: dict[str, float | None] = {}
-        for key in dataclasses.fields(self):
-            value = getattr(self, key.name)
-            if _FORMS[key.name] in (Finite, Objective):
-                figures[key.name] = value
-            elif key.name.endswith("stages_ms"):
-                prefix = key.name.removesuffix("stages_ms")
-                figures |= {f"{prefix}{stage}_ms": (value or {}).get(stage) for stage in STAGES}
-            elif key.name == "per_rank":
-                slowest = max(value, key=lambda rank: rank.total_ms) if value else None
-                figures |= {
-                    f"slowest_rank_{stage}_ms": slowest and slowest.stage_ms(stage)
-                    for stage in STAGES
-                }
+        figures: dict[str, float | None] = {
+            key: getattr(self, key) for key, form in _FORMS.items() if form in (Finite, Objective)
+        }
+        for prefix in ("", "predicted_"):
+            stages_ms = getattr(self, f"{prefix}stages_ms") or {}
+            figures |= {f"{prefix}{stage}_ms": stages_ms.get(stage) for stage in STAGES}
+        slowest = max(self.per_rank or (), key=lambda rank: rank.total_ms, default=None)
+        for stage in STAGES:
+            ms = None if slowest is None else slowest.stage_ms(stage)
+            figures[f"slowest_rank_{stage}_ms"] = ms
         return figures
 
     @property
@@ -189,6 +164,12 @@ OBJECTIVES = tuple(key for key, form in _FORMS.items() if form == Objective)
 """Keys of result.json that a sweep can optimize."""
 
 
+OF_TRAINING = (
+    *("samples_per_s", "samples_per_s_p10", "samples_per_s_overall", "step_ms", "loss"),
+    *("peak_gib", "reserved_gib", "ids_out_of_range"),
+)
+"""Keys that have the values of a `TrainingResult`."""
+
 NOT_TIMED = "no step after the warm-up (trainer.num_warmup_steps) was timed"
 """Reason for an unknown throughput."""
 
@@ -196,15 +177,12 @@ NOT_TIMED = "no step after the warm-up (trainer.num_warmup_steps) was timed"
 def why_unknown(config: Mapping[str, Any]) -> str:
     """Return why a run with this config has no value of its objective."""
     objective = str(config.get("objective", "result"))
-    reason = "the run has no value for it"
+    reason = "nothing was evaluated, or on samples of one class alone"
     if config.get("dry_run"):
         reason = "a dry run trains nothing"
     elif objective == "step_ms" or objective.startswith("samples_per_s"):
         reason = NOT_TIMED
-    elif objective in ("auroc", "normalized_entropy"):
-        reason = "nothing was evaluated, or on samples of one class alone"
-    name = "throughput" if objective.startswith("samples_per_s") else objective
-    return f"no {name}: {reason}"
+    return f"no {objective}: {reason}"
 
 
 def run_result(
@@ -212,82 +190,55 @@ def run_result(
     report: PlanReport,
     measured: MeasuredCost,
     training: TrainingResult,
-    *,
-    device: str,
-    pipeline: str,
-    batch_size: int,
-    seed: int,
-    interruptions: int = 0,
-    estimated_peak_gib: float | None = None,
+    **of_run: Any,
 ) -> RunResult:
-    """Gather the results of a run."""
-    cost = measured.cost
-    predicted: dict[str, Any] = {}
-    if report.cost is not None:
-        predicted = {
-            "predicted_ms": report.cost.cost_ms,
-            "predicted_critical_path_ms": report.cost.critical_path_ms,
-            "predicted_stages_ms": _stages_ms(report.cost),
-            "predicted_input_dist_ms": report.cost.input_dist_max_ms,
-        }
-    if report.standing is not None:
-        predicted |= {
-            "prices": report.standing.short_text,
-            "expected_error": report.standing.error,
-        }
-    if report.made_from is not None:
-        predicted["prices_digest"] = report.made_from.prices_digest
+    """Gather the results of a run.
+
+    Args:
+        of_run: further values, by their keys.
+    """
+    cost, predicted, standing = measured.cost, report.cost, report.standing
+    evaluation = training.evaluation
     return RunResult(
-        sharder=report.sharder,
-        costs=report.costs,
         world_size=plan.world_size,
-        batch_size=batch_size,
-        device=device,
-        pipeline=pipeline,
+        **{key: getattr(report, key) for key in ("sharder", "costs", "lower_bound_ms", "gap")},
+        plan_solve_s=report.solve_s,
         embedding_cost_ms=cost.cost_ms,
-        critical_path_ms=cost.critical_path_ms,
-        stages_ms=_stages_ms(cost),
-        input_dist_ms=cost.input_dist_max_ms,
+        **_times_of(cost),
         per_rank=cost.per_rank,
         imbalance=cost.imbalance,
         spread=measured.spread,
         launch_ms=measured.launch_ms or None,
         measured_iterations=measured.iterations,
-        **predicted,
-        lower_bound_ms=report.lower_bound_ms,
-        gap=report.gap,
-        plan_solve_s=report.solve_s,
-        samples_per_s=known(training.samples_per_s, Finite),
-        samples_per_s_p10=known(training.samples_per_s_p10, Finite),
-        samples_per_s_overall=known(training.samples_per_s_overall, Finite),
-        step_ms=known(training.step_ms, Finite),
-        loss=known(training.loss, Finite),
-        auroc=training.evaluation.auroc,
-        normalized_entropy=training.evaluation.normalized_entropy,
-        peak_gib=training.peak_gib,
-        reserved_gib=training.reserved_gib,
-        estimated_peak_gib=estimated_peak_gib,
-        **dataclasses.asdict(training.surroundings),
-        ids_out_of_range=training.ids_out_of_range,
+        predicted_ms=None if predicted is None else predicted.cost_ms,
+        **({} if predicted is None else _times_of(predicted, "predicted_")),
+        prices=None if standing is None else standing.short_text,
+        expected_error=None if standing is None else standing.error,
+        prices_digest=None if report.made_from is None else report.made_from.prices_digest,
+        **{key: getattr(training, key) for key in OF_TRAINING},
         steps=training.num_steps,
-        interruptions=interruptions,
+        auroc=evaluation.auroc,
+        normalized_entropy=evaluation.normalized_entropy,
+        **dataclasses.asdict(training.surroundings),
         versions=versions(),
         commit=commit(),
-        seed=seed,
+        **of_run,
     )
+
+
+def _times_of(cost: PlanCost, prefix: str = "") -> dict[str, Any]:
+    """Return the keys that both measured and predicted costs have."""
+    return {
+        f"{prefix}critical_path_ms": cost.critical_path_ms,
+        f"{prefix}stages_ms": {stage: cost.stage_max_ms(stage) for stage in STAGES},
+        f"{prefix}input_dist_ms": cost.input_dist_max_ms,
+    }
 
 
 def write_result(folder: Path, result: RunResult) -> None:
     """Write result.json, with null for values that are not known or not finite."""
-    write_json(folder / FILE_NAME, _with_null(dataclasses.asdict(result)))
-
-
-def _with_null(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _with_null(of_key) for key, of_key in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_null(entry) for entry in value]
-    return known(value, Finite) if isinstance(value, float) else value
+    usable = _usable(dataclasses.asdict(result))
+    write_json(folder / FILE_NAME, dataclasses.asdict(usable))
 
 
 def read_result(folder: Path) -> RunResult | None:
@@ -299,22 +250,20 @@ def read_result(folder: Path) -> RunResult | None:
     path = folder / FILE_NAME
     if not path.exists():
         return None
-    if not path.is_file():  # a pipe would be waited for
-        raise DataError(f"{path} is no file")
     try:
-        fields = read_json_object(path, noun="result")
+        return _usable(read_json_object(path, noun="result"))
     except ConfigError as error:
         raise DataError(str(error)) from error
+
+
+def _usable(fields: Mapping[str, Any]) -> RunResult:
+    """Return what can be used of the fields of a file, of any version and perhaps damaged."""
     found = {key: known(fields.get(key), form) for key, form in _FORMS.items()}
     if not all(math.isfinite(rank.total_ms) for rank in found["per_rank"] or ()):
         found["per_rank"] = None
     return RunResult(**found)
 
 
-def setting_text(setting: Setting) -> str:
+def setting_text(setting: Iterable[tuple[str, str]]) -> str:
     """Write overrides as on the command line."""
     return " ".join(f"{key}={value}" for key, value in setting)
-
-
-def _stages_ms(cost: PlanCost) -> dict[str, float]:
-    return {stage: cost.stage_max_ms(stage) for stage in STAGES}

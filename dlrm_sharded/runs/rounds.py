@@ -1,15 +1,19 @@
 """rounds.jsonl: what the rounds of a sweep measured of a run, beside the runs it is compared to.
 
 Runs that were measured in the same round shared its hosts and minutes, so their figures are pairs.
+Rounds that other work on the hosts has disturbed are found and measured again. What is usual
+follows from the sweep itself: the threads of a rank wait for one another too, and steps of one
+model vary more than those of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from msgspec import Meta
 
 from dlrm_sharded.files.json_forms import read_form
@@ -18,6 +22,12 @@ from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.runs.result import MAX_FIGURE, Load
 
 FILE_NAME = "rounds.jsonl"
+
+MAX_CORE_WAIT = 0.1
+"""Share of a measurement, beyond the usual one, in which others may have a rank's core."""
+
+MAX_SPREAD = 3.0, 0.1
+"""Factor and summand beyond the usual spread of steps at which a measurement gives itself away."""
 
 Positive = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
 
@@ -63,3 +73,45 @@ def read_rounds(run_dir: Path) -> dict[int, Round]:
 
     rounds = rounds_file(run_dir).latest(parse, most=10**6).values()
     return {found.round: found for found in rounds}
+
+
+def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:
+    """Return the rounds of which at least one measurement is far from what is usual."""
+    measured = [found for rounds in runs for found in rounds.values()]
+    if not measured:
+        return set()
+    usual_wait = float(np.median([found.core_wait for found in measured]))
+    usual_spread = float(np.median([found.step_spread for found in measured]))
+    factor, summand = MAX_SPREAD
+    return {
+        found.round
+        for found in measured
+        if found.core_wait > usual_wait + MAX_CORE_WAIT
+        or found.step_spread > factor * usual_spread + summand
+    }
+
+
+def rounds_to_repeat(runs: Sequence[Mapping[int, Round]]) -> list[int]:
+    """Return the rounds whose repetition was begun and not ended, and those that need one.
+
+    Each is repeated once, with all its runs, so that pairs stay pairs.
+    """
+    first, again = (
+        {number for rounds in runs for number, found in rounds.items() if found.attempt == attempt}
+        for attempt in (0, 1)
+    )
+    return sorted((first & again) | (disturbed_rounds(runs) - again))
+
+
+def disturbance_text(runs: Sequence[Mapping[int, Round]]) -> str | None:
+    """Say how many rounds were repeated, and are disturbed still; None without any."""
+    found = [round_ for rounds in runs for round_ in rounds.values()]
+    repeated = {round_.round for round_ in found if round_.attempt}
+    disturbed = disturbed_rounds(runs)
+    if not repeated | disturbed:
+        return None
+    return (
+        f"rounds measured again, as other processes had the cores or steps varied more than usual: "
+        f"{len(repeated)} of {len({round_.round for round_ in found})}; rounds that are disturbed "
+        f"still: {len(disturbed)}"
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import HParam, Metric, hparams_config_pb, hparams_pb
 
 from dlrm_sharded.explain.text import explain
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -16,20 +16,24 @@ from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.runs.event_file import EventFile
-from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
 
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.result import TrainingResult
 
+THROUGHPUT = "train/samples_per_s/median"
+"""Throughput of the whole run, as in result.json; `train/samples_per_s` is that of a few steps."""
 
-class RunWriter(AbstractContextManager["RunWriter"]):
-    """Writes the event file of a run.
+HPARAMS = ("sharder", "batch_size", "seed")
+COMPARED_METRICS = {
+    "embedding/cost_ms": "embedding cost, ms",
+    THROUGHPUT: "samples/s",
+    "eval/auroc": "AUROC",
+}
+"""Titles of scalars by tag. With the HParams, these are the columns that fit on one page."""
 
-    Args:
-        enabled: true on rank 0; on other ranks there is no file, and every method does nothing.
-        going_on: position of the run's file that an interrupted run has left, see `EventFile`.
-        check_owner: see `EventFile`.
-    """
+
+class RunWriter(EventFile):
+    """The event file of a run; its arguments are those of `EventFile`."""
 
     def __init__(
         self,
@@ -39,31 +43,16 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         going_on: tuple[str, int] | None = None,
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        self._file = (
-            EventFile(run_dir, going_on=going_on, check_owner=check_owner) if enabled else None
-        )
+        super().__init__(run_dir, enabled=enabled, going_on=going_on, check_owner=check_owner)
         self._goes_on = going_on is not None
         # TensorBoard cuts the end of a name, and takes equal ones for one trial.
         self._trial = f"{run_dir.name}/{run_dir.parent.name}"
         self._run_scalars: dict[str, float] = {}
 
-    def __exit__(self, *error: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def position(self) -> tuple[str, int] | None:
-        """Write all events to disk; return where the file ends, if there is one."""
-        return None if self._file is None else self._file.position()
-
-    def scalar(self, tag: str, value: float, step: int = 0) -> None:
-        if self._file is not None:
-            self._file.scalar(tag, value, step)
-
     def stall(self, stalled_s: float, step: int, text: str) -> None:
         """Write that no step has ended for so long after a step, and who waits for whom."""
-        if self._file is not None:
-            self._file.scalar("train/stalled_s", stalled_s, step)
-            self._file.text("train/stall", text, step)
+        self.scalar("train/stalled_s", stalled_s, step)
+        self.text("train/stall", text, step)
 
     def run_scalar(self, tag: str, value: float) -> None:
         """Write a figure of the run as a whole."""
@@ -89,11 +78,11 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
         A run that goes on has them already.
         """
-        if self._file is None or self._goes_on:
+        if self._goes_on:
             return
-        self._file.text("config", "\n".join(f"    {line}" for line in yaml.splitlines()))
-        self._file.summary(hparams_config())
-        self._file.summary(hparams_pb(dict(hparams), trial_id=self._trial))
+        self.text("config", "\n".join(f"    {line}" for line in yaml.splitlines()))
+        self.summary(hparams_config())
+        self.summary(hparams_pb(dict(hparams), trial_id=self._trial))
 
     def plan(
         self,
@@ -113,7 +102,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             is_new: false for the plan of a run that goes on with it; its figures are written at
                 the end only.
         """
-        if self._file is None:
+        if not self._enabled:
             return
         # matplotlib takes a second to load, on rank 0 alone
         from dlrm_sharded.explain.figures import plot_cost_by_rank, plot_memory_by_rank
@@ -139,9 +128,9 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         for tag, value in known.items():
             self.scalar(tag, value, step)
         by_rank = plot_cost_by_rank(cost, predicted=report.cost)
-        self._file.figure("plan/cost_by_rank", by_rank, step)
-        self._file.figure("plan/memory_by_rank", plot_memory_by_rank(plan, task), step)
-        self._file.text("plan/explained", explain(plan, report, task, cost), step)
+        self.figure("plan/cost_by_rank", by_rank, step)
+        self.figure("plan/memory_by_rank", plot_memory_by_rank(plan, task), step)
+        self.text("plan/explained", explain(plan, report, task, cost), step)
 
 
 def _cost_scalars(group: str, cost: PlanCost) -> dict[str, float | None]:
@@ -151,3 +140,11 @@ def _cost_scalars(group: str, cost: PlanCost) -> dict[str, float | None]:
         f"{group}/input_dist_ms": cost.input_dist_max_ms,
         **{f"{group}/{stage}_ms/max": cost.stage_max_ms(stage) for stage in STAGES},
     }
+
+
+def hparams_config() -> Summary:
+    """Return the columns of the HParams table; TensorBoard takes them from any run."""
+    return hparams_config_pb(
+        hparams=[HParam(name) for name in HPARAMS],
+        metrics=[Metric(tag, display_name=title) for tag, title in COMPARED_METRICS.items()],
+    )

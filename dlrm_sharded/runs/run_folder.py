@@ -1,27 +1,24 @@
-"""Reads one run from disk: its figures if it succeeded, or the reason for its failure."""
+"""Finds the runs in some folders, and reads their figures, or the reasons for their failures.
+
+Jobs of sweeps that left no folder are found, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.files.limited import Finite, Text
-from dlrm_sharded.files.renamed import RENAMED
-from dlrm_sharded.runs.result import (
-    Platform,
-    RunResult,
-    Setting,
-    known,
-    read_result,
-)
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.json_files import read_json_object
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Finite
+from dlrm_sharded.runs.result import RunResult, Setting, read_result
 
 SUCCEEDED = "succeeded"
 SKIPPED = "skipped"
@@ -31,10 +28,21 @@ FINAL_STATES = (SKIPPED, "failed", "cancelled", "preempted", "not_started")
 """States that stand even where there is a result.json: a rank may fail after it was written."""
 
 NAMES_OF_02 = {"neuroshard": "search (0.2)", "neuroshard_paper": "neuroshard (0.2)"}
-"""Names of runs of release 0.2 whose sharder is named otherwise since."""
+"""Names of runs of release 0.2 whose sharder is named otherwise since. Its results name no costs,
+which those of today's sharders with these names do."""
 
-LOG_TAIL_BYTES = 65536
-"""Number of bytes at the end of a log that are searched for an error."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job of a sweep, as sweep.json describes it."""
+
+    folder: str
+    overrides: tuple[str, ...] | None = None
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    state: str | None = None
+    reason: str | None = None
+    log: str | None = None
+    seconds: Finite | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +53,8 @@ class Run:
         name: path below the folder that holds all that are compared.
         sweep: folder of the runs that were started together.
         sharder: its name; that of a run of 0.2 says so where it means another one since.
-        costs: name of the costs that the sharder planned by; None for none, or if not known.
         options: overrides of the sharder's own arguments.
         setting: all other overrides, but for the seed.
-        platform: None if it is not known.
         result: None if the run did not succeed.
     """
 
@@ -56,7 +62,6 @@ class Run:
     folder: Path
     sweep: Path
     sharder: str
-    costs: str | None = None
     options: Setting
     setting: Setting
     seed: int | None
@@ -64,24 +69,96 @@ class Run:
     reason: str | None
     log: str | None
     seconds: float | None
-    platform: Platform | None
     result: RunResult | None
 
-    @property
-    def succeeded(self) -> bool:
-        return self.result is not None
+
+def find_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Return each run in some folders once, by path, and messages about what could not be read.
+
+    A folder is a run, a sweep, or a tree of them.
+
+    Raises:
+        DataError: a folder does not exist, or none holds a run.
+    """
+    searched = [folder.resolve() for folder in folders]
+    found: dict[Path, tuple[Path, Job]] = {}
+    problems: list[str] = []
+    for folder in searched:
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a folder; give a run, a sweep, or a folder of them")
+        inside = list(_walk(folder))
+        found |= {path: (path.parent, Job(folder=path.name)) for path in inside if _is_run(path)}
+        for sweep in [*folder.parents, *inside]:
+            try:
+                jobs = {(sweep / job.folder).resolve(): job for job in _jobs(sweep)}
+            except DataError as error:
+                problems.append(f"{error}; its jobs that left no folder are not counted")
+                continue
+            found |= {
+                path: (sweep, job) for path, job in jobs.items() if path.is_relative_to(folder)
+            }
+    if not found:
+        names = ", ".join(str(folder) for folder in searched)
+        raise DataError(
+            f"no runs in {names}: looked for result.json, .hydra/overrides.yaml and sweep.json "
+            "in every folder there; give a run, a sweep, or a folder of them"
+        )
+    root = Path(os.path.commonpath(searched))
+    runs = [
+        read_run(path, root=root, sweep=sweep, job=job)
+        for path, (sweep, job) in sorted(found.items(), key=lambda item: item[0])
+    ]
+    counted = [run for run in runs if run.state != SKIPPED]
+    if not counted:
+        raise DataError(f"all {len(runs)} runs in {root} were skipped: {runs[0].reason}")
+    problems += [f"{run.name}: {SKIPPED}: {run.reason}" for run in runs if run.state == SKIPPED]
+    return counted, list(dict.fromkeys(problems))
 
 
-def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -> Run:
-    """Return the run of a folder, or of `job`, its entry in sweep.json, if it left no folder."""
-    state, reason = known(job.get("state"), Text), known(job.get("reason"), Text)
-    log = _log(folder, sweep, job)
-    result = None
+def _walk(folder: Path) -> Iterator[Path]:
+    for path, below, _ in os.walk(folder):
+        below[:] = [name for name in below if not name.startswith(".")]
+        yield Path(path)
+
+
+def _is_run(folder: Path) -> bool:
+    if (folder / ".hydra" / "overrides.yaml").is_file():
+        return True
     try:
         result = read_result(folder)
-        unreadable = None if result is None or result.has_metrics else "result.json has no figures"
+    except DataError:
+        return True
+    return result is not None and result.has_metrics  # else another tool's file
+
+
+def _jobs(sweep: Path) -> tuple[Job, ...]:
+    """Return the jobs of a folder's sweep.json, if it has one.
+
+    Raises:
+        DataError: the file has another form.
+    """
+    path = sweep / "sweep.json"
+    if not path.is_file():
+        return ()
+    try:
+        jobs = read_json_object(path, noun="sweep").get("jobs")
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+    return read_form(jobs, tuple[Job, ...], name=str(path), may_have_others=True)
+
+
+def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
+    """Return the run of a folder, or of its job in sweep.json if it left no folder."""
+    log = folder / "train.log" if job.log is None else sweep / job.log
+    has_log = job.log is not None or log.is_file()
+    result, unreadable = None, None
+    try:
+        result = read_result(folder)
+        if result is not None and not result.has_metrics:
+            unreadable = "result.json has no figures"
     except DataError as error:
         unreadable = str(error)
+    state, reason = job.state, job.reason
     if state not in FINAL_STATES:
         if unreadable is not None:
             state, reason = "unreadable", unreadable
@@ -89,33 +166,37 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -
             state, reason = SUCCEEDED, None
         elif state in (None, SUCCEEDED):
             state = "unfinished" if state is None else "without result.json"
-            reason = reason or _last_error(log, sweep)
     overrides = _overrides(folder, job)
-    known_overrides = overrides or {}
+    known = overrides or {}
+    own = {key: value for key, value in known.items() if key.startswith("sharder.")}
+    setting = [item for item in known.items() if item[0] not in {"sharder", "seed", *own}]
+    if overrides is None:  # a setting that no run with known overrides has
+        size = None if result is None else result.batch_size
+        setting = [("batch_size", str(size or "unknown")), ("overrides", "unknown")]
+    target = own.pop("sharder._target_", None)
+    seed = known.get("seed", "")
+    if result is not None and result.seed is not None:
+        seed = str(result.seed)
     return Run(
         name=_below(folder, root),
         folder=folder,
         sweep=sweep,
-        sharder=_sharder(folder, job, known_overrides, result),
-        costs=None if result is None else result.costs,
-        options=_options(known_overrides),
-        setting=_unknown_setting(result) if overrides is None else _setting(known_overrides),
-        seed=_seed(known_overrides, result),
+        sharder=target or _sharder(folder, job, known, result),
+        options=tuple(sorted((key.removeprefix("sharder."), own[key]) for key in own)),
+        setting=tuple(sorted(setting)),
+        seed=int(seed) if seed.isdecimal() else None,
         state=str(state),
         reason=reason,
-        log=None if log is None else _below(log, root),
-        seconds=known(job.get("seconds"), Finite),
-        platform=None if result is None else result.platform,
+        log=_below(log, root) if has_log else None,
+        seconds=job.seconds,
         result=result if state == SUCCEEDED else None,
     )
 
 
-def _overrides(folder: Path, job: Mapping[str, Any]) -> dict[str, str] | None:
+def _overrides(folder: Path, job: Job) -> dict[str, str] | None:
     """Return the overrides by key, without Hydra's own; None where they are not known."""
-    lines = job.get("overrides")
-    if not isinstance(lines, list):
-        lines = _read_yaml(folder / ".hydra" / "overrides.yaml")
-    if not isinstance(lines, list):
+    lines = job.overrides or _read_yaml(folder / ".hydra" / "overrides.yaml")
+    if not isinstance(lines, list | tuple):
         return None
     pairs = (str(line).lstrip("+").partition("=") for line in lines)
     return {
@@ -123,120 +204,35 @@ def _overrides(folder: Path, job: Mapping[str, Any]) -> dict[str, str] | None:
     }
 
 
-def _spelled(value: str) -> str:
-    """Return a value as sweepers spell it: False for false, 0.001 for 1e-3, [1,2] for [1, 2]."""
-    if value[:1] in ("'", '"'):
-        return value
-    parts = re.split(r"\s*([\[\]{},:])\s*", value.strip())
-    return "".join(map(_spelled_part, parts))
+def _spelled(text: str) -> str:
+    """Return one spelling of a value, as sweepers write False for false, and 0.001 for 1e-3."""
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return str(read(text))
+    with contextlib.suppress(yaml.YAMLError):
+        found = yaml.safe_load(text)
+        return text if found is None or isinstance(found, str) else str(found).replace(" ", "")
+    return text
 
 
-def _spelled_part(text: str) -> str:
-    if text.lower() in ("true", "false"):
-        return text.capitalize()
-    if re.fullmatch(r"[+-]?(?!0\d)[\d_.]+(e[+-]?\d+)?", text, re.IGNORECASE):
-        for read in (int, float):
-            with contextlib.suppress(ValueError):
-                return str(read(text))
-    return "null" if text.lower() == "null" else text
-
-
-def _options(overrides: Mapping[str, str]) -> Setting:
-    return tuple(
-        sorted(
-            (key.removeprefix("sharder."), value)
-            for key, value in overrides.items()
-            if key.startswith("sharder.") and key != "sharder._target_"
-        )
-    )
-
-
-def _setting(overrides: Mapping[str, str]) -> Setting:
-    return tuple(
-        sorted(
-            (key, value)
-            for key, value in overrides.items()
-            if key not in ("sharder", "seed") and not key.startswith("sharder.")
-        )
-    )
-
-
-def _unknown_setting(result: RunResult | None) -> Setting:
-    """Return a setting that no run with known overrides has."""
-    size = None if result is None else result.batch_size
-    return (("batch_size", str(size or "unknown")), ("overrides", "unknown"))
-
-
-def _sharder(
-    folder: Path, job: Mapping[str, Any], overrides: Mapping[str, str], result: RunResult | None
-) -> str:
+def _sharder(folder: Path, job: Job, overrides: Mapping[str, str], result: RunResult | None) -> str:
     """Return the sharder as it was chosen: runs with and without a result get the same name."""
-    if target := overrides.get("sharder._target_"):
-        return target
-    choices = job.get("choices")
-    chosen = (
-        known(choices.get("sharder") if isinstance(choices, dict) else None, Text)
-        or overrides.get("sharder")
-        or _default_sharder(folder)
-        or (result.sharder if result is not None else None)
-        or "unknown"
-    )
-    return NAMES_OF_02.get(chosen, chosen) if _is_of_02(folder, result) else chosen
-
-
-def _is_of_02(folder: Path, result: RunResult | None) -> bool:
-    """Return whether release 0.2 wrote a run, in whose names `neuroshard` is our search."""
-    config = _read_yaml(folder / ".hydra" / "config.yaml")
-    node = config.get("sharder") if isinstance(config, dict) else None
-    if isinstance(node, dict) and (target := node.get("_target_")) is not None:
-        return target in RENAMED
-    return result is not None and result.costs is None
-
-
-def _default_sharder(folder: Path) -> str | None:
     fields: Any = _read_yaml(folder / ".hydra" / "hydra.yaml")
     for key in ("hydra", "runtime", "choices", "sharder"):
         fields = fields.get(key) if isinstance(fields, dict) else None
-    return known(fields, Text)
-
-
-def _seed(overrides: Mapping[str, str], result: RunResult | None) -> int | None:
-    if result is not None and result.seed is not None:
-        return result.seed
-    text = overrides.get("seed", "")
-    return int(text) if text.isdecimal() else None
-
-
-def _log(folder: Path, sweep: Path, job: Mapping[str, Any]) -> Path | None:
-    named = known(job.get("log"), Text)
-    log = folder / "train.log" if named is None else sweep / named
-    return log if named is not None or log.is_file() else None
-
-
-def _last_error(log: Path | None, sweep: Path) -> str | None:
-    """Return the last error of a log, without its time, if the log is in the sweep's folder."""
-    if log is None or not log.is_file() or not log.resolve().is_relative_to(sweep.resolve()):
-        return None
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return None
-    messages = [line.partition("] ")[2] for line in lines]
-    return next((text for text in reversed(messages) if text.startswith("error")), None)
+    of_result = None if result is None else result.sharder
+    chosen = job.choices.get("sharder") or overrides.get("sharder") or fields or of_result
+    is_of_02 = result is not None and result.costs is None
+    return NAMES_OF_02.get(str(chosen), str(chosen)) if is_of_02 else str(chosen or "unknown")
 
 
 def _read_yaml(path: Path) -> Any:
     """Return the content; None where there is no such file, or it is not YAML."""
-    if not path.is_file():
-        return None
-    try:
-        return yaml.load(
-            path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        if path.is_file():
+            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            return yaml.load(path.read_text(encoding="utf-8"), loader)
+    return None
 
 
 def _below(path: Path, root: Path) -> str:

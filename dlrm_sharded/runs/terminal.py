@@ -21,45 +21,29 @@ LAUNCH_BOUND_MS = 0.3
 """A GPU's lookups that take less than this mostly wait for Python to launch kernels."""
 
 
-def prediction_text(predicted: PlanCost, measured: PlanCost) -> str:
-    """Write the predicted cost and its error."""
-
-    def compared(predicted_ms: float, measured_ms: float, unit: str = "") -> str:
-        return f"{predicted_ms:.2f}{unit} ({difference(predicted_ms, measured_ms)})"
-
-    stages = ", ".join(
-        f"{stage} {compared(predicted.stage_max_ms(stage), measured.stage_max_ms(stage))}"
-        for stage in STAGES
-    )
-    return (
-        f"predicted {compared(predicted.cost_ms, measured.cost_ms, ' ms')}, critical path "
-        f"{compared(predicted.critical_path_ms, measured.critical_path_ms, ' ms')}: {stages}"
-    )
-
-
-def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
-    """Say by how much a prediction is off if that is more than its stated error; else None."""
+def prediction_text(report: PlanReport, measured: PlanCost) -> tuple[str, bool]:
+    """Write the predicted cost and its errors, and return whether they exceed what was expected."""
     predicted, standing = report.cost, report.standing
-    if predicted is None or standing is None or standing.error is None:
-        return None
-    if predicted.critical_path_ms <= 0 or measured.critical_path_ms <= 0:
-        return None
-    factor = measured.critical_path_ms / predicted.critical_path_ms
-    if max(factor, 1 / factor) <= 1 + max(standing.error, CLOCK_ERROR):
-        return None
-    stages = ", ".join(
-        f"{stage} {measured.stage_max_ms(stage) / predicted.stage_max_ms(stage):.2f} x"
-        for stage in STAGES
-        if predicted.stage_max_ms(stage) > 0
-    )
-    origin = f"{standing.kind} prices of {standing.hardware}"
-    if standing.kind == "measured":
-        origin = "costs measured on this hardware"
+    assert predicted is not None
+    paths_ms = predicted.critical_path_ms, measured.critical_path_ms
+    figures = {
+        "cost": (predicted.cost_ms, measured.cost_ms),
+        "critical path": paths_ms,
+        **{
+            stage: (predicted.stage_max_ms(stage), measured.stage_max_ms(stage)) for stage in STAGES
+        },
+    }
+    text = ", ".join(f"{name} {a:.2f} ms ({difference(a, b)})" for name, (a, b) in figures.items())
+    if standing is None or standing.error is None or min(paths_ms) <= 0:
+        return f"predicted {text}", False
+    factor = max(paths_ms) / min(paths_ms)
+    if factor <= 1 + max(standing.error, CLOCK_ERROR):
+        return f"predicted {text}", False
     return (
-        f"the critical path is {factor:.2f} x the predicted one, and {origin} are expected to be "
-        f"off by a factor of {1 + standing.error:.2f} at most: {stages}; `dlrm-calibrate` (2 "
-        "minutes, on an idle machine) mends it"
-    )
+        f"predicted {text}; the critical path is off by a factor of {factor:.2f}, more than "
+        f"expected of these costs ({standing.short_text}); `dlrm-calibrate` measures this hardware "
+        "in 2 minutes, when nothing else runs on it"
+    ), True
 
 
 def closing_text(
@@ -90,36 +74,34 @@ def closing_text(
             f"{evaluation.normalized_entropy:.4f} on {evaluation.num_samples:,} samples"
         )
     elif evaluation.num_samples:
-        quality = (
-            f"no AUROC: the labels of all {evaluation.num_samples:,} validation samples are equal, "
-            "which tells nothing of how the model ranks; validate with samples of both classes"
-        )
-    launch_bound = []
+        quality = f"no AUROC: all {evaluation.num_samples:,} validation samples have one label"
+    lines = [
+        f"done: sharder {report.made_by}, {len(cost.per_rank)} ranks, "
+        f"{training.num_steps} steps{rounding(report.exchange_precision)}",
+        f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
+        f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
+    ]
     if on_cuda and cost.stage_max_ms(FWD_COMPUTE) < LAUNCH_BOUND_MS:
-        launch_bound = [
+        lines.append(
             f"  lookups that take less than {LAUNCH_BOUND_MS} ms mostly launch kernels, so plans "
             "hardly differ; use larger tables or a larger batch_size"
-        ]
-    return "\n".join(
-        [
-            f"done: sharder {report.made_by}, {len(cost.per_rank)} ranks, "
-            f"{training.num_steps} steps{rounding(report.exchange_precision)}",
-            f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
-            f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
-            *launch_bound,
-            f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
-            f"  throughput       {_throughput(training)}",
-            *[
-                f"  ids beyond rows  {count:,} of {table}: row 0 was looked up for them"
-                for table, count in sorted(training.ids_out_of_range.items())
-            ],
-            f"  loss {training.loss:.4f}, {quality}",
-            f"  results in       {run_dir}{'' if host is None else f' on host {host}'}",
-            *([] if checkpoints_in is None else [f"  checkpoints in   {checkpoints_in}"]),
-            f"  TensorBoard      tensorboard --logdir {run_dir.parent}",
-            *([] if report.caveat is None else [f"  caveat: {report.caveat}"]),
-        ]
-    )
+        )
+    lines += [
+        f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
+        f"  throughput       {_throughput(training)}",
+        *(
+            f"  ids beyond rows  {count:,} of {table}: row 0 was looked up for them"
+            for table, count in sorted(training.ids_out_of_range.items())
+        ),
+        f"  loss {training.loss:.4f}, {quality}",
+        f"  results in       {run_dir}{'' if host is None else f' on host {host}'}",
+    ]
+    if checkpoints_in is not None:
+        lines.append(f"  checkpoints in   {checkpoints_in}")
+    lines.append(f"  TensorBoard      tensorboard --logdir {run_dir.parent}")
+    if report.caveat is not None:
+        lines.append(f"  caveat: {report.caveat}")
+    return "\n".join(lines)
 
 
 def _throughput(training: TrainingResult) -> str:

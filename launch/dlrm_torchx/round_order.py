@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlrm_sharded.files.json_files import read_json_object, write_json
-from dlrm_sharded.runs.disturbance import rounds_to_repeat
-from dlrm_sharded.runs.ranking import MeasuredRun, measured_in_rounds, rank
-from dlrm_sharded.runs.rounds import read_rounds
+from dlrm_sharded.runs.ranking import measured, rank
+from dlrm_sharded.runs.rounds import read_rounds, rounds_to_repeat
 from dlrm_torchx.mailbox import JobMailbox
 
 ATTEMPT = "rounds"
@@ -84,20 +84,16 @@ class RoundsOrder:
         """
         if self.until is None:
             return set()
-        by_setting: dict[str, list[MeasuredRun]] = {}
+        by_setting: dict[str, list[dict[str, Any]]] = {}
         for folder, label, seed in zip(self.folders, self.labels, self.seeds, strict=True):
             rounds = read_rounds(Path(folder))
             before = {n: found for n, found in rounds.items() if n < number}
-            if before:
-                run = measured_in_rounds(Path(folder), label, seed, before)
-                by_setting.setdefault(_setting(label), []).append(run)
+            rows = measured(label, seed, Path(folder), before)
+            by_setting.setdefault(_setting(label), []).extend(rows)
         left_out: set[str] = set()
-        for runs in by_setting.values():
-            ranking = rank(runs)
-            if ranking is not None and ranking.is_decided(self.until):
-                left_out |= {run.label for run in runs}
-            elif ranking is not None:
-                left_out |= ranking.clearly_behind(self.until)
+        for rows in by_setting.values():
+            if (ranking := rank(rows)) is not None:
+                left_out |= ranking.left_out(self.until)
         return left_out
 
 

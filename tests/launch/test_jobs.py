@@ -130,7 +130,7 @@ def test_a_job_without_a_throughput_says_why(tmp_path, caplog):
         job.returned = JobReturn(status=JobStatus.COMPLETED, _return_value=value)
         Sweep._log_end(cast(Sweep, None), job)
     assert caplog.messages[0].endswith("s: 2,500")
-    assert "s: no throughput: no step after the warm-up" in caplog.messages[1]
+    assert "s: no samples_per_s: no step after the warm-up" in caplog.messages[1]
 
 
 @pytest.mark.parametrize(

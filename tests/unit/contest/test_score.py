@@ -8,8 +8,7 @@ import pytest
 from dlrm_sharded.contest import score
 from dlrm_sharded.contest.cases import Setting
 from dlrm_sharded.contest.entry import Measurement
-from dlrm_sharded.contest.figures import plot_scores
-from dlrm_sharded.contest.report import failures, notes, score_table, verdict
+from dlrm_sharded.contest.report import failures, notes, plot_scores, score_table, verdict
 from dlrm_sharded.contest.tables import by_plan
 from tests.unit.contest.entries import cost_of, entry_of
 
@@ -23,7 +22,7 @@ def entries_of(**costs):
 
 
 def scores(entries, reference, measurements=None):
-    return score.scores(by_plan(entries, measurements or {}, reference), reference, margin=1e-3)
+    return score.scores(by_plan(entries, measurements or {}, reference), margin=1e-3)
 
 
 def first_note(entries):
@@ -50,17 +49,10 @@ def test_a_sharder_without_any_plan_empties_no_mean():
     assert "2 of 2 tasks that all of them but c, without any plan, solve" in text
 
 
-def test_who_leaves_few_tasks_in_common_is_named():
-    entries = entries_of(a=[2, 2, 2], b=[1, 1, 1], c=[1, None, None])
-    text = first_note(entries)
-    assert text.startswith("Ratios are of the 1 of 3 tasks that all of them solve")
-    assert text.endswith("Without c, they would be of 3.")
-
-
 def test_no_task_in_common():
     found = scores(entries_of(a=[2, None], b=[None, 1]), "a")
     assert [one.ratio for one in found] == [None, None]
-    assert score_table(found, "a").rows[1][:5] == ["b", "1/2", "-", "-", "1/0/1"]
+    assert score_table(found, "a").rows[1][1:5] == ["1/2", None, None, "1/0/1"]
 
 
 @pytest.mark.parametrize(
@@ -120,5 +112,5 @@ def test_the_picture_has_each_interval():
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         *("a (6/6)", "b (6/6)", "c (0/6)"),
     ]
-    widths = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
-    assert widths[:2] == [(one.ratio.low, one.ratio.high) for one in found[:2]]
+    ends = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert {(one.ratio.low, one.ratio.high) for one in found[:2]} <= {*ends}

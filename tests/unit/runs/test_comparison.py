@@ -10,22 +10,24 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.runs.comparison import Comparison, Row, summarize
+from dlrm_sharded.runs.comparison_figures import comparison_figures
 from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
-from dlrm_sharded.runs.result import Platform, RunResult, Setting
-from dlrm_sharded.runs.run_folder import SUCCEEDED, Run, read_run
-from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR
-
-CPU = Platform(world_size=2, device="cpu: test", versions=(("torch", "2.13.0"),))
-GPU = Platform(world_size=8, device="H100", versions=(("torch", "2.13.0"),))
+from dlrm_sharded.runs.result import RunResult
+from dlrm_sharded.runs.rounds import rounds_file
+from dlrm_sharded.runs.run_folder import SUCCEEDED, Job, Run, read_run
+from tests.unit.runs.test_rounds import ROUND
 
 
-def run_of(sharder: str, seed: int | None, *, sweep: str = "sweep", **changes: Any) -> Run:
+def run_of(sharder: str, seed: int | None = 0, *, sweep: str = "sweep", **changes: Any) -> Run:
+    """A run that failed."""
     fields = {"options": (), "setting": (), "state": "failed", "reason": None, "log": None}
-    fields |= {"seconds": None, "platform": None, "result": None}
+    fields |= {"seconds": None, "result": None}
+    options = "".join(value for _, value in changes.get("options", ()))
     return Run(
-        name=f"{sweep}/{sharder}_{seed}",
-        folder=Path(sweep) / f"{sharder}_{seed}",
+        name=f"{sweep}/{sharder}{options}_{seed}{changes.get('setting', '')}",
+        folder=Path(sweep) / f"{sharder}{options}_{seed}",
         sweep=Path(sweep),
         sharder=sharder,
         seed=seed,
@@ -33,166 +35,124 @@ def run_of(sharder: str, seed: int | None, *, sweep: str = "sweep", **changes: A
     )
 
 
-def ran(
-    sharder: str = "dim",
-    seed: int | None = 0,
-    *,
-    setting: Setting = (),
-    options: Setting = (),
-    platform: Platform = CPU,
-    sweep: str = "sweep",
-    **metrics: Any,
-) -> Run:
+def ran(sharder: str = "dim", seed: int | None = 0, **changes: Any) -> Run:
     """A run that succeeded."""
-    result = RunResult(
-        sharder=sharder,
-        seed=seed,
-        batch_size=64,
-        commit="0123456789abcdef",
-        world_size=platform.world_size,
-        device=platform.device,
-        versions=dict(platform.versions),
-        **metrics,
-    )
-    said = {"setting": setting, "options": options, "platform": platform, "result": result}
-    said["costs"] = result.costs
-    return run_of(sharder, seed, sweep=sweep, state=SUCCEEDED, **said)
+    of_run = {key: changes.pop(key) for key in ("setting", "options", "sweep") if key in changes}
+    fields = {"device": "cpu: test", "world_size": 2, "versions": {"torch": "2.13.0"}}
+    result = RunResult(batch_size=64, commit="0123456789abcdef", **fields | changes)
+    return run_of(sharder, seed, state=SUCCEEDED, result=result, **of_run)
 
 
-def failed(sharder: str = "dim", seed: int = 0, **changes: Any) -> Run:
-    return run_of(sharder, seed, **changes)
-
-
-def only_row(comparison: Comparison, sharder: str) -> Row:
-    (row,) = [row for row in comparison.rows if row.sharder == sharder]
+def row_of(comparison: Comparison, label: str) -> Row:
+    (row,) = [row for row in comparison.rows if row.label == label]
     return row
 
 
-def cells(comparison: Comparison, *, table: int = 0) -> list[list[str]]:
-    """Of one of the Markdown tables, with its titles."""
+def cells(comparison: Comparison, *, table: int = 0) -> dict[str, dict[str, str]]:
+    """The cells of one of the Markdown tables, by sharder and title."""
     parts = comparison_markdown(comparison).split("\n\n")
     tables = [part for part in parts if part.startswith("| ")]
     lines = [line for line in tables[table].splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    titles, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {row[0]: dict(zip(titles, row, strict=True)) for row in rows}
 
 
 def csv_rows(frame: pl.DataFrame) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(frame.write_csv())))
 
 
+def in_rounds(folder: Path, sharder: str, speeds: list[float], **changes: Any) -> Run:
+    """A run that rounds have measured at these speeds."""
+    run = ran(sharder, sweep=str(folder), samples_per_s=1.0, **changes)
+    run.folder.mkdir(parents=True)
+    write_json(run.folder / "plan.json", {"shards": [sharder]})
+    for number, speed in enumerate(speeds):
+        fields = {**dataclasses.asdict(ROUND), "round": number, "samples_per_s": speed}
+        rounds_file(run.folder).append({**fields, "embedding_cost_ms": 1000 / speed})
+    return run
+
+
 def test_runs_of_our_search_in_02_are_not_those_of_the_published_method():
     folder = Path(__file__).parents[2] / "fixtures" / "0.2" / "run"
-    old = read_run(folder, root=folder.parent, sweep=folder.parent, job={"state": SUCCEEDED})
-    new = ran("neuroshard", costs="learned")
-    assert old.sharder == "search (0.2)"
-    labels = {row.sharder for row in summarize([old, new]).rows}
+    old = read_run(folder, root=folder.parent, sweep=folder.parent, job=Job(folder="run"))
+    labels = {row.label for row in summarize([old, ran("neuroshard", costs="learned")]).rows}
     assert labels == {"search (0.2)", "neuroshard (costs: learned)"}
 
 
 def test_rows_name_costs_and_average_no_different_ones():
     runs = [ran("autoshard", seed, costs="its own") for seed in (0, 1)]
     runs += [ran("autoshard", costs="this hardware's"), ran("search", costs="learned")]
-    comparison = summarize([*runs, failed("search", 1)])
-    found = {row.sharder: len(row.runs) for row in comparison.rows}
-    assert found == {
+    comparison = summarize([*runs, run_of("search", 1)])
+    assert {row.label: row.fields["runs"] for row in comparison.rows} == {
         "autoshard (costs: its own)": 2,
         "autoshard (costs: this hardware's)": 1,
-        "search (costs: learned)": 2,
+        "search (costs: learned)": 2,  # the one that failed planned by the same
     }
 
 
 def test_mean_deviation_and_count():
     costs = [10.0, 12.0, 17.0]
     comparison = summarize([ran(seed=i, embedding_cost_ms=x) for i, x in enumerate(costs)])
-    spread = only_row(comparison, "dim").figures["embedding_cost_ms"]
-    assert (spread.mean, spread.std, spread.n) == pytest.approx((13.0, np.std(costs, ddof=1), 3))
+    spread = row_of(comparison, "dim").spread("embedding_cost_ms")
+    assert spread == pytest.approx((13.0, np.std(costs, ddof=1), 3))
     (row,) = comparison.summary.to_dicts()
     assert row["embedding_cost_ms_mean"] == pytest.approx(13.0)
     assert row["embedding_cost_ms_n"] == row["runs"] == row["succeeded"] == row["seeds"] == 3
-
-
-def test_one_run_has_no_deviation():
-    comparison = summarize([ran(embedding_cost_ms=10.0)])
-    assert only_row(comparison, "dim").figures["embedding_cost_ms"].std is None
-    assert cells(comparison)[1][:2] == ["dim", "10.00"]
+    one = cells(summarize([ran(embedding_cost_ms=10.0)]))["dim"]
+    assert one["embedding cost, ms"] == "10.00", "one run has no deviation"
 
 
 def test_failures_are_counted_and_told():
-    comparison = summarize(
-        [
-            *(ran(seed=seed, embedding_cost_ms=10.0 + seed) for seed in range(3)),
-            failed(seed=3, reason="a | b\nof *c*", log="sweep/log"),
-            failed("size", state="cancelled"),
-        ]
-    )
-    text = comparison_markdown(comparison)
-    titles, dim, size = cells(comparison)
-    assert (dim[0], dim[1], dim[-1]) == ("dim", "11.00 ± 1.00", "3 / 4")
-    assert size == ["size", *["-"] * (len(titles) - 2), "0 / 1"]
-    assert r"- sweep/dim_3: failed: a \| b of \*c\* (log: sweep/log)" in text.splitlines()
-    assert "- sweep/size_0: cancelled: no reason known (no log)" in text.splitlines()
-    assert "5 runs, 3 succeeded; 4 seeds (0, 1, 2, 3)" in text
+    runs = [ran(seed=seed, embedding_cost_ms=10.0 + seed) for seed in range(3)]
+    runs += [run_of("dim", 3, reason="a | b\nof *c*", log="sweep/log")]
+    comparison = summarize([*runs, run_of("size", state="cancelled")], ["sweep.json is broken"])
+    text, found = comparison_markdown(comparison), cells(comparison)
+    assert (found["dim"]["embedding cost, ms"], found["dim"]["runs"]) == ("11.00 ± 1.00", "3 / 4")
+    assert (found["size"]["embedding cost, ms"], found["size"]["runs"]) == ("-", "0 / 1")
+    assert r": failed: a \| b of \*c\* (log: sweep/log)" in text
+    assert ": cancelled: no reason known (no log)" in text
+    assert "- sweep.json is broken" in text.splitlines()
+    assert "5 runs, 3 succeeded; 4 seeds" in text
     short = short_table(comparison)
-    assert "sweep/dim_3: failed: a | b of *c* (log: sweep/log)" in short.splitlines()
+    assert ": failed: a | b of *c* (log: sweep/log)" in short
+    assert "sweep.json is broken" in short.splitlines()
+    assert cells(summarize([run_of("dim")]))["dim"]["runs"] == "0 / 1", "nothing succeeded"
 
 
 def test_a_figure_that_some_runs_lack_says_so():
     """Else a mean over two would pass for one over three."""
     runs = [ran(seed=0, samples_per_s=10.0), ran(seed=1, samples_per_s=20.0), ran(seed=2)]
-    comparison = summarize(runs)
-    row = dict(zip(*cells(comparison), strict=True))
-    assert row["samples/s"] == "15 ± 7 (2 of 3)"
-    assert row["runs"] == "3 / 3"
-
-
-def test_gains_are_paired_by_seed():
-    throughputs = {"random": [100.0, 200.0], "dim": [110.0, 260.0, 900.0]}
-    runs = [
-        ran(sharder, seed, samples_per_s=x)
-        for sharder, values in throughputs.items()
-        for seed, x in enumerate(values)
-    ]
-    comparison = summarize([*runs, ran("size", 2, samples_per_s=900.0)])
-    assert only_row(comparison, "dim").figures[GAIN].mean == pytest.approx(0.2)
-    assert only_row(comparison, "dim").figures[GAIN].n == 2
-    assert GAIN not in only_row(comparison, "size").figures
-    assert GAIN not in only_row(comparison, "random").figures
-    titles, *rows = cells(comparison)
-    gains = {row[0]: row[titles.index("x random (95 %)")] for row in rows}
-    assert gains == {"random": "-", "dim": "1.196 (2 pairs)", "size": "-"}
+    row = cells(summarize(runs))["dim"]
+    assert (row["samples/s"], row["runs"]) == ("15 ± 7 (2 of 3)", "3 / 3")
 
 
 @pytest.mark.parametrize(
     "other",
     [
         ran("random", 0, setting=(("batch_size", "64"),), samples_per_s=50.0),
-        ran("random", 0, platform=GPU, samples_per_s=50.0),
-        ran("random", 0, platform=Platform(world_size=3, device="cpu: test"), samples_per_s=50.0),
+        ran("random", 0, device="H100", samples_per_s=50.0),
+        ran("random", 0, world_size=3, samples_per_s=50.0),
         ran("random", 1, samples_per_s=50.0),
         ran("random", 0, options=(("seed", "7"),), samples_per_s=50.0),
-        ran("random", None, samples_per_s=50.0),
         ran("random", 0, samples_per_s=0.0),
-        failed("random"),
+        run_of("random"),
     ],
-    ids=["setting", "device", "ranks", "seed", "options", "no_seed", "no_throughput", "failed"],
+    ids=["setting", "device", "ranks", "seed", "options", "no_throughput", "failed"],
 )
-def test_gains_are_against_the_same_conditions_only(other):
-    runs = [other, ran("dim", 0, samples_per_s=100.0), ran("dim", None, samples_per_s=100.0)]
-    assert GAIN not in only_row(summarize(runs), "dim").figures
+def test_ratios_are_over_the_same_conditions_only(other):
+    runs = [other, ran("dim", 0, samples_per_s=100.0)]
+    assert row_of(summarize(runs), "dim").ratios["over_random"] is None
     pair = ran("random", 0, samples_per_s=80.0, sweep="earlier")
-    gain = only_row(summarize([*runs, pair]), "dim").figures[GAIN]
-    assert (gain.mean, gain.n) == pytest.approx((0.25, 1))
+    ratio = row_of(summarize([*runs, pair]), "dim").ratios["over_random"]
+    assert (ratio.ratio, ratio.num_pairs) == pytest.approx((1.25, 1))
 
 
 @pytest.mark.parametrize(
     ("other", "conditions"),
     [
         ({"setting": (("batch_size", "128"), ("x", "1"))}, {"setting": "batch_size=128"}),
-        ({"platform": GPU}, {"ranks": "8", "device": "H100"}),
-        (
-            {"platform": dataclasses.replace(CPU, versions=(("torch", "2.11"),))},
-            {"versions": "torch=2.11"},
-        ),
+        ({"world_size": 8, "device": "H100"}, {"ranks": "8", "device": "H100"}),
+        ({"versions": {"torch": "2.11"}}, {"versions": "torch=2.11"}),
     ],
     ids=["setting", "hardware", "versions"],
 )
@@ -201,11 +161,11 @@ def test_what_differs_is_never_averaged(other, conditions):
     comparison = summarize(
         [ran(embedding_cost_ms=10.0, **here), ran(embedding_cost_ms=20.0, **(here | other))]
     )
-    assert [row.figures["embedding_cost_ms"].n for row in comparison.rows] == [1, 1]
+    assert [row.spread("embedding_cost_ms")[2] for row in comparison.rows] == [1, 1]
     (row,) = [row for row in comparison.rows if row.conditions == conditions]
-    assert row.figures["embedding_cost_ms"].mean == 20.0
+    assert row.spread("embedding_cost_ms")[0] == 20.0
     text = comparison_markdown(comparison)
-    assert cells(comparison)[0][: 1 + len(conditions)] == ["sharder", *conditions]
+    assert [*cells(comparison)["dim"]][: 1 + len(conditions)] == ["sharder", *conditions]
     assert f"runs that differ in {', '.join(conditions)} have rows of their own" in text
     common = "x=1" if "setting" in other else "batch_size=64 x=1"
     assert f"- the same in all: {common}" in text.splitlines()
@@ -219,17 +179,10 @@ def test_options_of_a_sharder_make_rows_but_share_the_random_runs():
             ran("torchrec", options=(("min_partition", "16"),), samples_per_s=120.0),
         ]
     )
-    sharders = [row.sharder for row in comparison.rows]
-    assert sharders == ["random", "torchrec (min_partition=16)", "torchrec"]  # from the slowest on
-    gains = [row.figures[GAIN].mean for row in comparison.rows[1:]]
-    assert gains == pytest.approx([0.2, 0.5])
-
-
-def test_nothing_succeeded():
-    comparison = summarize([failed("dim"), failed("size")], ["sweep.json is broken"])
-    assert [row[-1] for row in cells(comparison)[1:]] == ["0 / 1", "0 / 1"]
-    assert "- sweep.json is broken" in comparison_markdown(comparison).splitlines()
-    assert short_table(comparison).splitlines()[-1] == "sweep.json is broken"
+    labels = [row.label for row in comparison.rows]
+    assert labels == ["random", "torchrec (min_partition=16)", "torchrec"]  # from the slowest on
+    gains = [row.ratios["over_random"].ratio for row in comparison.rows[1:]]
+    assert gains == pytest.approx([1.2, 1.5])
 
 
 def test_prediction_errors():
@@ -242,28 +195,95 @@ def test_prediction_errors():
             ran("size", embedding_cost_ms=0.0, predicted_ms=1.0),
         ]
     )
-    error = only_row(comparison, "dim").figures[PREDICTION_ERROR]
-    assert (error.mean, error.n) == (pytest.approx(-0.05), 2)
-    assert PREDICTION_ERROR not in only_row(comparison, "size").figures
-    titles, dim, size = cells(comparison, table=1)
-    column = titles.index("prediction, %")
-    assert (size[column], dim[column]) == ("-", "-5.0 ± 21.2 (2 of 3)")
+    found = cells(comparison, table=1)
+    assert found["dim"]["prediction"] == "-5.0% ± 21.2% (2 of 3)"
+    assert found["size"]["prediction"] == "-"
     summary = csv_rows(comparison.summary)
     assert [row["prediction_error_n"] for row in summary] == ["2", "0"]
-    assert float(summary[0]["prediction_error_mean"]) == pytest.approx(-0.05)
+
+
+def test_predictions_by_other_costs_are_left_out():
+    """They would differ by the costs, and not by the sharders."""
+    figures = {"embedding_cost_ms": 10.0, "predicted_ms": 12.0, "gap": 0.1}
+    for digests, are_shown in ((("aa", "aa"), True), (("aa", "bb"), False)):
+        runs = [ran(seed=i, **figures, prices_digest=digest) for i, digest in enumerate(digests)]
+        comparison = summarize(runs)
+        assert ("gap" in cells(comparison)["dim"]) == are_shown
+        assert ("prediction" in cells(comparison, table=1)["dim"]) == are_shown
+        assert ("prices: not the same" in comparison_markdown(comparison)) != are_shown
 
 
 def test_tables_for_programs():
     comparison = summarize(
-        [ran(seed=0, setting=(("x", "1"),), loss=0.123456789), failed(seed=1, reason="a,\n'b\"")]
+        [ran(seed=0, setting=(("x", "1"),), loss=0.123456789), run_of("dim", reason="a,\n'b\"")]
     )
     rows = csv_rows(comparison.table)
-    assert [row["state"] for row in rows] == ["failed", SUCCEEDED]
-    assert rows[0]["reason"] == "a,\n'b\""
-    assert (rows[0]["loss"], rows[1]["loss"]) == ("", "0.123456789")
-    assert rows[1]["setting"] == "x=1"
+    assert [row["state"] for row in rows] == [SUCCEEDED, "failed"]
+    assert rows[1]["reason"] == "a,\n'b\""
+    assert [row["loss"] for row in rows] == ["0.123456789", ""]
+    assert rows[0]["setting"] == "x=1"
     summary = csv_rows(comparison.summary)
-    assert [(row["runs"], row["succeeded"], row["loss_n"]) for row in summary] == [
-        ("1", "0", "0"),
-        ("1", "1", "1"),
+    counts = [(row["runs"], row["succeeded"], row["loss_n"]) for row in summary]
+    assert counts == [("1", "0", "0"), ("1", "1", "1")]
+
+
+def test_ratios_with_intervals_are_in_tables_files_and_pictures(tmp_path):
+    """The table is ordered by them: it would be by cost, which the runs do not know, or by name."""
+    speeds = {"random": [100.0] * 8, "aa": [120.0, 121.0] * 4, "zz": [119.0, 122.0] * 4}
+    comparison = summarize([in_rounds(tmp_path, name, found) for name, found in speeds.items()])
+    assert [row.label for row in comparison.rows] == ["random", "zz", "aa"]
+    shown = cells(comparison)
+    assert shown["aa"]["x random [95 %]"] == "1.205 [1.200, 1.210]"
+    assert shown["zz"]["fastest x [95 %]"] == "1.000 [0.992, 1.008] tie"
+    assert shown["aa"]["fastest x [95 %]"] == "-"
+    by_name = {row["sharder"]: row for row in comparison.summary.to_dicts()}
+    assert [by_name[name]["tie"] for name in speeds] == [False, None, True]
+    assert by_name["random"]["fastest_over"] == pytest.approx(1.205, abs=1e-3)
+    low, high = (by_name["random"][f"fastest_over_{end}"] for end in ("low", "high"))
+    assert 1.19 < low < 1.205 < high < 1.22
+    assert by_name["random"]["cost_over_fastest"] == pytest.approx(1.205, abs=1e-3)
+    assert by_name["random"]["fastest_over_pairs"] == 8
+    figure = comparison_figures(comparison)["comparison/relative_throughput"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.830", "1.000", "1.000"]
+    fills = [
+        line.get_markerfacecolor() for line in figure.axes[0].lines if line.get_marker() == "o"
     ]
+    assert fills.count("white") == 1, "the tie"
+
+
+def test_each_setting_has_its_ranking(tmp_path):
+    runs = [
+        in_rounds(tmp_path / batch, sharder, [speed] * 8, setting=(("batch_size", batch),))
+        for sharder, speed in (("dim", 1.0), ("size", 1.2))
+        for batch in ("64", "128")
+    ]
+    comparison = summarize(runs)
+    said = "size is the fastest, with 95 % confidence in each ratio"
+    assert short_table(comparison).splitlines()[-2:] == [
+        f"batch_size=64: {said}",
+        f"batch_size=128: {said}",
+    ]
+    assert said in comparison_markdown(comparison)
+    rounds_file(runs[0].folder).append({**dataclasses.asdict(ROUND), "round": 2, "core_wait": 0.5})
+    assert "rounds that are disturbed still: 1" in comparison_markdown(summarize(runs))
+
+
+def test_runs_apart_are_paired_by_seed_and_say_what_was_unequal():
+    """Hosts, load and time of runs that were not measured in rounds are not the same."""
+    runs = [
+        ran(name, seed, samples_per_s=speed + seed, **where)
+        for name, speed, where in (
+            ("dim", 100.0, {"hosts": {"a": 0.5}, "began_s": 1e9, "core_wait": 0.01}),
+            ("size", 101.0, {"hosts": {"b": 3.0}, "began_s": 1e9 + 1800, "core_wait": 0.2}),
+        )
+        for seed in (0, 1)
+    ]
+    comparison = summarize(runs)
+    assert short_table(comparison).splitlines()[-1] == (
+        "size ties with dim; hydra.launcher.rounds=3 or more would tell 2 % apart"
+    )
+    text = comparison_markdown(comparison)
+    assert "not measured side by side: on " in text
+    assert (
+        "began within 30 minutes, at a load of 0.5 to 3.0; others had the cores for 1% to" in text
+    )

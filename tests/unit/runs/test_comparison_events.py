@@ -17,8 +17,8 @@ from dlrm_sharded.runs import compare, compare_sweep
 from dlrm_sharded.runs.comparison import Comparison, summarize
 from dlrm_sharded.runs.comparison_events import write_comparison
 from dlrm_sharded.runs.comparison_figures import comparison_figures
-from dlrm_sharded.runs.discovery import find_runs
-from dlrm_sharded.runs.tags import COMPARED_METRICS, HPARAMS
+from dlrm_sharded.runs.run_events import COMPARED_METRICS, HPARAMS
+from dlrm_sharded.runs.run_folder import find_runs
 from tests.unit.runs.test_run_events import read
 
 
@@ -27,16 +27,15 @@ def write_run(folder: Path, *overrides: str, scale: float = 1.0, ranks: int = 2)
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "overrides.yaml").write_text("".join(f"- {o}\n" for o in overrides))
     stages = dict(zip(STAGES, (4.0, 2.0, 1.0, 3.0), strict=True))
-    per_rank = [
-        {f"{stage}_ms": ms * scale / (1 + rank) for stage, ms in stages.items()}
-        for rank in range(ranks)
-    ]
     fields: dict[str, Any] = {
         "world_size": ranks,
         "device": "cpu: test",
         "embedding_cost_ms": 10.0 * scale,
         "stages_ms": {stage: ms * scale for stage, ms in stages.items()},
-        "per_rank": per_rank,
+        "per_rank": [
+            {f"{stage}_ms": ms * scale / (1 + rank) for stage, ms in stages.items()}
+            for rank in range(ranks)
+        ],
         "imbalance": 1.25 * scale,
         "samples_per_s": 1000.0 / scale,
     }
@@ -69,7 +68,7 @@ def compared_sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]
 
 
 def compared(folder: Path) -> Comparison:
-    return summarize(find_runs([folder]).runs)
+    return summarize(*find_runs([folder]))
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -91,10 +90,10 @@ def test_a_sweep_is_compared_in_its_own_folder(compared_sweep):
     rows = {row["sharder"]: row for row in rows_of(sweep / "summary.csv")}
     assert list(rows) == ["random", "dim", "size"]
     assert float(rows["random"]["embedding_cost_ms_mean"]) == pytest.approx(25.0)
-    assert float(rows["dim"]["gain_against_random_mean"]) == pytest.approx(1.0)
+    assert float(rows["dim"]["over_random"]) == pytest.approx(2.0)
     assert (rows["dim"]["succeeded"], rows["dim"]["runs"]) == ("1", "2")
     runs = [row["run"] for row in rows_of(sweep / "runs.csv")]
-    assert runs == ["random_0", "random_1", "dim_2", "dim_3", "size_4"]
+    assert sorted(runs) == ["dim_2", "dim_3", "random_0", "random_1", "size_4"]
 
 
 def test_tensorboard_reads_it(compared_sweep):
@@ -115,13 +114,13 @@ def test_tensorboard_reads_it(compared_sweep):
     (layout,) = events.Tensors("custom_scalars__config__")
     charts = layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0])
     patterns = [list(chart.multiline.tag) for part in charts.category for chart in part.chart]
-    assert ["^embedding/cost_ms$"] in patterns
-    assert ["^embedding/fwd_compute_ms/max$"] in patterns
-    assert ["^train/samples_per_s/median$"] in patterns
+    for tag in ("embedding/cost_ms", "embedding/fwd_compute_ms/max", "train/samples_per_s/median"):
+        assert [f"^{tag}$"] in patterns
 
 
 def test_again_replaces_its_own_file_only(tmp_path):
     write_run(tmp_path / "run", "sharder=dim")
+    write_run(tmp_path / "long", "sharder=dim", f"data.path={'x' * 300}")
     comparison, folder = compared(tmp_path), tmp_path / "comparison"
     other = folder / "events.out.tfevents.1.host.1.0"
     folder.mkdir()
@@ -131,8 +130,8 @@ def test_again_replaces_its_own_file_only(tmp_path):
         files = {path.name for path in folder.iterdir()}
         assert other.name in files
         assert len({name for name in files if not name.endswith(".png")}) == 2
-        assert (folder / "comparison.throughput.png").stat().st_size > 1000
-    assert len(read(folder).Images("comparison/throughput")) == 1
+        assert len([name for name in files if name.startswith("comparison.throughput.")]) == 2
+    assert len(read(folder).Images("comparison/throughput/-")) == 1
 
 
 def test_bars(sweep):
@@ -162,11 +161,10 @@ def test_nothing_is_written_where_no_runs_are(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "out", "runs"),
     [
-        (["sweep"], "sweep", 5),
         (["sweep", "out=there/it"], "there/it", 5),
         (["sweep/random_0", "sweep/dim_2"], "comparison", 2),
     ],
-    ids=["one", "out", "several"],
+    ids=["out", "several"],
 )
 def test_the_command(arguments, out, runs, sweep, monkeypatch, run_command):
     monkeypatch.chdir(sweep.parent)

@@ -26,7 +26,7 @@ from dlrm_sharded.runs.result import (
 )
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.result import TrainingResult
-from tests.unit.runs.test_discovery import by_stage
+from tests.unit.runs.test_run_folder import by_stage
 
 MEASURED = MeasuredCost(
     cost=PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75)),
@@ -77,6 +77,7 @@ def result_of(report: PlanReport = REPORT, training: TrainingResult = TRAINING) 
         pipeline="base",
         batch_size=64,
         seed=3,
+        interruptions=0,
     )
 
 
@@ -135,7 +136,6 @@ def test_what_is_written_is_read(report, tmp_path):
     write_result(tmp_path, result)
     assert read_result(tmp_path) == result
     assert result.cost == PlanCost(MEASURED.cost.per_rank)
-    assert result.platform.device == "cpu: test"
 
 
 @pytest.mark.parametrize("report", [WITHOUT_IDS, UNPREDICTED], ids=["without_ids", "not_at_all"])
@@ -169,11 +169,10 @@ def test_objectives_are_figures():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"objective": "samples_per_s"}, "no throughput: no step after the warm-up"),
+        ({"objective": "samples_per_s"}, "no samples_per_s: no step after the warm-up"),
         ({"objective": "step_ms"}, "no step_ms: no step after the warm-up"),
         ({"objective": "auroc"}, "no auroc: nothing was evaluated, or"),
-        ({"objective": "samples_per_s", "dry_run": True}, "no throughput: a dry run trains"),
-        ({}, "no result: the run has no value for it"),
+        ({"objective": "samples_per_s", "dry_run": True}, "no samples_per_s: a dry run trains"),
     ],
 )
 def test_an_unknown_objective_has_a_reason(config, reason):
@@ -187,6 +186,6 @@ def test_what_is_not_finite_is_null(tmp_path):
     result = dataclasses.replace(result_of(training=training), spread={"a": math.nan})
     write_result(tmp_path, result)
     fields = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
-    assert fields["spread"] == {"a": None}
+    assert fields["spread"] is None
     assert [fields[key] for key in ("loss", "auroc", "normalized_entropy")] == [None] * 3
     assert fields["per_rank"][0]["fwd_compute_ms"] == 1.0

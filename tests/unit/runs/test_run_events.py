@@ -16,9 +16,9 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.runs.run_events import RunWriter
-from tests.unit.runs.test_discovery import by_stage
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
 from tests.unit.runs.test_result import PREDICTED, TRAINING
+from tests.unit.runs.test_run_folder import by_stage
 
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 8, 1.0))
 TASK = ShardingTask(TABLES, Topology(2, 10**7), batch_size=64)

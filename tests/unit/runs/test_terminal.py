@@ -1,6 +1,5 @@
 """A run writes its main figures to the terminal."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.standing import Standing
-from dlrm_sharded.runs.terminal import closing_text, prediction_text, surprise_text
+from dlrm_sharded.runs.terminal import closing_text, prediction_text
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.result import TrainingResult
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
@@ -44,24 +43,22 @@ def test_ids_that_tables_lack():
 
 
 def test_the_prediction_beside_what_was_measured():
-    text = prediction_text(PREDICTED, MEASURED)
+    text, is_surprise = prediction_text(PlanReport("dim", 0.5, cost=PREDICTED), MEASURED)
+    assert not is_surprise
     assert "6.25 ms (-38 %)" in text
     assert "critical path 7.75 ms (-45 %)" in text
-    differences = ["1.50 (-62 %)", "2.50 (-17 %)", "2.00 (-33 %)", "1.75 (-56 %)"]
+    differences = ["1.50 ms (-62 %)", "2.50 ms (-17 %)", "2.00 ms (-33 %)", "1.75 ms (-56 %)"]
     for stage, difference in zip(STAGES, differences, strict=True):
         assert f"{stage} {difference}" in text
 
 
-def test_a_surprise_is_said_on_one_scale() -> None:
+@pytest.mark.parametrize(("error", "is_surprise"), [(0.6, True), (0.9, False)])
+def test_an_error_beyond_what_was_expected(error: float, is_surprise: bool) -> None:
     """The critical path is 14 ms, 1.81 times what was predicted."""
-    prior = Standing("prior", "cpu: other", error=0.6)
-    text = surprise_text(PlanReport("dim", 0.5, cost=PREDICTED, standing=prior), MEASURED)
-    assert text is not None
-    assert "is 1.81 x the predicted one, and prior prices of cpu: other are expected" in text
-    assert "off by a factor of 1.60 at most: " in text
-    assert "%" not in text
-    within = dataclasses.replace(prior, error=0.9)
-    assert surprise_text(PlanReport("dim", 0.5, cost=PREDICTED, standing=within), MEASURED) is None
+    report = PlanReport("dim", 0.5, cost=PREDICTED, standing=Standing("prior", "cpu", error=error))
+    text, said = prediction_text(report, MEASURED)
+    assert said == is_surprise
+    assert ("off by a factor of 1.81, more than expected" in text) == is_surprise
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.runs.discovery import find_runs
-from dlrm_sharded.runs.result import Platform
-from dlrm_sharded.runs.run_folder import Run
+from dlrm_sharded.runs.run_folder import Run, find_runs
 
 
 def by_stage(
@@ -72,7 +70,7 @@ def known_metrics(run: Run) -> dict[str, float]:
 
 
 def only(folder: Path) -> Run:
-    (run,) = find_runs([folder]).runs
+    (run,), _ = find_runs([folder])
     return run
 
 
@@ -81,12 +79,9 @@ def test_a_run_with_all_it_says(tmp_path):
     write_run(tmp_path / "dim", [*overrides, "hydra.job.name=x", "hydra/launcher=basic"], RESULT)
     run = only(tmp_path)
     assert (run.name, run.sharder, run.seed) == ("dim", "dim", 3)
-    assert run.succeeded
+    assert run.state == "succeeded"
     assert run.setting == (("batch_size", "64"), ("data.x", "1"))
     assert run.options == (("seed", "9"),)
-    assert run.platform == Platform(
-        world_size=2, device="cpu: test", versions=(("python", "3.11"), ("torch", "2.13.0"))
-    )
     assert run.result.commit == "abc"
     assert known_metrics(run) == {
         "embedding_cost_ms": 10.0,
@@ -106,13 +101,11 @@ def test_a_run_with_all_it_says(tmp_path):
     ("typed", "spelled"),
     [
         ("false", "False"),
-        ("NULL", "null"),
         ("1e-3", "0.001"),
         ("10_000", "10000"),
         ("0.10", "0.1"),
-        ("[1, 2e0,true]", "[1,2.0,True]"),
+        ("[1, 2.0,true]", "[1,2.0,True]"),
         ("'1e-3'", "'1e-3'"),
-        ("007", "007"),
         ("1.2.3", "1.2.3"),
         ("/data/1e3", "/data/1e3"),
     ],
@@ -121,7 +114,7 @@ def test_a_value_has_the_spelling_of_sweepers(tmp_path, typed, spelled):
     """Else runs that differ in nothing would have rows of their own."""
     for name, value in {"typed": typed, "spelled": spelled}.items():
         write_run(tmp_path / name, ["sharder=dim", f"data.x={value}"], RESULT)
-    one, other = find_runs([tmp_path]).runs
+    one, other = find_runs([tmp_path])[0]
     assert one.setting == other.setting == (("data.x", spelled),)
 
 
@@ -129,18 +122,16 @@ def test_a_value_has_the_spelling_of_sweepers(tmp_path, typed, spelled):
 def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path, text):
     write_run(tmp_path / "dim", ["sharder=dim", "seed=1"], text)
     run = only(tmp_path)
-    assert (run.state, run.succeeded) == ("unreadable", False)
+    assert (run.state, run.result) == ("unreadable", None)
     assert "result.json" in str(run.reason)
     assert (run.sharder, run.seed) == ("dim", 1)
 
 
-def test_a_run_that_did_not_finish_says_its_last_error(tmp_path):
+def test_a_run_that_did_not_finish_names_its_log(tmp_path):
     write_run(tmp_path / "dim_0", ["sharder=dim"])
-    log = "[09:45:08] error: first\n[09:45:09] error: too big\n[09:45:10] bye\n"
-    (tmp_path / "dim_0" / "train.log").write_text(log)
+    (tmp_path / "dim_0" / "train.log").write_text("[09:45:08] error: first\n")
     run = only(tmp_path)
-    assert (run.state, run.reason) == ("unfinished", "error: too big")
-    assert run.log == "dim_0/train.log"
+    assert (run.state, run.reason, run.log) == ("unfinished", None, "dim_0/train.log")
 
 
 def test_jobs_of_a_sweep_that_left_nothing(tmp_path):
@@ -157,7 +148,7 @@ def test_jobs_of_a_sweep_that_left_nothing(tmp_path):
             "seconds": 2.5,
         },
     )
-    first, second = find_runs([tmp_path]).runs
+    first, second = find_runs([tmp_path])[0]
     found = first.name, first.sharder, first.seed, first.state
     assert found == ("dim_0", "dim", 1, "not_started")
     assert (first.reason, first.log) == (None, None)
@@ -182,7 +173,7 @@ def test_the_state_is_the_sweeps_unless_a_result_knows_better(tmp_path, state, r
     write_sweep(tmp_path, {"overrides": ["sharder=dim"], "folder": "dim_0", "state": state})
     run = only(tmp_path)
     assert run.state == expected
-    assert run.succeeded == (expected == "succeeded")
+    assert (run.result is not None) == (expected == "succeeded")
 
 
 def test_each_run_once_however_it_is_reached(tmp_path):
@@ -191,7 +182,7 @@ def test_each_run_once_however_it_is_reached(tmp_path):
     write_run(sweep / "size_1", ["sharder=size"], RESULT)
     write_sweep(sweep, *({"folder": name, "state": "failed"} for name in ("dim_0", "size_1")))
     (tmp_path / "link").symlink_to(sweep / "dim_0")
-    runs = find_runs([sweep, tmp_path / "runs", sweep / "dim_0", tmp_path / "link"]).runs
+    runs = find_runs([sweep, tmp_path / "runs", sweep / "dim_0", tmp_path / "link"])[0]
     assert [(run.name, run.state) for run in runs] == [
         ("sweep/dim_0", "failed"),
         ("sweep/size_1", "failed"),
@@ -212,7 +203,7 @@ def test_a_tree_of_sweeps_and_runs(tmp_path):
     write_run(tmp_path / ".cache" / "dim", [], RESULT)
     write_run(tmp_path / "other_tool", None, {"score": 1})
     write_run(tmp_path / "copied", None, RESULT)
-    names = [run.name for run in find_runs([tmp_path]).runs]
+    names = [run.name for run in find_runs([tmp_path])[0]]
     assert names == ["2026/size", "copied", "deep/er/random", "sweep/dim_0", "sweep/dim_1"]
 
 
@@ -225,7 +216,7 @@ def test_the_sharder_is_named_as_it_was_chosen(tmp_path):
     (tmp_path / "c" / ".hydra" / "hydra.yaml").write_text(hydra)
     write_run(tmp_path / "d", [], RESULT)
     (tmp_path / "d" / ".hydra" / "hydra.yaml").write_text("hydra: [")
-    runs = find_runs([tmp_path]).runs
+    runs, _ = find_runs([tmp_path])
     assert [run.sharder for run in runs] == ["plan_file", "my.Own", "size_lookup", "dim"]
     assert [run.options for run in runs] == [(("path", "x.json"),), (), (), ()]
 
@@ -244,6 +235,15 @@ def test_skipped_jobs_are_no_runs(tmp_path):
     with pytest.raises(DataError, match=r"all 1 runs .* were skipped: sharder.path is not set"):
         find_runs([tmp_path])
     write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
-    found = find_runs([tmp_path])
-    assert [run.name for run in found.runs] == ["dim_0"]
-    assert found.problems == ("plan_file_1: skipped: sharder.path is not set",)
+    runs, problems = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["dim_0"]
+    assert problems == ["plan_file_1: skipped: sharder.path is not set"]
+
+
+@pytest.mark.parametrize("text", ["{", '{"jobs": 1}', '{"jobs": [{"folder": 1}]}'])
+def test_a_damaged_sweep_costs_no_run(tmp_path, text):
+    write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
+    (tmp_path / "sweep.json").write_text(text)
+    runs, (problem,) = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["dim_0"]
+    assert problem.endswith("its jobs that left no folder are not counted")

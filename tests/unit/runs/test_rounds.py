@@ -1,17 +1,30 @@
-"""Which rounds are measured again: those that other work has disturbed, once, if that helps."""
+"""Which rounds are measured again: those that other work has disturbed, once."""
 
 import dataclasses
 
 import pytest
 
-from dlrm_sharded.runs.disturbance import disturbance_text, disturbed_rounds, rounds_to_repeat
-from tests.unit.runs.test_ranking import ROUND
+from dlrm_sharded.runs.rounds import Round, disturbance_text, disturbed_rounds, rounds_to_repeat
+
+ROUND = Round(
+    round=0,
+    place=0,
+    embedding_cost_ms=1.0,
+    spread=0.1,
+    step_ms=1.0,
+    samples_per_s=1.0,
+    step_spread=0.1,
+    hosts={"a": 0.5},
+    began_s=0.0,
+    core_wait=0.0,
+    seconds=1.0,
+)
 
 
-def rounds(*, num=6, attempt=(), **changed):
+def rounds(*, attempt=(), **changed):
     """The rounds of a run; `attempt` are those that were repeated, others change by number."""
     found = {}
-    for number in range(num):
+    for number in range(6):
         changes = {key: values[number] for key, values in changed.items() if number in values}
         again = int(number in attempt)
         found[number] = dataclasses.replace(ROUND, round=number, attempt=again, **changes)
@@ -32,22 +45,13 @@ def test_a_disturbed_round_is_repeated_once(changed):
     assert rounds_to_repeat([rounds(attempt=[2]), again]) == []
     assert rounds_to_repeat([other, rounds()]) == []
     assert rounds_to_repeat([{}, {}]) == []
+    assert disturbance_text([rounds(attempt=[2]), again]).endswith(
+        "1 of 6; rounds that are disturbed still: 1"
+    )
 
 
 def test_what_is_usual_on_a_machine_disturbs_nothing():
     """The threads of a rank wait for one another, too, and steps of some models always vary."""
     usual = {"core_wait": dict.fromkeys(range(6), 0.3), "step_spread": dict.fromkeys(range(6), 2.0)}
     assert disturbed_rounds([rounds(**usual), rounds(**usual)]) == set()
-
-
-def test_a_load_that_stays_is_not_waited_for():
-    waits = {"core_wait": {0: 0.5, 1: 0.5, 2: 0.5}}
-    first_of_both = [rounds(num=9, **waits, attempt=[0])] * 2
-    assert rounds_to_repeat(first_of_both) == [1, 2]
-    assert rounds_to_repeat([rounds(num=9, **waits, attempt=[0, 1])] * 2) == []
-    calmer = {"core_wait": {1: 0.5, 2: 0.5}}
-    assert rounds_to_repeat([rounds(num=9, **calmer, attempt=[0, 1])] * 2) == [2]
-
-
-def test_nothing_is_said_of_what_was_not_disturbed():
-    assert disturbance_text([rounds(), rounds()]) is None
+    assert disturbance_text([rounds(**usual), rounds(**usual)]) is None
