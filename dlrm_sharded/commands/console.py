@@ -10,20 +10,10 @@ from typing import Any
 from dlrm_sharded.files.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from dlrm_sharded.ranks.version_sets import missing_text
 
-CONFIGS = {
-    "commands.calibrate": "calibrate",
-    "commands.compare": "compare",
-    "commands.plan": "plan",
-    "commands.train_policy": "train_policy",
-}
-"""Configs of commands whose modules take seconds to load."""
-
 
 def _run(module: str) -> Any:
     """Return what `main` of a module returns. The module may need packages of training."""
     try:
-        if module in CONFIGS and sys.argv[1:] in (["--help"], ["-h"]):
-            return _help(CONFIGS[module])
         main = import_module(f"dlrm_sharded.{module}").main
     except ModuleNotFoundError as error:
         if (reason := missing_text(error)) is None:
@@ -34,17 +24,6 @@ def _run(module: str) -> Any:
         print("stopped by the user", file=sys.stderr)
         return EXIT_INTERRUPTED
     return main()
-
-
-def _help(config: str) -> None:
-    """Show the help of a command, which its config says."""
-    import hydra
-
-    from dlrm_sharded.commands.hydra_app import run_hydra
-    from dlrm_sharded.commands.yamls import CONF_DIR
-
-    show = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=config)
-    run_hydra(show(lambda cfg: None))
 
 
 calibrate = functools.partial(_run, "commands.calibrate")

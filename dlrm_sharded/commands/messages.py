@@ -30,13 +30,8 @@ NO_MEMORY = re.compile(
 )
 """Parts of torch's messages about memory; on a CPU they are those of a plain RuntimeError."""
 
-MAX_VALUE, MAX_MESSAGE = 300, 4000
-"""Numbers of characters of a value, and of a message, that are shown."""
-
-_LONG = rf"{{{MAX_VALUE},}}"
-LONG_VALUE = re.compile(rf"'[^'\n]{_LONG}'|\[[^\[\]\n]{_LONG}\]|\S{_LONG}")
-"""A long text in quotes, list, or word."""
-
+MAX_MESSAGE = 2000
+"""Number of characters of a message that are shown."""
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 """Beginning of Hydra's message for a key that a config does not have."""
@@ -45,7 +40,7 @@ UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 def readable_message(error: BaseException) -> str | None:
     """Return the message for the user, or None for an error that only a programmer can fix."""
     message = _message(error)
-    return None if message is None else _with_short_values(message)
+    return None if message is None else _shortened(message)
 
 
 def _message(error: BaseException) -> str | None:
@@ -99,14 +94,8 @@ def _lack_of_memory(error: BaseException) -> str | None:
     )
 
 
-def _with_short_values(message: str) -> str:
-    """Return the message with the beginning and the length of every long value."""
-
-    def short(found: re.Match[str]) -> str:
-        value = found[0]
-        return f"{value[: MAX_VALUE // 3]}... ({len(value):,} characters)"
-
-    message = LONG_VALUE.sub(short, message)
+def _shortened(message: str) -> str:
+    """Return the message without the middle of what is very long, such as a value of thousands."""
     if len(message) <= MAX_MESSAGE:
         return message
     half = MAX_MESSAGE // 2

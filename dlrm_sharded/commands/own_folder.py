@@ -77,7 +77,7 @@ def hydra_files(cfg: DictConfig) -> dict[str, str]:
 
     A run writes them itself when it begins.
     """
-    if HydraConfig.get().output_subdir is not None:
+    if not HydraConfig.initialized() or HydraConfig.get().output_subdir is not None:
         return {}
     hydra = OmegaConf.create({"hydra": HydraConfig.get()})
     files = {"config": cfg, "hydra": hydra, "overrides": HydraConfig.get().overrides.task}

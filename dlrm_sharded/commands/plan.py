@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -23,7 +23,7 @@ from dlrm_sharded.commands.first_run import planners_here
 from dlrm_sharded.commands.hydra_app import run_hydra
 from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.sharders import planner_factory, run_context
-from dlrm_sharded.commands.task import HERE, AskedTask, asked_task
+from dlrm_sharded.commands.task import HERE, asked_task
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.cost.price_file import prices_beside, write_prices
@@ -43,6 +43,9 @@ from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
 
+if TYPE_CHECKING:
+    from dlrm_sharded.datasets.base import Dataset
+
 log = logging.getLogger("dlrm_sharded.plans.plan")
 
 
@@ -55,8 +58,7 @@ def hydra_main(cfg: DictConfig) -> None:
         check_file_to_write("out", cfg.out)
         check_flag("explain", cfg.explain)
         again = None if cfg.again is None else make_again(cfg, Path(cfg.again))
-        asked = _task(cfg)
-        task = asked.task
+        task, dataset = _task(cfg)
         planner = _planner(cfg, task)
         if cfg.explain and not is_additive(planner.cost_model):
             raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
@@ -64,9 +66,9 @@ def hydra_main(cfg: DictConfig) -> None:
         write_json(cfg.out, plan_json(plan, report))
         if not is_written_through(cfg.out):
             write_prices(prices_beside(Path(cfg.out)), planner.cost_model)
-        if asked.dataset is not None and (task_out := _task_out(cfg)) is not None:
+        if dataset is not None and (task_out := _task_out(cfg)) is not None:
             write_json(task_out, task.to_json())
-        elif asked.dataset is not None:
+        elif dataset is not None:
             log.info("the task is not written, as it has no place beside %s; set task_out", cfg.out)
         for line in [*plan_lines(plan, report, task), f"wrote {cfg.out}"]:
             log.info("%s", line)
@@ -105,16 +107,13 @@ def _number_files(cfg: DictConfig) -> None:
             cfg[key] = str(path.with_name(f"{path.stem}_{hydra_cfg.job.num}{path.suffix}"))
 
 
-def _task(cfg: DictConfig) -> AskedTask:
+def _task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
     """Return the task that the config names, or the one of its data."""
     if cfg.get("data") is not None and (task_out := _task_out(cfg)) is not None:
         check_file_to_write("task_out", task_out)
         if os.path.realpath(task_out) == os.path.realpath(cfg.out):
             raise ConfigError(f"the plan and its task would both be {cfg.out!r}; set task_out")
-    asked = asked_task(cfg)
-    if asked.note is not None:
-        log.info("%s", asked.note)
-    return asked
+    return asked_task(cfg)
 
 
 def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The task of a file needs no torch.
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -21,16 +21,10 @@ from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_RANKS
 if TYPE_CHECKING:
     from dlrm_sharded.datasets.base import Dataset
 
+log = logging.getLogger(__name__)
+
 HERE = "here"
 BYTES_PER_GB = 1e9
-OPTIMIZER_FILES = {
-    "sgd": "sgd",
-    "rowwise_adagrad": "adagrad",
-    "elementwise_adagrad": "elementwise_adagrad",
-    "adam": "adam",
-}
-"""Files of conf/optimizer by the optimizer of the tables."""
-
 KEYS_OF_DATA = ("topology", "batch_size", "task_out")
 """Keys that say of data what a task.json says itself."""
 
@@ -45,22 +39,8 @@ USED = {
 """Keys of groups that plans depend on; a training has others, too."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AskedTask:
-    """The task that a config asks about.
-
-    Args:
-        dataset: None for the task of a file.
-        note: a sentence on where the optimizer comes from; None if file and config have the same.
-    """
-
-    task: ShardingTask
-    dataset: Dataset | None = None
-    note: str | None = None
-
-
-def asked_task(cfg: DictConfig) -> AskedTask:
-    """Return the task of `cfg.task` or of `cfg.data`.
+def asked_task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
+    """Return the task of `cfg.task`, or that of `cfg.data` with the dataset.
 
     Raises:
         ConfigError: a value cannot be used, or an override has no effect.
@@ -73,10 +53,9 @@ def asked_task(cfg: DictConfig) -> AskedTask:
     check_overrides(USED, _unused(cfg))
     if cfg.task is None:
         return _task_of_data(cfg)
-    asked = _task_of_file(cfg)
-    num_ranks = asked.task.topology.world_size
-    check_batch_size(asked.task.batch_size, num_ranks, key=f"batch_size in {cfg.task}")
-    return asked
+    task = _task_of_file(cfg)
+    check_batch_size(task.batch_size, task.topology.world_size, key=f"batch_size in {cfg.task}")
+    return task, None
 
 
 def unused_of_costs(cfg: DictConfig) -> dict[str, str]:
@@ -142,57 +121,36 @@ def _check_equal(name: str, found: Any, batch_size: int) -> None:
         )
 
 
-def _task_of_data(cfg: DictConfig) -> AskedTask:
+def _task_of_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
     """Return the task of the data, whose tables have the profile measured on it."""
     check_count("batch_size", cfg.batch_size, least=1, most=MAX_BATCH_SIZE)
     embedding = instantiate(cfg.optimizer).embedding
     topology = stated_topology(cfg.topology, memory_of(embedding))
     check_batch_size(cfg.batch_size, topology.world_size)
     dataset = build_dataset(cfg)
-    task = ShardingTask(dataset.tables, topology, cfg.batch_size, embedding)
-    return AskedTask(task, dataset)
+    return ShardingTask(dataset.tables, topology, cfg.batch_size, embedding), dataset
 
 
-def _task_of_file(cfg: DictConfig) -> AskedTask:
-    """Read `cfg.task`, whose optimizer counts unless the command line names one.
+def _task_of_file(cfg: DictConfig) -> ShardingTask:
+    """Read `cfg.task`, whose optimizer counts unless the command line names one, and log which.
 
     Raises:
         ConfigError: the file does not describe a task, or its ranks cannot have the optimizer.
     """
-    task = read_task(cfg.task)
-    known, wanted = task.known_optimizer, cfg.optimizer.embedding
+    task, wanted = read_task(cfg.task), cfg.optimizer.embedding
     if wanted not in STATE_BYTES:
         raise ConfigError(f"optimizer.embedding is {wanted!r}; known: {', '.join(STATE_BYTES)}")
-    stated = {override.key_or_group for override in command_line()}
-    if {"optimizer", "optimizer.embedding"} & stated:
-        counted, note = with_optimizer(task, wanted), None
-        if known != wanted:
-            note = (
-                f"the optimizer of the tables is {wanted}, as the command line says: it takes "
-                f"{_memory_text(counted)}, and {cfg.task} counts {_memory_text(task)}"
-            )
-        return AskedTask(counted, note=note)
-    if known is None:
-        note = (
-            f"{cfg.task} counts {_memory_text(task)}, as no optimizer of a run does; runs have "
-            f"optimizer.embedding={wanted} and need other memory; name theirs with optimizer="
-        )
-        return AskedTask(task, note=note)
-    if reason := why_not_fused(known, task.topology.compute_device):
-        raise ConfigError(f"{cfg.task} counts {_memory_text(task)}, the memory of {reason}")
-    if known == wanted:
-        return AskedTask(task)
-    verb = "names" if task.optimizer else f"counts {_memory_text(task)}, the memory of"
-    note = (
-        f"{cfg.task} {verb} {known}, so that runs have optimizer={OPTIMIZER_FILES[known]}; name "
-        "another with optimizer="
+    source = cfg.task
+    if {"optimizer", "optimizer.embedding"} & {one.key_or_group for one in command_line()}:
+        source, task = "the command line", with_optimizer(task, wanted)
+    topology, known = task.topology, task.known_optimizer
+    memory = (
+        f"{topology.bytes_per_element} B a weight and {topology.optimizer_bytes_per_row} B a row"
     )
-    return AskedTask(task, note=note)
-
-
-def _memory_text(task: ShardingTask) -> str:
-    topology = task.topology
-    return f"{topology.bytes_per_element} B a weight and {topology.optimizer_bytes_per_row} B a row"
+    if known and (reason := why_not_fused(known, topology.compute_device)):
+        raise ConfigError(f"{source} counts {memory}, the memory of {reason}")
+    log.info("the optimizer of the tables is %s, by %s: %s", known or "unknown", source, memory)
+    return task
 
 
 def stated_topology(node: DictConfig, memory: tuple[int, int]) -> Topology:

@@ -218,7 +218,7 @@ def test_a_plan_is_of_a_task_or_of_data():
     assert "data" not in cfg
     assert composed_config("plan", "task=task.json").task == "task.json"
     of_data = composed_config("plan", "data=rm1", "topology=h100_80gb", "topology.world_size=16")
-    assert asked_task(of_data).task.topology.intra_host_bytes_per_s == 450e9
+    assert asked_task(of_data)[0].topology.intra_host_bytes_per_s == 450e9
 
 
 @pytest.mark.parametrize(
