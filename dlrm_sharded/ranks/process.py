@@ -31,6 +31,9 @@ TOP_PAD_BYTES = 2**26
 LAUNCHER_VARIABLE = "DLRM_SHARDED_LAUNCHER_PID"
 """Process that started the ranks of this host, as our launcher tells them."""
 
+ENDS_WITH_PARENT = "DLRM_SHARDED_ENDS_WITH_PARENT"
+"""A launcher for which this is set ends when the process ends that started it."""
+
 
 NO_TEMPORARY_FOLDER = (
     "no folder for temporary files is writable: neither $TMPDIR nor /tmp, /var/tmp, /usr/tmp and "
@@ -153,18 +156,19 @@ def forget_frames(error: BaseException) -> None:
         errors += [other for other in related if other is not None and other not in errors]
 
 
-def die_with_parent(parent: int = PARENT) -> None:
-    """Let Linux kill this process when its parent dies, so that no orphan holds a GPU.
+def die_with_parent(parent: int = PARENT, number: signal.Signals = signal.SIGKILL) -> None:
+    """Let Linux end this process when its parent dies, so that no orphan holds a GPU.
 
     Args:
         parent: the process that started this one.
+        number: the signal that ends it.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
         has_no_launcher = launcher and sees_processes() and start_ticks(launcher) is None
         if has_no_launcher or os.getppid() != parent:  # it has died already: Linux sends nothing
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
 
 def sees_processes() -> bool:
@@ -176,35 +180,11 @@ def sees_processes() -> bool:
 
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot, or None if it has ended."""
-    fields = _status_fields(pid)
-    return None if fields is None or fields[0] in "ZX" else int(fields[19])
-
-
-def parent_of(pid: int) -> int | None:
-    """Return the parent of a process, or None if the process has ended."""
-    fields = _status_fields(pid)
-    return None if fields is None or fields[0] in "ZX" else int(fields[1])
-
-
-def kill_siblings(pids: Iterable[int]) -> None:
-    """Kill processes that have the same parent as this one."""
-    for pid in pids:
-        if parent_of(pid) == os.getppid():
-            os.kill(pid, signal.SIGKILL)
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped a process."""
-    fields = _status_fields(pid)
-    return fields is not None and fields[0] in "Tt"
-
-
-def _status_fields(pid: int) -> list[str] | None:
-    """Return the fields of proc_pid_stat(5) from the state on, which is the third."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    try:  # the fields of proc_pid_stat(5) from the state on, which is the third
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def keep_freed_memory() -> None:

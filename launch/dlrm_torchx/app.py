@@ -35,72 +35,62 @@ class JobRefusedError(ConfigError, ComponentValidationException):
     """A job that cannot run as requested; `torchx run` also shows only the message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class JobShape:
-    """Ranks of a job, resources of its nodes, and number of attempts.
+    """Ranks of a job, resources of its nodes, and number of attempts; -1 depends on `j`.
 
     Args:
-        num_nodes, ranks_per_node: nodes, and ranks on each of them.
-        cpus, gpus: cores and GPUs of a node.
-        threads_per_rank: threads of OpenMP in a rank, if the node has a core for each.
-        memory_mb: memory of a node in 2**20 B; 0 leaves it to the scheduler.
+        j: NODESxRANKS, nodes and ranks on each of them.
+        cpu, gpu: cores and GPUs of a node.
+        memMB: memory of a node in 2**20 B; 0 leaves it to the scheduler.
         max_restarts: how often torchrun starts all ranks again in the same job.
         max_retries: how often the scheduler starts the job again.
+
+    Raises:
+        ConfigError: an option has a wrong value; the message names it.
     """
 
-    num_nodes: int
-    ranks_per_node: int
-    cpus: int
-    gpus: int
-    threads_per_rank: int
-    memory_mb: int
-    max_restarts: int
-    max_retries: int
+    j: str
+    cpu: int = -1
+    gpu: int = -1
+    memMB: int = 0  # noqa: N815, as TorchX's own components call it
+    max_restarts: int = 0
+    max_retries: int = 0
 
-    @classmethod
-    def parse(
-        cls,
-        j: str,
-        cpu: int = -1,
-        gpu: int = -1,
-        memMB: int = 0,  # noqa: N803, as TorchX's own components call it
-        max_restarts: int = 0,
-        max_retries: int = 0,
-    ) -> JobShape:
-        """Make a shape from options of the command line; -1 is a default that depends on `j`.
-
-        Raises:
-            ConfigError: an option has a wrong value; the message names it.
-        """
-        parts = re.fullmatch(r"(\d+)x(\d+)", str(j))
-        if parts is None or "0" in parts.groups():
-            raise ConfigError(f"j is {j!r}, must be NODESxRANKS, such as 1x2 or 2x8")
-        num_nodes, ranks_per_node = int(parts[1]), int(parts[2])
-        for option, value, least in (
-            ("cpu", cpu, 1 if cpu != -1 else -1),
-            ("gpu", gpu, -1),
-            ("memMB", memMB, 0),
-            ("max_restarts", max_restarts, 0),
-            ("max_retries", max_retries, 0),
-        ):
-            check_count(option, value, least=least)
-        if 0 < gpu < ranks_per_node:
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"0*[1-9]\d*x0*[1-9]\d*", str(self.j)):
+            raise ConfigError(f"j is {self.j!r}, must be NODESxRANKS, such as 1x2 or 2x8")
+        check_count("cpu", self.cpu, least=1 if self.cpu != -1 else -1)
+        check_count("gpu", self.gpu, least=-1)
+        for option in ("memMB", "max_restarts", "max_retries"):
+            check_count(option, getattr(self, option), least=0)
+        if 0 < self.gpu < self.ranks_per_node:
             raise ConfigError(
-                f"j is {j!r}, but gpu is {gpu}: every rank needs a GPU of its own; "
-                f"give j={num_nodes}x{gpu}, or gpu=0 for ranks on the CPU"
+                f"j is {self.j!r}, but gpu is {self.gpu}: every rank needs a GPU of its own; "
+                f"give j={self.num_nodes}x{self.gpu}, or gpu=0 for ranks on the CPU"
             )
-        gpus = ranks_per_node if gpu < 0 else gpu
-        cores_per_rank = CORES_PER_GPU if gpus else THREADS_PER_RANK
-        return cls(
-            num_nodes=num_nodes,
-            ranks_per_node=ranks_per_node,
-            cpus=ranks_per_node * cores_per_rank if cpu < 0 else cpu,
-            gpus=gpus,
-            threads_per_rank=THREADS_PER_RANK if cpu < 0 else max(cpu // ranks_per_node, 1),
-            memory_mb=memMB,
-            max_restarts=max_restarts,
-            max_retries=max_retries,
-        )
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.j.partition("x")[0])
+
+    @property
+    def ranks_per_node(self) -> int:
+        return int(self.j.partition("x")[2])
+
+    @property
+    def gpus(self) -> int:
+        return self.ranks_per_node if self.gpu < 0 else self.gpu
+
+    @property
+    def cpus(self) -> int:
+        cores_per_rank = CORES_PER_GPU if self.gpus else THREADS_PER_RANK
+        return self.ranks_per_node * cores_per_rank if self.cpu < 0 else self.cpu
+
+    @property
+    def threads_per_rank(self) -> int:
+        """Threads of OpenMP in a rank, if the node has a core for each."""
+        return THREADS_PER_RANK if self.cpu < 0 else max(self.cpu // self.ranks_per_node, 1)
 
 
 def torchrun_app(
@@ -143,7 +133,7 @@ def torchrun_app(
         env=environment,
         num_replicas=shape.num_nodes,
         max_retries=shape.max_retries,
-        resource=Resource(cpu=shape.cpus, gpu=shape.gpus, memMB=shape.memory_mb),
+        resource=Resource(cpu=shape.cpus, gpu=shape.gpus, memMB=shape.memMB),
         port_map={"c10d": port} if shape.num_nodes > 1 else {},
         mounts=list(mounts),
     )

@@ -65,7 +65,7 @@ def train(
         return torchrun_app(
             "dlrm_sharded.train",
             words,
-            JobShape.parse(j, cpu, gpu, memMB, max_restarts, max_retries),
+            JobShape(j, cpu, gpu, memMB, max_restarts, max_retries),
             name=name,
             image=image,
             env=env,
@@ -104,7 +104,7 @@ def calibrate(
         return torchrun_app(
             "dlrm_sharded.commands.calibrate",
             overrides,
-            JobShape.parse(j, cpu, gpu, memMB),
+            JobShape(j, cpu, gpu, memMB),
             name=name,
             image=image,
             env=env,

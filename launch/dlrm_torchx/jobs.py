@@ -1,15 +1,14 @@
-"""One job of a sweep: its state, its record in sweep.json, and the app that runs it."""
+"""The jobs of a sweep with their records in sweep.json, and the apps that run them."""
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import json
 import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,17 @@ from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, AppStatus
 from torchx.specs.api import NONE, parse_app_handle
 
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import read_json_object
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_torchx.app import ROLE
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import slurm_log
 
 log = logging.getLogger(__name__)
 
+RECORD = "sweep.json"
 LOG_NAME = "job.log"
-CANCEL_ATTEMPTS = 3
 LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNORECASE)
 """Words in the error of a rank that lost the connection to another rank."""
 
@@ -48,9 +50,9 @@ class JobState(enum.StrEnum):
         return self in (JobState.PENDING, JobState.RUNNING)
 
 
-@dataclasses.dataclass
+@dataclass
 class SweepJob:
-    """A combination of overrides, and the state of the app that runs it.
+    """A combination of overrides, and what became of it.
 
     Args:
         num: number of the job in the sweep.
@@ -58,8 +60,8 @@ class SweepJob:
         overrides: all overrides, as Hydra's sweeper made them.
         config: the composed config, with Hydra's own node.
         folder: Hydra's output directory.
+        handle, log: the app that runs it, and its output.
         seconds: time from submission to the end, with the time in a queue.
-        retries: how often the scheduler starts the job again after a failure.
         is_restart: whether the job has started before, in a sweep that was stopped.
     """
 
@@ -74,12 +76,8 @@ class SweepJob:
     handle: str | None = None
     log: Path | None = None
     seconds: float | None = None
-    started_s: float = 0.0
     returned: JobReturn | None = None
-    retries: int = 0
     is_restart: bool = False
-    clock: Callable[[], float] = time.monotonic
-    _gone_since_s: float | None = None
 
     @property
     def label(self) -> str:
@@ -87,63 +85,21 @@ class SweepJob:
         parts = self.title.split()[1:]
         return " ".join(part for part in parts if not part.startswith("seed=")) or self.title
 
-    def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
-        """Submit the app to the scheduler, whose errors pass."""
-        if scheduler == "local_cwd":  # it never starts an app again
-            args = {**args, "log_dir": str(self.mailbox.folder)}
-        else:
-            self.retries = app.roles[0].max_retries
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.started_s = self.clock()
-        self.handle = runner.run(app, scheduler, args)
-        self.state = JobState.PENDING
-        self.log = self._link_log(scheduler, args)
-
-    def poll(self, runner: Runner, *, patience_s: float) -> None:
-        """Ask the scheduler for the job's state, and record its end.
-
-        Args:
-            patience_s: time for which a job may be unknown, or failed with retries left, before
-                that counts as its end.
-        """
-        assert self.handle is not None
-        try:
-            status = runner.status(self.handle)
-        except Exception as error:  # any client's error: the scheduler is out of reach for now
-            log.debug("%s: %s", self.title, error)
-            return
-        if status is not None and not status.is_terminal():
-            running = status.state == AppState.RUNNING
-            self.state = JobState.RUNNING if running else JobState.PENDING
-            self._gone_since_s = None
-            return
-        now_s = self.clock()
-        if self._gone_since_s is None:
-            self._gone_since_s = now_s
-        if self._may_come_back(status) and now_s - self._gone_since_s < patience_s:
-            return
-        self.seconds = self._gone_since_s - self.started_s
-        self._end(status or self._status_by_files())
-
-    def _may_come_back(self, status: AppStatus | None) -> bool:
-        if status is None:
-            return True
-        return status.state == AppState.FAILED and 0 < self.retries > status.num_restarts
-
-    def cancel(self, runner: Runner) -> None:
-        assert self.handle is not None
-        self.seconds = self.clock() - self.started_s
-        self.state, self.reason = JobState.CANCELLED, "the sweep was stopped"
-        for attempt in range(CANCEL_ATTEMPTS):
-            try:
-                runner.cancel(self.handle)
-                return
-            except Exception as error:  # any client's error
-                self.reason = f"the sweep was stopped, but the job may run on: {error}"
-            time.sleep(attempt)
-
     def fail(self, reason: str) -> None:
         self.state, self.reason = JobState.FAILED, reason
+
+    def take_end(self) -> bool:
+        """Take what the ranks left of the job's end; return whether it has ended."""
+        if not self.mailbox.has_return():
+            if (reason := self.mailbox.receive_first_failure()) is not None:
+                self.fail(reason)
+            return reason is not None
+        try:
+            self.returned = self.mailbox.receive_return()
+            self.state = JobState.SUCCEEDED
+        except Exception as error:  # unpickling may raise anything
+            self.fail(f"what it returned cannot be read here: {type(error).__name__}: {error}")
+        return True
 
     def to_json(self, sweep_dir: Path) -> dict[str, Any]:
         choices = self.config.hydra.runtime.choices
@@ -163,44 +119,124 @@ class SweepJob:
             "seconds": self.seconds,
         }
 
-    def take_end(self) -> bool:
-        """Take the end of a job that runs beside others in one app; return whether it has one."""
-        if self.mailbox.has_return():
-            reason = self.take_return()
-        else:
-            reason = self.mailbox.receive_first_failure()
-            if reason is None:
-                return False
-        if reason is not None:
-            self.fail(reason)
-        self.seconds = self.clock() - self.started_s
-        return True
 
-    def _end(self, status: AppStatus) -> None:
+@dataclass
+class SweepApp:
+    """A TorchX app that runs one job of a sweep, or all of them one after another.
+
+    Args:
+        mailbox: its ranks leave their end there: that of its job, or one of its own.
+        in_rounds: whether it runs all jobs, whose ends it leaves in their mailboxes.
+        retries: how often the scheduler starts it again after a failure.
+    """
+
+    jobs: Sequence[SweepJob]
+    mailbox: JobMailbox
+    in_rounds: bool = False
+    handle: str = ""
+    state: JobState = JobState.NOT_STARTED
+    reason: str | None = None
+    retries: int = 0
+    clock: Callable[[], float] = time.monotonic
+    started_s: float = 0.0
+    _gone_since_s: float | None = None
+
+    @property
+    def active_jobs(self) -> list[SweepJob]:
+        return [job for job in self.jobs if job.state.is_active]
+
+    def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
+        """Submit the app to the scheduler, whose errors pass."""
+        if scheduler == "local_cwd":
+            args = {**args, "log_dir": str(self.mailbox.folder)}
+        for job in self.jobs:
+            job.folder.mkdir(parents=True, exist_ok=True)
+        self.await_app(runner.run(app, scheduler, args), JobState.PENDING)
+        for job in self.active_jobs:
+            job.handle, job.log = self.handle, self._link_log(job, scheduler, args)
+
+    def await_app(self, handle: str, state: JobState) -> None:
+        """Wait for an app that this or an earlier driver has submitted."""
+        self.handle, self.state, self.started_s = handle, state, self.clock()
+        for job in self.jobs:
+            if job.state is JobState.NOT_STARTED:
+                job.state = state
+
+    def poll(self, runner: Runner, *, patience_s: float) -> None:
+        """Ask the scheduler for the app's state, and record ends.
+
+        Args:
+            patience_s: time for which an app may be unknown, or failed with retries left, before
+                that counts as its end.
+        """
+        self._take_ends()
+        try:
+            status = runner.status(self.handle)
+        except Exception as error:  # any client's error: the scheduler is out of reach for now
+            log.debug("%s: %s", self.handle, error)
+            return
+        if status is not None and not status.is_terminal():
+            self._gone_since_s = None
+            self._set_state(state_of(status))
+            return
+        now_s = self.clock()
+        if self._gone_since_s is None:
+            self._gone_since_s = now_s
+        may_come_back = status is None or (
+            status.state == AppState.FAILED and 0 < self.retries > status.num_restarts
+        )
+        if may_come_back and now_s - self._gone_since_s < patience_s:
+            return
+        if status is None:  # its files say how an app has ended that the scheduler has forgotten
+            state = AppState.SUCCEEDED if self.mailbox.has_return() else AppState.FAILED
+            status = AppStatus(state, msg="the job is unknown")
+        self._end(status, self._gone_since_s - self.started_s)
+
+    def cancel(self, runner: Runner) -> None:
+        self._set_state(JobState.CANCELLED, "the sweep was stopped", self.clock() - self.started_s)
+        try:
+            runner.cancel(self.handle)
+        except Exception as error:  # any client's error
+            for job in self.jobs:
+                if job.state is JobState.CANCELLED:
+                    job.reason = f"the sweep was stopped, but the job may run on: {error}"
+
+    def _set_state(
+        self, state: JobState, reason: str | None = None, seconds: float | None = None
+    ) -> None:
+        """Set the state of the app, and of the jobs that have not ended."""
+        for job in self.active_jobs:
+            job.state, job.reason, job.seconds = state, reason, seconds
+        self.state, self.reason = state, reason
+
+    def _take_ends(self) -> None:
+        for job in self.active_jobs if self.in_rounds else ():
+            if job.take_end():
+                job.seconds = self.clock() - self.started_s
+
+    def _end(self, status: AppStatus, seconds: float) -> None:
+        self._take_ends()
         if status.state == AppState.SUCCEEDED:
-            if reason := self.take_return():
-                self.fail(reason)
+            for job in self.active_jobs:
+                job.seconds = seconds
+                if self.in_rounds:
+                    job.fail("the ranks ended before it began")
+                elif not job.mailbox.has_return():
+                    job.fail(
+                        f"it succeeded, but its result is not in {job.mailbox.folder}; the sweep's "
+                        "folder must be on a disk that jobs share with this machine"
+                    )
+                else:
+                    job.take_end()
+            self.state = JobState.SUCCEEDED
         elif status.state == AppState.CANCELLED:
             by_whom = "by another command" if status.msg in ("", NONE) else status.msg
-            self.state, self.reason = JobState.CANCELLED, by_whom
+            self._set_state(JobState.CANCELLED, by_whom, seconds)
         elif status.msg.startswith("PREEMPTED"):
-            self.state, self.reason = JobState.PREEMPTED, "the scheduler gave its nodes to another"
+            reason = "the scheduler gave its nodes to another"
+            self._set_state(JobState.PREEMPTED, reason, seconds)
         else:
-            self.fail(self._failure(status))
-
-    def take_return(self) -> str | None:
-        """Take what the job returned, with which it has succeeded; return why it cannot be had."""
-        if not self.mailbox.has_return():
-            return (
-                f"it succeeded, but its result is not in {self.mailbox.folder}; the sweep's "
-                "folder must be on a disk that jobs share with this machine"
-            )
-        try:
-            self.returned = self.mailbox.receive_return()
-        except Exception as error:  # unpickling may raise anything
-            return f"what it returned cannot be read here: {type(error).__name__}: {error}"
-        self.state = JobState.SUCCEEDED
-        return None
+            self._set_state(JobState.FAILED, self._failure(status), seconds)
 
     def _failure(self, status: AppStatus) -> str:
         """Return the scheduler's reason (TIMEOUT, OUT_OF_MEMORY), then the ranks' own."""
@@ -210,40 +246,60 @@ class SweepJob:
         first = self.mailbox.receive_first_failure()
         if first is not None:
             reasons.append(first)
-        elif said := _structured_message(status):
-            reasons.append(said)
         if not reasons or (first is not None and LOST_PEER.search(first)):
             reasons.append("a rank ended without a message: killed, or out of memory?")
         return "; ".join(reasons)
 
-    def _status_by_files(self) -> AppStatus:
-        """Infer the final status of a job that the scheduler has forgotten."""
-        if self.mailbox.has_return():
-            return AppStatus(AppState.SUCCEEDED)
-        return AppStatus(AppState.FAILED, msg="the job is unknown")
-
-    def _link_log(self, scheduler: str, args: dict[str, Any]) -> Path | None:
-        """Link the job's output, which the scheduler places elsewhere, into the job's folder."""
-        app_id = parse_app_handle(self.handle or "").app_id
+    def _link_log(self, job: SweepJob, scheduler: str, args: dict[str, Any]) -> Path | None:
+        """Link the app's output, which the scheduler places elsewhere, into a job's folder."""
+        app_id = parse_app_handle(self.handle).app_id
         if scheduler == "local_cwd":
             target = self.mailbox.folder / "torchx" / app_id / ROLE / "0" / "combined.log"
         elif scheduler == "slurm":
             target = slurm_log(app_id, ROLE, 0, folder=args.get("log_dir"))
         else:
             return None
-        link = self.folder / LOG_NAME
+        link = job.folder / LOG_NAME
         try:
             link.unlink(missing_ok=True)
-            link.symlink_to(os.path.relpath(target, self.folder.resolve()))
+            link.symlink_to(os.path.relpath(target, job.folder.resolve()))
         except OSError:  # the disk has no links; the job runs all the same
             return target
         return link
 
 
-def _structured_message(status: AppStatus) -> str | None:
-    """Return the message of the error file that the launcher has left to TorchX."""
-    try:
-        message = json.loads(status.structured_error_msg)["message"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return str(message)
+def state_of(status: AppStatus | None) -> JobState:
+    """Return the state of an app; one that the scheduler does not know has failed."""
+    if status is not None and not status.is_terminal():
+        return JobState.RUNNING if status.state == AppState.RUNNING else JobState.PENDING
+    succeeded = status is not None and status.state == AppState.SUCCEEDED
+    return JobState.SUCCEEDED if succeeded else JobState.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """The parts of a job in sweep.json that are read when a sweep is taken up."""
+
+    num: int
+    overrides: list[str]
+    state: JobState
+    app: str | None
+    log: str | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _SweepRecord:
+    jobs: list[JobRecord]
+
+
+def recorded_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
+    """Return the records of the jobs of an earlier sweep in the folder, if there are any."""
+    path = sweep_dir / RECORD
+    if not path.exists():
+        return []
+    fields = read_json_object(path, noun="sweep")
+    name = f"{path} is damaged, so that this sweep needs another hydra.sweep.dir"
+    read_form(fields, _SweepRecord, name=name, error=ConfigError, may_have_others=True)
+    jobs: list[dict[str, Any]] = fields["jobs"]
+    return jobs

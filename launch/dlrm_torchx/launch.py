@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import glob
 import logging
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torchx.runner import get_runner
 
 from dlrm_sharded.files.errors import ConfigError, IncompleteSweepError
 from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.compose import prepare
-from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.jobs import JobState, SweepJob, recorded_jobs
 from dlrm_torchx.options import SweepOptions
-from dlrm_torchx.round_sweep import RoundSweep
 from dlrm_torchx.signals import STOPPING_SIGNALS, delayed_signals, raise_on_signals
 from dlrm_torchx.sweep import Sweep, short_path
-from dlrm_torchx.take_up import check_same_sweep, recorded_jobs
 
 
 def launch(
     options: SweepOptions,
     job_overrides: Sequence[Sequence[str]],
-    *,
     first_num: int,
     hydra_context: HydraContext,
     task_function: TaskFunction,
@@ -51,25 +47,16 @@ def launch(
         for num, overrides in enumerate(job_overrides, start=first_num)
     ]
     check_folders(jobs)
-    if options.scheduler == "local_cwd":  # others may see other files
-        check_data(jobs)
     records, earlier = [], []
     if first_num:  # a sweeper that works in batches
         earlier = [job for job in recorded_jobs(sweep_dir) if job["num"] < first_num]
     elif options.after is not None:
-        try:
-            claim(sweep_dir, key="hydra.sweep.dir")
-            records = recorded_jobs(sweep_dir)
-            if records:
-                check_same_sweep(jobs, records, sweep_dir)
-        except ConfigError:
-            keep_settings(sweep_dir, restore=True)
-            raise
-    keep_settings(sweep_dir)
+        claim(sweep_dir, key="hydra.sweep.dir")
+        if records := recorded_jobs(sweep_dir):
+            check_same_sweep(jobs, records, sweep_dir)
     # TorchX's local scheduler sets handlers of its own when it is created.
     with kept_signals(STOPPING_SIGNALS) as before, get_runner() as runner:
-        kind = Sweep if options.rounds is None else RoundSweep
-        sweep = kind(options, jobs, earlier, sweep_dir, runner)
+        sweep = Sweep(options, jobs, earlier, sweep_dir, runner)
         raise_on_signals(before)
         if records:
             sweep.take_up(records)
@@ -92,15 +79,6 @@ def check_one_batch(config: DictConfig) -> None:
         )
 
 
-def keep_settings(sweep_dir: Path, *, restore: bool = False) -> None:
-    """Copy Hydra's multirun.yaml, or restore it where a refused sweep has overwritten it."""
-    pair = sweep_dir / "multirun.yaml", sweep_dir / ".torchx" / "multirun.yaml"
-    source, copy = reversed(pair) if restore else pair
-    if source.exists():
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(source, copy)
-
-
 def check_folders(jobs: Sequence[SweepJob]) -> None:
     """Raise ConfigError if two jobs would write to the same folder."""
     in_folder: dict[Path, SweepJob] = {}
@@ -113,19 +91,28 @@ def check_folders(jobs: Sequence[SweepJob]) -> None:
             )
 
 
-def check_data(jobs: Sequence[SweepJob]) -> None:
-    """Raise ConfigError if a job's data is not there; each job would find that after its start."""
-    for job in jobs:
-        data = job.config.get("data") or OmegaConf.create({})
-        if job.state is JobState.SKIPPED or Path(data.get("blocks_dir") or "/dev/null").is_dir():
-            continue  # what was converted is read without its source
-        for key in OmegaConf.missing_keys(data):
-            raise ConfigError(f"{job.title}: {key} is not set")
-        for key in ("path", "source.files", "source.val_files"):
-            named = OmegaConf.select(data, key) or ()
-            for pattern in [named] if isinstance(named, str) else named:
-                if not glob.glob(pattern):  # noqa: PTH207 (absolute too)
-                    raise ConfigError(f"{job.title}: data.{key} is {pattern}, matches no file")
+def check_same_sweep(
+    jobs: Sequence[SweepJob], records: Sequence[dict[str, Any]], sweep_dir: Path
+) -> None:
+    """Raise ConfigError unless the folder's sweep had exactly these jobs."""
+    here = [job.overrides for job in jobs]
+    there = [record["overrides"] for record in records]
+    if here == there:
+        return
+    reason = f"it has {len(there)} jobs, and these are {len(here)}"
+    if len(there) > len(here) and there[: len(here)] == here:
+        reason = "it ran in batches, which cannot be taken up"
+    elif len(there) == len(here):
+        num = next(i for i in range(len(here)) if here[i] != there[i])
+        this, that = (
+            " ".join(item for item in one if item not in other)
+            for one, other in ((here[num], there[num]), (there[num], here[num]))
+        )
+        reason = f"its #{num} is {that!r}, and this one is {this!r}"
+    raise ConfigError(
+        f"{sweep_dir} holds a sweep already, with its comparison; give another hydra.sweep.dir, "
+        f"or the overrides of that sweep to take it up ({reason})"
+    )
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
@@ -142,9 +129,8 @@ def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
     error = IncompleteSweepError("\n".join(lines))
     job_returns = []
     for job in jobs:
-        job_return = job.returned
-        if job_return is None:
-            job_return = JobReturn(overrides=job.overrides, cfg=job.config)
+        job_return = job.returned or JobReturn(overrides=job.overrides, cfg=job.config)
+        if job.returned is None:
             skipped = job.state is JobState.SKIPPED
             job_return.status = JobStatus.COMPLETED if skipped else JobStatus.FAILED
             job_return.return_value = None if skipped else error

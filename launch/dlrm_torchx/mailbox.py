@@ -22,8 +22,10 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.files.json_files import replace_file
 
-RETURNS = "return_*.pickle"
-FAILURES = "failure_*.json"
+RETURNS, FAILURES = "return_*.pickle", "failure_*.json"
+
+ORDER = "rounds.json"
+"""File in the mailbox of an app that runs all jobs of a sweep, in rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class JobMailbox:
     """The folder of one job, which the driver and the ranks see under the same path.
 
     Args:
-        attempt: identifies the start of the job that a rank belongs to. The driver gives none, and
-            reads the files that are there.
+        attempt: identifies the start of the job that a rank belongs to; the driver, and the ranks
+            of a sweep in rounds, give none.
     """
 
     folder: Path
@@ -55,15 +57,15 @@ class JobMailbox:
             if stale.is_file():
                 stale.unlink()
         # The pickle names modules, so a rank needs the search path before it can read the pickle.
-        surroundings = {"cwd": str(Path.cwd()), "sys_path": sys.path}
-        replace_file(self.folder / "surroundings.json", json.dumps(surroundings).encode())
+        environment = {"cwd": str(Path.cwd()), "sys_path": sys.path}
+        replace_file(self.folder / "environment.json", json.dumps(environment).encode())
         replace_file(self.folder / "call.pickle", cloudpickle.dumps(call))
 
     def receive_call(self) -> HydraCall:
         """Read the call, after changing to the driver's folder and to its module search path."""
-        surroundings = json.loads((self.folder / "surroundings.json").read_text())
-        os.chdir(surroundings["cwd"])
-        sys.path += [path for path in surroundings["sys_path"] if path not in sys.path]
+        environment = json.loads((self.folder / "environment.json").read_text())
+        os.chdir(environment["cwd"])
+        sys.path += [path for path in environment["sys_path"] if path not in sys.path]
         call: HydraCall = cloudpickle.loads((self.folder / "call.pickle").read_bytes())
         return call
 

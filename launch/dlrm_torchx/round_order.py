@@ -10,12 +10,9 @@ from typing import Any
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.runs.ranking import measured, rank
 from dlrm_sharded.runs.rounds import read_rounds, rounds_to_repeat
-from dlrm_torchx.mailbox import JobMailbox
+from dlrm_torchx.mailbox import ORDER, JobMailbox
 
-ATTEMPT = "rounds"
-"""Attempt that all starts of these processes share in the mailboxes of the runs."""
-
-ORDER = "rounds.json"
+SHARDER = ("sharder=", "sharder.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,6 @@ class RoundsOrder:
         folders: folders of the runs.
         labels, seeds: what the runs are, for rankings.
         num_rounds: number of rounds after all runs are trained.
-        seed: of the order of each round.
         until: the rounds end when everybody is told from the fastest to this difference, and who is
             clearly behind is left out early; None for all rounds.
         timeout_s: time that a rank waits for the others.
@@ -38,7 +34,6 @@ class RoundsOrder:
     labels: tuple[str, ...]
     seeds: tuple[int, ...]
     num_rounds: int
-    seed: int
     until: float | None
     timeout_s: float
 
@@ -57,8 +52,9 @@ class RoundsOrder:
         Args:
             attempt: 1 for the repetition of the round.
         """
-        trained = [i for i, box in enumerate(self.mailboxes) if mailbox_of(box).has_return()]
-        drawn = random.Random(f"{self.seed} {number} {attempt}").sample(trained, len(trained))
+        boxes = [JobMailbox(Path(folder)) for folder in self.mailboxes]
+        trained = [i for i, box in enumerate(boxes) if box.has_return()]
+        drawn = random.Random(f"0 {number} {attempt}").sample(trained, len(trained))
         left_out = self._left_out(number)
 
         def is_unmeasured(run: int) -> bool:
@@ -88,19 +84,11 @@ class RoundsOrder:
         for folder, label, seed in zip(self.folders, self.labels, self.seeds, strict=True):
             rounds = read_rounds(Path(folder))
             before = {n: found for n, found in rounds.items() if n < number}
+            parts = [part for part in label.split() if not part.startswith(SHARDER)]
             rows = measured(label, seed, Path(folder), before)
-            by_setting.setdefault(_setting(label), []).extend(rows)
+            by_setting.setdefault(" ".join(parts), []).extend(rows)
         left_out: set[str] = set()
         for rows in by_setting.values():
             if (ranking := rank(rows)) is not None:
                 left_out |= ranking.left_out(self.until)
         return left_out
-
-
-def _setting(label: str) -> str:
-    return " ".join(part for part in label.split() if not part.startswith(("sharder=", "sharder.")))
-
-
-def mailbox_of(folder: str) -> JobMailbox:
-    """Return the mailbox of a run in a folder."""
-    return JobMailbox(Path(folder), ATTEMPT)

@@ -6,18 +6,26 @@ It is registered in pyproject.toml as `slurm`, so the command line and sweeps us
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from torchx.runner.config import get_config
-from torchx.schedulers.api import AppDryRunInfo, DescribeAppResponse, ListAppResponse, Stream
+from torchx.schedulers.api import (
+    AppDryRunInfo,
+    DescribeAppResponse,
+    ListAppResponse,
+    Stream,
+    filter_regex,
+    split_lines_iterator,
+)
+from torchx.schedulers.local_scheduler import LogIterator
 from torchx.schedulers.slurm_scheduler import SlurmBatchRequest, SlurmScheduler
 from torchx.specs import AppDef, AppState, Role, RoleStatus, macros, runopts
 from torchx.specs.api import ReplicaStatus
 
 from dlrm_torchx.app import JobRefusedError
-from dlrm_torchx.logs import LogFiles
 
 SLURM_LOG_DIR = "runs/slurm"
 CANCEL_TIMEOUT_S = 60
@@ -31,7 +39,7 @@ def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmSchedu
     return TolerantSlurmScheduler(session_name)
 
 
-class TolerantSlurmScheduler(LogFiles, SlurmScheduler):
+class TolerantSlurmScheduler(SlurmScheduler):
     """`slurm` with logs in a folder of their own, and with every state that Slurm reports.
 
     TorchX fails an assertion on states it does not know, such as "CANCELLED by 0", and asks only
@@ -124,8 +132,27 @@ class TolerantSlurmScheduler(LogFiles, SlurmScheduler):
             for job_id, states in parts.items()
         ]
 
-    def log_path(self, app_id: str, role: str, replica: int, stream: Stream | None) -> Path:
-        return slurm_log(app_id, role, replica, stream=stream)
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        """Yield the lines a log has now, or also those to come; TorchX always waits for the end."""
+        path = slurm_log(app_id, role_name, k, stream=streams)
+        lines: Iterable[str]
+        if should_tail:
+            lines = split_lines_iterator(LogIterator(app_id, str(path), self))
+        elif path.exists():
+            lines = path.read_text(errors="replace").splitlines(keepends=True)
+        else:
+            return [f"no log yet, or none in {path}: started elsewhere, or with another log_dir?\n"]
+        return filter_regex(regex, lines) if regex else lines
 
 
 def slurm_log(
@@ -138,44 +165,29 @@ def slurm_log(
     return Path(folder).resolve() / f"slurm-{app_id}-{role}-{replica}.{ending}"
 
 
-_SLURM_STATES: Mapping[str, AppState] = {
-    "COMPLETED": AppState.SUCCEEDED,
-    "CANCELLED": AppState.CANCELLED,
-    "REVOKED": AppState.CANCELLED,
-    "RUNNING": AppState.RUNNING,
-    "COMPLETING": AppState.RUNNING,
-    "STAGE_OUT": AppState.RUNNING,
-    "SIGNALING": AppState.RUNNING,
-    "PENDING": AppState.PENDING,
-    "CONFIGURING": AppState.PENDING,
-    "REQUEUED": AppState.PENDING,
-    "REQUEUE_HOLD": AppState.PENDING,
-    "REQUEUE_FED": AppState.PENDING,
-    "RESV_DEL_HOLD": AppState.PENDING,
-    "RESIZING": AppState.PENDING,
-    "SPECIAL_EXIT": AppState.PENDING,
-    "STOPPED": AppState.PENDING,
-    "SUSPENDED": AppState.PENDING,
+_SLURM_STATES: Mapping[AppState, Sequence[str]] = {
+    AppState.SUCCEEDED: ("COMPLETED",),
+    AppState.CANCELLED: ("CANCELLED", "REVOKED"),
+    AppState.RUNNING: ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING"),
+    AppState.PENDING: (
+        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"),
+        *("RESIZING", "SPECIAL_EXIT", "STOPPED", "SUSPENDED"),
+    ),
 }
 """Every other state is a failure: FAILED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, PREEMPTED."""
 
-_GRAVITY = (
-    AppState.SUCCEEDED,
-    AppState.RUNNING,
-    AppState.PENDING,
-    AppState.CANCELLED,
-    AppState.FAILED,
-)
+_GRAVITY = ["SUCCEEDED", "RUNNING", "PENDING", "CANCELLED", "FAILED"]
 
 
 def _app_state(state: str) -> AppState:
     """Translate Slurm's state, which may have more words: `CANCELLED by 1000`."""
-    return _SLURM_STATES.get(state.split()[0], AppState.FAILED)
+    word = state.split()[0]
+    return next((s for s, words in _SLURM_STATES.items() if word in words), AppState.FAILED)
 
 
 def _worst(states: Iterable[str]) -> str:
     """Return the worst state of a job's parts: they end together, so one failure is the job's."""
-    return max(states, key=lambda state: _GRAVITY.index(_app_state(state)))
+    return max(states, key=lambda state: _GRAVITY.index(_app_state(state).name))
 
 
 def _rows(command: list[str], *, must_answer: bool = False) -> list[dict[str, str]]:

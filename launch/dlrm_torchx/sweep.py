@@ -1,9 +1,13 @@
-"""The jobs of a batch of a sweep, each a TorchX app: submits them, waits, and reports."""
+"""A batch of a sweep: submits the apps of its jobs, waits, and reports.
+
+Each job has an app of its own, or one app runs all of them, in rounds.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import random
 import subprocess
 import time
 from collections.abc import Sequence
@@ -15,24 +19,39 @@ from hydra.core.singleton import Singleton
 from hydra.types import HydraContext, TaskFunction
 from hydra.utils import get_method
 from torchx.runner import Runner
-from torchx.specs import InvalidRunConfigException
+from torchx.runner.config import apply as apply_torchxconfig
+from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
 
-from dlrm_sharded.files.errors import UserError
+from dlrm_sharded.files.errors import ConfigError, UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.line_file import OUTBOX, deliver
 from dlrm_sharded.files.user_cache import journal_folder
+from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
+from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_sharded.runs.result import why_unknown
-from dlrm_torchx.jobs import JobState, SweepJob
-from dlrm_torchx.mailbox import HydraCall
+from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app
+from dlrm_torchx.jobs import RECORD, JobState, SweepApp, SweepJob, state_of
+from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.options import SweepOptions
+from dlrm_torchx.round_order import RoundsOrder
 from dlrm_torchx.signals import delayed_signals
-from dlrm_torchx.take_up import RECORD, take_up
 
 log = logging.getLogger(__name__)
 
+RANKS_WITHOUT_GPUS = 2
+CONTAINER_SCHEDULERS = ("kubernetes", "kubernetes_mcad", "aws_batch", "local_docker")
+"""Schedulers whose containers see only what is mounted."""
+
 
 class Sweep:
-    """The jobs of one batch, from the first submission to the end of the last job."""
+    """The jobs of one batch, from the first submission to the end of the last job.
+
+    Args:
+        earlier: records of the sweep's jobs in earlier batches.
+
+    Raises:
+        ConfigError: an option has a wrong value.
+    """
 
     def __init__(
         self,
@@ -47,55 +66,104 @@ class Sweep:
         self._earlier = earlier
         self._sweep_dir = sweep_dir
         self._runner = runner
-        self._shape = options.shape()
-        self._args = options.args_for(runner)
-        options.check_shared(sweep_dir)
+        self._apps: list[SweepApp] = []
+        self._first_port = random.randrange(len(RENDEZVOUS_PORTS))
+        self.shape = _shape(options)
+        self._args = _scheduler_args(options, runner)
+        _check_shared(options, sweep_dir)
 
     def take_up(self, records: Sequence[dict[str, Any]]) -> None:
-        """Find what is left of a stopped sweep, by the records of its jobs."""
-        take_up(self._jobs, records, self._sweep_dir, self._runner)
+        """Find what is left of a stopped sweep: jobs have succeeded, still run, or start again.
+
+        In rounds, a job has succeeded if it has returned, however its app ended.
+        """
+        in_rounds = self._options.rounds is not None
+        for job, record in zip(self._jobs, records, strict=True):
+            handle, state = record["app"], JobState(record["state"])
+            if job.state is JobState.SKIPPED or handle is None:
+                continue
+            if state.is_active or in_rounds:  # the driver was killed
+                state = state_of(self._runner.status(handle))
+            if (in_rounds or state is JobState.SUCCEEDED) and job.mailbox.has_return():
+                job.take_end()
+                if job.state is not JobState.SUCCEEDED:
+                    log.info("%s: %s", job.title, job.reason)
+                    job.state, job.reason = JobState.NOT_STARTED, None
+            elif state.is_active:
+                if not in_rounds or not self._apps:
+                    self._apps.append(self._new_app(self._jobs if in_rounds else [job]))
+                self._apps[-1].await_app(handle, state)
+            if job.state is JobState.NOT_STARTED:
+                job.is_restart = True
+                if "resume" in job.config and job.config.resume is None:
+                    job.config.resume = "auto"  # no override: they are those of the first sweep
+            else:
+                job.handle, job.seconds = handle, record["seconds"]
+                job.log = None if record["log"] is None else self._sweep_dir / record["log"]
+        log.info(
+            "taking up a stopped sweep of %d jobs: %d have succeeded, %d still run, %d start again",
+            len(self._jobs),
+            sum(job.state is JobState.SUCCEEDED for job in self._jobs),
+            sum(job.state.is_active for job in self._jobs),
+            sum(job.is_restart for job in self._jobs),
+        )
 
     def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
-        waiting = [job for job in self._jobs if job.state is JobState.NOT_STARTED]
-        waiting.reverse()
+        jobs = [job for job in self._jobs if job.state is JobState.NOT_STARTED]
+        for job in self._jobs:
+            if job.state is JobState.SKIPPED:
+                log.info("%s: skipped: %s", job.title, job.reason)
+        for job in jobs:
+            state = Singleton.get_state()
+            job.mailbox.send_call(HydraCall(task_function, job.config, hydra_context, state))
+        if self._options.rounds is None:
+            waiting = [self._new_app([job]) for job in jobs]
+        else:
+            order = self._order()
+            is_left = jobs or order.num_unmeasured()
+            waiting = [self._new_app(self._jobs)] if is_left and not self._apps else []
         limit = self._options.jobs_at_a_time(len(waiting))
         log.info(
             "%d jobs of %dx%d ranks on %s, at most %d at a time; sweep in %s",
             len(waiting),
-            self._shape.num_nodes,
-            self._shape.ranks_per_node,
+            self.shape.num_nodes,
+            self.shape.ranks_per_node,
             self._options.scheduler,
             limit,
             short_path(self._sweep_dir),
         )
-        for job in self._jobs:
-            if job.state is JobState.SKIPPED:
-                log.info("%s: skipped: %s", job.title, job.reason)
         self._save()
         while waiting or self._active():
             while waiting and len(self._active()) < limit:
-                self._submit(waiting.pop(), hydra_context, task_function)
-            for job in self._active():
-                before = job.state
-                job.poll(self._runner, patience_s=self._options.patience_s)
-                if not job.state.is_active:
-                    self._log_end(job)
-                if job.state is not before:
+                self._submit(waiting.pop(0))
+            for app in self._active():
+                before = [job.state for job in app.jobs]
+                active = app.active_jobs
+                app.poll(self._runner, patience_s=self._options.patience_s)
+                for job in active:
+                    if not job.state.is_active:
+                        self._log_end(job)
+                if [job.state for job in app.jobs] != before:
                     self._save()
             if self._active():
                 time.sleep(self._options.seconds_between_polls())
+        for app in self._apps:
+            if app.in_rounds and not app.mailbox.has_return():
+                log.error(
+                    "the rounds did not end: %s; the same command makes the %d measurements left",
+                    app.reason,
+                    order.num_unmeasured(),
+                )
 
     def stop(self) -> None:
         """Cancel the apps that still run, after an error or Ctrl-C."""
         for job in self._jobs:
             if job.state is JobState.NOT_STARTED:
                 job.reason = "the sweep was stopped before"
-        active = self._active()
-        if not active:
-            return
-        log.info("cancelling %d jobs", len(active))
-        with ThreadPoolExecutor(max_workers=len(active)) as pool:
-            list(pool.map(lambda job: job.cancel(self._runner), active))
+        if active := self._active():
+            log.info("cancelling %d jobs", len(active))
+            with ThreadPoolExecutor(max_workers=len(active)) as pool:
+                list(pool.map(lambda app: app.cancel(self._runner), active))
 
     def report(self) -> None:
         """Write sweep.json, call `after` with the sweep's folder, and log what it returns.
@@ -117,28 +185,74 @@ class Sweep:
                 if message:
                     log.info("%s", message)
 
-    def _active(self) -> list[SweepJob]:
-        return [job for job in self._jobs if job.state.is_active]
+    def _active(self) -> list[SweepApp]:
+        return [app for app in self._apps if app.state.is_active]
 
-    def _submit(
-        self, job: SweepJob, hydra_context: HydraContext, task_function: TaskFunction
-    ) -> None:
-        job.mailbox.send_call(
-            HydraCall(task_function, job.config, hydra_context, Singleton.get_state())
+    def _new_app(self, jobs: Sequence[SweepJob]) -> SweepApp:
+        """Return the app of one job, or in rounds that of all."""
+        # the local scheduler never starts an app again
+        retries = 0 if self._options.is_local else self._options.max_retries
+        if self._options.rounds is None:
+            return SweepApp(jobs, jobs[0].mailbox, retries=retries)
+        jobs = [job for job in jobs if job.state is not JobState.SKIPPED]
+        mailbox = JobMailbox(self._sweep_dir / ".torchx" / "rounds")
+        return SweepApp(jobs, mailbox, in_rounds=True, retries=retries)
+
+    def _order(self) -> RoundsOrder:
+        assert self._options.rounds is not None
+        jobs = self._new_app(self._jobs).jobs
+        if any("round" not in job.config for job in jobs):
+            raise ConfigError("hydra.launcher.rounds needs a config with the key round")
+        return RoundsOrder(
+            tuple(str(job.mailbox.folder) for job in jobs),
+            tuple(str(job.folder) for job in jobs),
+            labels=tuple(job.label for job in jobs),
+            seeds=tuple(int(job.config.get("seed", 0)) for job in jobs),
+            num_rounds=self._options.rounds,
+            until=self._options.until,
+            timeout_s=max((job.config.get("timeout_s", 600.0) for job in jobs), default=600.0),
         )
-        app = self._options.app(
-            job.config.hydra.job.name, job.num, job.mailbox.folder, is_restart=job.is_restart
-        )
+
+    def _submit(self, app: SweepApp) -> None:
+        first = app.jobs[0]
+        if app.in_rounds:
+            title, name = f"{len(app.jobs)} runs, then {self._options.rounds} rounds", "rounds"
+            app.mailbox.folder.mkdir(parents=True, exist_ok=True)
+            app.mailbox.remove_earlier_attempts()
+            self._order().write(app.mailbox.folder)
+        else:
+            title, name = first.title, str(first.config.hydra.job.name)
+        self._apps.append(app)
         try:
             with delayed_signals():  # else a signal could leave an app that nobody knows of
-                job.submit(self._runner, app, self._options.scheduler, self._args)
+                app.submit(
+                    self._runner, self.app_of(app, name), self._options.scheduler, self._args
+                )
         except (OSError, subprocess.SubprocessError, UserError, InvalidRunConfigException) as error:
-            if not any(other.handle for other in self._jobs):
+            if not any(job.handle for job in self._jobs):
                 raise  # the scheduler would refuse the other jobs too
-            job.fail(f"not submitted: {error}")
-        where = "" if job.log is None else f", log in {short_path(job.log)}"
-        log.info("%s: %s%s", job.title, job.handle or job.reason, where)
+            for job in app.jobs:
+                job.fail(f"not submitted: {error}")
+        where = "" if first.log is None else f", log in {short_path(first.log)}"
+        log.info("%s: %s%s", title, app.handle or first.reason, where)
         self._save()
+
+    def app_of(self, app: SweepApp, name: str) -> AppDef:
+        """Return what TorchX runs, with a rendezvous port that no other job of the sweep has."""
+        env = {key: str(value) for key, value in (self._options.env or {}).items()}
+        if not app.in_rounds and app.jobs[0].is_restart:
+            env[RESTARTS_VARIABLE] = "1"
+        num = app.jobs[0].num
+        return torchrun_app(
+            "dlrm_torchx.worker",
+            [str(app.mailbox.folder)],
+            self.shape,
+            name=f"{name}-{num}".replace("_", "-"),
+            image=self._options.image,
+            env=env,
+            rdzv_port=RENDEZVOUS_PORTS[(self._first_port + num) % len(RENDEZVOUS_PORTS)],
+            mounts=parse_mounts(list(self._options.mounts or [])),
+        )
 
     def _log_end(self, job: SweepJob) -> None:
         result = "" if job.reason is None else f": {job.reason}"
@@ -151,6 +265,59 @@ class Sweep:
     def _save(self) -> None:
         jobs = [*self._earlier, *(job.to_json(self._sweep_dir) for job in self._jobs)]
         write_json(self._sweep_dir / RECORD, {"jobs": jobs})
+
+
+def _shape(options: SweepOptions) -> JobShape:
+    """Return the shape of every job of the sweep."""
+    j = options.j
+    if j is None and not options.is_local:
+        raise ConfigError(
+            f"hydra.launcher.j is not set; give NODESxRANKS for {options.scheduler}, such as "
+            "hydra.launcher.j=2x8"
+        )
+    try:
+        return JobShape(
+            j or f"1x{len(visible_gpus()) or RANKS_WITHOUT_GPUS}",
+            options.cpu,
+            options.gpu,
+            options.memMB,
+            options.max_restarts,
+            options.max_retries,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"hydra.launcher.{error}") from None
+
+
+def _scheduler_args(options: SweepOptions, runner: Runner) -> dict[str, Any]:
+    """Return the scheduler's own options, with the defaults of .torchxconfig."""
+    known = runner.scheduler_run_opts(options.scheduler)
+    names = sorted(name for name, _ in known)
+    args = dict(options.scheduler_args or {})
+    for name in args:
+        if name not in names:
+            raise ConfigError(
+                f"hydra.launcher.scheduler_args.{name} is not an option of {options.scheduler}; "
+                f"known: {', '.join(names)}"
+            )
+    apply_torchxconfig(options.scheduler, args)
+    try:
+        known.resolve(args)
+    except InvalidRunConfigException as error:
+        raise ConfigError(f"hydra.launcher.scheduler_args: {error}") from None
+    return args
+
+
+def _check_shared(options: SweepOptions, folder: Path) -> None:
+    """Raise ConfigError unless a mount shows a sweep's folder to the containers of its jobs."""
+    if not options.image or options.scheduler not in CONTAINER_SCHEDULERS:
+        return
+    mounts = parse_mounts(list(options.mounts or []))
+    if not any(folder.is_relative_to(mount.dst_path) for mount in mounts):
+        raise ConfigError(
+            f"no hydra.launcher.mounts has {folder} in its dst, where the containers would "
+            "look for their call; mount a disk that they share with this machine under its "
+            "own path, or give a hydra.sweep.dir on it"
+        )
 
 
 def short_path(path: Path) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from hydra._internal.callbacks import Callbacks
@@ -16,27 +14,27 @@ from omegaconf import open_dict, read_write
 
 from dlrm_sharded.commands.own_folder import OwnRunFolder, take_folder
 from dlrm_sharded.ranks.process import die_with_parent
-from dlrm_torchx.mailbox import HydraCall, JobMailbox
+from dlrm_torchx.mailbox import ORDER, HydraCall, JobMailbox
 
 
 def main(folder: Path) -> None:
-    """Make the job's call as Hydra would; only rank 0 logs, writes files and sends the result."""
+    """Make the job's call as Hydra would, or those of a sweep in rounds.
+
+    Only rank 0 logs, writes files and sends the result.
+    """
     die_with_parent()
     rank = int(os.environ["RANK"])
-    with attempt_mailbox(folder, rank) as mailbox:
-        job_return = run_call(mailbox.receive_call(), rank)
-        if rank == 0:
-            mailbox.send_return(job_return)
-
-
-@contextmanager
-def attempt_mailbox(folder: Path, rank: int) -> Iterator[JobMailbox]:
-    """Yield the mailbox of this start of all ranks, and tell it what ends the block."""
     # torchrun takes a new port whenever it starts all ranks, so the port identifies the attempt.
     mailbox = JobMailbox(folder, attempt=os.environ["MASTER_PORT"])
     mailbox.remove_earlier_attempts()
     try:
-        yield mailbox
+        if (folder / ORDER).exists():
+            from dlrm_torchx.round_ranks import run_rounds  # loads torch
+
+            run_rounds(folder, rank)
+            job_return = JobReturn()
+        else:
+            job_return = run_call(mailbox.receive_call(), rank)
     except SystemExit as ended:
         if ended.code:
             reason = ended.code if isinstance(ended.code, str) else f"exit code {ended.code}"
@@ -45,6 +43,8 @@ def attempt_mailbox(folder: Path, rank: int) -> Iterator[JobMailbox]:
     except Exception as error:
         mailbox.send_failure(rank, f"{type(error).__name__}: {error}")
         raise
+    if rank == 0:
+        mailbox.send_return(job_return)
 
 
 def run_call(call: HydraCall, rank: int) -> JobReturn:

@@ -11,15 +11,14 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from torchx.runner import Runner
-from torchx.specs import AppDef, AppState, AppStatus, Role
+from torchx.specs import AppState, AppStatus
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_torchx.compose import swept_overrides
-from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.jobs import RECORD, JobState, SweepApp, SweepJob, recorded_jobs
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import TolerantSlurmScheduler, _app_state
 from dlrm_torchx.sweep import Sweep
-from dlrm_torchx.take_up import RECORD, recorded_jobs
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +34,6 @@ class Scheduler:
     def __init__(self, status: AppStatus | None) -> None:
         self._status = status
 
-    def run(self, app: AppDef, scheduler: str, cfg: object) -> str:
-        return f"{scheduler}://torchx/1"
-
     def status(self, handle: str) -> AppStatus | None:
         if self._status is not None and self._status.state == AppState.UNKNOWN:
             raise OSError("the scheduler is away")
@@ -50,30 +46,24 @@ def after(
     *,
     returned: bool = False,
     failures: tuple[str, ...] = (),
-) -> SweepJob:
-    """A running job, asked for once."""
+    retries: int = 0,
+) -> tuple[SweepApp, SweepJob]:
+    """A running app and its job, asked for once."""
     mailbox = JobMailbox(folder, attempt="1")
     if returned:
         mailbox.send_return(JobReturn(status=JobStatus.COMPLETED, _return_value=3.0))
     for rank, reason in enumerate(failures):
         mailbox.send_failure(rank, reason)
-    job = SweepJob(
-        num=0,
-        title="#0",
-        overrides=[],
-        config=OmegaConf.create(),
-        folder=folder,
-        mailbox=mailbox,
-        state=JobState.RUNNING,
-        handle="slurm://torchx/1",
-    )
-    poll(job, status, at_s=0.0)
-    return job
+    job = SweepJob(0, "#0", [], OmegaConf.create(), folder, mailbox)
+    app = SweepApp([job], mailbox, retries=retries, clock=lambda: 0.0)
+    app.await_app("slurm://torchx/1", JobState.RUNNING)
+    poll(app, status, at_s=0.0)
+    return app, job
 
 
-def poll(job: SweepJob, status: AppStatus | None, *, at_s: float) -> None:
-    job.clock = lambda: at_s
-    job.poll(cast(Runner, Scheduler(status)), patience_s=PATIENCE_S)
+def poll(app: SweepApp, status: AppStatus | None, *, at_s: float) -> None:
+    app.clock = lambda: at_s
+    app.poll(cast(Runner, Scheduler(status)), patience_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +92,7 @@ def poll(job: SweepJob, status: AppStatus | None, *, at_s: float) -> None:
     ],
 )
 def test_end_of_a_job(status, returned, failures, state, reason, tmp_path):
-    job = after(status, tmp_path, returned=returned, failures=failures)
+    _, job = after(status, tmp_path, returned=returned, failures=failures)
     assert job.state == state
     assert job.reason is None if reason is None else reason in str(job.reason)
     assert (job.seconds is not None) == (not job.state.is_active)
@@ -124,7 +114,7 @@ def test_constants_are_no_labels():
 
 def test_a_job_without_a_throughput_says_why(tmp_path, caplog):
     caplog.set_level("INFO")
-    job = after(AppStatus(AppState.SUCCEEDED), tmp_path, returned=True)
+    _, job = after(AppStatus(AppState.SUCCEEDED), tmp_path, returned=True)
     job.config = OmegaConf.create({"objective": "samples_per_s"})
     for value in (2500.0, math.nan):
         job.returned = JobReturn(status=JobStatus.COMPLETED, _return_value=value)
@@ -142,12 +132,12 @@ def test_a_job_without_a_throughput_says_why(tmp_path, caplog):
     ],
 )
 def test_a_job_that_the_scheduler_forgets(returned, failures, state, reason, tmp_path):
-    job = after(None, tmp_path, returned=returned, failures=failures)
-    poll(job, RUNNING, at_s=PATIENCE_S)
+    app, job = after(None, tmp_path, returned=returned, failures=failures)
+    poll(app, RUNNING, at_s=PATIENCE_S)
     for at_s in (PATIENCE_S + 1, 2 * PATIENCE_S):
-        poll(job, None, at_s=at_s)
+        poll(app, None, at_s=at_s)
         assert job.state == "running"
-    poll(job, None, at_s=2 * PATIENCE_S + 1)
+    poll(app, None, at_s=2 * PATIENCE_S + 1)
     assert job.state == state
     assert job.seconds == PATIENCE_S + 1
     assert job.reason == reason
@@ -155,7 +145,7 @@ def test_a_job_that_the_scheduler_forgets(returned, failures, state, reason, tmp
 
 def test_what_cannot_be_read_fails_its_job_only(tmp_path):
     (tmp_path / "return_1.pickle").write_bytes(b"cut")
-    job = after(AppStatus(AppState.SUCCEEDED), tmp_path)
+    _, job = after(AppStatus(AppState.SUCCEEDED), tmp_path)
     assert job.state == "failed"
     assert "what it returned cannot be read here" in str(job.reason)
 
@@ -175,49 +165,40 @@ def test_slurms_words(word, state):
     assert _app_state(word) is state
 
 
-def submitted(folder: Path, scheduler: str, *, retries: int) -> SweepJob:
-    """A job that runs, as the scheduler says."""
-    job = after(RUNNING, folder)
-    role = Role("train", image="", max_retries=retries)
-    job.submit(cast(Runner, Scheduler(RUNNING)), AppDef("app", roles=[role]), scheduler, {})
-    poll(job, RUNNING, at_s=0.0)
-    return job
-
-
 def failed_after(restarts: int) -> AppStatus:
     return AppStatus(AppState.FAILED, num_restarts=restarts)
 
 
 def test_a_failed_job_with_retries_left_may_be_queued_late(tmp_path):
     """However often the scheduler is asked meanwhile."""
-    job = submitted(tmp_path, "slurm", retries=1)
+    app, job = after(RUNNING, tmp_path, retries=1)
     for tenth in range(10 * int(PATIENCE_S)):
-        poll(job, failed_after(0), at_s=5 + tenth / 10)
+        poll(app, failed_after(0), at_s=5 + tenth / 10)
         assert job.state == "running"
-    poll(job, PENDING, at_s=5 + PATIENCE_S)
+    poll(app, PENDING, at_s=5 + PATIENCE_S)
     assert job.state == "pending"
-    poll(job, failed_after(0), at_s=6 + PATIENCE_S)
+    poll(app, failed_after(0), at_s=6 + PATIENCE_S)
     assert job.state == "pending"
 
 
 @pytest.mark.parametrize("restarts", [0, -1], ids=["one_left", "not_told"])
 def test_a_failed_job_that_is_not_queued_again_has_failed(restarts, tmp_path):
-    job = submitted(tmp_path, "slurm", retries=1)
-    poll(job, failed_after(restarts), at_s=5.0)
+    app, job = after(RUNNING, tmp_path, retries=1)
+    poll(app, failed_after(restarts), at_s=5.0)
     assert job.state == "running"
-    poll(job, failed_after(restarts), at_s=5 + PATIENCE_S)
+    poll(app, failed_after(restarts), at_s=5 + PATIENCE_S)
     assert job.state == "failed"
     assert job.seconds == 5.0
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "retries", "restarts"),
-    [("slurm", 0, 0), ("slurm", 2, 2), ("slurm", 2, 3), ("local_cwd", 2, 0), ("slurm", 0, -1)],
-    ids=["none_wanted", "used_up", "preempted_too", "local", "none_told"],
+    ("retries", "restarts"),
+    [(0, 0), (2, 2), (2, 3), (0, -1)],
+    ids=["none_wanted", "used_up", "preempted_too", "none_told"],
 )
-def test_a_failure_without_retries_left_is_the_end(scheduler, retries, restarts, tmp_path):
-    job = submitted(tmp_path, scheduler, retries=retries)
-    poll(job, failed_after(restarts), at_s=5.0)
+def test_a_failure_without_retries_left_is_the_end(retries, restarts, tmp_path):
+    app, job = after(RUNNING, tmp_path, retries=retries)
+    poll(app, failed_after(restarts), at_s=5.0)
     assert job.state == "failed"
     assert job.seconds == 5.0
 

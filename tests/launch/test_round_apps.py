@@ -14,8 +14,7 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_torchx.jobs import SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.options import SweepOptions
-from dlrm_torchx.round_order import mailbox_of
-from dlrm_torchx.round_sweep import RoundSweep
+from dlrm_torchx.sweep import Sweep
 
 
 class DryCluster:
@@ -35,11 +34,11 @@ class DryCluster:
 
     def status(self, handle: str) -> AppStatus:
         for box in self._boxes.iterdir():
-            mailbox_of(str(box)).send_return(JobReturn(status=JobStatus.COMPLETED))
+            JobMailbox(box).send_return(JobReturn(status=JobStatus.COMPLETED))
         return AppStatus(AppState.SUCCEEDED)
 
 
-def rounds_on_kubernetes(sweep_dir: Path, mounted: str) -> RoundSweep:
+def rounds_on_kubernetes(sweep_dir: Path, mounted: str) -> Sweep:
     options = SweepOptions(
         scheduler="kubernetes",
         scheduler_args={"queue": "training"},
@@ -60,7 +59,7 @@ def rounds_on_kubernetes(sweep_dir: Path, mounted: str) -> RoundSweep:
         )
         for num, name in enumerate(("random", "size", "dim"))
     ]
-    return RoundSweep(options, jobs, [], sweep_dir, DryCluster(sweep_dir))  # type: ignore[arg-type]
+    return Sweep(options, jobs, [], sweep_dir, DryCluster(sweep_dir))  # type: ignore[arg-type]
 
 
 def test_a_sweep_in_rounds_is_one_app_on_kubernetes(tmp_path):
@@ -73,7 +72,7 @@ def test_a_sweep_in_rounds_is_one_app_on_kubernetes(tmp_path):
         [container] = task["template"].spec.containers
         command = container.command[-1]
         assert "--nnodes 2 --nproc-per-node 8" in command
-        assert command.endswith(f"-m dlrm_torchx.round_worker {tmp_path}/.torchx/rounds")
+        assert command.endswith(f"-m dlrm_torchx.worker {tmp_path}/.torchx/rounds")
         assert str(tmp_path) in [mount.mount_path for mount in container.volume_mounts]
     assert [job.state for job in sweep._jobs] == ["succeeded"] * 3
 

@@ -19,11 +19,10 @@ from torch.fx import GraphModule
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.model.dense_layers import DenseLayers
 from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds, rounds_file
-from dlrm_torchx import round_worker
-from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx import round_ranks
+from dlrm_torchx.jobs import JobState, SweepApp, SweepJob
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
-from dlrm_torchx.round_order import RoundsOrder, mailbox_of
-from dlrm_torchx.round_sweep import RoundSweep
+from dlrm_torchx.round_order import RoundsOrder
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of
@@ -111,13 +110,14 @@ def test_a_killed_sweep_in_rounds_is_taken_up(tmp_path: Path) -> None:
 
 def test_a_stopped_sweep_cancels_the_job_of_all_runs(tmp_path):
     """On a cluster it would run on without its driver."""
-    job = SweepJob(0, "all runs", [], OmegaConf.create(), tmp_path, JobMailbox(tmp_path))
-    job.state, job.handle = JobState.RUNNING, "slurm://torchx/7"
-    sweep = object.__new__(RoundSweep)
-    sweep._jobs, sweep._runner, sweep._allocation = [], Mock(), job
-    sweep.stop()
-    sweep._runner.cancel.assert_called_once_with("slurm://torchx/7")
-    assert job.state is JobState.CANCELLED
+    box = JobMailbox(tmp_path)
+    jobs = [SweepJob(num, f"#{num}", [], OmegaConf.create(), tmp_path, box) for num in range(2)]
+    app = SweepApp(jobs, JobMailbox(tmp_path / "rounds"), in_rounds=True)
+    app.await_app("slurm://torchx/7", JobState.RUNNING)
+    runner = Mock()
+    app.cancel(runner)
+    runner.cancel.assert_called_once_with("slurm://torchx/7")
+    assert {job.state for job in jobs} == {JobState.CANCELLED}
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_rounds_end_when_the_fastest_is_told(
             figure = speed * rng.uniform(99, 101)
             rounds_file(folder).append({**SOUND, "round": done, "samples_per_s": figure})
         box.mkdir()
-        mailbox_of(str(box)).send_return(JobReturn())
+        JobMailbox(box).send_return(JobReturn())
         boxes.append(str(box))
         folders.append(str(folder))
-    order = RoundsOrder(tuple(boxes), tuple(folders), labels, (0, 0, 0), 9, 0, until, 60.0)
+    order = RoundsOrder(tuple(boxes), tuple(folders), labels, (0, 0, 0), 9, until, 60.0)
     assert sorted(run for _, run in order.unmeasured(8)) == measured
     assert order.unmeasured(7) == []  # it is measured
     assert order.to_repeat() == []
@@ -211,10 +211,10 @@ def test_all_combinations_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         layer(torch.zeros(4, width))
         return JobReturn()
 
-    monkeypatch.setattr(round_worker, "run_call", run)
+    monkeypatch.setattr(round_ranks, "run_call", run)
     for width in range(2, 14):
         config = OmegaConf.create({"model": {"width": width}})
         mailbox = Mock(receive_call=lambda: HydraCall(run, config, None, None))  # noqa: B023
         for _ in range(2):  # as of two sharders, which share the graph
-            round_worker._done(mailbox, 0, lambda call: call)
+            round_ranks.run_in_turn(mailbox, 0)
     assert (num_compiles, num_calls) == (12, 24)

@@ -1,6 +1,5 @@
 """Sweeps: jobs that fail, wait for each other, are stopped, or start again."""
 
-import inspect
 import os
 import re
 import signal
@@ -9,18 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
+from torchx.runner import get_runner
 
 from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.runs.owner import claim
+from dlrm_torchx.jobs import SweepApp, SweepJob
+from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import STOPPING_SIGNALS, delayed_signals, raise_on_signals
+from dlrm_torchx.sweep import Sweep
 from tests import preloaded
 from tests.launch.conftest import LISTENING, jobs_of, states_of
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
-
-TORCHX = str(Path(sys.executable).with_name("torchx"))
 
 
 def processes_naming(text: str) -> list[str]:
@@ -106,28 +108,6 @@ def test_stopping_ends_the_apps(number, code, sweep_command, tmp_path):
     assert reasons == ["the sweep was stopped", "the sweep was stopped before"]
 
 
-def torchx(*arguments: str) -> str:
-    return preloaded.run(TORCHX, *arguments, exit_code=0).stdout
-
-
-def test_a_job_that_another_command_cancels(sweep_command, tmp_path):
-    process = preloaded.start(
-        *sweep_command("+do=hang,succeed"), cwd=tmp_path, stderr=subprocess.PIPE
-    )
-    wait_until(lambda: all((tmp_path / f"hangs_{i}").exists() for i in (0, 1)), "both ranks hang")
-    handle = jobs_of(tmp_path / "sweep")[0]["app"]
-    assert "this job hangs" in torchx("log", handle)
-    listed = torchx("list", "-s", "local_cwd").splitlines()
-    assert [line.split()[1] for line in listed if handle in line] == ["RUNNING"]
-    assert "State: RUNNING" in torchx("status", handle)
-    torchx("cancel", handle)
-    _, said = process.communicate()
-    assert process.returncode == 1
-    assert states_of(tmp_path / "sweep") == ["cancelled", "succeeded"]
-    assert "#0 +do=hang: cancelled" in said
-    assert "State: CANCELLED" in torchx("status", handle)
-
-
 def test_reasons_are_those_of_the_last_attempt(run_sweep, tmp_path):
     run_sweep("+do=raise_then_die", "hydra.launcher.max_restarts=1", exit_code=1)
     (job,) = jobs_of(tmp_path / "sweep")
@@ -138,7 +118,6 @@ def test_reasons_are_those_of_the_last_attempt(run_sweep, tmp_path):
 def test_a_sweep_has_one_driver(run_sweep, tmp_path):
     after = "hydra.launcher.after=json.loads"
     run_sweep("+do=succeed", after)
-    before = (tmp_path / "sweep" / "multirun.yaml").read_text()
     driver = claim(tmp_path / "sweep", key="hydra.sweep.dir")
     try:
         done = run_sweep("+do=raise", after, exit_code=1)
@@ -146,7 +125,6 @@ def test_a_sweep_has_one_driver(run_sweep, tmp_path):
         driver.release()
     assert f"in progress: process {os.getpid()} on " in done.stderr
     assert "give another hydra.sweep.dir" in done.stderr
-    assert (tmp_path / "sweep" / "multirun.yaml").read_text() == before
 
 
 def test_a_job_of_a_sweep_owns_its_folder(run_sweep, tmp_path):
@@ -164,12 +142,11 @@ def test_a_job_of_a_sweep_owns_its_folder(run_sweep, tmp_path):
 def test_a_folder_with_a_sweep_is_left_alone(run_sweep, tmp_path):
     after = "hydra.launcher.after=json.loads"
     run_sweep("+do=succeed", after)
-    kept = [tmp_path / "sweep" / name for name in ("sweep.json", "multirun.yaml")]
-    before = [path.read_text() for path in kept]
+    before = (tmp_path / "sweep" / "sweep.json").read_text()
     done = run_sweep("+do=raise", after, exit_code=1)
     assert "holds a sweep already, with its comparison; give another" in done.stderr
     assert "its #0 is '+do=succeed" in done.stderr
-    assert [path.read_text() for path in kept] == before
+    assert (tmp_path / "sweep" / "sweep.json").read_text() == before
 
 
 def test_a_stopped_sweep_is_taken_up(run_sweep, tmp_path):
@@ -193,17 +170,19 @@ def test_a_stopped_sweep_is_taken_up(run_sweep, tmp_path):
 
 
 def test_a_sweep_whose_driver_was_killed(sweep_command, run_sweep, tmp_path):
-    """Its job runs on; the sweep is taken up when the job has ended."""
+    """Its job on this machine ends with it, and starts again when the sweep is taken up."""
     overrides = ["+do=meet_a,succeed", "hydra.launcher.after=json.loads"]
-    driver = preloaded.start(*sweep_command(*overrides), cwd=tmp_path, own_process=True)
+    driver = subprocess.Popen(
+        [*LISTENING, sys.executable, *sweep_command(*overrides)],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     wait_until(lambda: (tmp_path / "meet_a").exists(), "the first job runs")
     with driver:
         driver.kill()
-    refused = run_sweep(*overrides, exit_code=1)
-    app = jobs_of(tmp_path / "sweep")[0]["app"]
-    assert "#0 +do=meet_a of the stopped sweep still runs; wait for its end" in refused.stderr
-    assert f"torchx cancel {app}" in refused.stderr
-    torchx("cancel", app)
+    folder = str(tmp_path / "sweep" / ".torchx")
+    wait_until(lambda: not processes_naming(folder), "no process is left")
     (tmp_path / "meet_b").touch()
     done = run_sweep(*overrides)
     assert "0 have succeeded, 0 still run, 1 start again" in done.stdout
@@ -216,14 +195,13 @@ def test_jobs_have_folders_of_their_own(run_sweep, tmp_path):
     assert not (tmp_path / "sweep" / "sweep.json").exists()
 
 
-def test_every_job_meets_at_a_port_of_its_own():
-    fields = inspect.signature(SweepOptions).parameters
-    options = SweepOptions(
-        **{name: None for name in fields if not name.startswith("_")}
-        | {"scheduler": "slurm", "j": "2x1", "cpu": 1, "gpu": 0, "memMB": 0}
-        | {"max_restarts": 0, "max_retries": 0, "image": "", "patience_s": 0}
-    )
-    apps = [options.app("train", num, Path("/x")) for num in range(300)]
+def test_every_job_meets_at_a_port_of_its_own(tmp_path):
+    options = SweepOptions(scheduler="slurm", j="2x1", cpu=1, gpu=0, after=None)
+    with get_runner() as runner:
+        sweep = Sweep(options, [], [], tmp_path, runner)
+    box = JobMailbox(tmp_path)
+    jobs = [SweepJob(num, "", [], OmegaConf.create(), tmp_path, box) for num in range(300)]
+    apps = [sweep.app_of(SweepApp([job], box), "train") for job in jobs]
     assert len({app.roles[0].port_map["c10d"] for app in apps}) == 300
 
 
@@ -266,7 +244,6 @@ def test_signals_wait_and_end_as_they_were():
         ("hydra.launcher.env={A: null}", ["hydra.launcher.env.A is null"]),
         ("hydra.launcher.after=dlrm_sharded.runs.nope", ["hydra.launcher.after", "nope"]),
         ("sharder=random,dmi", ["there is no sharder 'dmi'; known: ", "size_lookup"]),
-        ("data=criteo_kaggle", ["#0 seed=0: data.source.files", "train.txt, matches no file"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -165,7 +165,8 @@ def forget_modules(run: str, path: list[str]) -> None:
         if name == run or (is_other and name.partition(".")[0] in ("dlrm_sharded", "dlrm_torchx")):
             del sys.modules[name]
     if (loaded := sys.modules.get("dlrm_sharded.ranks.process")) is not None:
-        loaded.die_with_parent.__defaults__ = (os.getppid(),)  # which is read when it is loaded
+        defaults = (os.getppid(), signal.SIGKILL)  # which is read when it is loaded
+        loaded.die_with_parent.__defaults__ = defaults
 
 
 def end(run: Callable[[], None]) -> NoReturn:

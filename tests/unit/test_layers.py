@@ -77,7 +77,7 @@ def test_values_need_no_other_library() -> None:
         ("dlrm_sharded.runs.run_events", ["torch", "matplotlib"]),
         ("dlrm_sharded.explain.text", ["torch", "matplotlib"]),
         ("dlrm_torchx.worker", ["torch", "torchx"]),
-        ("hydra_plugins.dlrm_torchx_launcher", ["torch", "torchx", "dlrm_torchx"]),
+        ("hydra_plugins.dlrm_torchx_launcher", ["torch", "torchx", "dlrm_sharded"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -123,4 +123,4 @@ def test_listing_hydras_plugins_loads_light() -> None:
     )
     launchers, loaded = printed(code).splitlines()
     assert "TorchXLauncher" in launchers
-    assert not {"torch", "torchx", "dlrm_torchx", "polars"} & set(loaded.split())
+    assert not {"torch", "torchx", "dlrm_sharded", "polars"} & set(loaded.split())

@@ -1,4 +1,4 @@
-"""The program of every rank of a sweep in rounds: `python -m dlrm_torchx.round_worker FOLDER`.
+"""What the ranks of a sweep in rounds do.
 
 All combinations of the sweep run in these processes: each trains once, and then all are measured
 again in rounds, in an order that is drawn anew for each round.
@@ -6,10 +6,9 @@ again in rounds, in an order that is drawn anew for each round.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
-import logging
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +21,9 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.exit_codes import EXIT_PREEMPTED, ReportedExit, exit_codes
 from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.ranks.distributed import process_group
-from dlrm_sharded.ranks.process import die_with_parent
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
-from dlrm_torchx.round_order import RoundsOrder, mailbox_of
-from dlrm_torchx.worker import attempt_mailbox, run_call
-
-log = logging.getLogger(__name__)
+from dlrm_torchx.round_order import RoundsOrder
+from dlrm_torchx.worker import run_call
 
 STARTS = "starts"
 """File in the mailbox of a run with the number of times that it was begun."""
@@ -41,36 +37,27 @@ COMPILED_FOR = ("batch_size", "data", "model", "trainer")
 _compiled_for = ""
 
 
-def main(folder: Path) -> None:
-    """Train what is not trained yet, then measure; only rank 0 logs, writes and reports."""
-    die_with_parent()
-    rank = int(os.environ["RANK"])
-    with attempt_mailbox(folder, rank) as mailbox:
-        _run(RoundsOrder.read(folder), rank)
-        if rank == 0:
-            mailbox.send_return(JobReturn())
-
-
-def _run(order: RoundsOrder, rank: int) -> None:
+def run_rounds(folder: Path, rank: int) -> None:
+    """Train what is not trained yet, then measure."""
+    order = RoundsOrder.read(folder)
+    mailboxes = [JobMailbox(Path(box)) for box in order.mailboxes]
     with exit_codes(), process_group(timeout_s=order.timeout_s):
-        for box in order.mailboxes:
-            mailbox = mailbox_of(box)
+        for mailbox in mailboxes:
             if on_rank_zero(functools.partial(_may_begin, mailbox)):
-                returned = _done(mailbox, rank, lambda call: call)
+                returned = run_in_turn(mailbox, rank)
                 if returned is not None and rank == 0:
                     mailbox.send_return(returned)
+
+        def measure(number: int, attempt: int) -> None:
+            unmeasured = functools.partial(order.unmeasured, number, attempt=attempt)
+            for place, run in on_rank_zero(unmeasured):
+                in_round = functools.partial(_in_round, number=number, attempt=attempt, place=place)
+                run_in_turn(mailboxes[run], rank, in_round)
+
         for number in range(order.num_rounds):
-            _measure(order, rank, number, attempt=0)
+            measure(number, attempt=0)
             for disturbed in on_rank_zero(order.to_repeat):
-                _measure(order, rank, disturbed, attempt=1)
-
-
-def _measure(order: RoundsOrder, rank: int, number: int, *, attempt: int) -> None:
-    """Measure the runs that an attempt at a round has still to measure."""
-    unmeasured = functools.partial(order.unmeasured, number, attempt=attempt)
-    for place, run in on_rank_zero(unmeasured):
-        in_round = functools.partial(_in_round, number=number, attempt=attempt, place=place)
-        _done(mailbox_of(order.mailboxes[run]), rank, in_round)
+                measure(disturbed, attempt=1)
 
 
 def _may_begin(mailbox: JobMailbox) -> bool:
@@ -86,8 +73,8 @@ def _may_begin(mailbox: JobMailbox) -> bool:
     return True
 
 
-def _done(
-    mailbox: JobMailbox, rank: int, changed: Callable[[HydraCall], HydraCall]
+def run_in_turn(
+    mailbox: JobMailbox, rank: int, changed: Callable[[HydraCall], HydraCall] = lambda call: call
 ) -> JobReturn | None:
     """Make a run's call; return None if it ended with an error that all ranks have.
 
@@ -129,8 +116,4 @@ def _in_round(call: HydraCall, *, number: int, attempt: int, place: int) -> Hydr
         with exit_codes():
             function(cfg, number, place, attempt)
 
-    return HydraCall(task, call.config, call.hydra_context, call.singletons)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return dataclasses.replace(call, function=task)
