@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlrm_sharded.ranks import launch_clock
+from dlrm_sharded.measuring import launch_clock
 from dlrm_sharded.training import pipeline as pipelines
 
 GPU = torch.device("cuda", 0)

@@ -9,20 +9,13 @@ PARTS = [f"MIG-{digit * 8}-aaaa-bbbb-cccc-dddddddddddd" for digit in "01234567"]
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
 
 
-def install_nvidia_smi(
-    folder: Path, num_gpus: int, *, parts_of: int | None = None, driver: str = "580.65.06"
-) -> str:
+def install_nvidia_smi(folder: Path, num_gpus: int, *, driver: str = "580.65.06") -> str:
     """Write an nvidia-smi to the folder, and return a PATH with it and the system's programs.
 
     Args:
         num_gpus: number of GPUs that it lists; 0 for an nvidia-smi that fails.
-        parts_of: number of a GPU that is divided into two parts (MIG).
     """
-    listed = []
-    for number in range(num_gpus):
-        listed.append(f"GPU {number}: NVIDIA H100 80GB HBM3 (UUID: {UUIDS[number]})")
-        if number == parts_of:
-            listed += [f"  MIG 3g.40gb     Device  {i}: (UUID: {PARTS[i]})" for i in range(2)]
+    listed = [f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: {UUIDS[i]})" for i in range(num_gpus)]
     script = ["if [ $1 = -L ]; then cat <<'END'", *listed, "END", f"else echo {driver}; fi"]
     if num_gpus == 0:
         script = [f"echo '{MISMATCH}'; exit 18"]

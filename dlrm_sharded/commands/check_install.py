@@ -14,9 +14,10 @@ from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.gpus import driver_version
 from dlrm_sharded.ranks.version_sets import (
     FBGEMM,
-    fbgemm_replacement,
+    Build,
     install_command_here,
     installed_versions,
+    repair_command,
     unknown_torch,
     version_problem,
 )
@@ -68,6 +69,7 @@ def _check_fbgemm(device: torch.device, packages: str) -> None:
     """Run one of FBGEMM's kernels, which fails where its build does not fit torch or the device."""
     import torch
 
+    build: Build = "cuda" if device.type == "cuda" else "cpu"
     try:
         import fbgemm_gpu  # noqa: F401, registers the kernels
 
@@ -76,7 +78,7 @@ def _check_fbgemm(device: torch.device, packages: str) -> None:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise ConfigError(
             f"FBGEMM does not run on {device.type} ({error.__cause__ or error}) among {packages}; "
-            f"run: {fbgemm_replacement(installed_versions(), device.type)}"
+            f"run: {repair_command(installed_versions(), build)}"
         ) from error
 
 

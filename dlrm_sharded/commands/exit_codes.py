@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import json
@@ -24,7 +23,6 @@ from dlrm_sharded.files.errors import (
     EXIT_USER_ERROR,
     ConfigError,
     EndedRankError,
-    HungRankError,
     IncompleteSweepError,
     LostFolderError,
     LostRankError,
@@ -34,12 +32,7 @@ from dlrm_sharded.files.errors import (
 )
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.attempt import rank_number
-from dlrm_sharded.ranks.process import (
-    check_encoding,
-    forget_frames,
-    kill_siblings,
-    quiet_without_reader,
-)
+from dlrm_sharded.ranks.process import check_encoding, forget_frames, quiet_without_reader
 from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 log = logging.getLogger(__name__)
@@ -88,7 +81,6 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             the same errors there, such as a bad override. Rank 0 alone reports them. An OSError
             is the exception: rank 0 alone makes the run's folder.
     """
-    threading.excepthook = _end_of_thread
     global _runs_command
     _runs_command |= not all_ranks_alike
     is_agreed = False
@@ -129,8 +121,6 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             _write_error_file(message, error, code, line=line, is_said=is_reported)
             if code != EXIT_PREEMPTED and (all_ranks_alike or isinstance(error, EndedRankError)):
                 _end_together(message, is_reported=is_reported, is_first=all_ranks_alike)
-        if isinstance(error, HungRankError):
-            atexit.register(_end_with_hung_ranks, error)
     else:
         end_despite_questions(0)
         return
@@ -190,31 +180,6 @@ def _exit_code(error: Exception) -> int:
         error, IncompleteSweepError | LostFolderError | LostRankError | UnsavedError
     )
     return EXIT_ERROR if is_other else EXIT_USER_ERROR
-
-
-def _end_of_thread(ended: threading.ExceptHookArgs) -> None:
-    """End the process after a stall, in which the main thread waits for another rank."""
-    error = ended.exc_value
-    if not isinstance(error, HungRankError | LostRankError):
-        threading.__excepthook__(ended)
-        return
-    source = error.__cause__
-    is_reported = isinstance(source, RankError) and rank_number() == source.reporter
-    line = _line(str(error), source.failed_rank if isinstance(source, RankError) else 0)
-    if is_reported:
-        _report(line, is_error=True)
-    _write_error_file(str(error), error, EXIT_ERROR, line=line, is_said=is_reported)
-    _end_with_hung_ranks(error)
-
-
-def _end_with_hung_ranks(error: LostRankError) -> None:
-    """End the process after all else: gloo's threads still wait, and could abort Python's end."""
-    if isinstance(error, HungRankError):
-        # torchrun would wait for their end for 30 s. Once they are gone it ends this rank too.
-        kill_siblings(error.processes)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_ERROR)
 
 
 def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:

@@ -84,12 +84,7 @@ class LostRankError(UserError, RuntimeError):
 
 
 class HungRankError(LostRankError):
-    """A rank did not come to a collective, while others waited for it.
-
-    `processes` are the hung ranks that the parent of this process has started.
-    """
-
-    processes: tuple[int, ...] = ()
+    """A rank did not come to a collective, while others waited for it."""
 
 
 class EndedRankError(UserError):

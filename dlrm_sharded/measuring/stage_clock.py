@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.ranks.launch_clock import LaunchClock, Launched
+from dlrm_sharded.measuring.launch_clock import LaunchClock, Launched
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 
 T = TypeVar("T")

@@ -46,33 +46,29 @@ def check_before_group(
             f"rank {rank} on {socket.gethostname()} is there twice: two jobs have the "
             "MASTER_ADDR and MASTER_PORT of one; give each job a port of its own"
         )
-    text = _text(facts)
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    text, digest = _text_and_digest(facts)
     if not store.check([digest]):
         store.set(digest, text)
     store.set(f"rank_{rank}", json.dumps([digest, socket.gethostname()]))
     if rank == 0:  # equal ranks cost it one small value each
         found = [json.loads(store.get(f"rank_{r}")) for r in range(world_size)]
-        known = {of_rank: json.loads(store.get(of_rank)) for of_rank in {d for d, _ in found}}
+        known = {of_rank: json.loads(store.get(of_rank)) for of_rank, _ in found}
         hosts = [host for _, host in found]
-        alike = len(known) == 1
-        text = "" if alike else differences_text([known[d] for d, _ in found], hosts)
+        same = len(known) == 1
+        text = "" if same else differences_text([known[d] for d, _ in found], hosts)
         store.set("differences", json.dumps(text))
     if differences := json.loads(store.get("differences")):
-        _wait_for_readers(store, rank, world_size)
-        raise _unlike(
-            f"the ranks were not started alike: {differences}; give all ranks the same overrides, "
-            "and install the same versions on all hosts"
+        if store.add("readers", 1) == world_size:
+            store.set("all_have_read", "")
+        if rank == 0:  # its process may serve the store to the others
+            with suppress(dist.DistStoreError):
+                store.wait(["all_have_read"], READERS_LIMIT)
+        raise reported_by_rank_zero(
+            UnlikeRanksError(
+                f"the ranks were not started alike: {differences}; give all ranks the same "
+                "overrides, and install the same versions on all hosts"
+            )
         )
-
-
-def _wait_for_readers(store: dist.Store, rank: int, world_size: int) -> None:
-    """Let rank 0 return last: its process may serve the store, which ends with it."""
-    if store.add("readers", 1) == world_size:
-        store.set("all_have_read", "")
-    if rank == 0:
-        with suppress(dist.DistStoreError):
-            store.wait(["all_have_read"], READERS_LIMIT)
 
 
 def check_in_group(facts: Mapping[str, Any]) -> None:
@@ -81,29 +77,23 @@ def check_in_group(facts: Mapping[str, Any]) -> None:
     Raises:
         UnlikeRanksError: ranks differ; all ranks raise it.
     """
-    text = _text(facts)
-    found = _gathered((hashlib.sha256(text.encode()).hexdigest(), socket.gethostname()))
-    if len({digest for digest, _ in found}) > 1:
-        differences = differences_text(
-            [json.loads(of_rank) for of_rank in _gathered(text)], [host for _, host in found]
+    text, digest = _text_and_digest(facts)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (digest, socket.gethostname()))
+    hosts = [host for _, host in found]
+    if len({of_rank for of_rank, _ in found}) > 1:
+        dist.all_gather_object(found, text)
+        differences = differences_text([json.loads(of_rank) for of_rank in found], hosts)
+        raise reported_by_rank_zero(
+            UnlikeRanksError(
+                f"the ranks do not read the same data: {differences}; give all hosts equal files"
+            )
         )
-        raise _unlike(
-            f"the ranks do not read the same data: {differences}; give all hosts equal files"
-        )
 
 
-def _text(facts: Mapping[str, Any]) -> str:
-    return json.dumps(facts, sort_keys=True, default=str)
-
-
-def _gathered(value: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def _unlike(message: str) -> UnlikeRanksError:
-    return reported_by_rank_zero(UnlikeRanksError(message))
+def _text_and_digest(facts: Mapping[str, Any]) -> tuple[str, str]:
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return text, hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences_text(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> str:
@@ -115,16 +105,15 @@ def differences_text(facts: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -
     texts = []
     for name in sorted({name for of_rank in facts for name in of_rank}):
         ranks_by_value: dict[str, list[int]] = {}
+        shown = {MISSING: MISSING}
         for rank, of_rank in enumerate(facts):
-            value = json.dumps(of_rank[name]) if name in of_rank else MISSING
+            value = repr(of_rank[name]) if name in of_rank else MISSING
+            if name in of_rank:
+                shown[value] = shortened(of_rank[name])
             ranks_by_value.setdefault(value, []).append(rank)
         if len(ranks_by_value) > 1:
-            values = " and ".join(
-                f"{value if value == MISSING else shortened(json.loads(value))} on "
-                f"{_place(ranks, hosts)}"
-                for value, ranks in ranks_by_value.items()
-            )
-            texts.append(f"{name} is {values}")
+            values = [f"{shown[v]} on {_place(r, hosts)}" for v, r in ranks_by_value.items()]
+            texts.append(f"{name} is {' and '.join(values)}")
     return listed(texts, "; ")
 
 

@@ -1,9 +1,10 @@
-"""Names the collective that a rank waited in, from the traceback of the error that ended it."""
+"""Names the collective or function that a rank is in, from its frames."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 EMBEDDING_COLLECTIVES = {
@@ -21,6 +22,7 @@ EMBEDDING_COLLECTIVES = {
 }
 GRADIENTS = "the gradient all-reduce"
 LIBRARIES = ("/torch/", "/torchrec/", "/contextlib.py")
+PYTHON_LIBRARY = "/lib/python3"
 
 
 def collective_name(error: BaseException) -> str:
@@ -49,31 +51,20 @@ def name_of_frames(frames: Sequence[tuple[str, str]]) -> str | None:
             for beginning, words in EMBEDDING_COLLECTIVES.items():
                 if function.startswith(beginning):
                     return f"{words} in the backward pass" if "backward" in function else words
-    for i, (file, function) in reversed(list(enumerate(frames))):
-        if file.endswith("torch/distributed/distributed_c10d.py"):
-            called = _public_function(frames[i:], frames[:i])
-            return f"{called} in {_caller(frames[:i])}" if called else function
-        if file.endswith(("torch/nn/parallel/distributed.py", "torch/autograd/graph.py")):
-            return GRADIENTS
-    return None
-
-
-def _public_function(inner: Sequence[tuple[str, str]], outer: Sequence[tuple[str, str]]) -> str:
-    """Return the outermost collective of torch's module that the innermost frames are part of."""
-    calls = [*outer, inner[0]]
-    name = ""
-    for file, function in reversed(calls):
-        if file.endswith("torch/distributed/c10d_logger.py"):  # it wraps every collective
-            continue
-        if not file.endswith("torch/distributed/distributed_c10d.py"):
-            break
-        if not function.startswith("_"):
-            name = function
+    name, caller = None, "torch"
+    for file, function in frames:
+        if not any(library in file for library in LIBRARIES):
+            name, caller = None, function.rpartition(".")[2]
+        elif file.endswith("torch/distributed/distributed_c10d.py") and function[0] != "_":
+            name = name or f"{function} in {caller}"
+        elif file.endswith(("torch/nn/parallel/distributed.py", "torch/autograd/graph.py")):
+            name = name or GRADIENTS
     return name
 
 
-def _caller(frames: Sequence[tuple[str, str]]) -> str:
+def function_name(frames: Sequence[tuple[str, str]]) -> str:
+    """Return the innermost function that is of no library."""
     for file, function in reversed(frames):
-        if not any(library in file for library in LIBRARIES):
-            return function.rpartition(".")[2]
-    return "torch"
+        if not any(library in file for library in (*LIBRARIES, PYTHON_LIBRARY)):
+            return f"{function} ({Path(file).name})"
+    return "a library"

@@ -13,9 +13,6 @@ from dlrm_sharded.ranks.version_sets import install_command
 OLD_FBGEMM, OLD_COLUMN_LIMIT = (1, 7), 2**10
 """Version before which lookups on GPUs support fewer columns, and how many."""
 
-MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
-"""Oldest driver for each major version of CUDA, as CUDA's release notes list them."""
-
 
 def device_type() -> str:
     """Return the type of the device that ranks on this machine compute on: cuda or cpu.
@@ -72,31 +69,22 @@ def _obstacle(num_gpus: int) -> str:
         listed = os.environ.get("CUDA_VISIBLE_DEVICES")
         return (
             f"{DEVICE_VARIABLE} is cuda, but no GPU is visible here (CUDA_VISIBLE_DEVICES is "
-            f"{'not set' if listed is None else repr(listed)}); show GPUs to this process"
+            f"{listed!r}); show GPUs to this process"
         )
-    driver, cuda = driver_version(), torch.version.cuda
-    found = f"visible GPUs ({num_gpus}; driver {driver or 'unknown'})"
+    cuda, driver = torch.version.cuda, driver_version() or "unknown"
     if cuda is None:
         return (
-            f"torch {torch.__version__} is built for the CPU and cannot use the {found}; run: "
-            f"pip uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
+            f"torch {torch.__version__} is built for the CPU and cannot use the visible GPUs "
+            f"({num_gpus}; driver {driver}); run: pip uninstall -y torch fbgemm-gpu-cpu && "
+            f"{install_command('cuda')}"
         )
-    needed = MIN_DRIVERS.get(int(cuda.split(".")[0]))
-    built = f"torch {torch.__version__} is built for CUDA {cuda}"
-    if driver is not None and needed is not None and int(driver.split(".")[0]) < needed:
-        return (
-            f"{built}, which needs driver {needed} or newer, and cannot use the {found}; install "
-            "a newer driver, or torch, torchrec and fbgemm-gpu for an older CUDA"
-        )
-    return f"{built} and cannot use the {found}: {_reason_of_cuda()}; mend the driver"
-
-
-def _reason_of_cuda() -> str:
-    """Return the first sentence of what torch says when it is made to use CUDA."""
-    import torch
-
     try:
         torch.cuda.init()
+        reason = "torch.cuda.is_available() is False"
     except RuntimeError as error:
-        return str(error).partition(". ")[0]
-    return "torch.cuda.is_available() is False"
+        reason = str(error).partition(". ")[0]
+    return (
+        f"torch {torch.__version__} is built for CUDA {cuda} and cannot use the visible GPUs "
+        f"({num_gpus}; driver {driver}): {reason}; install a newer driver, or torch, torchrec and "
+        "fbgemm-gpu for an older CUDA"
+    )

@@ -20,11 +20,9 @@ import torch.distributed as dist
 
 from dlrm_sharded.files.errors import ConfigError, HungRankError, RankError, check_number
 from dlrm_sharded.plans.task import GIB, Topology
-from dlrm_sharded.ranks import flight_recorder
 from dlrm_sharded.ranks.alike import check_before_group
-from dlrm_sharded.ranks.attempt import job_id, rank_number
+from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.devices import allow_tf32, column_limit, device_type
-from dlrm_sharded.ranks.heartbeat import Heartbeat
 from dlrm_sharded.ranks.host_links import connect_hosts
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.job_store import JobStore
@@ -36,9 +34,7 @@ from dlrm_sharded.ranks.process import (
     release_freed_memory,
     resident_bytes,
 )
-from dlrm_sharded.ranks.stall_watch import StallWatch
-from dlrm_sharded.ranks.step_watch import StepWatch
-from dlrm_sharded.ranks.store_questions import end_despite_group
+from dlrm_sharded.ranks.watch import Heartbeat, Watch
 
 log = logging.getLogger(__name__)
 
@@ -139,78 +135,59 @@ def process_group(
         return
     on_cuda = rank.device.type == "cuda"
     _prepare_device(rank)
-    job = None
+    job = watch = None
     if "MASTER_ADDR" in os.environ:
         die_with_parent()
         job = JobStore(rank.rank, rank.world_size, timeout_s)
         job.meet()
         if facts is not None:
             alike = {**facts, "type of device": rank.device.type}
-            check_before_group(alike, job.for_facts, rank.rank, rank.world_size)
-    watches = [] if job is None else _watches(job, rank, timeout_s)
+            check_before_group(alike, job.part("facts"), rank.rank, rank.world_size)
+        watch = Watch(
+            heartbeat=rank.heartbeat,
+            job=job,
+            speaks_for_host=rank.local_rank == 0,
+            on_cuda=on_cuda,
+        )
     lost = None
     try:
         if job is not None:
-            connect_hosts(job.for_hosts, rank.rank, rank.world_size)
+            connect_hosts(job.part("hosts"), rank.rank, rank.world_size)
         global _group_timeout
         _group_timeout = timedelta(seconds=job.group_timeout_s if job else timeout_s)
         dist.init_process_group(
             backend="nccl" if on_cuda else "gloo",
             timeout=_group_timeout,
             device_id=rank.device if on_cuda else None,
-            store=job.for_group if job else dist.HashStore(),
+            store=job.part("group") if job else dist.HashStore(),
             rank=rank.rank,
             world_size=rank.world_size,
         )
-        for watch in watches:
+        if watch is not None:
             watch.start()
         yield rank
     except BaseException as error:
-        for watch in watches:
+        if watch is not None:
             watch.stop()
-        if job is not None and isinstance(error, Exception):
-            lost = job.explain(error)  # while others are still connected to this rank
+            if isinstance(error, Exception):
+                lost = watch.explain(error)  # while others are still connected to this rank
         # Other ranks may wait in a collective that this one never joins, and NCCL would wait with
         # them, as gloo would for a hung rank: there the process ends with its group, and torchrun
         # ends the others.
         waits = on_cuda or isinstance(lost, HungRankError)
-        source = error.__cause__
-        on_all_ranks = isinstance(source, RankError) and source.on_all_ranks
-        leaves = dist.is_initialized() and (not waits or on_all_ranks)
+        leaves = dist.is_initialized() and (not waits or _is_agreed(error))
         if lost is not None or leaves:
             forget_frames(error)
         if leaves:
             _leave_group()
-        elif on_cuda:
-            end_despite_group()
         if lost is None:
             raise
     else:
-        for watch in watches:
+        if watch is not None:
             watch.stop()
         _leave_group()
     if lost is not None:
         raise lost
-
-
-def _watches(job: JobStore, rank: Rank, timeout_s: float) -> list[StallWatch | StepWatch]:
-    """Return what watches the main thread of this rank."""
-    on_cuda = rank.device.type == "cuda"
-    end_text = f"the run ends when a collective has waited for {timeout_s:g} s (timeout_s)"
-    if on_cuda:
-        flight_recorder.arm(job_id() or str(os.environ["MASTER_PORT"]))
-        end_text = f"{end_text}, and then {flight_recorder.reading_text()}"
-    step_watch = StepWatch(
-        heartbeat=rank.heartbeat,
-        rank=rank.rank,
-        world_size=rank.world_size,
-        speaks_for_host=rank.local_rank == 0,
-        connect=job.connect_again,
-        pending=flight_recorder.pending_collective if on_cuda else lambda: None,
-        end_text=end_text,
-    )
-    # NCCL has a watchdog of its own.
-    return [step_watch] if on_cuda else [step_watch, StallWatch(job.stall_s, job.raise_stall)]
 
 
 def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
@@ -250,12 +227,15 @@ def _further_groups_end() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        source = error.__cause__
-        if not (isinstance(source, RankError) and source.on_all_ranks):
-            raise
-        _leave_further_groups(first)
+        if _is_agreed(error):
+            _leave_further_groups(first)
         raise
     _leave_further_groups(first)
+
+
+def _is_agreed(error: BaseException) -> bool:
+    """Return whether all ranks of the job raise this error."""
+    return isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
 
 
 def _leave_further_groups(first: int) -> None:

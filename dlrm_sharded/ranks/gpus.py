@@ -6,6 +6,7 @@ needs nothing but Python. The script prints one name for each GPU.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -23,8 +24,7 @@ NVIDIA_SMI_TIMEOUT_S = 60
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the names in CUDA_VISIBLE_DEVICES of the GPUs that a process would see.
 
-    As in CUDA, names after the first unknown one do not count, a repeated name hides all GPUs, and
-    a process sees one part of one divided GPU and nothing else.
+    As in CUDA, names after the first unknown one do not count.
 
     Args:
         environment: environment of the process. `DLRM_SHARDED_DEVICE=cpu` hides all GPUs.
@@ -32,18 +32,17 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed in ("", "-1") or environment.get(DEVICE_VARIABLE) == "cpu":
         return []
-    gpus = _gpus_of_machine()
-    names = [str(index) for index in range(len(gpus))] if listed is None else listed.split(",")
-    visible: dict[str, list[str]] = {}
-    for name in map(str.strip, names):
-        gpu = _find(name, gpus)
-        if gpu is None:
-            break
-        if name in visible:
-            return []
-        visible[name] = gpu
-    divided = [name for name, (_, *parts) in visible.items() if parts]
-    return divided[:1] or list(visible)
+    uuids = _gpus_of_machine()
+    if listed is None:
+        return [str(index) for index in range(len(uuids))]
+
+    def is_known(name: str) -> bool:
+        if name.isdecimal():
+            return int(name) < len(uuids)
+        is_gpu = name.startswith("GPU-") and any(uuid.startswith(name) for uuid in uuids)
+        return is_gpu or name.startswith("MIG-")  # a part of a divided GPU
+
+    return list(itertools.takewhile(is_known, map(str.strip, listed.split(","))))
 
 
 def driver_version() -> str | None:
@@ -56,29 +55,17 @@ def driver_version() -> str | None:
     return None if version is None else version[0]
 
 
-def _find(name: str, gpus: list[list[str]]) -> list[str] | None:
-    """Return the GPU that CUDA_VISIBLE_DEVICES names like this, or whose part it names."""
-    if name.isdecimal():
-        return gpus[int(name)] if int(name) < len(gpus) else None
-    if not name.startswith(("GPU-", "MIG-")):
-        return None
-    return next((gpu for gpu in gpus if any(uuid.startswith(name) for uuid in gpu)), None)
-
-
-def _gpus_of_machine() -> list[list[str]]:
-    """Return all GPUs, in the order of their numbers: the UUID of each, and of its parts (MIG).
+def _gpus_of_machine() -> list[str]:
+    """Return the UUIDs of all GPUs, in the order of their numbers.
 
     If nvidia-smi is missing or fails, as it does while an update of the driver waits for a reboot,
     the files that CUDA would open are counted. A scheduler may deny a job to open them.
     """
-    gpus: list[list[str]] = []
-    for line in nvidia_smi("-L").splitlines():
-        uuid = re.search(r"UUID: ([^)\s]+)", line)
-        if line.startswith("GPU"):
-            gpus.append([uuid[1] if uuid else ""])
-        elif gpus and uuid and line.lstrip().startswith("MIG"):
-            gpus[-1].append(uuid[1])
-    return gpus or [[""] for file in DEVICE_FILES.glob("nvidia[0-9]*") if _can_open(file)]
+    lines = [line for line in nvidia_smi("-L").splitlines() if line.startswith("GPU")]
+    uuids = [re.search(r"UUID: ([^)\s]+)", line) for line in lines]
+    return [uuid[1] if uuid else "" for uuid in uuids] or [
+        "" for file in DEVICE_FILES.glob("nvidia[0-9]*") if _can_open(file)
+    ]
 
 
 def _can_open(file: Path) -> bool:

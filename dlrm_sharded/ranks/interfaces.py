@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import ipaddress
 import socket
 import struct
-import time
 from pathlib import Path
 
-SIOCGIFCONF = 0x8912
-"""Linux's request for all IPv4 addresses of interfaces, see netdevice(7)."""
+SIOCGIFADDR = 0x8915
+"""Linux's request for the first IPv4 address of an interface, see netdevice(7)."""
 
-IFREQ_BYTES, MAX_ADDRESSES = 40, 1024
-IFREQ_NAME, IFREQ_IPV4 = slice(0, 16), slice(20, 24)
-SLOW_LOOKUP_S = 1.0
-"""A name server that answers is faster."""
-
+IFREQ_IPV4 = slice(20, 24)
 IPV6_TABLE = Path("/proc/net/if_inet6")
 
 
@@ -35,25 +29,22 @@ def network_name() -> str:
 
 
 def interface_addresses() -> list[tuple[str, str]]:
-    """Return names and addresses of interfaces; of each, IPv4 first and in the order of Linux.
+    """Return names and addresses of interfaces: the first IPv4 address of each, then IPv6.
 
     gloo listens at the first address of an interface. IPv6 addresses of one link only are left out.
     """
-    requests = array.array("B", bytes(IFREQ_BYTES * MAX_ADDRESSES))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = struct.pack("iL", len(requests), requests.buffer_info()[0])
-        num_bytes, _ = struct.unpack("iL", fcntl.ioctl(any_socket, SIOCGIFCONF, asked))
     found = []
-    for first in range(0, num_bytes, IFREQ_BYTES):
-        request = requests[first : first + IFREQ_BYTES].tobytes()
-        name = request[IFREQ_NAME].partition(b"\0")[0].decode()
-        found.append((name, socket.inet_ntoa(request[IFREQ_IPV4])))
-    if IPV6_TABLE.exists():
-        for line in IPV6_TABLE.read_text().splitlines():
-            digits, *_, name = line.split()
-            address = ipaddress.IPv6Address(bytes.fromhex(digits))
-            if not address.is_link_local:
-                found.append((name, str(address)))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no such address
+                request = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(any_socket, SIOCGIFADDR, request)
+                found.append((name, socket.inet_ntoa(answer[IFREQ_IPV4])))
+    lines = IPV6_TABLE.read_text().splitlines() if IPV6_TABLE.exists() else []
+    for digits, *_, name in map(str.split, lines):
+        address = ipaddress.IPv6Address(bytes.fromhex(digits))
+        if not address.is_link_local:
+            found.append((name, str(address)))
     return found
 
 
@@ -81,23 +72,3 @@ def source_towards(host: str) -> tuple[str, str]:
     with socket.socket(family, socket.SOCK_DGRAM) as way:
         way.connect(target)
         return str(way.getsockname()[0]), str(way.getpeername()[0])
-
-
-def slow_name_lookup(host: str, port: int) -> tuple[float, str]:
-    """Return the seconds and words of a slow lookup of a host's name by its address; 0 and "" else.
-
-    torch does it when it connects, for its log, with IPv4 addresses mapped to IPv6. Without an
-    answer of a name server, it takes 5 s and more.
-    """
-    started = time.perf_counter()
-    with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(host, port, socket.AF_INET6, flags=socket.AI_V4MAPPED)
-        *_, target = found[0]
-        socket.getnameinfo(target, socket.NI_NUMERICSERV)
-    lookup_s = time.perf_counter() - started
-    if lookup_s < SLOW_LOOKUP_S:
-        return 0.0, ""
-    return lookup_s, (
-        f"; looking up the name of {host} took {lookup_s:.0f} s, as no name server answers: torch "
-        "does so for each connection, unless /etc/hosts has the address, as ::ffff:10.0.0.1"
-    )

@@ -1,17 +1,21 @@
-"""Where ranks meet: the agent of a launcher opens a new store for every start of the ranks.
+"""Where the launchers of a job meet, and its ranks.
 
-torchrun's own rendezvous serves one store for all restarts, in which restarted gloo ranks find the
-addresses of dead ranks (pytorch #135712), and it listens on all network interfaces, even where all
-ranks run on one host.
+torchrun's own rendezvous listens on all network interfaces, even where all ranks run on one host,
+and serves one store for all restarts, in which restarted gloo ranks find the addresses of dead
+ranks (pytorch #135712). On several hosts, a launcher does not know how others reach its own.
 
-agent: the process that starts and watches the ranks of one host.
 store: torch's TCPStore; ranks find each other by it.
 """
 
 from __future__ import annotations
 
+import copy
+import os
 import socket
+import uuid
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -20,100 +24,84 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousError, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import (
     _matches_machine_hostname,
     parse_rendezvous_endpoint,
 )
+from torch.distributed.launcher.api import LaunchConfig
 
 from dlrm_sharded.ranks.interfaces import is_loopback, source_towards
 from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
 
+T = TypeVar("T")
+
 LOOPBACK = "127.0.0.1"
-STORE_TIMEOUT = timedelta(seconds=60)
-
-ADDRESS_KEY = "dlrm_sharded_address"
+STORE_TIMEOUT_S = 60
 
 
-class StartRendezvous(RendezvousHandler):
-    """A rendezvous whose agent serves a new store for every start of the ranks.
+class LoopbackRendezvous(StaticTCPRendezvous):
+    """The rendezvous of one host: each start has a store of its own on the loopback interface.
 
-    The ranks themselves are clients, so the store answers even if rank 0 dies.
-
-    Args:
-        parameters: what torchrun's command line says of the rendezvous.
-        hosts: torchrun's rendezvous of several hosts; None if all ranks run on this host, whose
-            store then listens on the loopback interface only.
-        address: by which the other hosts reach this one; None for what torch says.
+    The launcher serves it, so it answers even if rank 0 dies.
     """
 
-    def __init__(
-        self,
-        parameters: RendezvousParameters,
-        hosts: RendezvousHandler | None,
-        address: str | None,
-    ) -> None:
-        self._parameters = parameters
-        self._hosts = hosts
-        self._address = address
-        self._questions = StoreQuestions(QUESTION_S)
-        self._is_gone = False
-        self._server: TCPStore | None = None
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def get_backend(self) -> str:
-        return self._parameters.backend
+    def __init__(self, run_id: str) -> None:
+        super().__init__(LOOPBACK, 0, 0, 1, run_id, STORE_TIMEOUT_S)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._hosts is None:
-            self._server = _serve_loopback()
-            store = PrefixStore("agent", self._server)
-            return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._server.port))
-        info = self._hosts.next_rendezvous()
-        theirs = info.bootstrap_store_info
-        assert theirs is not None
-        if info.rank == 0:
-            address = self._address or theirs.master_addr
-            self._server = TCPStore(
-                address,
-                theirs.master_port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=STORE_TIMEOUT,
-            )
-            info.store.set(ADDRESS_KEY, address)
-        address = info.store.get(ADDRESS_KEY).decode()
-        served = RendezvousStoreInfo(address, theirs.master_port)
-        return RendezvousInfo(info.store, info.rank, info.world_size, served)
+        listener = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
+        self._store = store = TCPStore(
+            LOOPBACK,
+            port := listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=STORE_TIMEOUT_S),
+            master_listen_fd=listener.detach(),
+        )
+        served = RendezvousStoreInfo(LOOPBACK, port)
+        return RendezvousInfo(PrefixStore("agent", store), 0, 1, served)
 
-    def is_closed(self) -> bool:
-        return self._hosts is not None and self._questions.ask(self._hosts.is_closed, False)
 
-    def set_closed(self) -> None:
-        if self._hosts is not None:
-            self._questions.ask(self._hosts.set_closed, None)
+def replace_rendezvous(config: LaunchConfig) -> None:
+    """Let the launchers meet by a rendezvous of ours; a static one of several hosts is torch's."""
+    backend = config.rdzv_backend
+    if config.max_nodes > 1 and backend == "static":
+        return
 
-    def num_nodes_waiting(self) -> int:
-        # Without an answer the agent goes on, to hear signals and the end of its ranks, which say
-        # more than that the host of the rendezvous has gone.
-        if self._hosts is None or self._is_gone:
-            return 0
+    def create(parameters: RendezvousParameters) -> RendezvousHandler:
+        handler: Any = LoopbackRendezvous(parameters.run_id)
+        if parameters.max_nodes > 1:
+            # each start has a store of its own, which its rank 0 serves
+            os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            theirs = copy.copy(parameters)
+            theirs.backend = backend
+            if backend == "c10d":
+                theirs.local_addr = reached_address(theirs)
+            handler = rendezvous_handler_registry.create_handler(theirs)
+            # Without an answer, an agent goes on to hear signals and the end of its ranks.
+            handler.num_nodes_waiting = _in_time(handler.num_nodes_waiting, 0)
+            handler.shutdown = _in_time(handler.shutdown, False)
+        handler.get_backend = lambda: parameters.backend  # the registry compares them
+        return cast(RendezvousHandler, handler)
+
+    config.rdzv_backend = f"dlrm_sharded_{uuid.uuid4().hex}"  # a name cannot be registered twice
+    rendezvous_handler_registry.register(config.rdzv_backend, create)
+
+
+def _in_time(question: Callable[[], T], otherwise: T) -> Callable[[], T]:
+    """Return a question to a store that may be gone, or may not answer."""
+    questions = StoreQuestions(QUESTION_S)
+
+    def ask() -> T:
         try:
-            return self._questions.ask(self._hosts.num_nodes_waiting, 0)
+            return questions.ask(question, otherwise)
         except RendezvousError:
-            self._is_gone = True
-            return 0
+            return otherwise
 
-    def get_run_id(self) -> str:
-        return self._parameters.run_id
-
-    def shutdown(self) -> bool:
-        self._server = None
-        return self._hosts is None or self._questions.ask(self._hosts.shutdown, False)
+    return ask
 
 
 def reached_address(parameters: RendezvousParameters) -> str | None:
@@ -129,30 +117,11 @@ def reached_address(parameters: RendezvousParameters) -> str | None:
     except OSError:  # the rendezvous says so
         return parameters.local_addr
     is_here = source == target or is_loopback(target)
-    torch_serves = _would_serve(host)
+    try:
+        torch_serves = _matches_machine_hostname(host)
+    except OSError:  # its own name is not known
+        torch_serves = None
     # Only names tell hosts apart that are loopback addresses of one machine: torch compares them.
     if torch_serves is None or (not is_loopback(target) and torch_serves != is_here):
         parameters.config.setdefault("is_host", is_here)
     return parameters.local_addr or (host if is_here else source)
-
-
-def _would_serve(host: str) -> bool | None:
-    """Return whether torch would serve a rendezvous here; None if this question is an error."""
-    try:
-        return _matches_machine_hostname(host)
-    except OSError:  # its own name is not known
-        return None
-
-
-def _serve_loopback() -> TCPStore:
-    listener = socket.socket()
-    listener.bind((LOOPBACK, 0))
-    listener.listen(socket.SOMAXCONN)
-    return TCPStore(
-        LOOPBACK,
-        listener.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        timeout=STORE_TIMEOUT,
-        master_listen_fd=listener.detach(),
-    )

@@ -2,7 +2,7 @@
 
 A connection that breaks and comes back answers late. Before Python 3.14, an answer that comes while
 the interpreter ends aborts the process: its thread cannot get the lock, nor unwind through C++.
-The end of the interpreter also waits for a group of NCCL that was not left.
+The end of the interpreter also waits for a group that was not left.
 """
 
 from __future__ import annotations
@@ -24,26 +24,22 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of this process that ask; those that are alive wait for an answer."""
 
 _exit_code: int | None = None
-_has_group = False
 
 
 def end_despite_questions(code: int) -> None:
-    """Let this process, when it ends, have this exit code even if a question is unanswered then."""
+    """Let this process, when it ends, have this exit code even if a question is unanswered then.
+
+    Nor does it wait then for a process group that it has not left.
+    """
     global _exit_code
     _exit_code = code
 
 
-def end_despite_group() -> None:
-    """Let this process, when it ends after an error, not wait for the group that it still has."""
-    global _has_group
-    _has_group = True
-
-
 @atexit.register
 def _end_if_unanswered() -> None:
-    has_group = _has_group and sys.modules["torch.distributed"].is_initialized()
-    waits = has_group or any(thread.is_alive() for thread in _threads)
-    if _exit_code is not None and waits:
+    distributed = sys.modules.get("torch.distributed")
+    has_group = distributed is not None and distributed.is_initialized()
+    if _exit_code is not None and (has_group or any(thread.is_alive() for thread in _threads)):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_exit_code)

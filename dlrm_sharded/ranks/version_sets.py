@@ -7,7 +7,7 @@ TorchRec say for which. `requirements/` and the extras in `pyproject.toml` name 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,15 +62,19 @@ def version_problem(installed: Mapping[str, str]) -> str | None:
     Returns None if they belong together, and where none of the versions is known.
     """
     installed = _with_modules(installed)
+    sets = {package: _set_of(package, text) for package, text in installed.items()}
+    for_cuda = installed.get(FBGEMM["cuda"], CPU_BUILD)
     if not {*FBGEMM.values()} - {*installed}:
-        both = _listed(installed, FBGEMM.values())
-        problem = f"{both} are installed over each other, as both have the module fbgemm_gpu"
-        return f"{problem}; run: {fbgemm_replacement(installed, build_of(installed))}"
-    torch, fbgemm = installed.get("torch", ""), installed.get(FBGEMM["cuda"], CPU_BUILD)
-    if torch.endswith(CPU_BUILD) and not fbgemm.endswith(CPU_BUILD):
-        problem = f"torch {torch} is built for the CPU and fbgemm-gpu {fbgemm} for CUDA"
-        return f"{problem}; run: {fbgemm_replacement(installed, 'cpu')}"
-    return _mismatch(installed)
+        reason = "both builds of FBGEMM are the module fbgemm_gpu"
+    elif installed.get("torch", "").endswith(CPU_BUILD) and not for_cuda.endswith(CPU_BUILD):
+        reason = "torch is built for the CPU, and FBGEMM for CUDA"
+    elif "torch" in sets and len({*sets.values()}) > 1:
+        reason = unknown_torch(installed) or "each FBGEMM is built for one torch"
+    else:
+        return None
+    *others, last = [f"{package} {text}" for package, text in installed.items()]
+    listed = f"{', '.join(others)} and {last}"
+    return f"{listed} do not belong together: {reason}; run: {repair_command(installed)}"
 
 
 def _with_modules(installed: Mapping[str, str]) -> dict[str, str]:
@@ -78,25 +82,6 @@ def _with_modules(installed: Mapping[str, str]) -> dict[str, str]:
     stand_in = installed.get(FBGEMM["cuda"], "")
     is_there = stand_in == STAND_IN or (stand_in.endswith(CPU_BUILD) and FBGEMM["cpu"] in installed)
     return {p: v for p, v in installed.items() if not (is_there and p == FBGEMM["cuda"])}
-
-
-def _mismatch(installed: Mapping[str, str]) -> str | None:
-    """Say that versions are of different sets, if any is known and torch is not there alone."""
-    sets = {package: _set_of(package, text) for package, text in installed.items()}
-    if "torch" not in sets or len({*sets.values()}) == 1:
-        return None
-    # Without a FBGEMM for this torch, the other packages decide which torch it should be.
-    target = sets["torch"] or next(found for found in sets.values() if found)
-    reason = unknown_torch(installed) or "each FBGEMM is built for one torch"
-    wrong = [package for package, found in sets.items() if found != target]
-    pins = {package: f"{package}=={target.version_of(package)}" for package in wrong}
-    # TorchRec requires FBGEMM's build for CUDA, which would replace the one for the CPU.
-    commands = [f"pip install {pins.pop('torch')}"] if "torch" in pins else []
-    if pins:
-        flag = "--no-deps " if build_of(installed) == "cpu" else ""
-        commands.append(f"pip install {flag}{' '.join(pins.values())}")
-    listed = _listed(installed, installed)
-    return f"{listed} do not belong together: {reason}; run: {' && '.join(commands)}"
 
 
 def unknown_torch(installed: Mapping[str, str]) -> str | None:
@@ -108,19 +93,16 @@ def unknown_torch(installed: Mapping[str, str]) -> str | None:
     return f"no FBGEMM is known for torch {minor(torch)}, only for {known}"
 
 
-def fbgemm_replacement(installed: Mapping[str, str], build: str) -> str:
-    """Return the command that leaves one build of FBGEMM, of the version for the torch.
+def repair_command(installed: Mapping[str, str], build: Build | None = None) -> str:
+    """Return the command that leaves one build of FBGEMM and what belongs to it.
 
     Args:
-        build: "cpu" or "cuda".
+        build: that of the device; None for what the packages and this machine say.
     """
-    of_build: Build = "cuda" if build == "cuda" else "cpu"
-    wrong = " ".join(package for package in FBGEMM.values() if package in installed)
-    versions = _set_of("torch", installed.get("torch", "")) or DEFAULTS[of_build]
-    package = f"{FBGEMM[of_build]}=={versions.fbgemm}"
-    if unknown_torch(installed):
-        package = f"torch=={versions.torch} {package}"
-    return f"pip uninstall -y {wrong} && pip install {package}"
+    build = build or build_of(installed)
+    removed = " ".join(package for package in FBGEMM.values() if package in installed)
+    command = install_command(build, torch=installed.get("torch", ""))
+    return f"pip uninstall -y {removed} && {command}"
 
 
 def install_command(build: Build, *, torch: str = "") -> str:
@@ -138,6 +120,7 @@ def install_command(build: Build, *, torch: str = "") -> str:
         pins = f" {torchrec}"
     if build == "cuda":
         return command + pins
+    # TorchRec requires FBGEMM's build for CUDA, which would replace the one for the CPU.
     return f"{command} && pip install --no-deps {torchrec}"
 
 
@@ -178,8 +161,3 @@ def _set_of(package: str, text: str) -> VersionSet | None:
     """Return the set of an installed version of any patch level and build."""
     found = (known for known in SETS if minor(known.version_of(package)) == minor(text))
     return next(found, None)
-
-
-def _listed(installed: Mapping[str, str], packages: Iterable[str]) -> str:
-    *others, last = [f"{package} {installed[package]}" for package in packages]
-    return f"{', '.join(others)} and {last}"

@@ -30,8 +30,8 @@ from dlrm_sharded.model.dense_graph import release_graphs
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.ranks.heartbeat import OnStall
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
+from dlrm_sharded.ranks.watch import OnStall
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.id_report import IdReport
 from dlrm_sharded.training.pipeline import (

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.errors import ConfigError, PreemptedError, UnsavedError
-from dlrm_sharded.ranks import step_watch
+from dlrm_sharded.ranks import watch
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE, is_restart
 from dlrm_sharded.ranks.distributed import Rank, new_group, process_group
@@ -96,16 +96,6 @@ def stop(rank: Rank, folder: Path) -> None:
     dist.all_gather_object([None] * rank.world_size, None)
 
 
-def queue(rank: Rank, folder: Path) -> None:
-    """Rank 0 queues collectives, which gloo runs two at a time, each with a timeout of its own."""
-    exchange()
-    if rank.rank == 1:
-        time.sleep(FOREVER_S)
-    for _ in range(100):
-        dist.all_reduce(torch.ones(1), async_op=True)
-    dist.barrier()
-
-
 def checkpoint(rank: Rank, folder: Path) -> None:
     """End well after a signal, as a trainer does that writes a checkpoint first."""
     signals = []
@@ -152,7 +142,7 @@ def name_interface(rank: Rank, folder: Path) -> None:
 
 def train(rank: Rank, folder: Path) -> None:
     """Take steps that the watch expects more often than those of a training."""
-    step_watch.STALL_S = step_watch.ANSWER_S = step_watch.STORE_S = 2
+    watch.STALL_S = watch.ANSWER_S = watch.STORE_S = 2
     (folder / f"host_{rank.rank}").write_text(socket.gethostname())
     is_done = torch.zeros(1)
     with rank.heartbeat.steps(lambda *_: None):

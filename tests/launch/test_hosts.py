@@ -144,5 +144,6 @@ def test_a_dead_link_ends_the_run_at_its_timeout(start, hosts, tmp_path):
     wait_until(lambda: all((tmp_path / f"ready_{rank}").exists() for rank in (0, 1)), "steps end")
     hosts[1].ip("link", "set", OPEN, "down")
     outputs = ["\n".join(ended(agent, 1)) for agent in agents]
-    assert any("did not come to all_reduce in train" in output for output in outputs)
-    assert any("which serves the job's store, does not answer" in output for output in outputs)
+    assert all("a collective has timed out (timeout_s is 15): " in output for output in outputs)
+    assert any("waited for: rank 1 on dlrm" in output for output in outputs)
+    assert any("cannot reach the job's store" in output for output in outputs)

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from dlrm_sharded.measuring import stage_clock
+from dlrm_sharded.measuring.launch_clock import FIRST_SLEEP_MS
 from dlrm_sharded.measuring.stage_clock import StageClock
-from dlrm_sharded.ranks.launch_clock import FIRST_SLEEP_MS
 from tests.cuda import HOST_MS, Gpu, install_gpu
 
 

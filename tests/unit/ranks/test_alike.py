@@ -67,43 +67,5 @@ def test_all_ranks_raise_the_same_and_rank_zero_reports(monkeypatch):
         assert (error.__cause__.reporter, error.__cause__.on_all_ranks) == (0, True)
 
 
-class SlowReader:
-    """A rank's view of a store, in which it reads only when `may_read` is set."""
-
-    def __init__(self, store: dist.Store, may_read: threading.Event) -> None:
-        self._store = store
-        self._may_read = may_read
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def get(self, key: str) -> bytes:
-        self._may_read.wait()
-        return self._store.get(key)
-
-
-def test_rank_zero_stays_until_all_have_read_the_differences():
-    """Its process serves the store where no launcher does; the others lost the connection."""
-    store, may_read = dist.HashStore(), threading.Event()
-    ends: list[int] = []
-
-    def run(rank: int, view: Any) -> None:
-        with pytest.raises(UnlikeRanksError):
-            check_before_group(COMMON | {"seed": rank}, view, rank, 2)
-        ends.append(rank)
-
-    first = threading.Thread(target=run, args=(0, store))
-    second = threading.Thread(target=run, args=(1, SlowReader(store, may_read)))
-    first.start()
-    second.start()
-    first.join(0.5)
-    stayed = first.is_alive()
-    may_read.set()
-    first.join()
-    second.join()
-    assert stayed, "rank 0 left before rank 1 had read"
-    assert sorted(ends) == [0, 1]
-
-
 def test_ranks_alike_go_on():
     assert outcomes(dist.HashStore(), {0: COMMON, 1: {**COMMON}}) == {0: None, 1: None}

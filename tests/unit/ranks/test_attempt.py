@@ -27,8 +27,8 @@ def test_a_process_of_its_own_remembers_nothing():
     assert not STARTED_FOLDER.exists()
 
 
-@pytest.mark.parametrize("job", ["12", "none", "../../etc/passwd", "a b/c", "x" * 5000])
-@pytest.mark.parametrize("count", ["TORCHELASTIC_RESTART_COUNT", "DLRM_SHARDED_RESTARTS"])
+@pytest.mark.parametrize("job", ["12", "none", "../../etc/passwd"])
+@pytest.mark.parametrize("count", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
 def test_a_restart_finds_its_first_start(job, count, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
     first = started(FORMAT)
@@ -38,13 +38,6 @@ def test_a_restart_finds_its_first_start(job, count, monkeypatch, tmp_path):
     assert [path.parent for path in tmp_path.rglob("*") if path.is_file()] == [
         tmp_path / STARTED_FOLDER
     ]
-
-
-def test_a_requeued_job(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    first = started(FORMAT)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert started(FORMAT) == first
 
 
 def test_another_job_has_another_time(monkeypatch):

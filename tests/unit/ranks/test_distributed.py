@@ -63,14 +63,6 @@ def test_a_rank_and_its_launcher(monkeypatch):
     assert not rank.is_zero
 
 
-def test_group_ends_with_its_block():
-    for _ in range(2):
-        with process_group() as rank:
-            assert torch.distributed.is_initialized()
-            assert rank.is_zero
-        assert not torch.distributed.is_initialized()
-
-
 def test_a_block_within_a_block_is_of_its_group(alone):
     """Several runs of one process share it, also after one of them has failed."""
     with pytest.raises(ConfigError), process_group() as rank:
@@ -266,32 +258,6 @@ def test_groups_of_some_ranks_have_the_timeout_of_the_job(monkeypatch):
     assert made == [([0], timedelta(seconds=77))]
 
 
-@pytest.mark.usefixtures("alone")
-def test_all_or_none_lets_success_pass():
-    done = []
-    with all_or_none():
-        done.append(1)
-    assert done == [1]
-
-
-def test_rank_0_reports_what_all_have():
-    error, cause = ConfigError("bad"), ValueError("worse")
-    error.__cause__ = cause
-    assert reported_by_rank_zero(error) is error
-    assert isinstance(error.__cause__, RankError)
-    assert error.__cause__.reporter == 0
-    assert error.__cause__.__cause__ is cause, "the traceback still shows it"
-
-
-def test_topology_of_one_process(free_gib):
-    topology = detect_topology(memory_fraction=0.25)
-    assert topology.world_size == topology.ranks_per_host == 1
-    assert topology.compute_device == "cpu"
-    assert topology.memory_bytes == free_gib * GIB // 4
-    assert topology.intra_host_bytes_per_s is None
-    assert topology.inter_host_bytes_per_s is None
-
-
 def test_topology_of_two_hosts(free_gib, monkeypatch):
     """The ranks of a host share its memory."""
     for key, value in SECOND_HOST.items():
@@ -316,12 +282,6 @@ def test_topology_of_two_hosts(free_gib, monkeypatch):
 def test_reserved_memory(free_gib, options, gib):
     assert free_gib == 100
     assert detect_topology(**options).memory_bytes == gib * GIB
-
-
-def test_what_a_process_uses(alone):
-    used, available = distributed.used_and_available_bytes(alone)
-    assert 2**26 < used < 2**40
-    assert 0 < available < 2**62
 
 
 @pytest.mark.parametrize(

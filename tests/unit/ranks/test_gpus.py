@@ -35,38 +35,19 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_driver: None) 
 VISIBLE = [
     (None, ["0", "1", "2", "3"]),
     ("", []),
-    ("-1", []),
-    ("0,1", ["0", "1"]),
     ("3, 1", ["3", "1"]),
     ("0,-1,2", ["0"]),
-    ("2,7,1", ["2"]),
     ("4", []),
-    ("1,1", []),
-    ("NoDevFiles", []),
     ("GPU-1,GPU-3", ["GPU-1", "GPU-3"]),
-    (UUIDS[2], [UUIDS[2]]),
     (f"{UUIDS[2]},{UUIDS[7]}", [UUIDS[2]]),
-    ("G", []),
-    (PARTS[0], []),
+    (PARTS[1], [PARTS[1]]),
 ]
-VISIBLE_OF_DIVIDED = [
-    (None, ["1"]),
-    ("0,2", ["0", "2"]),
-    ("0,1,2", ["1"]),
-    (f"{PARTS[1]},{PARTS[0]}", [PARTS[1]]),
-    (UUIDS[1], [UUIDS[1]]),
-]
-"""One part of a divided GPU is visible."""
+"""What is listed, and what is visible of it."""
 
 
-@pytest.mark.parametrize(
-    ("listed", "visible", "parts_of"),
-    [*((*row, None) for row in VISIBLE), *((*row, 1) for row in VISIBLE_OF_DIVIDED)],
-    ids=str,
-)
-def test_visible(listed, visible, parts_of, monkeypatch, tmp_path):
-    num_gpus = 4 if parts_of is None else 3
-    monkeypatch.setenv("PATH", install_nvidia_smi(tmp_path, num_gpus, parts_of=parts_of))
+@pytest.mark.parametrize(("listed", "visible"), VISIBLE, ids=str)
+def test_visible(listed, visible, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", install_nvidia_smi(tmp_path, 4))
     environment = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
     assert visible_gpus(environment) == visible
 
@@ -98,11 +79,6 @@ def test_gpus_of_a_driver_that_does_not_answer(has_nvidia_smi, monkeypatch, tmp_
 @pytest.mark.parametrize("kind", DRIVER_FILES)
 def test_driver_of_the_kernel(kind, tmp_path):
     (tmp_path / "version").write_text(f"{DRIVER_FILES[kind]}\nGCC version:  gcc version 12.3.0\n")
-    assert driver_version() == "580.65.06"
-
-
-@pytest.mark.usefixtures("four_gpus")
-def test_driver_of_nvidia_smi():
     assert driver_version() == "580.65.06"
 
 

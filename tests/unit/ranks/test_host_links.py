@@ -1,9 +1,8 @@
 """Which interface connects hosts, with threads of this process as the ranks of several hosts."""
 
 import os
-import socket
+import re
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,14 +41,12 @@ def test_addresses_of_the_loopback(address, expected):
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.Store]:
-    """A store, and a port at which the ways to it can be tried."""
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+    """A store of the job, on this host."""
     for name in (host_links.GLOO_VARIABLE, host_links.NCCL_VARIABLE):
         monkeypatch.setenv(name, "")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
-        yield dist.HashStore()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    return dist.HashStore()
 
 
 def connect(
@@ -94,17 +91,13 @@ def test_an_interface_that_is_none(store, monkeypatch):
 @pytest.mark.parametrize("name", ["lo", "=lo"])
 def test_the_interface_of_nccl(name, store, monkeypatch):
     monkeypatch.setenv(host_links.NCCL_VARIABLE, name)
-    monkeypatch.setattr(host_links, "_way_to_store", lambda: (LISTENS_NOWHERE, LISTENS_NOWHERE))
     assert connect(monkeypatch, store, "ab") == [None, None]
     assert os.environ[host_links.GLOO_VARIABLE] == "lo"
 
 
-def test_a_host_without_a_way(store, monkeypatch):
-    """No rank waits for one that has failed."""
-
-    def fail() -> tuple[str, str]:
-        raise OSError("no way")
-
-    monkeypatch.setattr(host_links, "_way_to_store", fail)
-    for error in connect(monkeypatch, store, "ab"):
-        assert str(error).startswith("no way")
+def test_a_host_that_is_not_reached(store, monkeypatch):
+    """Each rank names both ends of the first connection that fails."""
+    monkeypatch.setattr(host_links, "_why_not_connected", lambda way: "No route to host")
+    for error in connect(monkeypatch, store, "abc"):
+        ends = r"\S+ \(lo, 127.0.0.1\) cannot connect to \S+ \(lo, 127.0.0.1\): No route to host"
+        assert re.match(rf"{ends} \(and 5 more such failures\); set GLOO_SOCKET_IFNAME", str(error))

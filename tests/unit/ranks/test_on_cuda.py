@@ -1,7 +1,6 @@
 """Ranks take their GPU, know its memory, watch NCCL, time by events, and read results late."""
 
 import dataclasses
-import os
 from unittest.mock import Mock
 
 import pytest
@@ -12,9 +11,8 @@ from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.ranks import distributed, flight_recorder
+from dlrm_sharded.ranks import distributed
 from dlrm_sharded.ranks.distributed import Rank, detect_topology, used_and_available_bytes
-from dlrm_sharded.ranks.step_watch import StepWatch
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 from dlrm_sharded.training import progress
 from dlrm_sharded.training.result import peak_memory_gib
@@ -58,22 +56,6 @@ def test_memory_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert topology.compute_device == "cuda"
     assert used_and_available_bytes(RANK) == (TOTAL_BYTES - FREE_BYTES, FREE_BYTES)
     assert device_name(GPU) == NAME
-
-
-def test_nccl_is_watched_by_its_flight_recorder(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single collectives have no watch, as NCCL's own watchdog ends the process."""
-    for variable in (*flight_recorder.SETTINGS, flight_recorder.FILE_VARIABLE):
-        monkeypatch.setenv(variable, "")  # so that it is unset after the test
-        monkeypatch.delenv(variable)
-    monkeypatch.setattr(flight_recorder, "FOLDER", tmp_path)
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    made = Mock(wraps=StepWatch)
-    monkeypatch.setattr(distributed, "StepWatch", made)
-    assert len(distributed._watches(Mock(), RANK, 600)) == 1
-    told = made.call_args.kwargs
-    assert told["pending"] is flight_recorder.pending_collective
-    assert "read them by: torchfrtrace" in told["end_text"]
-    assert os.environ.keys() >= {*flight_recorder.SETTINGS}
 
 
 def test_a_stopwatch_records_events(gpu: Gpu) -> None:

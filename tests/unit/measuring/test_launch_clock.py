@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlrm_sharded.ranks.launch_clock import (
+from dlrm_sharded.measuring.launch_clock import (
     CALIBRATION_CYCLES,
     MIN_SLEEP_MS,
     SLEEP_SLACK,

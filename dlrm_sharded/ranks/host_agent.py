@@ -1,0 +1,180 @@
+"""The agent of a launcher, which starts and watches the ranks of one host.
+
+torchrun's own agent tries a mistake of the user again, and knows of no mistake that another host
+has found. When its ranks have ended well, it waits 300 s for agents that may be gone, deaf to
+signals. When they have not, it takes the store with it that other agents use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.distributed import Store, launcher
+from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from dlrm_sharded.files.errors import (
+    EXIT_USER_ERROR,
+    HungRankError,
+    LostRankError,
+    PreemptedError,
+)
+from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
+from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
+
+T = TypeVar("T")
+
+LIMIT_AFTER_SUCCESS_S = 300.0
+LIMIT_AFTER_END_S = 10.0
+LIMIT_AFTER_SIGNAL_S = 4.0
+"""Time that an agent waits for the others: after the ranks' success, after any other end, when
+another agent may be gone, and after a signal, when its ranks may have taken 25 of 30 s already."""
+
+MISTAKE = "dlrm_sharded_mistake"
+"""Key of the agents' store: the line of an error of the user."""
+
+
+class RepeatedMistakeError(Exception):
+    """Ranks ended with an error that they would end with again; the message is its line."""
+
+
+class HostAgent(LocalElasticAgent):
+    """An agent that ends with those of the other hosts, for the same reason."""
+
+    def __init__(self, say: Callable[[str], None], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._say = say
+        self._questions = StoreQuestions(QUESTION_S)
+        self._failures: Mapping[int, ProcessFailure] = {}
+        self._num_starts = 0
+        self._has_waited = False
+
+    def ends(self) -> list[Mapping[str, Any]]:
+        """Return what ranks of this host wrote of their ends after the last start.
+
+        See `commands.exit_codes`: `line` is what is shown of the error, and `is_said` whether the
+        rank has shown it.
+        """
+        found = []
+        for path in (self._pcontext.error_files if self._pcontext else {}).values():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found.append(json.loads(Path(path).read_text())["message"]["extraInfo"])
+        return [end for end in found if "line" in end]
+
+    def mistake(self) -> str | None:
+        """Return the line of an error of the user, which may be empty; None if there is none.
+
+        Whoever ends with 2 before it can write an error file cannot read its command line.
+        """
+        lines = [end["line"] for end in self.ends() if end["exit_code"] == EXIT_USER_ERROR]
+        if any(failure.exitcode == EXIT_USER_ERROR for failure in self._failures.values()):
+            lines.append("")
+        return lines[0] if lines else None
+
+    def were_preempted(self) -> bool:
+        """Return whether ranks of the last start ended after a signal and a checkpoint."""
+        return any(end["error_class"] == PreemptedError.__name__ for end in self.ends())
+
+    def wait_for_others(self, limit_s: float) -> None:
+        """Wait until the agents of all hosts have ended, but no longer than this."""
+        if self._has_waited or self._store is None or self._worker_group.group_world_size == 1:
+            return
+        self._has_waited = True
+        if (mistake := self.mistake()) is not None:
+            self._ask(lambda store: store.set(MISTAKE, mistake), None)
+        self._exit_barrier_timeout = limit_s
+        StoreQuestions(limit_s).ask(super()._exit_barrier, None)
+
+    def _exit_barrier(self) -> None:
+        self.wait_for_others(LIMIT_AFTER_END_S if self.were_preempted() else LIMIT_AFTER_SUCCESS_S)
+
+    def _ask(self, question: Callable[[Store], T], otherwise: T) -> T:
+        """Return what the agents' store answers; `otherwise` if it is gone or cannot be reached."""
+        assert self._store is not None, "the agents have met"
+        store: Store = self._store
+        try:
+            return self._questions.ask(lambda: question(store), otherwise)
+        except RuntimeError:  # it is gone, with the agent that served it
+            return otherwise
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        self._failures = result.failures
+        return result
+
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        if self._num_starts:
+            mistake = self.mistake()
+            if mistake is None and self._ask(lambda store: store.check([MISTAKE]), False):
+                mistake = self._ask(lambda store: store.get(MISTAKE).decode(), None)
+            if mistake is not None:
+                raise RepeatedMistakeError(mistake)
+            reason = "ranks of another host have ended"
+            if self._failures:
+                _, failure = cause(self._failures)
+                reason = f"local rank {failure.local_rank} {end_text(failure.exitcode)}"
+            self._say(f"{reason}; all ranks start again (restart {self._num_starts})")
+            os.environ[RESTARTS_VARIABLE] = str(self._num_starts)
+        self._num_starts += 1
+        super()._initialize_workers(worker_group)
+
+
+def use_host_agent(say: Callable[[str], None]) -> list[HostAgent]:
+    """Let torch's launcher make our agents; return the list to which it adds them."""
+    made: list[HostAgent] = []
+
+    def make(**arguments: Any) -> HostAgent:
+        made.append(HostAgent(say, **arguments))
+        return made[-1]
+
+    launcher.api.LocalElasticAgent = make  # type: ignore[assignment,misc]
+    return made
+
+
+def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """Return the rank and failure that has caused the others."""
+    return min(failures.items(), key=lambda item: (_gravity(item[1]), item[1].timestamp))
+
+
+def _gravity(failure: ProcessFailure) -> int:
+    """Return a number that is lower the more likely this failure caused the others."""
+    error_class = error_fields(failure).get("extraInfo", {}).get("error_class")
+    if error_class == HungRankError.__name__:
+        return 0
+    if failure.exitcode == EXIT_USER_ERROR:
+        return 1
+    if error_class == LostRankError.__name__:
+        return 4
+    if error_fields(failure):
+        return 2
+    # The agent itself ends the other ranks with SIGTERM.
+    return 5 if failure.exitcode == -signal.SIGTERM else 3
+
+
+def error_fields(failure: ProcessFailure) -> dict[str, Any]:
+    """Return what the rank wrote to its error file."""
+    fields = failure.error_file_data.get("message")
+    return fields if isinstance(fields, dict) else {}
+
+
+def end_text(exit_code: int) -> str:
+    """Return how a process ended."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hints = {
+        "SIGKILL": "; Linux does so when memory runs out",
+        "SIGABRT": "; NCCL does so when a collective takes longer than timeout_s, after torch's "
+        "flight recorder has written the collectives of each rank",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"

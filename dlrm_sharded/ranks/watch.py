@@ -1,0 +1,318 @@
+"""Watches the progress of a rank, and says who is waited for when it stops.
+
+beat: a step has ended.
+rest: time in which no step is expected to end, such as loading, compilation and evaluation.
+report: where a rank without progress is, which it tells the others through the job's store.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from dlrm_sharded.files.errors import ConfigError, HungRankError, LostRankError, RankError
+from dlrm_sharded.ranks.collective_names import (
+    collective_name,
+    frames_of,
+    function_name,
+    name_of_frames,
+)
+from dlrm_sharded.ranks.job_store import JobStore, ranks_text
+from dlrm_sharded.ranks.store_questions import StoreQuestions
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+STALL_S = 30.0
+SLOW_STEPS = 5
+"""Steps have stopped if none has ended for `STALL_S` and for this many times the last one's
+duration."""
+
+SAMPLE_S = 0.5
+POLL_S = 0.1
+
+ANSWER_S = 3.0
+"""Time in which the other ranks report; they notice at about the same time."""
+
+STORE_S = 2.0
+"""Time in which the store answers, beside the time that ranks have."""
+
+MAX_SHOWN = 4
+
+OF_GLOO = re.compile(r"gloo|pair closure")
+TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+CUT_OFF = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection refused|recv, error|failed to recv",
+    re.IGNORECASE,
+)
+
+GRACE_S = 5.0
+"""Time that a rank gives one that has left to report its error. The first rank that exits makes
+torchrun end all others, so that an error could be lost."""
+
+OnStall = Callable[[float, int, str], None]
+"""Called with the seconds without progress, the last step that has ended, and words about both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The end of a step, at `at_s` of the monotonic clock; the step took `interval_s`."""
+
+    step: int
+    at_s: float
+    interval_s: float
+
+
+class Heartbeat:
+    """The last beat of this process, which another thread reads; it rests until the first one."""
+
+    def __init__(self) -> None:
+        self.last: Beat | None = None
+        """None at rest."""
+        self.on_stall: OnStall | None = None
+
+    def beat(self, step: int) -> None:
+        """Note that a step has ended."""
+        now_s = time.monotonic()
+        interval_s = 0.0 if self.last is None else now_s - self.last.at_s
+        self.last = Beat(step, now_s, interval_s)
+
+    @contextmanager
+    def steps(self, on_stall: OnStall) -> Iterator[None]:
+        """Rest after the block, whose first beat begins the time in which steps are expected."""
+        self.on_stall = on_stall
+        try:
+            yield
+        finally:
+            self.last = self.on_stall = None
+
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        """Rest within the block, and count its end as a beat if there was one before."""
+        last, self.last = self.last, None
+        try:
+            yield
+        finally:
+            self.last = last and replace(last, at_s=time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Where a rank without progress is.
+
+    Args:
+        place: words for the collective or function that it is in.
+        waits: whether that is a collective.
+    """
+
+    rank: int
+    host: str
+    place: str
+    waits: bool
+
+
+@dataclass(eq=False, kw_only=True)
+class Watch:
+    """A thread that speaks when no step ends, again at intervals that double, and when one does.
+
+    The first rank that can report speaks for all. A host that cannot reach the store says so.
+
+    Args:
+        speaks_for_host: whether this rank is the first of its host.
+        on_cuda: whether collectives are those of NCCL.
+    """
+
+    heartbeat: Heartbeat
+    job: JobStore
+    speaks_for_host: bool
+    on_cuda: bool
+
+    def __post_init__(self) -> None:
+        self._main = threading.get_ident()
+        self._store: dist.Store | None = None
+        self._questions = StoreQuestions(ANSWER_S + STORE_S)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, after what it says of a stall that it has noticed."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def explain(self, error: Exception) -> LostRankError | None:
+        """Return what an error of a collective means, or None if it is not about other ranks."""
+        text = str(error)
+        if not isinstance(error, dist.DistError) and not OF_GLOO.search(text):
+            return None
+        place = collective_name(error)
+        if TIMED_OUT.search(text):
+            return self._hung(place)
+        if not CUT_OFF.search(text):
+            return None
+        time.sleep(GRACE_S)
+        return self._reported_once(
+            LostRankError(
+                f"lost the connection to another rank in {place}: that rank has ended; its own "
+                "message or that of its launcher says why"
+            )
+        )
+
+    def _watch(self) -> None:
+        stalled: Beat | None = None
+        num_told = 0
+        while not self._end.wait(SAMPLE_S):
+            beat = self.heartbeat.last
+            if stalled is not None and beat is not stalled:
+                self._go_on(stalled)
+                stalled, num_told = None, 0
+            if beat is not None:
+                limit_s = max(STALL_S, SLOW_STEPS * beat.interval_s)
+                if time.monotonic() - beat.at_s >= limit_s * 2**num_told:
+                    stalled = beat
+                    num_told += 1
+                    self._tell(beat)
+
+    def _tell(self, beat: Beat) -> None:
+        what, speaks = self._where_ranks_are()
+        if not speaks:
+            return
+        waited_s = time.monotonic() - beat.at_s
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited_s))
+        line = (
+            f"no progress for {waited_s:.0f} s: since {since}, after step {beat.step}, {what}; "
+            f"the run ends when a collective has waited for {self.job.timeout_s:g} s (timeout_s)"
+        )
+        self._say(line)
+        if (on_stall := self.heartbeat.on_stall) is not None:
+            on_stall(waited_s, beat.step, line)
+
+    def _go_on(self, stalled: Beat) -> None:
+        if (store := self._store) is not None:
+            self._in_time(lambda: store.delete_key(f"report_{self.job.rank}"))
+        if self.speaks_for_host and not self._end.is_set():
+            stalled_s = time.monotonic() - stalled.at_s
+            self._say(f"progress again {stalled_s:.0f} s after step {stalled.step}")
+
+    def _say(self, line: str) -> None:
+        if self.job.rank == 0:  # whose log is set up
+            log.warning("%s", line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def _where_ranks_are(self, collective: str | None = None) -> tuple[str, bool]:
+        """Return who waits where for whom, and whether this rank is to say it.
+
+        Args:
+            collective: where this rank waits; None for what its main thread does now.
+        """
+        frames = frames_of(sys._current_frames().get(self._main))
+        collective = collective or name_of_frames(frames)
+        if collective is None and self.on_cuda:
+            collective = pending_collective()
+        place = f"in {collective or function_name(frames)}"
+        own = Report(self.job.rank, socket.gethostname(), place, collective is not None)
+        reports = self._in_time(lambda: self._exchange(own))
+        if reports is not None:
+            return stall_text(reports), reports[0].rank == own.rank
+        store = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        text = (
+            f"{_places([own])}, and cannot reach the job's store at {store}: the connection to "
+            "that host is broken, or the process that serves it"
+        )
+        return text, self.speaks_for_host
+
+    def _exchange(self, own: Report) -> list[Report]:
+        """Return the reports of all ranks, those that came first; only the first is read by others.
+
+        A rank that does not report in time is missing.
+        """
+        store = self._store = self._store or self.job.connect_again()
+        store.set(f"report_{own.rank}", json.dumps(asdict(own)))
+        keys = [f"report_{rank}" for rank in range(self.job.world_size)]
+        deadline = time.monotonic() + ANSWER_S
+        while not store.check(keys) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        came, missing = [], []
+        for rank, key in enumerate(keys):
+            if store.check([key]):
+                came.append(Report(**json.loads(store.get(key))))
+                if rank < own.rank:  # that rank speaks
+                    break
+            else:
+                host = store.get(f"host_{rank}").decode()
+                missing.append(Report(rank, host, "without an answer", waits=False))
+        return came + missing
+
+    def _hung(self, collective: str) -> LostRankError:
+        what, _ = self._where_ranks_are(collective)
+        return self._reported_once(
+            HungRankError(
+                f"a collective has timed out (timeout_s is {self.job.timeout_s:g}): {what}. Raise "
+                "timeout_s if ranks are only slow"
+            )
+        )
+
+    def _reported_once(self, error: LostRankError) -> LostRankError:
+        """Let one rank report the error for all; each does if the store does not answer."""
+        if self._in_time(lambda: self.job.reported_once(error)) is None:
+            error.__cause__ = RankError(error, failed_rank=0, reporter=self.job.rank)
+        return error
+
+    def _in_time(self, question: Callable[[], T]) -> T | None:
+        """Ask the store; None if it does not answer, or its server is gone."""
+        try:
+            return self._questions.ask(question, None)
+        except (RuntimeError, ConfigError, LostRankError):
+            return None
+
+
+def stall_text(reports: Sequence[Report]) -> str:
+    """Return who waits where, and for whom."""
+    waiting = [report for report in reports if report.waits]
+    others = [report for report in reports if not report.waits]
+    if not others and len({report.place for report in waiting}) == 1:
+        return f"all ranks wait {waiting[0].place}, and nothing moves between them"
+    text = f"waiting: {_places(waiting) or 'no rank'}"
+    return f"{text}; waited for: {_places(others)}" if others else text
+
+
+def _places(reports: Sequence[Report]) -> str:
+    by_place: dict[str, list[Report]] = {}
+    for report in reports:
+        by_place.setdefault(report.place, []).append(report)
+    shown = []
+    for place, those in list(by_place.items())[:MAX_SHOWN]:
+        hosts = ", ".join(list(dict.fromkeys(report.host for report in those))[:MAX_SHOWN])
+        shown.append(f"{ranks_text([report.rank for report in those])} on {hosts} {place}")
+    return "; ".join(shown)
+
+
+def pending_collective() -> str | None:
+    """Return words for the oldest collective that NCCL has not completed; None if there is none."""
+    from torch._C import _distributed_c10d
+
+    dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
+    if dump is None:  # torch without NCCL
+        return None
+    with suppress(RuntimeError, ValueError, KeyError):
+        for entry in json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", ()):
+            if entry["state"] != "completed":
+                name = entry["profiling_name"].removeprefix("nccl:")
+                return f"NCCL's {name}, number {entry['collective_seq_id']} of its group"
+    return None
