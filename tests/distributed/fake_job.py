@@ -9,7 +9,6 @@ What a rank receives stands for what others would send:
 - Results that all ranks of a group share (of an all-reduce, an all-gather, a broadcast) are those
   of the rank that ran first, so ranks decide alike where they decide by such a result.
 - Other ranks send ids and their numbers like this rank's own, so all ranks must have equal batches.
-- One rank sends another one (`send`, `recv`) what that has in the memory that receives it.
 - Other ranks send vectors of zeros, and the own ones become zeros too, so losses stay equal.
 """
 
@@ -177,20 +176,6 @@ class _RecordedGroup(dist.ProcessGroup):
         self._share(key, received)
         return _done(outputs)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
-        [sent], root = inputs, opts.rootRank
-        is_root = self.rank() == root
-        self._record(
-            "gather",
-            [sent.numel() * (member == root) for member in range(self.size())],
-            [sent.numel() * is_root] * self.size(),
-            sent,
-            f"root {root}",
-        )
-        for received in outputs[0] if is_root else []:
-            received.copy_(sent)
-        return _done(outputs)
-
     def all_gather_single(self, output: Tensor, sent: Tensor, opts: Any = None) -> Any:
         return self.allgather([list(output.view(-1).chunk(self.size()))], [sent.view(-1)])
 
@@ -232,27 +217,6 @@ class _RecordedGroup(dist.ProcessGroup):
 
         self.alltoall(split(output, output_splits), split(sent, input_splits))
         return _done([output])
-
-    def send(self, tensors: list[Tensor], member: int, tag: int = 0) -> Any:
-        return self._pass(tensors, member, sends=True)
-
-    def recv(self, tensors: list[Tensor], member: int, tag: int = 0) -> Any:
-        return self._pass(tensors, member, sends=False)
-
-    def _pass(self, tensors: list[Tensor], member: int, *, sends: bool) -> Any:
-        """Record a message between two ranks, which concerns no other rank of the group."""
-        pair = tuple(sorted((self._ranks[self.rank()], self._ranks[member])))
-        size = sum(tensor.numel() for tensor in tensors)
-        sizes = tuple(size * (rank == self._ranks[member]) for rank in pair)
-        given, taken = (sizes, (0, 0)) if sends else ((0, 0), sizes)
-        detail = str(tensors[0].dtype)
-        self.records.append(Collective("message", self._name, pair, given, taken, detail))
-        return _done(tensors)
-
-    # their names until torch 2.12
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
 
     def _record_alike(self, name: str, tensors: list[Tensor], detail: str = "") -> Any:
         sizes = [sum(tensor.numel() for tensor in tensors)] * self.size()

@@ -85,8 +85,10 @@ class Kind:
             with managed collisions they have the same rows at other places.
         tolerance: largest difference of an output or weight from the unsharded model.
         precision: of the weights, in the unsharded model and in the sharded one.
-        fuse: attaches the fused optimizers; SGD for all tables by default.
-        options: arguments of the planner that put all tables into row blocks, by sharder.
+        fuse: attaches the fused optimizers; None for the rule.
+        rule: optimizer of all tables and of their replicas, with its arguments.
+        options: arguments of the planner that put all tables into row blocks or make replicas, by
+            sharder.
     """
 
     make: Callable[[], Model]
@@ -94,9 +96,8 @@ class Kind:
     compares_tables: bool = True
     tolerance: float = 2e-6
     precision: torch.dtype = torch.float32
-    fuse: Callable[[dict[str, nn.Parameter]], None] = lambda tables: apply_optimizer_in_backward(
-        torch.optim.SGD, tables.values(), {"lr": LEARNING_RATE}
-    )
+    fuse: Callable[[dict[str, nn.Parameter]], None] | None = None
+    rule: tuple[Any, dict[str, float]] = (torch.optim.SGD, {"lr": LEARNING_RATE})
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 

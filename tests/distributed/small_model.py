@@ -6,27 +6,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dlrm import Dlrm, dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.model.torchrec_adapter import table_name
-from dlrm_sharded.plans.layouts import Replicas, row_blocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import check_pipeline, evaluate, make_pipeline
 from dlrm_sharded.training.pipelines import PIPELINES
+from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.cuda import streams_on
 from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered
+from tests.unit.made_up import column_shards
 
 A, B, C = "user.id", "ö. /a b,c=2", "type"
 """Names that torch refuses for modules, or that are unlike words: what users see are these."""
@@ -56,41 +61,43 @@ LEARNING_RATES = {
 CPU = torch.device("cpu")
 
 
-def make_plan(kind: str, world_size: int) -> ShardingPlan:
+def make_plan(kind: str, world_size: int, fp16: Sequence[str] = ()) -> ShardingPlan:
+    """A plan of a kind, with the named tables in fp16."""
     last, half = world_size - 1, world_size // 2
     replicated = Replicas(world_size)
     a, b, c = TABLES
 
-    def columns(table: Table, *parts: tuple[int, int, int]) -> list[Shard]:
-        rows = (0, table.num_embeddings)
-        return [Shard(table.name, rank, rows, (start, stop)) for start, stop, rank in parts]
-
     def rows(table: Table, first: int = 0) -> list[Shard]:
         """Row blocks on all ranks from the first one."""
-        blocks = row_blocks(table.num_embeddings, world_size - first)
-        if len(blocks) < world_size - first:  # a block would be empty
+        blocks = RowBlocks(range(first, world_size))
+        if first == last or not blocks.is_possible(table):  # a block would be empty
             return [Shard.whole(table, last)]
-        columns = (0, table.embedding_dim)
-        return [Shard(table.name, r, block, columns) for r, block in enumerate(blocks, first)]
+        return blocks.shards(table)
 
     whole = [Shard.whole(b, 0), Shard.whole(c, last)]
-    uneven = [(0, 12, 0), (12, 16, last)]
-    on_one_rank = [(0, 4, 0), (4, 12, last), (12, 16, 0)]
+    uneven, on_one_rank = [(0, 12), (last, 4)], [(0, 4), (last, 8), (0, 4)]
     if world_size == 1:  # all on one rank, where widths must be equal
-        uneven, on_one_rank = [(0, 16, 0)], [(0, 8, 0), (8, 16, 0)]
+        uneven, on_one_rank = [(0, 16)], [(0, 8), (0, 8)]
     shards = {
         "table_wise": [Shard.whole(a, last), *whole],
-        "columns_uneven": [*columns(a, *uneven), *whole],
-        "columns_on_one_rank": [*columns(a, *on_one_rank), *whole],
+        "columns_uneven": [*column_shards(a, *uneven), *whole],
+        "columns_on_one_rank": [*column_shards(a, *on_one_rank), *whole],
         "empty_rank": [Shard.whole(table, 0) for table in TABLES],
         "row_wise": [*rows(a), *rows(b), *rows(c)],
-        "rows_and_columns": [*rows(a), *columns(b, (0, 4, last), (4, 8, 0)), *rows(c)],
+        "rows_and_columns": [*rows(a), *column_shards(b, (last, 4), (0, 4)), *rows(c)],
         "replicas": [shard for table in TABLES for shard in replicated.shards(table)],
         "replicas_and_others": [*rows(a), *replicated.shards(b), Shard.whole(c, last)],
         "host_rows": [*rows(a, half), Shard.whole(b, 0), Shard.whole(c, min(1, last))],
         "rows_and_whole": [*rows(a), Shard.whole(b, 0), Shard.whole(c, 0)],
     }[kind]
-    return ShardingPlan(world_size, tuple(shards))
+    precise = (replace(s, precision="fp16") if s.table in fp16 else s for s in shards)
+    return ShardingPlan(world_size, tuple(precise))
+
+
+def tables_of(plan: ShardingPlan) -> tuple[Table, ...]:
+    """The tables in the precisions of a plan."""
+    task = ShardingTask(TABLES, Topology(plan.world_size, 10**9), LOCAL_BATCH_SIZE)
+    return with_precisions(task, plan).tables
 
 
 def pipelines_for(kind: str) -> list[str]:
@@ -146,12 +153,14 @@ def share(batch: Batch, rank: int) -> Batch:
     )
 
 
-def make_model(device: torch.device = CPU, **options: Any) -> Dlrm:
+def make_model(
+    device: torch.device = CPU, tables: Sequence[Table] = TABLES, **options: Any
+) -> Dlrm:
     """A model with these options, whose dense layers have the same weights on every device."""
     torch.manual_seed(0)
     layers: dict[str, Any] = {"dense_layers": [8, 8], "over_layers": [8, 1]}
-    weights = dlrm(TABLES, 3, **layers, device=CPU).state_dict()
-    model = dlrm(TABLES, 3, **layers, device=device, **options)
+    weights = dlrm(tables, 3, **layers, device=CPU).state_dict()
+    model = dlrm(tables, 3, **layers, device=device, **options)
     model.load_state_dict({n: w for n, w in weights.items() if not w.is_meta}, strict=False)
     return model
 
@@ -170,14 +179,16 @@ def make_sharded(
     kind: str,
     embedding: str,
     *,
+    half: Sequence[str] = (),
     compile_mode: str | None = None,
     dense_graph: bool = False,
     **changes: Any,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model on the rank's device under a plan with these changes, and its optimizers."""
-    plan = replace(make_plan(kind, rank.world_size), **changes)
-    model = make_model(rank.device, compile_mode=compile_mode, dense_graph=dense_graph)
-    return shard(rank, model, plan, optimizers(embedding))
+    plan = replace(make_plan(kind, rank.world_size, half), **changes)
+    tables, options = tables_of(plan), {"compile_mode": compile_mode, "dense_graph": dense_graph}
+    model = make_model(rank.device, tables, **options)
+    return shard(rank, model, plan, optimizers(embedding), tables)
 
 
 def shard(
@@ -229,6 +240,29 @@ def train_and_evaluate(
         evaluate(sharded, steps, shares, rank.device)
         losses += [steps.progress(batches)[0] for _ in shares[1:]]
     return [float(loss) for loss in losses]
+
+
+def run_trainer(
+    rank: Rank, sharded: Any, optimizer: CombinedOptimizer, config: TrainerConfig, **parts: Any
+) -> None:
+    """Train as runs do; what is not given is a synthetic dataset, constant rates and no log."""
+    sizes = {"batch_size": LOCAL_BATCH_SIZE * rank.world_size, "num_dense": 3}
+    dataset = SyntheticDataset(TABLES, **sizes, num_train_batches=3, num_val_batches=1)
+    place = {"rank": rank.rank, "world_size": rank.world_size}
+    defaults = {
+        "lr_scheduler": LambdaLR(optimizer, lambda step: 1.0),
+        "train_stream": BatchStream(dataset, "train", **place),
+        "eval_stream": BatchStream(dataset, "val", **place),
+        "log_scalar": lambda *_: None,
+    }
+    Trainer(
+        sharded,
+        optimizer=optimizer,
+        config=config,
+        batch_size=dataset.batch_size,
+        rank=rank,
+        **defaults | parts,
+    ).run()
 
 
 Place = tuple[slice, slice]

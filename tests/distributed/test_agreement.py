@@ -1,4 +1,4 @@
-"""Ranks agree: what one of them raises, all of them raise."""
+"""Ranks agree: what one of them raises, all of them raise; what they find together, all have."""
 
 import functools
 import os
@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError, RankError
+from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
 from dlrm_sharded.ranks.alike import check_in_group
 from dlrm_sharded.ranks.distributed import Rank, with_memory_of_all_ranks
 from dlrm_sharded.ranks.job_store import wait_for_all_ranks
+from dlrm_sharded.training.metrics import Evaluation, Evaluator
 from tests.preloaded.ranks import gathered, run_ranks
+from tests.unit.training.test_metrics import normalized_entropy
 
 pytestmark = pytest.mark.slow
 
@@ -53,46 +56,42 @@ def raise_alone(rank: Rank, errors: dict[int, Exception]) -> None:
             raise errors[rank.rank]
 
 
-CASES: dict[str, Callable[[Rank], None]] = {
-    "rank_zero-ours": lambda rank: raise_on_rank_zero(rank, InfeasibleTaskError("no room")),
-    "rank_zero-local": lambda rank: raise_on_rank_zero(rank, local_error("odd")),
-    "rank_zero-two_parts": lambda rank: raise_on_rank_zero(rank, TwoPartsError("file", "gone")),
-    "rank_zero-patiently": lambda rank: raise_on_rank_zero(
-        rank, DataError("0 is cut"), patiently_on_rank_zero
-    ),
-    "all-on_0": lambda rank: raise_alone(rank, {0: DataError("0 is cut")}),
-    "all-on_1": lambda rank: raise_alone(rank, {1: DataError("1 is cut")}),
-    "all-on_both": lambda rank: raise_alone(rank, {0: ConfigError("0"), 1: DataError("1")}),
-    "all-local_on_1": lambda rank: raise_alone(rank, {1: local_error("odd")}),
-    "all-on_none": lambda rank: raise_alone(rank, {}),
-    "data-alike": lambda rank: check_in_group({"rows": 5}),
-    "data-unlike": lambda rank: check_in_group({"rows": 5 + rank.rank}),
-}
 HOST = socket.gethostname()
 UNLIKE = (
     f"the ranks do not read the same data: rows is 5 on rank 0 ({HOST}) and 6 on rank 1 ({HOST}); "
     "give all hosts equal files"
 )
-EXPECTED = {
-    # type, message, whether another rank reports it; of rank 0 and of rank 1
-    "rank_zero-ours": [
-        ("InfeasibleTaskError", "no room", False),
-        ("InfeasibleTaskError", "no room", True),
-    ],
-    "rank_zero-local": [("LocalError", "odd", False), ("RuntimeError", "LocalError: odd", True)],
-    "rank_zero-two_parts": [
-        ("TwoPartsError", "file: gone", False),
-        ("RuntimeError", "TwoPartsError: file: gone", True),
-    ],
-    "rank_zero-patiently": [("DataError", "0 is cut", False), ("DataError", "0 is cut", True)],
-    "all-on_0": [("DataError", "0 is cut", False), ("DataError", "0 is cut", True)],
-    "all-on_1": [("DataError", "1 is cut", False), ("DataError", "1 is cut", True)],
-    "all-on_both": [("ConfigError", "0", False), ("ConfigError", "0", True)],
-    "all-local_on_1": [("RuntimeError", "LocalError: odd", False), ("LocalError", "odd", True)],
-    "all-on_none": [None, None],
-    "data-alike": [None, None],
-    "data-unlike": [("UnlikeRanksError", UNLIKE, False), ("UnlikeRanksError", UNLIKE, True)],
+FULL, CUT = InfeasibleTaskError("no memory"), DataError("it is cut")
+CASES: dict[str, tuple[Callable[[Rank], None], tuple[str, ...]]] = {
+    "rank_zero-ours": (
+        lambda rank: raise_on_rank_zero(rank, FULL),
+        ("InfeasibleTaskError: no memory",) * 2,
+    ),
+    "rank_zero-two_parts": (
+        lambda rank: raise_on_rank_zero(rank, TwoPartsError("file", "gone")),
+        ("TwoPartsError: file: gone", "RuntimeError: TwoPartsError: file: gone"),
+    ),
+    "rank_zero-patiently": (
+        lambda rank: raise_on_rank_zero(rank, CUT, patiently_on_rank_zero),
+        ("DataError: it is cut",) * 2,
+    ),
+    "all-on_1": (lambda rank: raise_alone(rank, {1: CUT}), ("DataError: it is cut",) * 2),
+    "all-on_both": (
+        lambda rank: raise_alone(rank, {0: ConfigError("0"), 1: CUT}),
+        ("ConfigError: 0",) * 2,
+    ),
+    "all-local_on_1": (
+        lambda rank: raise_alone(rank, {1: local_error("odd")}),
+        ("RuntimeError: LocalError: odd", "LocalError: odd"),
+    ),
+    "all-on_none": (lambda rank: raise_alone(rank, {}), ()),
+    "data-alike": (lambda rank: check_in_group({"rows": 5}), ()),
+    "data-unlike": (
+        lambda rank: check_in_group({"rows": 5 + rank.rank}),
+        (f"UnlikeRanksError: {UNLIKE}",) * 2,
+    ),
 }
+"""What ranks do, and what rank 0 and rank 1 raise then; rank 0 reports it."""
 
 
 MEMORY = {
@@ -107,21 +106,43 @@ MEMORY = {
 
 def fail_in_every_way(rank: Rank) -> dict[str, Any]:
     outcomes = {}
-    for name, case in CASES.items():
+    for name, (case, _) in CASES.items():
         outcome = None
         try:
             case(rank)
         except Exception as error:
             source = error.__cause__
             elsewhere = isinstance(source, RankError) and source.reporter != rank.rank
-            outcome = (type(error).__name__, str(error), elsewhere)
+            outcome = f"{type(error).__name__}: {error}", elsewhere
         outcomes[name] = gathered(rank, outcome)
     outcomes["result"] = gathered(rank, on_rank_zero(lambda: {"made_by": rank.rank}))
+    outcomes["evaluation"] = gathered(rank, evaluated(rank))
+    outcomes["figures"] = gathered(rank, [*detected(rank), *detected(rank)])
     for name, memory in MEMORY.items():
         topology = with_memory_of_all_ranks(Topology(WORLD_SIZE, memory[rank.rank]))
         found = topology.memory_bytes, topology.memory_bytes_by_rank
         outcomes[f"memory-{name}"] = gathered(rank, found)
     return outcomes
+
+
+LOGITS = torch.tensor([-2.0, 0.5, -1.0, 0.25, 1.5, -0.5, 2.0, 1.0])
+LABELS = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0])
+"""The first half, which is the share of rank 0 of 2, has one class only."""
+
+
+def evaluated(rank: Rank) -> Evaluation:
+    evaluator = Evaluator(rank.device)
+    share = slice(4 * rank.rank, 4 * rank.rank + 4)
+    evaluator.update(LOGITS[share], LABELS[share])
+    return evaluator.compute()
+
+
+def detected(rank: Rank) -> list[float]:
+    """Figures of the hardware: a second call may have what a cache keeps."""
+    probe = detect_hardware(rank).probe
+    exchange = probe.exchange
+    sizes = [exchange.num_ranks, exchange.ranks_per_host]
+    return [*sizes, exchange.latency_us, exchange.gb_per_s, probe.gather_gb_per_s]
 
 
 def wait_without_a_collective(rank: Rank, folder: str) -> list[Any]:
@@ -189,7 +210,22 @@ def outcomes() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_errors_reach_every_rank(name):
-    assert outcomes()[name] == EXPECTED[name]
+    expected = [(error, rank > 0) for rank, error in enumerate(CASES[name][1])]
+    assert outcomes()[name] == (expected or [None, None])
+
+
+def test_ranks_evaluate_together():
+    first, second = outcomes()["evaluation"]
+    assert first == second
+    assert (first.auroc, first.num_samples) == (1.0, 8)
+    assert first.normalized_entropy == pytest.approx(normalized_entropy(LOGITS, LABELS), rel=1e-5)
+
+
+def test_all_ranks_have_the_figures_of_rank_0():
+    first, second = outcomes()["figures"]
+    assert first == second
+    assert first[:2] == [2, 2]
+    assert min(first) > 0
 
 
 def test_every_rank_gets_the_result_of_rank_zero():

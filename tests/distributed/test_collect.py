@@ -12,7 +12,6 @@ import pytest
 
 from dlrm_sharded.calibration.sample_store import SampleStore
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan_cost import STAGES
 from tests import preloaded
 from tests.e2e.runs import LAUNCHERS, environment
@@ -46,20 +45,7 @@ def assert_sound(samples: Sequence[Sample], computing: int, exchanging: set[int]
         assert min(sample.cost.input_dist_ms) > 0
         for stages in sample.cost.per_rank:
             assert all(stages.stage_ms(stage) > 0 for stage in STAGES)
-        assert_row_blocks_tile(sample)
     assert len({str(sample.shards) for sample in samples}) == len(samples)
-
-
-def assert_row_blocks_tile(sample: Sample) -> None:
-    """The row blocks follow each other table by table, one on every rank, and even."""
-    blocks = [shard for shard in sample.shards if shard.row_wise]
-    for i in range(0, len(blocks), sample.world_size):
-        table = blocks[i : i + sample.world_size]
-        assert [block.rank for block in table] == list(range(sample.world_size))
-        num_rows = [block.num_rows for block in table]
-        even = row_blocks(sum(num_rows), sample.world_size)
-        assert num_rows == [stop - begin for begin, stop in even]
-        assert len({(block.num_cols, block.reuse_histogram) for block in table}) == 1
 
 
 def test_what_a_kill_leaves_counts(tmp_path: Path) -> None:

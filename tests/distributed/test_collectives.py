@@ -53,11 +53,6 @@ def test_steps_on_two_hosts(kind, pipeline):
     assert ("reduce_scatter" in {c.name for c in by_rank[-1]}) == has_row_blocks
 
 
-def skip_a_barrier(rank: Rank) -> None:
-    if rank.rank != 2:
-        dist.barrier()
-
-
 def skip_the_last_sum(rank: Rank) -> None:
     for _ in range(3 - (rank.rank == 2)):
         dist.all_reduce(torch.ones(1))
@@ -67,19 +62,10 @@ def sum_other_sizes(rank: Rank) -> None:
     dist.all_reduce(torch.ones(1 + rank.rank // 2))
 
 
-def reduce_otherwise(rank: Rank) -> None:
-    dist.all_reduce(torch.ones(1), dist.ReduceOp.MAX if rank.rank else dist.ReduceOp.SUM)
-
-
 def use_groups_in_another_order(rank: Rank) -> None:
     groups = [dist.group.WORLD, dist.new_group()]
     for group in groups if rank.is_zero else reversed(groups):
         dist.all_reduce(torch.ones(1), group=group)
-
-
-def make_groups_for_members_only(rank: Rank) -> None:
-    if rank.rank < 2:
-        dist.new_group([0, 1])
 
 
 def receive_more_than_others_send(rank: Rank) -> None:
@@ -88,36 +74,17 @@ def receive_more_than_others_send(rank: Rank) -> None:
     dist.all_to_all_single(torch.ones(sum(received)), torch.ones(3), received, splits)
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        skip_a_barrier,
-        skip_the_last_sum,
-        sum_other_sizes,
-        reduce_otherwise,
-        use_groups_in_another_order,
-        make_groups_for_members_only,
-        receive_more_than_others_send,
-    ],
+MISTAKES = (
+    skip_the_last_sum,
+    sum_other_sizes,
+    use_groups_in_another_order,
+    receive_more_than_others_send,
 )
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_finds_mistakes(mistake):
     assert disagreement(run_in_turn(mistake, 3)[0]) is not None
-
-
-def test_groups_of_some_ranks():
-    """Ranks of another group do not take part."""
-
-    def two_groups(rank: Rank) -> float:
-        groups = [dist.new_group([0, 1]), dist.new_group([2])]
-        mine = groups[rank.rank // 2]
-        total = torch.ones(1)
-        for _ in range(1 + rank.rank // 2):
-            dist.all_reduce(total, group=mine)
-        return float(total)
-
-    by_rank, totals = run_in_turn(two_groups, 3)
-    assert disagreement(by_rank) is None
-    assert totals == [2.0, 2.0, 1.0]
 
 
 def train_command(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[Rank], Any]:

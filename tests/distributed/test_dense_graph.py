@@ -14,24 +14,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
 
-from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import ConfigError, DivergenceError, PreemptedError
 from dlrm_sharded.model.dense_graph import DenseGraph, _Recorded
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.training import meeting
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.pipelines import PIPELINES
-from dlrm_sharded.training.trainer import Trainer
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from tests.cuda import install_graphs
 from tests.distributed.small_model import (
-    LOCAL_BATCH_SIZE,
-    TABLES,
     make_sharded,
     pipelines_for,
+    run_trainer,
     shares,
     train_and_evaluate,
 )
@@ -131,28 +126,14 @@ def train_to(end: str, rank: Rank, folder: Path) -> None:
     if end == "diverged":
         with torch.no_grad():
             graph._weights[0].fill_(math.nan)
-    batch_size = 2 * LOCAL_BATCH_SIZE
-    sizes = {"batch_size": batch_size, "num_train_batches": 3, "num_val_batches": 1}
-    dataset = SyntheticDataset(TABLES, **sizes, num_dense=3)
-    place = {"rank": rank.rank, "world_size": rank.world_size}
     saved = checkpoints_of_run(folder, rank, STATE, in_background=False, every_steps=100)
 
     def stop(*_: Any) -> None:
         if end == "preempted":
             os.kill(os.getpid(), signal.SIGTERM)
 
-    Trainer(
-        sharded,
-        optimizer=optimizer,
-        lr_scheduler=LambdaLR(optimizer, lambda step: 1.0),
-        train_stream=BatchStream(dataset, "train", **place),
-        eval_stream=BatchStream(dataset, "val", **place),
-        config=TrainerConfig(num_steps=9, log_every_steps=1),
-        batch_size=batch_size,
-        rank=rank,
-        log_scalar=stop,
-        checkpoints=saved,
-    ).run()
+    config = TrainerConfig(num_steps=9, log_every_steps=1)
+    run_trainer(rank, sharded, optimizer, config, log_scalar=stop, checkpoints=saved)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Exchanges between ranks: their groups, and the precision of what they carry."""
+"""Tables in fp16, and exchanges: the precision of what they carry, and their groups."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed import small_model
 from tests.distributed.small_model import all_shards, make_sharded, trained_logits
+from tests.distributed.test_checkpoint import HALF
 from tests.distributed.test_sharded_equals_unsharded import initial_tables, train_unsharded
 from tests.preloaded.ranks import run_ranks
 
@@ -96,3 +97,42 @@ def test_tables_do_not_wait_for_dense_gradients():
 
 def test_one_rank_reduces_nothing():
     assert not run_ranks(groups, 1)["is_reduced"]
+
+
+def train_in_both(
+    rank: Rank, kinds: list[str], embedding: str = "rowwise_adagrad"
+) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for kind in kinds:
+        for names in ((), HALF):
+            sharded, optimizer = make_sharded(rank, kind, embedding, half=names)
+            results[f"{kind}-{len(names)}"] = {
+                "initial": initial_tables(rank.device),
+                "before": all_shards(rank, sharded),
+                "logits": trained_logits(rank, sharded, optimizer),
+                "after": all_shards(rank, sharded),
+            }
+    return results
+
+
+@pytest.mark.parametrize("embedding", ["rowwise_adagrad", "elementwise_adagrad"])
+def test_trains_within_rounding(embedding):
+    kinds = ["columns_uneven", "row_wise", "rows_and_columns"]
+    check_half_tables(run_ranks(train_in_both, 2, kinds, embedding), kinds)
+
+
+def check_half_tables(results: dict[str, Any], kinds: list[str]) -> None:
+    for kind in kinds:
+        exact, found = results[f"{kind}-0"], results[f"{kind}-2"]
+        assert found["logits"].dtype == torch.float32
+        torch.testing.assert_close(found["logits"], exact["logits"], rtol=0.01, atol=0.01)
+        for name, place, weights in found["before"]:
+            initial = found["initial"][name][place]
+            assert weights.dtype == (torch.float16 if name in HALF else torch.float32)
+            torch.testing.assert_close(weights, initial.to(weights.dtype), rtol=0.0, atol=0.0)
+        for before, after, in_fp32 in zip(
+            found["before"], found["after"], exact["after"], strict=True
+        ):
+            assert after[:2] == in_fp32[:2]
+            assert not torch.equal(before[2], after[2]), after[0]
+            torch.testing.assert_close(after[2].float(), in_fp32[2], rtol=0.01, atol=0.01)

@@ -1,6 +1,7 @@
 """Measuring gives the stages of every rank and leaves the model as it was."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.measuring.bench import Bench
 from dlrm_sharded.measuring.measure import MeasureConfig, measure
-from dlrm_sharded.model.dlrm import dlrm
 from dlrm_sharded.model.replicas import replica_part, replica_states, replicas_of
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.model.torchrec_adapter import to_torchrec
@@ -25,8 +25,6 @@ from tests.distributed.small_model import (
     NUM_STEPS,
     local_shards,
     make_sharded,
-    optimizers,
-    shard,
     shares,
 )
 from tests.preloaded.ranks import gathered, run_ranks
@@ -157,19 +155,34 @@ def test_measures_and_leaves_the_model_alone():
     assert result["launch_ms"] == {}
 
 
+TWO = Topology(2, memory_bytes=10**9, compute_device="cpu")
+
+
+def bench_of(rank: Rank, table_bytes: int) -> Bench:
+    config = MeasureConfig(iterations=ITERATIONS, warmup=1)
+    return Bench(config, rank.device, optimizer="rowwise_adagrad", table_bytes=table_bytes)
+
+
+def ids_of(tables: Sequence[Table], num_samples: int, seed: int = 0) -> KeyedJaggedTensor:
+    """Uniform ids, as many for each sample as the pooling factor says."""
+    lengths = [int(table.pooling_factor) for table in tables]
+    generator = torch.Generator().manual_seed(seed)
+    ids = [
+        torch.randint(table.num_embeddings, (length * num_samples,), generator=generator)
+        for table, length in zip(tables, lengths, strict=True)
+    ]
+    of_samples = torch.tensor(lengths, dtype=torch.int32).repeat_interleave(num_samples)
+    return KeyedJaggedTensor([table.name for table in tables], torch.cat(ids), lengths=of_samples)
+
+
 def measure_big(rank: Rank) -> list[float]:
     """Rank 0 has all the work."""
     tables = (Table("big", 50_000, 128, 20.0), Table("tiny", 10, 4, 1.0))
-    plan = ShardingPlan(2, (Shard.whole(tables[0], 0), Shard.whole(tables[1], 1)))
-    model = dlrm(tables, 3, dense_layers=[8, 8], over_layers=[8, 1], device=rank.device)
-    sharded, _ = shard(rank, model, plan, optimizers("sgd"), tables)
-    size = 512
-    ids = KeyedJaggedTensor(
-        keys=["big", "tiny"],
-        values=torch.cat([torch.randint(0, 50_000, (20 * size,)), torch.randint(0, 10, (size,))]),
-        lengths=torch.tensor([20] * size + [1] * size, dtype=torch.int32),
+    shards = (Shard.whole(table, rank) for rank, table in enumerate(tables))
+    plan = ShardingPlan(2, tuple(shards))
+    measured = bench_of(rank, 10**8).measure(
+        tables, to_torchrec(plan, tables, TWO), [ids_of(tables, 512)]
     )
-    measured = measure(sharded_embeddings(sharded), [ids], MeasureConfig(iterations=5))
     return [cost.fwd_compute_ms + cost.bwd_compute_ms for cost in measured.cost.per_rank]
 
 
@@ -211,25 +224,11 @@ def measure_sequences(rank: Rank) -> dict[str, Any]:
         torch.distributed.all_to_all_single,
         counting,
     )
-    topology = Topology(2, memory_bytes=10**9, compute_device="cpu")
-    lengths = [int(table.pooling_factor) for table in SEQUENCES]
-    generator = torch.Generator().manual_seed(rank.rank)
-    ids = KeyedJaggedTensor(
-        keys=[table.name for table in SEQUENCES],
-        values=torch.cat(
-            [
-                torch.randint(table.num_embeddings, (length * LOCAL_BATCH,), generator=generator)
-                for table, length in zip(SEQUENCES, lengths, strict=True)
-            ]
-        ),
-        lengths=torch.tensor(lengths, dtype=torch.int32).repeat_interleave(LOCAL_BATCH),
-    )
-    config = MeasureConfig(iterations=ITERATIONS, warmup=1)
-    bench = Bench(config, rank.device, optimizer="rowwise_adagrad", table_bytes=10**5)
-    plan = to_torchrec(SEQUENCES_PLAN, SEQUENCES, topology)
-    measured = bench.measure(SEQUENCES, plan, [ids])
+    plan = to_torchrec(SEQUENCES_PLAN, SEQUENCES, TWO)
+    ids = ids_of(SEQUENCES, LOCAL_BATCH, rank.rank)
+    measured = bench_of(rank, 10**5).measure(SEQUENCES, plan, [ids])
     torch.distributed.all_to_all_single = exchange
-    task = ShardingTask(SEQUENCES, topology, 2 * LOCAL_BATCH)
+    task = ShardingTask(SEQUENCES, TWO, 2 * LOCAL_BATCH)
     priced = workload_of_plan(SEQUENCES_PLAN, task).exchange(for_ids=False)
     return {
         "sent_bytes": gathered(rank, 4 * sent / (2 * (ITERATIONS + 1))),

@@ -9,79 +9,69 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.checkpoint.folder import checkpoints
-from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
-from dlrm_sharded.checkpoint.model_state import (
-    ModelState,
-    fused_kernels,
-    model_state,
-    set_fused_steps,
-)
+from dlrm_sharded.checkpoint.model_state import fused_kernels, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.datasets.id_check import IdCheck
 from dlrm_sharded.files.errors import PreemptedError
 from dlrm_sharded.model.optimizers import OptimizerConfig
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import meeting
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.progress import Progress, read_progress
-from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from dlrm_sharded.training.trainer_config import TrainerConfig
 from tests.cuda import streams_on
 from tests.distributed.small_model import (
-    LOCAL_BATCH_SIZE,
-    TABLES,
     make_model,
     make_plan,
     make_sharded,
+    run_trainer,
     shard,
     shares,
     train_and_evaluate,
 )
+from tests.distributed.test_checkpoint import built, newest
 from tests.preloaded.ranks import run_ranks
 from tests.unit.checkpoint.cases import run_state
 
 pytestmark = pytest.mark.slow
 
 EXACT = [name for name, pipeline in PIPELINES.items() if pipeline.is_exact and name != "base"]
-KIND = "rows_and_columns"
+KIND, REPLICATED = "rows_and_columns", "replicas_and_others"
+"""Kinds of plans; some pipelines train no replicas."""
+
 NUM_STEPS = 9
 EMBEDDING = "rowwise_adagrad"
 
 
-def train(rank: Rank, name: str) -> dict[str, Any]:
+def train(rank: Rank) -> dict[str, tuple[list[float], int]]:
     """Losses of all batches until they end, and the number of lookups that are taken hold of."""
+    return {name: _train(rank, name) for name in ("base", *EXACT)}
+
+
+def _train(rank: Rank, name: str) -> tuple[list[float], int]:
     sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
     batches, losses = iter(shares(rank)), []
     with streams_on(rank.device), contextlib.suppress(StopIteration):
         pipeline = make_pipeline(name, sharded, optimizer, rank.device)
         while True:
-            losses.append(pipeline.progress(batches)[0])
-    pipelined = getattr(pipeline, "_pipelined_modules", [])
-    return {"losses": torch.stack(losses), "num_pipelined": len(pipelined)}
+            losses.append(float(pipeline.progress(batches)[0]))
+    return losses, len(getattr(pipeline, "_pipelined_modules", []))
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_takes_hold_of_the_lookup_and_ends_with_the_batches(name):
-    overlapped = run_ranks(train, 2, name)
-    plain = run_ranks(train, 2, "base")
-    assert overlapped["num_pipelined"] == 1
-    assert torch.equal(overlapped["losses"], plain["losses"])
-
-
-def test_plain_on_a_cpu():
-    assert run_ranks(train, 1, "base")["num_pipelined"] == 0
+def test_takes_hold_of_the_lookup_and_ends_with_the_batches():
+    found = run_ranks(train, 2)
+    losses, num_pipelined = found.pop("base")
+    assert num_pipelined == 0
+    assert found == dict.fromkeys(EXACT, (losses, 1))
 
 
 def train_on_with_an_evaluation(rank: Rank, names: list[str], kind: str) -> list[list[float]]:
@@ -148,23 +138,18 @@ class Stream(Iterator[Batch]):
 class Run:
     """A training of a small model with evaluations and checkpoints, as a job has it."""
 
-    def __init__(self, rank: Rank, name: str, folder: Path) -> None:
+    def __init__(self, rank: Rank, name: str, folder: Path, kind: str = KIND) -> None:
         self._rank, self._name, self._folder = rank, name, folder
-        self._model, self._optimizer = make_sharded(rank, KIND, EMBEDDING)
-        plan: ShardingPlan = make_plan(KIND, rank.world_size)
-        self.state: ModelState = model_state(
-            self._model, self._optimizer, plan, TABLES, embedding_optimizer=EMBEDDING
-        )
+        self._model, self._optimizer, self.state = built(rank, kind, EMBEDDING)
         self.losses: list[float] = []
 
     def load(self) -> Progress:
-        manifest = read_manifest(checkpoints(self._folder)[0])
-        check_parts(manifest)
+        manifest = newest(self._folder)
         load_model(manifest, self.state)
         set_fused_steps(self._model, manifest.state.step)
         return read_progress(manifest, self._rank, same_plan=True)
 
-    def train(self, num_steps: int, start: Progress, **changes: Any) -> None:
+    def train(self, num_steps: int, start: Progress) -> None:
         checkpoint = CheckpointConfig(every_steps=4, every_s=None)
         said = {
             "column_bounds": self.state.column_bounds,
@@ -172,41 +157,33 @@ class Run:
             "world_size": self._rank.world_size,
         }
         saver = Saver(self._folder, keep=9, background=True, rank=self._rank)
-        stream: Any = Stream(shares(self._rank))
-        validation: Any = Stream(shares(self._rank)[:2])
-        settings: dict[str, Any] = {
-            "pipeline": self._name,
-            "eval_every_steps": 3,
-            "log_every_steps": 1,
-            "num_warmup_steps": 0,
-            "semi_sync_after": 2,
-            **changes,
+        config = TrainerConfig(
+            num_steps=num_steps,
+            checkpoint=checkpoint,
+            pipeline=self._name,
+            eval_every_steps=3,
+            log_every_steps=1,
+            num_warmup_steps=0,
+            semi_sync_after=2,
+        )
+        parts = {
+            "lr_scheduler": LambdaLR(self._optimizer, lambda step: 1 / (1 + step)),
+            "train_stream": Stream(shares(self._rank)),
+            "eval_stream": Stream(shares(self._rank)[:2]),
+            "log_scalar": self._log,
+            "checkpoints": Checkpoints(
+                saver,
+                checkpoint,
+                self.state,
+                describe=lambda progress: run_state(
+                    progress.step, progress=progress.to_json(), **said
+                ),
+                rank=self._rank,
+            ),
+            "start": start,
         }
         with streams_on(self._rank.device):
-            trainer = Trainer(
-                self._model,
-                optimizer=self._optimizer,
-                lr_scheduler=LambdaLR(self._optimizer, lambda step: 1 / (1 + step)),
-                train_stream=stream,
-                eval_stream=validation,
-                config=TrainerConfig(
-                    num_steps=num_steps, checkpoint=checkpoint, **settings | changes
-                ),
-                batch_size=LOCAL_BATCH_SIZE * self._rank.world_size,
-                rank=self._rank,
-                log_scalar=self._log,
-                checkpoints=Checkpoints(
-                    saver,
-                    checkpoint,
-                    self.state,
-                    describe=lambda progress: run_state(
-                        progress.step, progress=progress.to_json(), **said
-                    ),
-                    rank=self._rank,
-                ),
-                start=start,
-            )
-            trainer.run()
+            run_trainer(self._rank, self._model, self._optimizer, config, **parts)
         assert saver.failure is None
 
     def num_lookups(self) -> list[float]:
@@ -242,11 +219,12 @@ def test_a_resumed_run_goes_on_as_the_whole_one(name, tmp_path):
 def preempted(rank: Rank, name: str, folder: str) -> list[list[float]]:
     """Figures of a run with `base` and the pipeline, one that a signal stops, and its rest."""
     path = Path(folder)
-    base = Run(rank, "base", path / "base")
+    kind = REPLICATED if name == "base" else KIND
+    base = Run(rank, "base", path / "base", kind)
     base.train(9, Progress())
-    whole = Run(rank, name, path / "whole")
+    whole = Run(rank, name, path / "whole", kind)
     whole.train(9, Progress())
-    first = Run(rank, name, path / "stopped")
+    first = Run(rank, name, path / "stopped", kind)
     log = first._log
 
     def stop(tag: str, value: float, step: int) -> None:
@@ -257,7 +235,7 @@ def preempted(rank: Rank, name: str, folder: str) -> list[list[float]]:
     every_batch = patch.object(meeting, "MOST_BATCHES", 1)
     with every_batch, patch.object(first, "_log", stop), pytest.raises(PreemptedError):
         first.train(9, Progress())
-    second = Run(rank, name, path / "stopped")
+    second = Run(rank, name, path / "stopped", kind)
     second.train(9, second.load())
     return [base.losses, whole.losses, first.losses, second.losses]
 

@@ -1,91 +1,36 @@
 """`ShardedPlanner` in the place of TorchRec's planner, on models that are not ours."""
 
-import copy
 import functools
 import os
+import re
+import textwrap
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.models.dlrm import DLRM
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import ShardedPlanner, Topology
-from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.drop_in import sharded_planner
 from dlrm_sharded.drop_in.job_ranks import rank_in_group
 from dlrm_sharded.files.errors import ConfigError, RankError
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.ranks.host_memory import available_host_bytes
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.search import SearchSharder
 from tests.distributed.torchrec_modules import table_configs
+from tests.preloaded import ROOT
 from tests.preloaded.ranks import gathered, run_ranks
 
 pytestmark = pytest.mark.slow
 
 META = torch.device("meta")
-
-
-def bags(name: str, count: int) -> list[EmbeddingBagConfig]:
-    rows = range(20, 20 + 10 * count, 10)
-    return table_configs(rows, [8, 16], name=name, feature=f"feature_{name}{{}}")
-
-
-def train_a_table_wider_than_lookups(rank: Rank) -> dict[str, Any]:
-    """Three steps beside the same ones in plain torch, where lookups support 16 columns.
-
-    So few stand for the 2,048 of a GPU.
-    """
-    model = EmbeddingBagCollection(tables=table_configs([30, 20, 40], [64, 16]), device=rank.device)
-    plain = copy.deepcopy(model)
-    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.5})
-    searching = SearchSharder(SharderContext(cost_model=learned_cost_model(RunContext())))
-    with mock.patch.dict(MAX_SHARD_COLUMNS, cpu=16):
-        plan = ShardedPlanner(searching).collective_plan(model)
-    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
-    initial = plain.state_dict()
-    for name, weight in sharded.state_dict().items():
-        for shard in weight.local_shards():
-            (row, col), (num_rows, num_cols) = shard.metadata.shard_offsets, shard.tensor.shape
-            part = initial[name.removeprefix("module.")][:, col : col + num_cols]
-            shard.tensor.copy_(part[row : row + num_rows])
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
-    generator = torch.Generator().manual_seed(0)
-    pairs = []
-    for _ in range(3):
-        values = torch.randint(0, 20, (3 * 8,), generator=generator)
-        lengths = torch.ones(3 * 8, dtype=torch.int32)
-        ids = KeyedJaggedTensor([f"f{i}" for i in range(3)], values, lengths=lengths)
-        vectors, expected = sharded(ids).to_dict(), plain(ids).to_dict()
-        pairs += [(vectors[f"f{i}"].detach(), expected[f"f{i}"].detach()) for i in range(3)]
-        optimizer.zero_grad()
-        for by_feature in (vectors, expected):
-            sum(vector.square().mean() for vector in by_feature.values()).backward()
-        optimizer.step()
-    widths = {
-        name: [shard.shard_sizes[1] for shard in parameter.sharding_spec.shards]
-        for name, parameter in plan.plan[""].items()
-    }
-    return {"pairs": pairs, "widths": widths}
-
-
-def test_one_rank_trains_a_table_wider_than_lookups():
-    result = run_ranks(train_a_table_wider_than_lookups, 1)
-    assert result["widths"] == {"t0": [16] * 4, "t1": [16], "t2": [16] * 4}
-    assert len(result["pairs"]) == 9
-    for vectors, expected in result["pairs"]:
-        torch.testing.assert_close(vectors, expected)
 
 
 def plan_without_torchrun(rank: Rank, hosts: str) -> dict[str, Any]:
@@ -196,3 +141,26 @@ def ranks_of_tables(**options: Any) -> list[list[int]]:
     plan = ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm(), **options)
     (module,) = plan.plan.values()
     return [parameter.ranks for parameter in module.values()]
+
+
+EXAMPLE = re.compile(r"^    from dlrm_sharded import .*?\n\n(?=\S)", re.M | re.S)
+
+
+def run_example(rank: Rank) -> list[str]:
+    """Return the names of the sharded tables."""
+    (example,) = EXAMPLE.findall((ROOT / "README.md").read_text())
+    tables = table_configs([100], [16], name="table", feature="table")
+    model = nn.Sequential(EmbeddingBagCollection(tables=tables, device=META))
+    names = {
+        "model": model,
+        "batches": [KeyedJaggedTensor(["table"], torch.arange(8), lengths=torch.full((4,), 2))],
+    }
+    exec(textwrap.dedent(example), names)
+    (module_plan,) = names["plan"].plan.values()
+    assert isinstance(names["model"], DistributedModelParallel)
+    assert names["report"].task.tables[0].pooling_factor == 2.0
+    return sorted(module_plan)
+
+
+def test_planner_of_the_readme():
+    assert run_ranks(run_example, 2) == ["table0"]

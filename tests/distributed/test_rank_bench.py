@@ -21,66 +21,24 @@ from tests.preloaded.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-TABLES = (Table("a", 50, 16, 3.0), Table("b", 40, 8, 5.5), Table("c", 70, 32, 2.0))
+TABLES = (
+    Table("bag", 50, 12, 3.0),
+    Table("whole", 40, 16, 2.0, pooled=False),
+    Table("again", 70, 16, 0.5, pooled=False),
+)
 BATCH_SIZE = 24
 CONFIG = MeasureConfig(iterations=3, warmup=1, num_batches=2, time_budget_s=0.1)
 
 
 def measured_with(rank: Rank) -> dict[str, Any]:
-    """What `measure` is given for a whole table, columns of one, and a block of rows."""
+    """What is measured of bags and sequences: tables whole, columns of one, and a block of rows."""
+    bag, whole, again = TABLES
     ids = draw_ids(TABLES, batch_size=BATCH_SIZE, num_batches=2, seed=0)
     shards = [
-        Shard.whole(TABLES[0], rank=2),
-        Shard("b", 2, (0, 40), (4, 8)),
-        Shard("c", 2, row_blocks(70, 4)[2], (0, 32)),
-    ]
-    given: list[Any] = []
-    measure = bench_module.measure_modules
-
-    def spy(modules: Any, config: MeasureConfig, **group: Any) -> Any:
-        given.append([(module.embeddings, module.batches) for module in modules])
-        return measure(modules, config, **group)
-
-    bench_module.measure_modules = spy
-    bench = RankBench(CONFIG, rank.device, table_bytes=10**6, optimizer="rowwise_adagrad")
-    cost = bench.measure(shards, ids)
-    bench.measure(shards[:2], ids)
-    [(embeddings, batches)] = given[0]
-    return {
-        "cost": list(cost.to_json().values()),
-        "num_lookups": [len(embeddings._lookups) for [(embeddings, _)] in given],
-        "shapes": [list(weight.shape) for weight in embeddings.state_dict().values()],
-        "ids": [batches[1][key].values() for key in ("t0", "t1", "t2")],
-        "expected_ids": [torch.from_numpy(ids.shard_ids(shard, 1).values) for shard in shards],
-    }
-
-
-def test_lookups_of_a_rank():
-    """A block of rows has its own; each shard is as large as it is, with the ids that reach it."""
-    seen = run_ranks(measured_with, 1)
-    assert seen["num_lookups"] == [2, 1]
-    assert sorted(seen["shapes"]) == [[18, 32], [40, 4], [50, 16]]
-    for found, expected in zip(seen["ids"], seen["expected_ids"], strict=True):
-        assert torch.equal(found, expected)
-    forward, forward_comm, backward_comm, backward = seen["cost"]
-    assert min(forward, backward) > 0
-    assert forward_comm == backward_comm == 0
-
-
-def measured_sequences(rank: Rank) -> dict[str, Any]:
-    """A bag, two whole sequence tables, columns of one and rows of one, on one rank."""
-    tables = (
-        Table("bag", 50, 12, 3.0),
-        Table("whole", 40, 16, 2.0, pooled=False),
-        Table("again", 70, 16, 0.5, pooled=False),
-    )
-    ids = draw_ids(tables, batch_size=BATCH_SIZE, num_batches=2, seed=0)
-    shards = [
-        Shard.whole(tables[0], rank=0),
-        Shard.whole(tables[1], rank=0),
-        Shard("whole", 0, (0, 40), (0, 8)),
-        Shard("again", 0, row_blocks(70, 4)[1], (0, 16)),
-        Shard.whole(tables[2], rank=0),
+        *(Shard.whole(bag, 2), Shard("bag", 2, (0, 50), (4, 8))),
+        Shard("bag", 2, row_blocks(50, 4)[2], (0, 12)),
+        *(Shard.whole(whole, 2), Shard("whole", 2, (0, 40), (0, 8))),
+        *(Shard("again", 2, row_blocks(70, 4)[1], (0, 16)), Shard.whole(again, 2)),
     ]
     seen: list[Any] = []
     measure = bench_module.measure_modules
@@ -93,7 +51,7 @@ def measured_sequences(rank: Rank) -> dict[str, Any]:
             looked_up = embeddings.compute(context, received)
             seen.append(
                 {
-                    "keys": batch.keys(),
+                    "ids": {key: batch[key].values() for key in batch.keys()},  # noqa: SIM118
                     "pooled": isinstance(embeddings, ShardedEmbeddingBagCollection),
                     "vectors": sorted(list(vectors.shape) for vectors in looked_up),
                 }
@@ -101,16 +59,17 @@ def measured_sequences(rank: Rank) -> dict[str, Any]:
         before = [t for module in modules for t in state_of(module.embeddings)]
         measured = measure(modules, config, **group)
         after = [t for module in modules for t in state_of(module.embeddings)]
-        seen.append({"same": list(map(torch.equal, before, after))})
+        seen.append(list(map(torch.equal, before, after)))
         return measured
 
     bench_module.measure_modules = spy
     bench = RankBench(CONFIG, rank.device, table_bytes=10**6, optimizer="rowwise_adagrad")
     cost = bench.measure(shards, ids)
+    bench.measure(shards[:2], ids)
     return {
-        "cost": cost.to_json(),
-        "modules": seen,
-        "num_ids": [len(ids.shard_ids(shard, 1).values) for shard in shards],
+        "cost": list(cost.to_json().values()),
+        "seen": seen,
+        "ids": [torch.from_numpy(ids.shard_ids(shard, 1).values) for shard in shards],
     }
 
 
@@ -121,26 +80,37 @@ def state_of(embeddings: Any) -> list[torch.Tensor]:
     return [t.clone() for t in [*tensors, *(kernel.emb_module.iter for kernel in kernels)]]
 
 
-def test_sequences_are_modules_of_their_own():
-    """Their lookups give a vector for each id; a module of TorchRec's has one width."""
-    seen = run_ranks(measured_sequences, 1)
-    bag, whole, narrow, state = seen["modules"]
-    assert [m["pooled"] for m in (bag, whole, narrow)] == [True, False, False]
-    assert [m["keys"] for m in (bag, whole, narrow)] == [["t0"], ["t1", "t3", "t4"], ["t2"]]
-    _, of_whole, of_columns, of_rows, of_again = seen["num_ids"]
-    assert bag["vectors"] == [[BATCH_SIZE, 12]]
+def test_lookups_of_a_rank():
+    """Each shard is as large as it is, with the ids that reach it.
+
+    Sequences are modules of one width each, whose lookups give a vector for each id. A block of
+    rows has a lookup of its own.
+    """
+    found = run_ranks(measured_with, 1)
+    bags, whole, narrow, same, alone, _ = found["seen"]
+    assert [module["pooled"] for module in (bags, whole, narrow)] == [True, False, False]
+    keys = [list(module["ids"]) for module in (bags, whole, narrow)]
+    assert keys == [["t0", "t1", "t2"], ["t3", "t5", "t6"], ["t4"]]
+    for module in (bags, whole, narrow):
+        for key, ids in module["ids"].items():
+            assert torch.equal(ids, found["ids"][int(key[1:])])
+    *_, of_whole, of_columns, of_rows, of_again = map(len, found["ids"])
+    assert bags["vectors"] == [[BATCH_SIZE, 12], [BATCH_SIZE, 12 + 4]]
     assert whole["vectors"] == sorted([[of_whole + of_again, 16], [of_rows, 16]])
     assert narrow["vectors"] == [[of_columns, 8]]
-    assert min(seen["cost"]["fwd_compute_ms"], seen["cost"]["bwd_compute_ms"]) > 0
-    assert len(state["same"]) >= 12
-    assert all(state["same"])
+    assert alone["vectors"] == [[BATCH_SIZE, 12 + 4]]
+    forward, forward_comm, backward_comm, backward = found["cost"]
+    assert min(forward, backward) > 0
+    assert forward_comm == backward_comm == 0
+    assert len(same) >= 12
+    assert all(same)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3, 4])
 def test_blocks_share_the_ids(num_blocks):
     (ids,) = draw_ids(TABLES, batch_size=BATCH_SIZE, num_batches=1, seed=1).batches
     blocks = row_blocks(40, num_blocks)
-    parts = [ids["b"].in_rows(*block) for block in blocks]
+    parts = [ids["whole"].in_rows(*block) for block in blocks]
 
     def by_sample(values: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
         return [sorted(part.tolist()) for part in np.split(values, np.cumsum(lengths)[:-1])]
@@ -150,7 +120,7 @@ def test_blocks_share_the_ids(num_blocks):
         for part, (start, _) in zip(parts, blocks, strict=True)
     ]
     together = [sorted(itertools.chain(*sample)) for sample in zip(*of_parts, strict=True)]
-    assert together == by_sample(ids["b"].values, ids["b"].lengths)
+    assert together == by_sample(ids["whole"].values, ids["whole"].lengths)
     for part, (start, stop) in zip(parts, blocks, strict=True):
         assert part.values.min() >= 0
         assert part.values.max() < stop - start

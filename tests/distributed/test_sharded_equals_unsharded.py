@@ -14,12 +14,9 @@ from dlrm_sharded.model.torchrec_adapter import bag_configs, table_name
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
     CPU,
-    LEARNING_RATE,
     LEARNING_RATES,
-    NUM_STEPS,
     PLANS,
     TABLES,
-    A,
     all_shards,
     global_batches,
     make_model,
@@ -156,31 +153,6 @@ class PlainUpdate:
         return corrected[0] / (corrected[1].sqrt() + self._epsilon)
 
 
-TORCHS: dict[str, Any] = {
-    "sgd": torch.optim.SGD,
-    "elementwise_adagrad": functools.partial(torch.optim.Adagrad, eps=EPSILON),
-    "adam": torch.optim.Adam,
-}
-
-
-@pytest.mark.parametrize("embedding", TORCHS)
-def test_plain_update_is_that_of_torch(embedding):
-    """Where all rows are looked up, and in those that are when others are not."""
-    weight = torch.nn.Parameter(torch.zeros(4, 8, dtype=torch.float64))
-    optimizer = TORCHS[embedding]([weight], lr=LEARNING_RATES[embedding])
-    update, ours = PlainUpdate(embedding), torch.zeros(5, 8, dtype=torch.float64)
-    looked_up = torch.tensor([True, True, True, True, False])
-    for seed in range(3):
-        gradient = torch.randn(
-            5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-        )
-        weight.grad = gradient[:4].clone()
-        optimizer.step()
-        ours -= update(gradient, looked_up)
-    torch.testing.assert_close(ours[:4], weight.detach())
-    assert not ours[4].any()
-
-
 @functools.cache
 def sharded_results(world_size: int) -> dict[str, Any]:
     """All cases of one world size in one start of its processes."""
@@ -217,26 +189,6 @@ def test_one_fused_module_per_rank(world_size):
         assert results[f"{kind}-sgd"]["fused_modules"] == [1], kind
     # With one rank its only row block is the whole table.
     assert results["rows_and_columns-sgd"]["fused_modules"] == ([1, 1] if world_size > 1 else [1])
-
-
-def test_column_split_changes_rowwise_adagrad():
-    """Its state is one number per row and shard, so split tables train a little differently."""
-    results = sharded_results(2)
-    whole, split = (
-        table_of(results[f"{kind}-rowwise_adagrad"], A) for kind in ("table_wise", "columns_uneven")
-    )
-    assert 1e-3 < (whole - split).abs().max() < LEARNING_RATE * NUM_STEPS
-    for embedding in ("sgd", "elementwise_adagrad"):
-        torch.testing.assert_close(
-            table_of(results[f"table_wise-{embedding}"], A),
-            table_of(results[f"columns_uneven-{embedding}"], A),
-        )
-
-
-def table_of(result: dict[str, Any], name: str) -> Tensor:
-    """A table put together from its column shards."""
-    shards = [(place[1].start, w) for table, place, w in result["shards"] if table == name]
-    return torch.cat([weight for _, weight in sorted(shards, key=lambda s: s[0])], dim=1)
 
 
 @functools.cache

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
@@ -29,6 +31,21 @@ class LaidOut:
         world_size = task.topology.world_size
         by_table = [self._shards(table, i, world_size) for i, table in enumerate(task.tables)]
         return ShardingPlan(world_size, tuple(shard for shards in by_table for shard in shards))
+
+
+class OnlyReplicas(EmbeddingBagCollectionSharder):
+    """Offers one type and its kernel, as sharders in TorchRec's own tests do."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return ["data_parallel"]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return ["dense"]
+
+
+class OnlyReplicasOfSequences(EmbeddingCollectionSharder):
+    sharding_types = OnlyReplicas.sharding_types
+    compute_kernels = OnlyReplicas.compute_kernels
 
 
 def local_weights(weights: Mapping[str, Tensor]) -> list[tuple[str, tuple[slice, slice], Tensor]]:

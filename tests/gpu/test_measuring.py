@@ -1,6 +1,6 @@
 """Measuring on the device that it is for, under TorchRec's own kernels and collectives."""
 
-import time
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -111,21 +111,16 @@ def measure_beside_a_reference(rank: Rank) -> dict[str, Any]:
     [cost] = found[0].cost.per_rank
     return {
         "measured_ms": [cost.fwd_compute_ms, cost.fwd_compute_ms + cost.bwd_compute_ms],
-        "reference_ms": [once_ms(forward, on_gpu=on_gpu), once_ms(step, on_gpu=on_gpu)],
+        "reference_ms": [once_ms(forward), once_ms(step)] if on_gpu else [],
         "launch_ms": dict(found[0].launch_ms),
         "exposed": found[0].exposed,
     }
 
 
-def once_ms(work: Callable[[], Any], *, on_gpu: bool, times: int = 20) -> float:
+def once_ms(work: Callable[[], Any], times: int = 20) -> float:
     """Time of work among more of its kind, so that launches are hidden behind what runs."""
     for _ in range(3):
         work()
-    if not on_gpu:
-        started = time.perf_counter()
-        for _ in range(times):
-            work()
-        return 1e3 * (time.perf_counter() - started) / times
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -140,12 +135,10 @@ def once_ms(work: Callable[[], Any], *, on_gpu: bool, times: int = 20) -> float:
 def test_measures_what_a_row_of_lookups_takes(device):
     """Kernels of a millisecond, so that the reference has no launches in it either."""
     found = run_on(device, measure_beside_a_reference, num_ranks=1)
-    for measured_ms, reference_ms in zip(found["measured_ms"], found["reference_ms"], strict=True):
-        assert measured_ms > 0
-        assert reference_ms > 0
-        if device == "cuda":
-            assert 0.5 < measured_ms / reference_ms < 2
+    assert min(found["measured_ms"]) > 0
     if device == "cuda":
+        ratios = map(operator.truediv, found["measured_ms"], found["reference_ms"])
+        assert all(0.5 < ratio < 2 for ratio in ratios)
         assert not found["exposed"]
         assert set(found["launch_ms"]) == set(STAGES)
         assert min(found["launch_ms"].values()) > 0

@@ -8,7 +8,6 @@ FBGEMM's kernels and caches, NCCL, and copies to page-locked memory; results are
 from typing import Any
 
 import pytest
-import torch
 
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.plans.precision import DEVICE_PRECISIONS, ExchangePrecision
@@ -16,7 +15,6 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipelines import PIPELINES
 from tests.distributed import small_model
 from tests.distributed import test_exchanges as exchanges
-from tests.distributed import test_half_tables as half
 from tests.distributed.small_model import (
     PLANS,
     TABLES,
@@ -24,7 +22,7 @@ from tests.distributed.small_model import (
     shares,
     train_and_evaluate,
 )
-from tests.distributed.test_checkpoint import check_equal, go_on, load_into, newest, save_trained
+from tests.distributed.test_checkpoint import HALF, check_equal, load_into, newest, save_trained
 from tests.distributed.test_pipeline import preempted
 from tests.distributed.test_profiler import check_traces, trace_steps
 from tests.gpu.devices import gpus, needs_gpus, run_on
@@ -39,18 +37,8 @@ def close(expected: Any) -> Any:
     return pytest.approx(expected, rel=CLOSE, abs=CLOSE)
 
 
-@pytest.mark.parametrize("kind", ["rows_and_columns", "replicas_and_others"])
-def test_goes_on_from_a_checkpoint(kind, tmp_path):
-    for losses, resumed in run_on("cuda", go_on, kind, str(tmp_path)):
-        assert resumed == close(losses)
-    whole, resumed = newest(tmp_path / "whole"), newest(tmp_path / "resumed")
-    for name in whole.tensors:
-        expected, found = load_whole(whole, name), load_whole(resumed, name)
-        torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE)
-
-
 def test_a_checkpoint_loads_under_every_plan(tmp_path):
-    run_on("cuda", save_trained, "columns_uneven", "rowwise_adagrad", str(tmp_path))
+    run_on("cuda", save_trained, "columns_uneven", "rowwise_adagrad", str(tmp_path), HALF)
     run_on("cuda", load_into, list(PLANS), "rowwise_adagrad", str(tmp_path))
     before = newest(tmp_path)
     assert any(float(load_whole(before, f"tables.{t.name}.weight").abs().max()) for t in TABLES)
@@ -58,13 +46,9 @@ def test_a_checkpoint_loads_under_every_plan(tmp_path):
         check_equal(before, newest(tmp_path / kind))
 
 
-def test_half_precision_tables(tmp_path):
+def test_half_precision_tables():
     kinds = ["columns_uneven", "row_wise", "rows_and_columns"]
-    trained = run_on("cuda", half.train_in_both, kinds)
-    half.check_within_rounding(trained, kinds)
-    written = half.HALF
-    loaded = run_on("cuda", half.save_and_load, str(tmp_path), written)
-    half.check_loaded(loaded, written)
+    exchanges.check_half_tables(run_on("cuda", exchanges.train_in_both, kinds), kinds)
 
 
 @pytest.mark.parametrize("kind", ["columns_uneven", "rows_and_columns"])

@@ -98,7 +98,7 @@ def test_pictures_exist(page: Path) -> None:
 
 
 def test_both_examples_of_sharded_planner_are_one() -> None:
-    """`tests/distributed/test_readme.py` runs the README's."""
+    """`tests/distributed/test_planner.py` runs the README's."""
     example = r"^    from dlrm_sharded import .*?\n\n(?=\S)"
     pages = [ROOT / "README.md", ROOT / "docs" / "guide" / "torchrec.md"]
     ours, theirs = (re.findall(example, page.read_text(), re.M | re.S) for page in pages)

@@ -16,13 +16,13 @@ from dlrm_sharded.files.remote_files import RemotePath
 from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.start import find_start
 from dlrm_sharded.runs.remote_copy import RemoteCopy
-from tests.object_store import s3, web_hdfs
+from tests.object_store import store, web_hdfs
 from tests.unit.checkpoint.cases import PART, STATE, TABLE, run_state, steps_in, write
 
 
-@pytest.fixture(params=["webhdfs", "s3"])
+@pytest.fixture(params=["webhdfs", "memory"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    with s3() if request.param == "s3" else web_hdfs(tmp_path / "store") as url:
+    with store(request.param, tmp_path) as url:
         yield RemotePath(url) / "run"
 
 

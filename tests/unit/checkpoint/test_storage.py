@@ -20,7 +20,7 @@ from dlrm_sharded.checkpoint.folder import checkpoints
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, Manifest, check_parts, read_manifest
 from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.checkpoint.restore import load_model, load_whole
+from dlrm_sharded.checkpoint.restore import load_model, load_weights, load_whole
 from dlrm_sharded.checkpoint.storage import read_pieces
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.ranks.distributed import Rank
@@ -56,6 +56,19 @@ def test_row_state_follows_the_column_bounds(bounds, expected, tmp_path, rank, c
     assert ("of 1 tables was converted" in caplog.text) == (bounds != (0, 4, 6))
     for piece, value in zip(pieces, expected, strict=True):
         torch.testing.assert_close(piece.tensor, torch.full((10, 1), value))
+
+
+@pytest.mark.parametrize("load", [load_model, load_weights])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_table_is_read_in_the_precision_of_its_plan(dtype, load, tmp_path, rank):
+    name, other = "tables.t.weight", ({torch.float32, torch.float16} - {dtype}).pop()
+    written = LogicalTensor.whole((TABLE / 7).to(dtype))
+    read = LogicalTensor.whole(torch.zeros(10, 6, dtype=other))
+    load(
+        checked(write(tmp_path, rank, state={name: written})),
+        ModelState({name: read}, {}, {}, {}, {}),
+    )
+    assert torch.equal(read.pieces[0].tensor, written.pieces[0].tensor.to(other))
 
 
 def test_large_pieces_become_many_parts(tmp_path, rank, monkeypatch):
@@ -99,6 +112,11 @@ def pickled_part(path: Path) -> None:
     lie(path, lambda manifest: manifest["files"].update({PART: entry}))
 
 
+def table_with(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Let the manifest say something else of the table, with its checksum."""
+    return lambda path: lie(path, lambda manifest: change(manifest["tensors"]["tables.t.weight"]))
+
+
 def said(**fields: Any) -> Callable[[Path], None]:
     return lambda path: lie(path, lambda manifest: manifest.update(fields))
 
@@ -111,9 +129,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a bit of a number": lambda path: flip(path / PART, -3),
     "a part is a folder": lambda path: ((path / PART).unlink(), (path / PART).mkdir()),
     "a pickled part with its checksum": pickled_part,
-    "another dtype": lambda path: lie(
-        path, lambda manifest: manifest["tensors"]["tables.t.weight"].update(dtype="float64")
-    ),
+    "another dtype": table_with(lambda table: table.update(dtype="float64")),
     "no manifest": lambda path: (path / FILE_NAME).unlink(),
     "an empty manifest": lambda path: os.truncate(path / FILE_NAME, 0),
     "a truncated manifest": lambda path: os.truncate(path / FILE_NAME, 300),
@@ -126,22 +142,12 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a negative step": said(step=-1),
     "text for a number": said(step="5"),
     "no tensors": lambda path: lie(path, lambda manifest: manifest.pop("tensors")),
-    "a gap": lambda path: lie(
-        path, lambda manifest: manifest["tensors"]["tables.t.weight"]["blocks"].pop()
+    "a gap": table_with(lambda table: table["blocks"].pop()),
+    "blocks that overlap": table_with(lambda table: table["blocks"][1].__setitem__(0, [0, 2])),
+    "many axes": table_with(
+        lambda table: table.update(shape=[1] * 99, blocks=[[[0] * 99, [1] * 99, PART, "x"]])
     ),
-    "blocks that overlap": lambda path: lie(
-        path,
-        lambda manifest: manifest["tensors"]["tables.t.weight"]["blocks"][1].__setitem__(0, [0, 2]),
-    ),
-    "many axes": lambda path: lie(
-        path,
-        lambda manifest: manifest["tensors"]["optimizer.over.bias.step"].update(
-            shape=[1] * 99, blocks=[[[0] * 99, [1] * 99, PART, "x"]]
-        ),
-    ),
-    "a block outside": lambda path: lie(
-        path, lambda manifest: manifest["tensors"]["tables.t.weight"].update(shape=[9, 6])
-    ),
+    "a block outside": table_with(lambda table: table.update(shape=[9, 6])),
     "an unknown part": lambda path: lie(path, lambda manifest: manifest["files"].pop(PART)),
 }
 

@@ -1,6 +1,5 @@
 """Small TorchRec models, layouts of their tables, sharders, and plans of these."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from torchrec.modules.mc_embedding_modules import (
 from dlrm_sharded import ShardedPlanner, Topology
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.sharders.base import Sharder, SharderContext
@@ -26,6 +25,7 @@ from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.search import SearchSharder
 from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from tests.distributed.torchrec_modules import managed_collisions, table_configs
+from tests.unit.made_up import column_shards
 
 META = torch.device("meta")
 ROWS = (60_000, 40, 30_000, 24, 20_000, 50)
@@ -47,20 +47,13 @@ def columns(*widths: int) -> Callable[[Table, int, int], list[Shard]]:
     """Column shards of these widths, which the tables with even numbers have."""
 
     def shards(table: Table, i: int, world_size: int) -> list[Shard]:
-        if i % 2:
-            return [Shard.whole(table, 0)]
-        stops = [sum(widths[: j + 1]) for j in range(len(widths))]
-        return [
-            dataclasses.replace(Shard.whole(table, rank), cols=(stop - width, stop))
-            for rank, (width, stop) in enumerate(zip(widths, stops, strict=True))
-        ]
+        return [Shard.whole(table, 0)] if i % 2 else column_shards(table, *enumerate(widths))
 
     return shards
 
 
 def host_rows(table: Table, i: int, world_size: int) -> list[Shard]:
-    blocks = enumerate(row_blocks(table.num_embeddings, 2))
-    return [Shard(table.name, rank, rows, (0, table.embedding_dim)) for rank, rows in blocks]
+    return RowBlocks(range(2)).shards(table)
 
 
 def all_rows(table: Table, i: int, world_size: int) -> list[Shard]:

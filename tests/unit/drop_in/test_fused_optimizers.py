@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -20,8 +19,12 @@ from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidP
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.distributed.test_replicas_of_models import OnlyReplicas
-from tests.distributed.torchrec_modules import LaidOut, table_configs
+from tests.distributed.torchrec_modules import (
+    LaidOut,
+    OnlyReplicas,
+    OnlyReplicasOfSequences,
+    table_configs,
+)
 from tests.unit.drop_in.made_up import (
     META,
     ROWS,
@@ -32,15 +35,6 @@ from tests.unit.drop_in.made_up import (
     plan,
     sequences,
 )
-
-
-class OnlyReplicasOfSequences(EmbeddingCollectionSharder):
-    def sharding_types(self, compute_device_type):
-        return ["data_parallel"]
-
-    def compute_kernels(self, sharding_type, compute_device_type):
-        return ["dense"]
-
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
