@@ -74,21 +74,12 @@ def test_every_file_of_the_page_is_used() -> None:
     files = TITLED_BLOCK.findall(PAGE.read_text())
 
     assert sorted(name for name, _ in files) == [
-        "best_of.py",
-        "fit_linear_model.py",
-        "my_conf/cost_model/linear.yaml",
-        "my_conf/data/films.yaml",
-        "my_conf/model/concatenated.yaml",
-        "my_conf/sharder/best_of.yaml",
-        "my_conf/sharder/round_robin.yaml",
+        *("best_of.py", "fit_linear_model.py", "my_conf/cost_model/linear.yaml"),
+        *("my_conf/data/films.yaml", "my_conf/model/concatenated.yaml"),
+        *("my_conf/sharder/best_of.yaml", "my_conf/sharder/round_robin.yaml"),
         "my_conf/topology/my_cluster.yaml",
-        "my_cost_model.py",
-        "my_dataset.py",
-        "my_model.py",
-        "my_sharder.py",
-        "test_my_cost_model.py",
-        "test_my_dataset.py",
-        "test_my_sharder.py",
+        *("my_cost_model.py", "my_dataset.py", "my_model.py", "my_sharder.py"),
+        *("test_my_cost_model.py", "test_my_dataset.py", "test_my_sharder.py"),
     ]
 
 

@@ -99,15 +99,3 @@ def test_uniform_and_normal_moments() -> None:
     assert abs(np.corrcoef(a, b)[0, 1]) < 0.01
     assert n.mean() == pytest.approx(0, abs=0.01)
     assert n.std() == pytest.approx(1, abs=0.01)
-
-
-@pytest.mark.parametrize("ids_per_sample", [1e-300, 1e-16, 1e-9, 1e-3])
-@pytest.mark.parametrize("num_ids", [1, 10**7])
-def test_hardly_any_draws_use_each_id_once(num_ids: int, ids_per_sample: float) -> None:
-    """Rounding once left shares that did not sum to 1, which a table refuses."""
-    tables = tables_of((num_ids, 16, ids_per_sample))
-    for exponent in (0.0, 0.9, 1.2):
-        (table,) = with_expected_profile(tables, batch_size=1, exponent=exponent)
-        assert table.reuse_histogram is not None
-        assert table.reuse_histogram[0] == pytest.approx(1.0, abs=1e-3)
-        assert sum(table.reuse_histogram) == pytest.approx(1.0, abs=1e-6)

@@ -19,22 +19,16 @@ from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.measuring.random_ids import draw_batch
 from dlrm_sharded.measuring.rank_bench import Ids, _jagged
 from dlrm_sharded.plans.layouts import row_blocks
-from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank
+from tests.unit.made_up import USED_ONCE
 
 BATCH_SIZE = 6336
 LIMITS = PlanLimits(table_bytes=2 * 10**9, ids_per_step=600_000, vector_bytes=10**9)
 NUM_PLANS = 180
 TABLES = tuple(
-    Table(
-        f"t{i}",
-        1000 * 2 ** (i % 8),
-        (16, 64, 512)[i % 3],
-        float(1 + i),
-        (1.0, *(0.0,) * (NUM_REUSE_BINS - 1)),
-        pooled=i % 4 > 0,
-    )
+    Table(f"t{i}", 1000 * 2 ** (i % 8), (16, 64, 512)[i % 3], 1.0 + i, USED_ONCE, pooled=i % 4 > 0)
     for i in range(12)
 )
 

@@ -1,32 +1,36 @@
 """What a first run learns of made-up hardware, and that jobs take turns."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dlrm_sharded import RunContext
+from dlrm_sharded.calibration.drawn_plans import draw_plan
+from dlrm_sharded.calibration.plan_limits import PlanLimits
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_fit import fit_samples
 from dlrm_sharded.calibration.sample_store import sample_store
+from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.job import first_run
-from dlrm_sharded.plans.plan_cost import STAGES
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank
 from tests.processes import lock_of_another_process
-from tests.unit.calibration.made_up_bench import MadeUpBench, true_prices
 from tests.unit.hardware.made_up import CPU
 from tests.unit.made_up import in_turns, tables_of, task_of
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 2)
-SLOW = "forward x 2, backward x 5.5, launches x 4, exchanges x 3"
-RANKS = 2
+LIMITS = PlanLimits(table_bytes=2**29, ids_per_step=300_000, vector_bytes=10**8)
+RANKS, NUM_PLANS = 2, 30
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +50,50 @@ def task() -> ShardingTask:
     return task_of(tables_of(*shapes), RANKS, batch_size=2048)
 
 
+def slow(packaged: LearnedCostModel) -> LearnedCostModel:
+    """Hardware on which two directions, launches and exchanges are slower by other factors."""
+    launches = slice(len(packaged.compute.device.terms), len(packaged.compute.device.terms) + 2)
+    directions = [np.full(packaged.compute.num_parts, factor) for factor in (2.0, 5.5)]
+    for of_parts in directions:
+        of_parts[launches] = 4.0
+    return dataclasses.replace(
+        packaged,
+        compute=packaged.compute.scaled(*directions),
+        communication=packaged.communication.scaled(dict.fromkeys(EXCHANGES, 3.0)),
+        standing=None,
+    )
+
+
+def first_run_on(true: LearnedCostModel, of: ShardingTask) -> list[Sample]:
+    """Plans of the tables of a task, measured on two and four ranks with 5 % noise."""
+    rng, samples = np.random.default_rng(1), []
+
+    def noisy(times_ms: Iterable[float]) -> list[float]:
+        return [ms * float(np.exp(0.05 * rng.standard_normal())) for ms in times_ms]
+
+    for number in range(NUM_PLANS):
+        drawn = draw_plan(
+            number,
+            np.random.default_rng([0, number]),
+            LIMITS,
+            batch_sizes=(of.batch_size, of.batch_size // 4),
+            computing=2,
+            exchanging=(4,),
+            tables=of.tables,
+        )
+        plan, task = drawn.as_plan("cpu", 4)
+        cost = true.predict_trial(workload_of_plan(plan, task))
+        stages = {s: noisy(rank.stage_ms(s) for rank in cost.per_rank) for s in STAGES}
+        measured = PlanCost.from_stages(stages, input_dist_ms=noisy(cost.input_dist_ms or ()))
+        samples.append(Sample.of_plan(plan, task, measured, kind=drawn.kind, number=number))
+    return samples
+
+
 def test_learns_every_stage_of_slow_hardware(
     packaged: LearnedCostModel, task: ShardingTask
 ) -> None:
-    """Two directions, launches and exchanges that are slower by other factors, and 5 % noise."""
-    true = true_prices(packaged, SLOW)
-    samples = MadeUpBench(true, seed=1).first_run(task.tables, task.batch_size)
-    assert 20 < len(samples) < 100
-    measured = fit_samples(packaged, samples).model
+    true = slow(packaged)
+    measured = fit_samples(packaged, first_run_on(true, task)).model
     for of_task in (task, task_of(tables_of(*[(100, 4, 0.5)] * 2), RANKS, batch_size=2048)):
         plan = in_turns(of_task)
         found, expected, before = (
@@ -70,8 +110,7 @@ def test_covers_the_widths_of_the_tables(packaged: LearnedCostModel) -> None:
     """A single wide table among many is measured, and its costs are extrapolated no more."""
     shapes = [(100_000, 64, 10.0)] * 15 + [(50_000, 2048, 5.0)]
     task = task_of(tables_of(*shapes), RANKS, batch_size=1024)
-    bench = MadeUpBench(true_prices(packaged, SLOW), seed=1)
-    measured = fit_samples(packaged, bench.first_run(task.tables, task.batch_size)).model
+    measured = fit_samples(packaged, first_run_on(slow(packaged), task)).model
     workload = workload_of_plan(in_turns(task), task)
     assert any("columns of a shard" in text for text in packaged.beyond_range(workload))
     assert not any("columns of a shard" in text for text in measured.beyond_range(workload))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.disturbance import Disturbance, reliability
-from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.prediction_errors import errors_table, prediction_errors
 from dlrm_sharded.calibration.sample_fit import (
     LEAST_RANKS,
     SampleFit,
@@ -18,7 +18,7 @@ from dlrm_sharded.calibration.sample_fit import (
 )
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from tests.unit.calibration.cases import ELSEWHERE, on_other_hardware, sample
 from tests.unit.cost.hardware import measured_plans
 
@@ -53,28 +53,6 @@ def test_one_plan_tells_how_fast_the_hardware_is(model: LearnedCostModel) -> Non
     assert found.error == 0.3, "one plan cannot tell how others will be"
     twice = [PLANS[0], dataclasses.replace(PLANS[0], number=1000)]
     assert 0.05 < fit_samples(model, twice).error < 0.3, "two may agree by chance"
-
-
-def test_a_stage_that_behaves_otherwise_is_found(model: LearnedCostModel) -> None:
-    slow_backward = dict.fromkeys(ELSEWHERE, 1.0) | {"bwd_compute": 5.0}
-    plans = on_other_hardware(measured_plans(30, 0, seed=3), slow_backward)
-    factors = fit_factors(model, plans)
-    before, after = (of.compute.launch_ms(np.ones(1))[0] for of in (model, factors.applied(model)))
-    forward, backward = factors.compute
-    assert forward.mean() == pytest.approx(1.0, abs=0.2)
-    assert backward.mean() == pytest.approx(5.0, rel=0.25)
-    assert (after / before)[1] > 2.0
-
-
-def test_exchanges_are_fitted_too(whole: SampleFit) -> None:
-    exchanging = on_other_hardware(measured_plans(0, 30, seed=4), ELSEWHERE)
-    for kind in STAGES[1:3]:
-        ratios = [
-            cost_of(whole.model, of).stage_max_ms(kind) / of.cost.stage_max_ms(kind)
-            for of in exchanging
-            if of.world_size == 2
-        ]
-        assert np.median(ratios) == pytest.approx(1.0, abs=0.2)
 
 
 def edited(factors: Mapping[str, float], *, rank: int | None = None) -> Callable[[Sample], Sample]:
@@ -181,3 +159,21 @@ def test_the_error_of_ranks_is_found_without_what_they_have_in_common(num_ranks:
     assert rank_error(pairs(LEAST_RANKS // 4 - 1)) is None
     idle = [(computing(np.array([5.0, 0.0])), measured(np.array([5.0, 0.0])))] * LEAST_RANKS
     assert rank_error(idle) is None
+
+
+def test_compares_ranks_and_slowest_ranks() -> None:
+    measured = sample(times_ms=((2, 1, 2, 3, 4), (2, 2, 1, 1, 6)))
+    predicted = PlanCost((StageCost(2, 2, 3, 4), StageCost(1, 4, 1, 6)), input_dist_ms=(3.0, 3.0))
+    errors = prediction_errors([(predicted, measured)])
+    assert {name: (row["num"], row["mape"]) for name, row in errors.items()} == {
+        "plan, critical path": (1, 15.38),  # 15 of 13
+        "plan, embedding cost": (1, 20.0),  # 12 of 10
+        "forward computation": (2, 75.0),  # 2 of 1, 1 of 2
+        "backward computation": (2, 0.0),
+        "forward communication, 2 ranks": (1, 100.0),  # 4 of 2
+        "backward communication, 2 ranks": (1, 0.0),
+        "input distribution, 2 ranks": (1, 50.0),
+    }
+    assert "| forward computation | 2 | 75.0 | 75.0 |" in errors_table(errors)
+    tiny = sample(kind="communication", times_ms=((2, 1, 2, 3, 4), (2, 2, 1, 1, 6)))
+    assert not [name for name in prediction_errors([(predicted, tiny)]) if "comp" in name]

@@ -16,13 +16,12 @@ from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.tables import Table
 from tests.unit.calibration.cases import sample
 from tests.unit.calibration.costs_of_02 import write_costs
 from tests.unit.cost.hardware import MANIFEST
+from tests.unit.made_up import task_of
 
-ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 SAMPLES = [
     sample(0),
     sample(1, kind="communication", times_ms=((0.1, 0.2, 0.3, 0.4, 1e-5),) * 4),
@@ -67,8 +66,8 @@ def test_reads_earlier_collections(costs: Path, missing: tuple[str, ...]) -> Non
 
 def test_a_sample_of_sequences_is_priced_as_its_plan() -> None:
     """Tables of sequences have a module of their own, and a vector for each id."""
-    bag, sequence = Table("bag", 100, 8, 3.0, ONCE), Table("s", 90, 16, 5.0, ONCE, pooled=False)
-    task = ShardingTask((bag, sequence), Topology(2, memory_bytes=2**30), batch_size=64)
+    bag, sequence = Table("bag", 100, 8, 3.0), Table("s", 90, 16, 5.0, pooled=False)
+    task = task_of((bag, sequence), batch_size=64)
     shards = (Shard.whole(bag, 0), *RowBlocks(range(2)).shards(sequence))
     plan = ShardingPlan(2, shards)
     cost = PlanCost.from_stages({stage: [1.0, 2.0] for stage in STAGES}, input_dist_ms=[1.0, 1.0])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import Any
 
@@ -11,7 +10,6 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets import synthetic
-from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.testing import check_dataset
@@ -103,23 +101,8 @@ def test_passes_do_not_change_the_ids(monkeypatch):
     assert_same(whole, whole_batch(dataset()))
 
 
-def test_a_resumed_stream_goes_on_as_the_uninterrupted_one():
-    stream = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
-    epoch_0, epoch_1 = list(stream), list(stream)
-    assert len(epoch_0) == len(epoch_1) == 6
-    resumed = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
-    resumed.seek(6 + 2)
-    for expected, batch in zip(epoch_1[2:], resumed, strict=True):
-        assert_same(expected, batch)
-
-
-def test_deterministic_and_leaves_global_generators_alone():
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    first = whole_batch(dataset())
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
-    assert_same(first, whole_batch(dataset()))
-    values = first.sparse_features.values()
+def test_seed_place_and_split_decide_the_ids():
+    values = whole_batch(dataset()).sparse_features.values()
     for other in (
         whole_batch(dataset(seed=4)),
         whole_batch(dataset(), 1),

@@ -15,12 +15,12 @@ from dlrm_sharded.files.remote_files import (
     seen_in_time,
     sizes_of,
 )
-from tests.object_store import s3, web_hdfs
+from tests.object_store import store, web_hdfs
 
 
-@pytest.fixture(params=["webhdfs", "s3"])
+@pytest.fixture(params=["webhdfs", "memory"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemotePath]:
-    with s3() if request.param == "s3" else web_hdfs(tmp_path / "store") as url:
+    with store(request.param, tmp_path) as url:
         yield RemotePath(url) / "a run"
 
 

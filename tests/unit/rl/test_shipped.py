@@ -15,7 +15,7 @@ from tests.unit.rl.cases import yaml_pool
 NUM_TASKS = 10
 
 
-@pytest.mark.parametrize(("num_tables", "world_size"), [(50, 4), (20, 4), (60, 8)])
+@pytest.mark.parametrize(("num_tables", "world_size"), [(50, 4), (60, 8)])
 @pytest.mark.parametrize("method", METHODS)
 def test_is_below_every_heuristic(
     method: str, num_tables: int, world_size: int, caplog, monkeypatch

@@ -10,15 +10,11 @@ import torch
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.datasets.table_kinds import TABLE_KINDS, paper_tables
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool
-from tests.unit.made_up import tables_of, task_of
+from tests.unit.made_up import USED_ONCE, tables_of, task_of
 from tests.unit.rl.cases import random_tables, yaml_pool
-
-MEASURED = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
-"""A histogram that no cost model assumes."""
 
 
 def pool_of_two_batch_sizes() -> TaskPool:
@@ -65,13 +61,13 @@ def test_every_kind_at_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_measured_histograms_are_those_of_their_batch_size_alone(tmp_path: Path) -> None:
-    tables = tables_of(*[(1000, 8, 2.0, MEASURED)] * 3)
+    tables = tables_of(*[(1000, 8, 2.0, USED_ONCE)] * 3)  # as no cost model assumes
     path = tmp_path / "task.json"
     path.write_text(json.dumps(task_of(tables, batch_size=512).to_json()))
     pool = yaml_pool(tables=[str(path)], batch_sizes=[512, 1024])
     same, other = pool.sets
-    assert {table.reuse_histogram for table in same.tables} == {MEASURED}
-    assert MEASURED not in {table.reuse_histogram for table in other.tables}
+    assert {table.reuse_histogram for table in same.tables} == {USED_ONCE}
+    assert USED_ONCE not in {table.reuse_histogram for table in other.tables}
 
 
 def test_half_of_the_tables_have_patterns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import time
 from typing import Any
 
@@ -95,7 +96,7 @@ TASK = task_of(tables_of(*[(100, 16, 2.0)] * 5), 3, 10**6, 256)
 
 
 def plan(**keys: Any) -> ShardingPlan:
-    return searcher(patience=1, **keys).shard(TASK)
+    return searcher(**{"patience": 1} | keys).shard(TASK)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,21 @@ def plan(**keys: Any) -> ShardingPlan:
         ({"reserved_gib": [0, 0]}, "sharder.reserved_gib has 2 values for 3 ranks"),
         ({"reserved_gib": "1"}, "sharder.reserved_gib is '1'"),
         ({"reserved_gib": float("nan")}, "sharder.reserved_gib is nan"),
+        ({"critical_path_share": 1.1}, r"sharder\.critical_path_share is 1\.1"),
+        ({"seed": -1}, r"sharder\.seed is -1"),
+        ({"time_budget_s": 0}, r"sharder\.time_budget_s is 0, must be a number > 0"),
+        ({"patience": -1}, r"sharder\.patience is -1"),
+        ({"split_error": -0.1}, r"sharder\.split_error is -0\.1"),
+        ({"exchange_precision": "half"}, r"^sharder.exchange_precision is 'half'; known: "),
+        ({"exchange_precision": "fp8"}, r"is 'fp8', which ranks on cpu cannot exchange"),
+        ({"table_precision": "bf16"}, r"^sharder.table_precision.*'bf16'; known: fp32, fp16$"),
+        ({"table_precision": None}, r"^sharder.table_precision.* is None"),
+        ({"max_moved_tables": 3}, r"name its plan\.json in sharder\.warm_start"),
+        ({"max_moved_gib": 0.5}, r"name its plan\.json in sharder\.warm_start"),
+        ({"warm_start": "p", "max_moved_tables": -1}, r"sharder\.max_moved_tables is -1"),
+        ({"warm_start": "p", "max_moved_tables": 1.5}, r"sharder\.max_moved_tables is 1\.5"),
+        ({"warm_start": "p", "max_moved_gib": -0.1}, r"sharder\.max_moved_gib is -0\.1"),
+        ({"warm_start": "p", "max_moved_gib": math.inf}, r"sharder\.max_moved_gib is inf"),
     ],
     ids=lambda value: repr(value)[:50] if isinstance(value, dict) else "",
 )

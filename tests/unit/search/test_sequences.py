@@ -8,13 +8,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded import InfeasibleTaskError, Shard, ShardingPlan, Table, validate
+from dlrm_sharded import InfeasibleTaskError, Shard, ShardingPlan, Table
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.odd_tasks import FIRST_MIXED, odd_task
 from tests.unit.made_up import task_of, with_memory, with_topology
 from tests.unit.search.made_up import (
     COST_ALONE,
@@ -55,12 +54,16 @@ def even_task(rng: np.random.Generator, hosts: tuple[int, int], num_per_rank: in
 
 
 def even_plan(rng: np.random.Generator, task: ShardingTask) -> tuple[Shard, ...]:
-    """Every W tables whole on a rank each, in row blocks on all ranks, or replicas."""
+    """Every W tables whole on a rank each, in row blocks on all ranks or a host's, or replicas."""
     world_size, shards = task.topology.world_size, list[Shard]()
+    per_host = task.topology.ranks_per_host
     for first in range(0, len(task.tables), world_size):
-        kind = rng.choice(["whole", "rows", "replicas"], p=[0.5, 0.3, 0.2])
+        kind = rng.choice(["whole", "rows", "host_rows", "replicas"], p=[0.4, 0.2, 0.2, 0.2])
         for rank, table in enumerate(task.tables[first : first + world_size]):
-            if kind == "rows" and world_size > 1:
+            if kind == "host_rows" and table.pooled and per_host > 1:
+                host = rank - rank % per_host
+                shards += RowBlocks(range(host, host + per_host)).shards(table)
+            elif kind == "rows" and world_size > 1:
                 shards += RowBlocks(range(world_size)).shards(table)
             elif kind == "replicas" and world_size > 1:
                 shards += Replicas(world_size).shards(table)
@@ -127,18 +130,3 @@ def test_sequences_too_wide_for_a_lookup_are_refused_by_table() -> None:
     for sharder in (searcher("plain", 0, replicate="never"), GreedySharder("dim")):
         with pytest.raises(InfeasibleTaskError, match=message):
             sharder.shard(task)
-
-
-def test_valid_plans_of_odd_tasks() -> None:
-    num_planned = 0
-    for seed in range(FIRST_MIXED, FIRST_MIXED + 40):
-        task = odd_task(seed)
-        if len(task.tables) * task.topology.world_size > 40:
-            continue
-        try:
-            plan = searcher("plain", seed, patience=0, time_budget_s=None).shard(task)
-        except InfeasibleTaskError:
-            continue
-        validate(plan, task)
-        num_planned += 1
-    assert num_planned > 0

@@ -1,4 +1,4 @@
-"""Where searches start: many kinds of cuts, replicas that have room, slices."""
+"""Where searches start: many kinds of cuts, first plans, replicas that have room, slices."""
 
 import dataclasses
 import itertools
@@ -10,14 +10,21 @@ from dlrm_sharded import Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.search import starts
-from dlrm_sharded.search.cuts import UnitCut, cuts_of
+from dlrm_sharded.search.cuts import UnitCut, cut_options, cut_units, cuts_of
 from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.replication import with_replicas
 from dlrm_sharded.search.slices import in_slices
 from dlrm_sharded.search.state_shards import state_shards
 from tests.unit.made_up import tables_of, task_of, with_memory
-from tests.unit.search.made_up import model_of, predicted, problem_of
-from tests.unit.search.states import is_whole, kind_of_rows, state_of_whole_units
+from tests.unit.search.made_up import (
+    HOSTS,
+    crowded_problem,
+    model_of,
+    predicted,
+    problem_of,
+    searched_problem,
+)
+from tests.unit.search.states import is_whole, kind_of_rows, pieces, state_of_whole_units
 
 TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
 
@@ -80,3 +87,61 @@ def test_slices_cost_what_the_model_predicts(columns: int) -> None:
     cost_ms = predicted(shards, task, model).cost_ms
     np.testing.assert_allclose(sliced.objective_ms, cost_ms, rtol=1e-9)
     assert sliced.objective_ms != state.objective_ms
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=lambda hosts: f"{hosts[0]}x{hosts[1]}")
+@pytest.mark.parametrize("full", [0.2, 0.8, 0.95])
+def test_places_everything(hosts: tuple[int, int], full: float) -> None:
+    found = 0
+    for seed in range(10):
+        problem = crowded_problem(seed, hosts, full)
+        for target in (0.0, 1.0, 100.0):
+            mean_ms = float(problem.load[problem.whole_shape].sum()) / problem.world_size
+            cuts = cut_units(problem, target * mean_ms)
+            state = first_plan(problem, cuts)
+            if state is not None:
+                found += 1
+                assert is_whole(state)
+                assert state.log == []
+    assert found >= 27
+
+
+def test_the_unit_of_time_does_not_matter() -> None:
+    """Loads are weighed by their size on a mean rank, however short the times are."""
+    for seed in range(6):
+        problem = searched_problem(seed)
+        blocks = [dataclasses.replace(of, load=2.0**10 * of.load) for of in problem.blocks]
+        slower = dataclasses.replace(problem, load=2.0**10 * problem.load, blocks=tuple(blocks))
+        assert pieces(state_of_whole_units(problem)) == pieces(state_of_whole_units(slower))
+
+
+def test_cuts_add_up_and_fit_their_target() -> None:
+    for seed in range(20):
+        problem = crowded_problem(seed, HOSTS[seed % len(HOSTS)], 0.3)
+        for target_ms in (0.0, 0.5, 5.0, 1e9):
+            for unit, cut in enumerate(cut_units(problem, target_ms)):
+                if cut.kind is not None:
+                    assert problem.blocks[cut.kind].possible[unit]
+                    continue
+                assert sum(cut.widths) == problem.num_steps[unit]
+                assert max(cut.widths) - min(cut.widths) <= 1
+                assert len(cut.widths) <= problem.world_size
+        whole = [UnitCut((int(steps),)) for steps in problem.num_steps]
+        fits = problem.size_bytes[problem.whole_shape] <= problem.capacity_bytes.max()
+        assert [c for c, fit in zip(cut_units(problem, 1e9), fits, strict=True) if fit] == [
+            c for c, fit in zip(whole, fits, strict=True) if fit
+        ]
+
+
+def test_options_fit_the_largest_rank() -> None:
+    for seed in range(20):
+        problem = crowded_problem(seed, HOSTS[seed % len(HOSTS)], 0.9)
+        for unit in range(problem.num_units):
+            for option in cut_options(problem, unit):
+                if option.cut.kind is None:
+                    shapes = [problem.shape(unit, width) for width in option.cut.widths]
+                    size = problem.size_bytes[shapes]
+                else:
+                    size = problem.blocks[option.cut.kind].size_bytes[unit]
+                assert size.max() <= problem.capacity_bytes.max()
+                assert option.processing_ms > 0

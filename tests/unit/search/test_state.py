@@ -3,35 +3,19 @@
 Letters: W ranks.
 """
 
-import dataclasses
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, Table
+from dlrm_sharded import Constraints, Shard, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan
 from tests.unit.cost.plans import tables, topologies
 from tests.unit.made_up import task_of
-from tests.unit.search.made_up import (
-    MODELS,
-    model_of,
-    predicted,
-    problem_of,
-    random_plan,
-    roomy_task,
-)
+from tests.unit.search.made_up import MODELS, model_of, problem_of
 from tests.unit.search.states import assert_same_books
-
-HOSTS = [(1, 1), (1, 2), (1, 5), (2, 4), (4, 1), (4, 2)]
-"""Hosts, ranks on each."""
-
-TOTALS = {"cost_ms": 0.0, "critical_path_ms": 1.0}
 
 
 @st.composite
@@ -111,70 +95,12 @@ def test_books_do_not_depend_on_the_way(
     assert state.log == []
 
 
-def loaded(shards: tuple[Shard, ...], problem: Problem) -> State:
-    state = State(problem)
-    assert load_plan(state, ShardingPlan(problem.world_size, shards).shards_by_table())
-    return state
-
-
-@pytest.mark.parametrize("hosts", HOSTS, ids=lambda hosts: f"{hosts[0]}x{hosts[1]}")
-def test_memory_is_that_of_the_plan(hosts: tuple[int, int]) -> None:
-    """Or more, where the last row block is smaller: it is counted like the others."""
-    rng = np.random.default_rng(hosts)
-    for _ in range(20):
-        task = roomy_task(rng, hosts, int(rng.integers(1, 12)))
-        plan = ShardingPlan(task.topology.world_size, random_plan(rng, task))
-        state = loaded(plan.shards, problem_of(task, model_of("shipped")))
-        used = task.topology.memory_bytes - state.free_bytes
-        exact = np.array(plan.bytes_by_rank(task.topology))
-        assert (used >= exact).all()
-        whole = {table.name: table.num_embeddings for table in task.tables}
-        if all(shard.num_rows == whole[shard.table] for shard in plan.shards):
-            assert (used == exact).all()
-        else:
-            # a block less one row for each of the others, at the most
-            row_bytes = sum(
-                task.topology.shard_bytes(t.name, 1, t.embedding_dim) for t in task.tables
-            )
-            assert (used - exact <= row_bytes * plan.world_size).all()
-
-
-def off(shards: tuple[Shard, ...], task: ShardingTask, name: str, seed: int, total: str) -> float:
-    """The objective over what is predicted, less 1."""
-    model = model_of(name, seed)
-    state = loaded(shards, problem_of(task, model, critical_path_share=TOTALS[total]))
-    return state.objective_ms / getattr(predicted(shards, task, model), total) - 1.0
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_cost_of_a_balanced_plan_tells_what_a_rank_processes(name: str) -> None:
     tables = [Table(f"t{i}", 1000, 16, 10.0) for i in range(4)]
     problem = problem_of(with_profiles(task_of(tables, 4)), model_of(name))
-    state = loaded(tuple(Shard.whole(table, i) for i, table in enumerate(tables)), problem)
+    state = State(problem)
+    assert load_plan(state, {table.name: [Shard.whole(table, i)] for i, table in enumerate(tables)})
     processing_ms = float(problem.processing_ms(state.load[0]))
     found_ms = problem.mean_processing_ms(state.objective_ms)
     assert found_ms == pytest.approx(processing_ms, rel=1e-9)
-
-
-@pytest.mark.parametrize("total", TOTALS)
-@pytest.mark.parametrize("kind", ["rows", "host_rows"])
-def test_row_blocks_cost_what_is_predicted(kind: str, total: str) -> None:
-    """On all ranks, and on those of every host in turn, beside columns of even volumes or alone."""
-    rng = np.random.default_rng(8)
-    for seed in range(6):
-        task = roomy_task(rng, (2, 3), 8)
-        tables = tuple(
-            dataclasses.replace(table, embedding_dim=12, num_embeddings=6 * table.num_embeddings)
-            for table in task.tables
-        )
-        shards = [Shard.whole(table, i) for i, table in enumerate(tables[:6])]
-        for host, table in enumerate(tables[6:]):
-            ranks = range(6) if kind == "rows" else range(3 * host, 3 * host + 3)
-            shards += RowBlocks(ranks).shards(table)
-        task = dataclasses.replace(task, tables=tables)
-        for name in MODELS:
-            assert off(tuple(shards), task, name, seed, total) == pytest.approx(0.0, abs=1e-7)
-        if kind == "rows":
-            alone = dataclasses.replace(task, tables=tables[6:])
-            of_rows = tuple(shards[6:])
-            assert off(of_rows, alone, "plain", seed, total) == pytest.approx(0.0, abs=1e-7)

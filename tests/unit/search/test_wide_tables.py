@@ -102,8 +102,8 @@ def test_why_infeasible() -> None:
     with pytest.raises(InfeasibleTaskError, match=r"'wide0' has 2,092 columns.* 2,048 .*on cuda"):
         searcher("shipped").shard(task)
 
-    def why(constraints: Constraints, world_size: int = 4) -> str | None:
-        task = wide_task(2 * LIMIT, world_size=world_size)
+    def why(constraints: Constraints) -> str | None:
+        task = wide_task(2 * LIMIT, world_size=4)
         return why_infeasible(problem_of(task, model_of("shipped"), constraints))
 
     assert why(Constraints()) is None

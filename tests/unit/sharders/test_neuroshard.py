@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dlrm_sharded import PlanCost, Planner, RunContext, ShardingTask, Table, validate
+from dlrm_sharded import PlanCost, RunContext, ShardingTask, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.sharders import make_planner, make_sharder
@@ -19,18 +19,14 @@ from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, _say_what_it_is, candidates
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, _say_what_it_is
 from dlrm_sharded.testing import check_sharder, small_tasks
 from tests.unit.made_up import tables_of, task_of, with_topology
 from tests.unit.search.made_up import model_of
 
 SMALL = small_tasks()
 HAVE_PLANS = {
-    "w2-mixed",
-    "w3-mixed",
-    "w3-tight",
-    "w3-different_memory",
-    "w8-equal",
+    *("w2-mixed", "w3-mixed", "w3-tight", "w3-different_memory", "w8-equal"),
     "w3-one_narrow_table",
 }
 HAVE_NONE = {"w2-huge_table", "w3-one_too_many", "w2-repair"}
@@ -106,38 +102,6 @@ def test_says_once_what_the_name_means(caplog: pytest.LogCaptureFixture) -> None
 def test_counts_are_checked(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"sharder\.{key} is 0"):
         paper_sharder(**{key: 0})
-
-
-@pytest.mark.parametrize(
-    ("num_candidates", "chosen"),
-    [(1, [0, 3]), (2, [0, 2, 3]), (3, [0, 1, 2, 3]), (9, [0, 1, 2, 3, 4])],
-)
-def test_candidates_are_the_largest_and_the_most_costly(num_candidates: int, chosen: list[int]):
-    """Shapes are numbered in descending order of cost."""
-    size_bytes_of_shape = np.array([3, 9, 5, 4, 7])
-    assert candidates((0, 2, 4, 1, 3), size_bytes_of_shape, num_candidates) == chosen
-
-
-def test_a_split_that_pays_is_made() -> None:
-    task = profiled(2, (1_000_000, 256, 50.0), *[(1000, 64, 1.0)] * 3)
-    (whole, whole_report), (split, split_report) = (
-        Planner(paper_sharder(max_splits=n), MODEL).plan(task) for n in (0, 1)
-    )
-    assert len(whole.shards) == 4
-    assert [shard.num_cols for shard in split.shards if shard.table == "t0"] == [128, 128]
-    assert split_report.cost.cost_ms < 0.7 * whole_report.cost.cost_ms
-    assert split_report.sharder == whole_report.sharder == "neuroshard"
-
-
-def test_limits_begin_at_the_mean() -> None:
-    """The first one alone asks for even columns; the others allow half as much again."""
-    task = profiled(2, (1000, 8, 9.0), (1000, 8, 1.0), (1000, 8, 1.0))
-    assert by_rank(paper_sharder(num_limits=1).shard(task)) == [12, 12]
-    with pytest.raises(InfeasibleTaskError):
-        paper_sharder(num_limits=1, max_splits=0).shard(task)
-    assert sorted(by_rank(paper_sharder(max_splits=0).shard(task))) == [8, 16]
-    nearly = profiled(2, (1000, 76, 1.0), (1000, 84, 1.0))  # neither has a half
-    assert sorted(by_rank(paper_sharder().shard(nearly))) == [76, 84]
 
 
 def test_at_most_10_splits() -> None:

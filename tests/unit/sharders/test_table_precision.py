@@ -25,7 +25,7 @@ from dlrm_sharded.cost.features import DEVICE_WORK, work_of
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.explain.text import explain
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -189,18 +189,6 @@ def test_a_small_table_in_fp16_is_replicated_in_fp32() -> None:
     np.testing.assert_allclose(half.block.vectors, full.block.vectors)
     sizes = [shard.bytes_on(topology) for shard in plan.shards if shard.replicated]
     assert set(sizes) == {half.block.size_bytes[1]} == {full.block.size_bytes[1]}
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("bf16", r"'bf16'; known: fp32, fp16$"),
-        (None, "is None"),
-    ],
-)
-def test_unknown_precisions(of_device: AdditiveCostModel, value: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^sharder.table_precision.*{message}"):
-        search(of_device, value)
 
 
 def test_row_blocks_have_the_precision_of_their_table(of_device: AdditiveCostModel) -> None:

@@ -31,7 +31,6 @@ KINDS = {
     "plan": (readers.plans, readers.read_plan_file),
     "criteo": (readers.criteo_files, readers.read_criteo),
     "artifact": (readers.artifacts, readers.read_artifact_file),
-    "blocks": (readers.block_folders, readers.read_blocks),
 }
 SLOW = {"overrides": 5}
 """One example of these kinds takes as long as so many of another one."""

@@ -120,16 +120,6 @@ def test_row_blocks_share_the_ids_of_their_table():
     assert ids[1] < ids[0]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_larger_batch_needs_more(device):
-    needed = []
-    for batch_size in (64, 128):
-        task = task_of(2, batch_size, device)
-        plan = whole_tables(task, [0, 1])
-        needed.append(max(m.needed for m in estimate_memory(plan, task, WORKLOAD, [0, 0])))
-    assert needed[1] > needed[0]
-
-
 @pytest.mark.parametrize(
     ("world_size", "rank", "ids", "vectors", "exchange"),
     [

@@ -263,17 +263,12 @@ def test_overall_throughput_has_the_stalls(warmup, train):
     assert result.samples_per_s > result.samples_per_s_overall
 
 
-@pytest.mark.parametrize("tf32", [True, False])
-def test_products_on_gpus_may_round(tf32, train):
+@pytest.mark.parametrize("may_round", [True, False])
+def test_products_on_gpus_may_round(may_round, train, tf32):
     """How torch multiplies fp32 matrices on GPUs."""
-    products = torch.backends.cuda.matmul
-    before = products.allow_tf32
-    products.allow_tf32 = not tf32
-    try:
-        train(Events(), num_steps=1, tf32=tf32)
-        assert products.allow_tf32 == tf32
-    finally:
-        products.allow_tf32 = before
+    tf32(not may_round)
+    train(Events(), num_steps=1, tf32=may_round)
+    assert tf32() == may_round
 
 
 @pytest.mark.parametrize(

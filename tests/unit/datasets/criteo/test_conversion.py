@@ -1,47 +1,19 @@
-"""A conversion is whole or not there; options, script, made-up logs."""
-
-import shutil
+"""Conversions: options, script, made-up logs."""
 
 import pytest
 from scipy.stats import mannwhitneyu
 
 from dlrm_sharded.commands import convert_criteo
-from dlrm_sharded.datasets import criteo_convert
 from dlrm_sharded.datasets.blocks import BlockReader
-from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
+from dlrm_sharded.datasets.criteo import CriteoSource
 from dlrm_sharded.datasets.criteo_sample import sample_rows
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError
 from tests.unit.datasets.criteo.reference import NUM_ROWS
 
 
 def test_the_converted_folder_holds_nothing_else(blocks_dir):
     names = sorted(path.name for path in blocks_dir.iterdir())
     assert names == ["dense.npy", "ids.npy", "labels.npy", "manifest.json"]
-
-
-class KilledError(BaseException):
-    """Stands for a kill."""
-
-
-def test_a_killed_conversion_is_not_taken_for_whole(tmp_path, sample, monkeypatch):
-    folder, partial = tmp_path / "blocks", tmp_path / "blocks.partial"
-
-    def finish(self, writer, num_train_rows):
-        shutil.copytree(partial, tmp_path / "left_by_a_kill")
-        raise KilledError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(criteo_convert.VocabularyIds, "finish", finish)
-        with pytest.raises(KilledError):
-            convert(CriteoSource(str(sample)), folder)
-    (tmp_path / "left_by_a_kill").rename(partial)
-    with pytest.raises(DataError, match="holds no converted data"):
-        CriteoDataset(folder, batch_size=8, embedding_dim=4).num_batches("train")
-    with pytest.raises(DataError, match="is not a folder of blocks"):
-        BlockReader(partial)
-    dataset = CriteoDataset(folder, batch_size=8, embedding_dim=4, source=CriteoSource(str(sample)))
-    assert dataset.num_batches("train") == 75
-    assert not partial.exists()
 
 
 def test_the_script(tmp_path, sample, run_command):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
@@ -55,21 +54,6 @@ def test_the_kjt_has_one_id_per_feature_and_sample(blocks_dir):
 @pytest.mark.parametrize("batch_size", [12, 32 * 3, 32 * 6, 30])
 def test_is_a_dataset(blocks_dir, batch_size):
     check_dataset(lambda: dataset(blocks_dir, batch_size=batch_size))
-
-
-def test_a_resumed_stream_equals_an_uninterrupted_one(blocks_dir):
-    def stream():
-        data = dataset(blocks_dir, batch_size=40)
-        return BatchStream(data, "train", rank=1, world_size=2, shuffle_seed=3)
-
-    def fingerprints(batches):
-        return [batch.sparse_features.values().tolist() for batch in batches]
-
-    whole = stream()
-    expected = fingerprints(whole) + fingerprints(whole)
-    resumed = stream()
-    resumed.seek(len(whole) + 4)
-    assert fingerprints(resumed) == expected[len(whole) + 4 :]
 
 
 def test_tables_are_profiled_on_the_data(blocks_dir):
