@@ -1,4 +1,4 @@
-"""Stores for tests on the loopback, of which every tenth request fails."""
+"""A store for tests on the loopback, of which every tenth request fails, and one in memory."""
 
 import itertools
 import json
@@ -10,8 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-
-import pytest
 
 EVERY = 10
 """One of so many requests fails."""
@@ -36,44 +34,13 @@ def web_hdfs(root: Path, *, every: int = EVERY) -> Iterator[str]:
 
 
 @contextmanager
-def s3(*, every: int = EVERY) -> Iterator[str]:
-    """Serve a store that speaks S3; yield the URL of a bucket, to which the environment leads."""
-    fsspec = pytest.importorskip("fsspec")
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    serving = pytest.importorskip("werkzeug.serving")
-    store = moto.DomainDispatcherApplication(moto.create_backend_app)
-    requests = itertools.count(1)
-
-    def flaky(environ: Any, start_response: Any) -> Any:
-        if next(requests) % every:
-            return store(environ, start_response)
-        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-        start_response("500 Internal Server Error", [("Content-Length", "0")])
-        return [b""]
-
-    server = serving.make_server("127.0.0.1", 0, flaky, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    leads_there = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-        "AWS_ACCESS_KEY_ID": "any",
-        "AWS_SECRET_ACCESS_KEY": "any",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for key, value in leads_there.items():
-                patch.setenv(key, value)
-            filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
-            filesystem.clear_instance_cache()
-            bucket = f"bucket-{server.server_port}"  # the store lives as long as the process
-            filesystem.mkdir(bucket)
-            yield f"s3://{bucket}"
-            filesystem.clear_instance_cache()
-    finally:
-        server.shutdown()
-        thread.join()
+def store(kind: str, folder: Path) -> Iterator[str]:
+    """Yield the URL of a store of a kind: "webhdfs", or one without folders, in "memory"."""
+    if kind == "memory":
+        yield f"memory://{folder.name}"
+    else:
+        with web_hdfs(folder / "store") as url:
+            yield url
 
 
 class _WebHdfs(BaseHTTPRequestHandler):

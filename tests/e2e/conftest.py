@@ -1,67 +1,35 @@
 """What tests of training runs share: a cost model, and a run that used it."""
 
-import math
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
-    EXCHANGES,
-    LINKS,
-    REDUCE_TERMS,
-    CommunicationModel,
-)
-from dlrm_sharded.cost.compute import ComputeModel, PriceNet
-from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import KIND
-from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
+from dlrm_sharded.cost.learned_arrays import learned_features
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.provenance import device_name
-from dlrm_sharded.hardware.artifact import write_artifact
+from dlrm_sharded.hardware.artifact import read_artifact, write_artifact
+from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.testing import small_tasks
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import train
+from tests.unit.conftest import OF_A_CPU
 
 
 @pytest.fixture(scope="session")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cost model of this hardware, made by hand: work has one price, bytes go at 1 GB/s."""
-    num_terms = len(CPU_WORK.terms)
-
-    def net(price_ms: float) -> PriceNet:
-        return PriceNet(
-            weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, num_terms))),
-            biases=(np.zeros(1), np.full(num_terms, math.log(price_ms))),
-            cache_gain=np.zeros((num_terms, 1)),
-            cache_mb=np.zeros(1),
-            cache_slope=np.ones(1),
-            launch_ms=0.125,
-            next_launch_ms=0.0,
-        )
-
-    anything = np.full(len(PROFILE), 100.0)
-    compute = ComputeModel(
-        0 * anything, np.ones_like(anything), -anything, anything, net(0.001), net(0.002)
-    )
-    exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
-    exchange[:, EXCHANGE_TERMS.index("max_both_links")] = 1.0
-    reduce = np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
-    meta = {
-        "kind": KIND,
-        "features": learned_features("cpu"),
+    """The packaged costs of a CPU, as those of this hardware."""
+    found = read_artifact(Path(OF_A_CPU), kind=cost_model_kind(KIND), features=learned_features)
+    here = {
         "hardware": device_name(torch.device("cpu")),
-        "device": "cpu",
+        "fingerprint": None,
         "cores": len(os.sched_getaffinity(0)),
         "optimizer": "rowwise_adagrad",
-        "ranges": dict.fromkeys(EXTENT, (0.0, 1e12)),
-        "measured_links": LINKS,
     }
-    arrays = to_arrays(compute, CommunicationModel(exchange, reduce))
-    return write_artifact(tmp_path_factory.mktemp("artifacts"), "by_hand", arrays, meta)
+    folder = tmp_path_factory.mktemp("artifacts")
+    return write_artifact(folder, "of_here", found.arrays, found.meta | here)
 
 
 @pytest.fixture(scope="session")

@@ -187,47 +187,6 @@ def test_a_topology_of_ones_own(tmp_path):
     assert topology.memory_bytes == int((0.7 * memory_gib - 2) * GIB)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["tasks=none"], "tasks is 'none', and no task is there"),
-        (["tasks=bad/*.json"], "bad/task_0.json"),
-        ([], "name tasks=, a folder or a pattern"),
-        (["tasks=tasks", "task_set=paper"], "and not both"),
-        (["task_set=papers"], "task_set is 'papers'; known: paper"),
-        (["tasks=tasks", "num=3"], "num=3 has no effect"),
-        (["tasks=tasks", "sharders=[dim,dim]"], "names 'dim' twice"),
-        (["tasks=tasks", "reference=size"], "reference is 'size', must be one of dim"),
-        (["tasks=tasks", "format=xlsx"], "must be csv or parquet"),
-        (["tasks=tasks", "cost_model=none"], "cost_model is none"),
-        (["tasks=tasks", "hardware=h100"], "the task is for CPUs"),
-        (["task_set=dreamshard_table_1", "num=1", "measured=true"], "leave measured out"),
-        (["tasks=tasks", "ranks=[8]"], "ranks=[8] has no effect: topologies="),
-        (["tasks=tasks", "topologies=[detect]"], "topology detect names no hardware"),
-        (["tasks=tasks", "topologies=h100_80gb", "hardware=h100"], "topologies name their GPUs"),
-        (["tasks=tasks", "topologies=h100_80gb", "ranks=[8,8]"], "names one number twice"),
-        (["tasks=tasks", "topologies=h100_80gb", "ranks=12"], "do not fill hosts of 8 GPUs"),
-        (
-            ["tasks=tasks", "topologies=h100_80gb", "ranks=5"],
-            "batch_size of task_0 is 192; it is global and must be a multiple of the 5 ranks",
-        ),
-        (["tasks=tasks", "limit_s=0"], "limit_s is 0"),
-        (["tasks=tasks", "rounds=9"], "rounds=9 has no effect: measured=true"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
-)
-def test_refuses(words, message, tasks):
-    """One message, before anything is written."""
-    (tasks / "bad").mkdir()
-    (tasks / "bad" / "task_0.json").write_text('{"tables": [}')
-    if not any(word.startswith("sharders") for word in words):
-        words = ["sharders=[dim]", *words]
-    done = compare(tasks, *words, exit_code=2)
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tasks / "comparison").exists()
-
-
 def test_tasks_of_many_folders(tmp_path):
     for path in (tmp_path / "x", tmp_path / "y"):
         path.mkdir()

@@ -1,6 +1,7 @@
 """A first run on hardware measures it; others do not."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,14 @@ def test_the_first_run_measures_and_the_second_does_not(tmp_path: Path) -> None:
     assert "for 14 s, once" in first.stderr
     assert "plans in" in first.stderr
     assert MEASURED in result_of(tmp_path / "first")["prices"]
+    [journal] = (tmp_path / "cache").rglob("*.jsonl")
+    *_, run = map(json.loads, journal.read_text().splitlines())
+    assert (run["run"]["kind"], run["fbgemm"]) == ("run", version("fbgemm-gpu-cpu"))
     second = train(tmp_path / "second", *planned)
     assert ANNOUNCED not in second.stderr
     assert "is a prior" not in second.stderr
     assert prices_of(tmp_path / "second") == "measured"
+    assert json.loads((tmp_path / "second" / "plan.json").read_text())["prices"]["num_runs"] == 1
 
 
 def test_a_sweep_measures_once_though_other_work_disturbs(tmp_path: Path) -> None:

@@ -122,23 +122,6 @@ def test_only_rank_zero_writes(run_dir):
 
 
 @pytest.mark.slow
-def test_seed_and_not_plan_or_pipeline_decides_the_loss(tmp_path):
-    """Other plans start from the same weights and see the same batches.
-
-    Equal up to the order of sums, as no table is split; at SGD's smooth steps, so that it stays so.
-    """
-    alike = ["optimizer=sgd", "optimizer.embedding_learning_rate=0.01", "seed=3"]
-    alike += ["trainer.eval_every_steps=5"]
-    losses = []
-    for sharder, pipeline in (("dim", "base"), ("random", "sparse_dist")):
-        overrides = [*alike, f"sharder={sharder}", f"trainer.pipeline={pipeline}"]
-        train(tmp_path / sharder, *SMALL_RUN, *overrides)
-        losses.append(result_of(tmp_path / sharder)["loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert read_plan(tmp_path / "dim/plan.json") != read_plan(tmp_path / "random/plan.json")
-
-
-@pytest.mark.slow
 def test_trains_again_from_its_plan_file(run_dir, tmp_path):
     plan = ["sharder=plan_file", f"sharder.path={run_dir / 'plan.json'}"]
     train(tmp_path, *SMALL_RUN, *plan, "trainer.pipeline=sparse_dist")

@@ -34,15 +34,10 @@ BAD_INPUT = {
     "no_tables": (["data.tables._target_=builtins.tuple"], ["data.tables has no tables"]),
     "batch_size": (["batch_size=255"], ["batch_size is 255", "2 ranks"]),
     "plan_file": (["sharder=plan_file", "sharder.path=none.json"], ["plan file none.json"]),
-    "data_file": (
-        ["data=criteo_kaggle", "data.source.files=[none.txt]", "data.blocks_dir=none"],
-        ["none.txt"],
-    ),
     "nan": (
         ["optimizer.dense_learning_rate=1e30", "optimizer=sgd", "trainer.log_every_steps=4"],
         ["the loss is", "at step"],
     ),
-    "model": (["model.over_layers=[8]"], ["model.over_layers"]),
     "kind": (["trainer.num_steps=abc"], ["trainer.num_steps is 'abc'", "integer"]),
     "ids": (
         ["data._target_=own_datasets.OutOfRange", "data.bounds=error"],
@@ -65,7 +60,7 @@ ON_RANKS = ("sharder", "batch_size", "plan_file", "nan", "ids", "negative", "mem
 def test_bad_input(name, tmp_path):
     """One message, from one rank; the ranks end with 2; nothing that looks like a result."""
     overrides, expected = BAD_INPUT[name]
-    small = [o for o in SMALL_RUN if name not in ("no_tables", "data_file") or "data." not in o]
+    small = [o for o in SMALL_RUN if name != "no_tables" or "data." not in o]
     if name in ON_RANKS:
         done = train(tmp_path / "run", *small, *overrides, python_path=OWN_DATASETS, exit_code=1)
         message = refusal(done)
@@ -78,18 +73,6 @@ def test_bad_input(name, tmp_path):
     left = kinds_of_files(tmp_path / "run") - LEFT
     assert left <= {"events", "memory", "plan", "prices", "run", "task"}
     assert not left or name in ("nan", "ids", "negative", "memory")
-
-
-def test_a_damaged_cost_model(artifact, tmp_path):
-    """One message and exit code 2 before anything is planned."""
-    copy = tmp_path / artifact.name
-    data = artifact.read_bytes()
-    copy.write_bytes(data[: len(data) // 2])
-    done = train(tmp_path / "run", *SMALL_RUN, f"cost_model.artifact={copy}", exit_code=1)
-    message = refusal(done)
-    assert str(copy) in message
-    assert "dlrm-calibrate" in message
-    assert kinds_of_files(tmp_path / "run") <= LEFT
 
 
 def test_a_run_folder_that_cannot_be_made(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 
 from tests import preloaded
 from tests.conftest import SMALL_RUN
-from tests.e2e.runs import environment, kinds_of_files
-from tests.preloaded.ranks import free_port
+from tests.e2e.runs import kinds_of_files
+from tests.preloaded.ranks import environments
 
 pytestmark = pytest.mark.slow
 
@@ -15,21 +15,10 @@ pytestmark = pytest.mark.slow
 def test_a_difference_is_named_with_its_hosts(tmp_path):
     """They trained together in silence, to an AUROC that meant nothing."""
     key, values = "optimizer.dense_learning_rate", ["0.01", "0.5"]
-    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    run = ("-m", "dlrm_sharded.train", f"hydra.run.dir={tmp_path}/run", *SMALL_RUN, "sharder=dim")
     ranks = [
-        preloaded.start(
-            *(
-                "-m",
-                "dlrm_sharded.train",
-                f"hydra.run.dir={tmp_path}/run",
-                *SMALL_RUN,
-                "sharder=dim",
-            ),
-            f"{key}={value}",
-            env=environment() | job | {"RANK": str(rank)},
-        )
-        for rank, value in enumerate(values)
+        preloaded.start(*run, f"{key}={value}", env=of_rank)
+        for of_rank, value in zip(environments(2, 1), values, strict=True)
     ]
     outputs = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 2], outputs

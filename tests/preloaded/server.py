@@ -8,7 +8,6 @@ import importlib
 import json
 import os
 import runpy
-import selectors
 import signal
 import socket
 import sys
@@ -46,83 +45,55 @@ ROOT = Path(__file__).resolve().parents[2]
 PR_SET_PDEATHSIG = 1
 
 
-class Server:
-    """The listening socket, and the connection of each command that runs."""
+def next_request(address: str) -> dict[str, Any]:
+    """Serve clients until a fork has a command to become; return the request, in the fork."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{address}.new")
+    listener.listen(64)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    Path(f"{address}.new").rename(address)
+    while True:
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return keep(client)
+        client.close()
 
-    def __init__(self, address: str) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(f"{address}.new")
-        self._listener.listen(64)
-        self._ended, self._wakeup = socket.socketpair()  # readable when a process has ended
-        self._wakeup.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wakeup.fileno())
-        for source in (self._listener, self._ended):
-            self._selector.register(source, selectors.EVENT_READ)
-        Path(f"{address}.new").rename(address)
-        self._clients: dict[int, socket.socket] = {}  # by number of the process
 
-    def next_request(self) -> dict[str, Any]:
-        """Serve clients until a fork has a command to become; return the request, in the fork."""
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._ended:
-                    self._ended.recv(2**12)
-                    self._report_ended()
-                elif key.fileobj is not self._listener:
-                    if key.data in self._clients:  # the client was killed
-                        self._selector.unregister(key.fileobj)
-                        os.kill(key.data, signal.SIGKILL)
-                else:
-                    client, _ = self._listener.accept()
-                    with contextlib.suppress(OSError, ValueError):  # a client that was killed
-                        if (request := self._fork(client)) is not None:
-                            return request
+def keep(client: socket.socket) -> dict[str, Any]:
+    """Fork the command that a client asks for, and end with it; return the request, in the fork.
 
-    def _fork(self, client: socket.socket) -> dict[str, Any] | None:
+    A client that was killed takes its command with it.
+    """
+    try:
         size, streams, _, _ = socket.recv_fds(client, 8, 3)
-        data = b""
-        while len(data) < int.from_bytes(size, "big"):
-            if not (more := client.recv(2**16)):
-                raise OSError("the client ended")
-            data += more
-        pid = os.fork()
-        if pid == 0:
-            self._close()
-            client.close()
-            for place, stream in enumerate(streams):
-                os.dup2(stream, place)
-        for stream in streams:
-            os.close(stream)
-        if pid == 0:
-            request: dict[str, Any] = json.loads(data)
-            return request
-        self._clients[pid] = client
-        self._selector.register(client, selectors.EVENT_READ, pid)
-        client.sendall(f"{pid}\n".encode())
-        return None
+        data = client.makefile("rb").read(int.from_bytes(size, "big"))
+        request: dict[str, Any] = json.loads(data)
+    except (OSError, ValueError):  # it was killed before
+        os._exit(1)
+    pid = os.fork()
+    if pid == 0:
+        for place, stream in enumerate(streams):
+            os.dup2(stream, place)
+        for descriptor in (client.detach(), *streams):
+            os.close(descriptor)
+        return request
+    for stream in streams:
+        os.close(stream)
+    client.sendall(f"{pid}\n".encode())
+    threading.Thread(target=kill_without, args=(client, pid), daemon=True).start()
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):
+        client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
 
-    def _report_ended(self) -> None:
-        """Tell clients how their processes ended."""
-        for pid in list(self._clients):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended == 0:
-                continue
-            client = self._clients.pop(pid)
-            with contextlib.suppress(KeyError):  # the client went first
-                self._selector.unregister(client)
-            with contextlib.suppress(OSError):
-                client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-            client.close()
 
-    def _close(self) -> None:
-        """Close what the fork does not need, or other clients would never see their end."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._selector.close()
-        for source in (self._listener, self._ended, self._wakeup, *self._clients.values()):
-            source.close()
+def kill_without(client: socket.socket, pid: int) -> None:
+    """Kill a command as soon as its client has gone."""
+    with contextlib.suppress(OSError):
+        client.recv(1)
+        os.kill(pid, signal.SIGKILL)
 
 
 def become(request: dict[str, Any]) -> None:
@@ -214,8 +185,7 @@ def main() -> None:
         raise
     gc.collect()
     gc.freeze()
-    request = Server(sys.argv[1]).next_request()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
+    request = next_request(sys.argv[1])
     end(lambda: become(request))
 
 

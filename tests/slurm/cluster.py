@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.hosts import why_no_hosts
 from tests.slurm.configuration import SLURM_CONF, SLURMDBD_CONF
 from tests.slurm.namespace import kill, mount_namespace, processes_in
 
@@ -40,14 +41,8 @@ def why_not() -> str | None:
     """What keeps `slurm_cluster` from starting here."""
     if missing := [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]:
         return f"Slurm needs {', '.join(missing)}: apt-get install {PACKAGES}"
-    if os.geteuid() != 0:
-        return "Slurm needs root here, for namespaces and daemons"
-    tried = subprocess.run(
-        ["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, check=False
-    )
-    if tried.returncode != 0:
-        return f"Slurm needs namespaces of its own: {tried.stderr.strip()}"
-    return None
+    reason = why_no_hosts()
+    return f"Slurm needs namespaces of its own: {reason}" if reason else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

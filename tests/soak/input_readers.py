@@ -23,12 +23,10 @@ from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.sharders import planner_factory
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.commands.yamls import CONF_DIR, options_of
-from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.datasets.base import check_batch
-from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
-from dlrm_sharded.hardware.artifact import HEADER, SHIPPED, write_artifact
+from dlrm_sharded.hardware.artifact import HEADER, write_artifact
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
@@ -36,11 +34,11 @@ from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.rl.policy import load_policy
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.plan_file import PlanFileSharder
 from dlrm_sharded.sharders.planning import Planner
 from tests.soak.input_mutations import ODD_NUMBERS, changed_json, damaged
+from tests.unit.hardware.test_damaged_artifacts import LOADERS, shipped
 
 Strategy = st.SearchStrategy[Any]
 
@@ -235,18 +233,11 @@ def _is_good(line: bytes) -> bool:
 
 # Artefacts
 
-LOADERS: dict[str, Callable[[str], object]] = {
-    "learned": lambda path: learned_cost_model(CPU, path),
-    "neuroshard": lambda path: neuroshard_cost_model(CPU, path),
-    "autoshard": lambda path: load_policy("autoshard", path, CPU),
-    "dreamshard": lambda path: load_policy("dreamshard", path, CPU),
-}
-
 
 @functools.cache
 def _artifact(kind: str) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
     """Return the file, the arrays and the description of the package's artefact of a kind."""
-    (path,) = SHIPPED.glob(f"{kind}-*.safetensors")
+    path = shipped(kind)
     with safe_open(path, framework="numpy") as file:
         meta = json.loads(file.metadata()[HEADER])
     fields = {key: value for key, value in meta.items() if key not in ("format", "sha256")}
@@ -293,46 +284,9 @@ def read_artifact_file(value: tuple[str, bytes | None, Any, Any], folder: Path) 
         write_artifact(folder, path.stem, arrays, fields)
     else:
         path.write_bytes(data)
-    model: Any = LOADERS[kind](str(path))
+    model: Any = LOADERS[kind](CPU, str(path))
     if hasattr(model, "predict"):
         cost = model.predict(PLAN, TASK)
         json.dumps(cost.to_json(), allow_nan=False)
     else:
         model.place(TASK, num_samples=2, seed=0)
-
-
-# Converted data
-
-
-@functools.cache
-def _blocks() -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        text, out = Path(folder) / "train.txt", Path(folder) / "out"
-        text.write_bytes(_sample())
-        convert(CriteoSource(str(text), block_rows=8), out)
-        return {path.name: path.read_bytes() for path in out.iterdir()}
-
-
-@st.composite
-def block_folders(draw: Callable[[Strategy], Any]) -> dict[str, bytes]:
-    """Draw the files of a folder, of which one is damaged, missing, or says something else."""
-    files = dict(_blocks())
-    name = draw(st.sampled_from(["manifest.json", "manifest.json", *sorted(files)]))
-    if name == "manifest.json":
-        files[name] = draw(_text_of_json(json.loads(files[name])))
-    elif draw(st.integers(0, 9)):
-        files[name] = draw(damaged(files[name]))
-    else:
-        del files[name]
-    return files
-
-
-def read_blocks(files: dict[str, bytes], folder: Path) -> None:
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    dataset = CriteoDataset(folder, batch_size=8, embedding_dim=4)
-    for split in ("train", "val"):
-        for index in range(min(20, dataset.num_batches(split))):
-            batch = dataset.batch(split, index, rank=0, world_size=1)
-            check_batch(batch, dataset.tables)
-            assert bool(((batch.labels == 0) | (batch.labels == 1)).all())

@@ -20,6 +20,10 @@ MOMENTS = ("save", "steps", "save", "steps", "save", "start", "save", "steps")
 """A checkpoint is being written, steps are being trained, or the ranks are starting."""
 
 
+WAITS_S = {"start": 10.0, "steps": 1.0, "save": 0.1}
+"""Longest times from a moment to its interruption."""
+
+
 @dataclass
 class Found:
     """Number of interruptions by kind and moment, and what was wrong."""
@@ -34,8 +38,12 @@ def interrupt_runs(folder: Path, number: int, *, per_run: int, seed: int) -> Fou
     drawn = zip(_in_random_order(KINDS, rng), _in_random_order(MOMENTS, rng), strict=True)
     kind, moment = next(drawn)
     reference = TrainingRun(folder / "undisturbed")
-    start_s, interval_s = _timed(reference)
-    waits_s = {"start": start_s, "steps": interval_s, "save": 0.1}
+    try:
+        reference.start()
+        if (code := reference.finish()) != 0:
+            raise RuntimeError(f"the undisturbed run ended with {code}: {reference.output()}")
+    finally:
+        reference.stop()
     found, numbers = Found(), itertools.count()
     while (most := min(per_run, number - found.interruptions.total())) > 0:
         background = rng.choice(("true", "false"))
@@ -45,7 +53,7 @@ def interrupt_runs(folder: Path, number: int, *, per_run: int, seed: int) -> Fou
         try:
             trained.start()
             for _ in range(most):
-                wait_s = rng.uniform(0.0, waits_s[moment])
+                wait_s = rng.uniform(0.0, WAITS_S[moment])
                 at, wrong = _interrupt(trained, kind, moment, wait_s, rng)
                 if at is None:
                     break  # it ended before; the next run is interrupted like that
@@ -70,22 +78,6 @@ def _in_random_order(values: Sequence[str], rng: random.Random) -> Iterator[str]
     """Yield all values in random order, again and again."""
     while True:
         yield from rng.sample(values, len(values))
-
-
-def _timed(reference: TrainingRun) -> tuple[float, float]:
-    """Return the times to the first step, and from there to the first checkpoint, in s."""
-    begun_s = time.monotonic()
-    reference.start()
-    try:
-        until(lambda: reference.has_ended or reference.trains_since(0), "a step")
-        first_s = time.monotonic()
-        until(lambda: reference.has_ended or reference.newest_step() > 0, "a checkpoint")
-        saved_s = time.monotonic()
-        if (code := reference.finish()) != 0:
-            raise RuntimeError(f"the undisturbed run ended with {code}: {reference.output()}")
-    finally:
-        reference.stop()
-    return first_s - begun_s, saved_s - first_s
 
 
 def _interrupt(
