@@ -21,12 +21,7 @@ from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.small_model import (
-    NUM_STEPS,
-    local_shards,
-    make_sharded,
-    shares,
-)
+from tests.distributed.small_model import NUM_STEPS, local_shards, make_sharded, shares
 from tests.preloaded.ranks import gathered, run_ranks
 
 ITERATIONS = 4
@@ -220,10 +215,7 @@ def measure_sequences(rank: Rank) -> dict[str, Any]:
             sent += given["input_split_sizes"][1 - rank.rank]
         return exchange(*args, **kwargs)
 
-    exchange, torch.distributed.all_to_all_single = (
-        torch.distributed.all_to_all_single,
-        counting,
-    )
+    exchange, torch.distributed.all_to_all_single = (torch.distributed.all_to_all_single, counting)
     plan = to_torchrec(SEQUENCES_PLAN, SEQUENCES, TWO)
     ids = ids_of(SEQUENCES, LOCAL_BATCH, rank.rank)
     measured = bench_of(rank, 10**5).measure(SEQUENCES, plan, [ids])

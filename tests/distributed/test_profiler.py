@@ -30,10 +30,7 @@ def trace_steps(rank: Rank, kind: str, pipeline: str, folder: Path) -> dict[str,
         batches = itertools.cycle(shares(rank))
         num_hooks = _num_hooks(sharded)
         losses = []
-        with (
-            streams_on(rank.device),
-            StepProfiler(sharded, TRACED, rank, folder) as profiler,
-        ):
+        with streams_on(rank.device), StepProfiler(sharded, TRACED, rank, folder) as profiler:
             steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
             for step in range(1, TRACED[-1] + 3):
                 if is_traced and step == TRACED[0]:

@@ -26,9 +26,7 @@ SOURCES = (
     *("LICENSE", "NOTICE", "CITATION.cff"),
 )
 SMALL_RUN = ["batch_size=64", "trainer.num_steps=2", "data.max_rows=500", "data.num_val_batches=1"]
-COLLECTION = [
-    *("num_ranks=2", "minutes=0.02", "batch_sizes=[64]", "journal=samples"),
-]
+COLLECTION = [*("num_ranks=2", "minutes=0.02", "batch_sizes=[64]", "journal=samples")]
 
 
 class Installation:

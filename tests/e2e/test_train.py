@@ -122,17 +122,6 @@ def test_only_rank_zero_writes(run_dir):
 
 
 @pytest.mark.slow
-def test_trains_again_from_its_plan_file(run_dir, tmp_path):
-    plan = ["sharder=plan_file", f"sharder.path={run_dir / 'plan.json'}"]
-    train(tmp_path, *SMALL_RUN, *plan, "trainer.pipeline=sparse_dist")
-    assert read_plan(tmp_path / "plan.json").shards == read_plan(run_dir / "plan.json").shards
-    assert json.loads((tmp_path / "plan.json").read_text())["sharder"] == "plan_file"
-    assert result_of(tmp_path)["sharder"] == "plan_file"
-    wrong = train(tmp_path / "wrong", *SMALL_RUN, *plan, ranks=1, exit_code=1)
-    assert "the plan is for 2 ranks, the job has 1" in wrong.stderr
-
-
-@pytest.mark.slow
 def test_learns_from_criteo_files(tmp_path):
     """From a TSV to an AUROC that chance does not give; rank 0 writes and converts it."""
     data = ("data=criteo_sample", f"data.path={tmp_path / 'log'}", "data.num_rows=30_000")

@@ -26,10 +26,7 @@ def gpus() -> list[str]:
 def needs_gpus(number: int) -> list[pytest.MarkDecorator]:
     """Marks of a test that runs on so many GPUs."""
     devices = "a CUDA device" if number == 1 else f"{number} CUDA devices"
-    return [
-        pytest.mark.gpu,
-        pytest.mark.skipif(len(gpus()) < number, reason=f"needs {devices}"),
-    ]
+    return [pytest.mark.gpu, pytest.mark.skipif(len(gpus()) < number, reason=f"needs {devices}")]
 
 
 ON_GPUS = pytest.param("cuda", marks=needs_gpus(1))

@@ -18,10 +18,12 @@ from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 from dlrm_sharded.plans.task import GIB, read_task
 from dlrm_sharded.ranks.devices import column_limit
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from tests.distributed.small_model import (
     PLANS,
     make_sharded,
+    pipelines_for,
     run_trainer,
     shares,
     train_and_evaluate,
@@ -76,6 +78,9 @@ def test_rows_over_one_of_two_hosts(device):
         assert sharded["fused_modules"] == [0, 1]  # rank 0 is on the other host
 
 
+EXACT = [name for name in pipelines_for("replicas") if PIPELINES[name].is_exact]
+
+
 def losses_of(rank: Rank, variants: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
     """Train and evaluate with each of some options, which have come to the ranks as JSON."""
     for options in variants.values():
@@ -83,7 +88,7 @@ def losses_of(rank: Rank, variants: dict[str, dict[str, Any]]) -> dict[str, list
         options["exchange_precision"] = precision
     mine = shares(rank)
     return {
-        name: train_and_evaluate(rank, "rows_and_columns", mine, **options)
+        name: train_and_evaluate(rank, "replicas_and_others", mine, **options)
         for name, options in variants.items()
     }
 
@@ -95,8 +100,7 @@ def test_options_that_leave_the_losses(device):
     short = {"cpu": "fp16", "cuda": "bf16"}[device]
     tolerance = {short: 2e-2, "compiled": 1e-4}
     variants = {
-        "base": {"pipeline": "base"},
-        "sparse_dist": {"pipeline": "sparse_dist"},
+        **{name: {"pipeline": name} for name in EXACT},
         short: {"pipeline": "sparse_dist", "exchange_precision": short},
         "graph": {"pipeline": "sparse_dist", "dense_graph": True},
     }

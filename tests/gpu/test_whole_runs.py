@@ -11,17 +11,9 @@ import pytest
 
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.plans.precision import DEVICE_PRECISIONS, ExchangePrecision
-from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.training.pipelines import PIPELINES
 from tests.distributed import small_model
 from tests.distributed import test_exchanges as exchanges
-from tests.distributed.small_model import (
-    PLANS,
-    TABLES,
-    pipelines_for,
-    shares,
-    train_and_evaluate,
-)
+from tests.distributed.small_model import PLANS, TABLES, pipelines_for
 from tests.distributed.test_checkpoint import HALF, check_equal, load_into, newest, save_trained
 from tests.distributed.test_pipeline import preempted
 from tests.distributed.test_profiler import check_traces, trace_steps
@@ -63,24 +55,6 @@ def test_every_precision_of_exchanges(kind, monkeypatch):
     assert precisions[0].is_exact
     results = run_on("cuda", exchanges.trained, kind, precisions)
     exchanges.check_within_rounding(results, precisions, kind, len(gpus()))
-
-
-def losses_by_pipeline(rank: Rank, kinds: list[str], names: list[str]) -> dict[str, Any]:
-    mine = shares(rank)
-    return {
-        f"{kind}, {name}": train_and_evaluate(rank, kind, mine, pipeline=name)
-        for kind in kinds
-        for name in names
-    }
-
-
-def test_replicas_under_every_pipeline():
-    kinds = ["replicas", "replicas_and_others"]
-    names = [name for name in pipelines_for("replicas") if PIPELINES[name].is_exact]
-    losses = run_on("cuda", losses_by_pipeline, kinds, names)
-    for kind in kinds:
-        for name in names:
-            assert losses[f"{kind}, {name}"] == pytest.approx(losses[f"{kind}, base"], rel=1e-5)
 
 
 @pytest.mark.parametrize("pipeline", pipelines_for("columns_uneven"))

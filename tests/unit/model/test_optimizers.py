@@ -34,10 +34,7 @@ FULL = Schedule(warmup_steps=4, decay_start_step=6, decay_steps=10)
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [
-        (
-            FULL,
-            {0: 0.25, 2: 0.75, 3: 1.0, 5: 1.0, 6: 1.0, 11: 0.25, 15: 0.01, 16: 0.0, 1000: 0.0},
-        ),
+        (FULL, {0: 0.25, 2: 0.75, 3: 1.0, 5: 1.0, 6: 1.0, 11: 0.25, 15: 0.01, 16: 0.0, 1000: 0.0}),
         (Schedule(), {0: 1.0, 10**9: 1.0}),
         (Schedule(warmup_steps=2), {0: 0.5, 1: 1.0, 10**9: 1.0}),
         (Schedule(decay_steps=2), {0: 1.0, 1: 0.25, 2: 0.0}),

@@ -20,7 +20,7 @@ def test_tables_of_long_powers_of_two_come_first():
     tables.append(Table("64 in fp16", 7, 64, 1.0, precision="fp16"))
     tables.append(Table("8 in fp16", 7, 8, 1.0, precision="fp16"))
     assert [table.name for table in in_aligned_order(tables)] == [
-        *("96", "32", "64", "128", "64 in fp16", "8", "4", "12", "36", "8 in fp16"),
+        *("96", "32", "64", "128", "64 in fp16", "8", "4", "12", "36", "8 in fp16")
     ]
 
 

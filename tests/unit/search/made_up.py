@@ -204,12 +204,14 @@ def tiny_task(
     full: float = 0.7,
     sequences: tuple[int, ...] = (),
     modules: str = "",
+    width: int | None = None,
 ) -> ShardingTask:
     """Few narrow tables on 2 or 3 ranks, or on hosts x ranks; `full` of the memory is taken.
 
     Args:
         sequences: numbers of the tables whose vectors are not pooled.
         modules: names of the modules of all tables, of one letter; of none without.
+        width: columns of all tables, for sequences of one module.
     """
     rng = np.random.default_rng([seed, num_tables])
     world_size = hosts[0] * hosts[1] if hosts else int(rng.integers(2, 4))
@@ -221,7 +223,7 @@ def tiny_task(
         Table(
             f"t{i}",
             num_embeddings=round(10 ** rng.uniform(0.5, 6.0)),
-            embedding_dim=int(4 * rng.integers(1, 5)),
+            embedding_dim=width or int(4 * rng.integers(1, 5)),
             pooling_factor=float(round(10 ** rng.uniform(-0.5, 1.5), 2)),
             pooled=i not in sequences,
             module=modules[i : i + 1],

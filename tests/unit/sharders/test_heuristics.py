@@ -101,10 +101,7 @@ def test_says_which_rank_is_freest() -> None:
     """By memory left, not by memory used."""
     for shapes, message in (
         ([(100, 16, 1.0)], r"than the 5,000 B of the largest rank \(rank 1 is freest\)"),
-        (
-            [(100, 12, 1.0), (100, 8, 1.0)],
-            r"'t1' .* freest rank \(2\) has 2,000 B left of 2,000 B",
-        ),
+        ([(100, 12, 1.0), (100, 8, 1.0)], r"'t1' .* freest rank \(2\) has 2,000 B left of 2,000 B"),
     ):
         task = with_memory(task_of(tables_of(*shapes), 3), 1000, 5000, 2000)
         with pytest.raises(InfeasibleTaskError, match=message):

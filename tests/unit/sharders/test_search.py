@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded import (
-    Constraints,
-    PlanCost,
-    Planner,
-    SearchSharder,
-    ShardingPlan,
-    validate,
-)
+from dlrm_sharded import Constraints, PlanCost, Planner, SearchSharder, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -56,13 +49,21 @@ TINY: dict[str, tuple[dict[str, Any], float, float]] = {
     "nearly_full": ({"num_tables": 2, "full": 0.95}, 1.01, 1.002),
     "2x2": ({"num_tables": 2, "hosts": (2, 2), "full": 0.3}, 1.12, 1.03),
     "strong_caches": ({"num_tables": 3}, 1.1, 1.02),
+    "a_sequence": ({"num_tables": 2, "sequences": (0,), "modules": "ab"}, 1.02, 1.02),
+    "two_sequences": ({"num_tables": 2, "sequences": (0, 1), "modules": "ab"}, 1.02, 1.02),
+    "in_one_module": (
+        {"num_tables": 2, "sequences": (0, 1), "modules": "aa", "width": 16, "full": 0.8},
+        *(1.02, 1.02),
+    ),
 }
 """Shape of a task, and how much dearer than the best a plan is at most and on average. On
 hosts, exchanges are linearised; where caches overflow, pieces cost much else than on most ranks."""
 
 CASES = [
     *itertools.product(list(TINY)[:4], ["shipped"]),
+    ("2x2", "links"),
     ("strong_caches", "overflowing"),
+    *itertools.product(list(TINY)[5:], ["shipped", "plain", "links"]),
 ]
 
 NUM_TINY = 3
@@ -142,7 +143,13 @@ print(sharder.shard(with_profiles(read_task(sys.argv[1]))).shards)
 def test_the_same_in_another_process(tmp_path: Path) -> None:
     task = task_of(draw_tables(dlrm_datasets_pool(), num_tables=30, seed=1), 4, 4 * GIB, 65_536)
     first, second, third = (table.name for table in task.tables[:3])
-    keys = {"apart": [[first, second]], "pin": {third: [0, 1]}, "seed": 3, "patience": 2}
+    keys = {
+        "apart": [[first, second]],
+        "pin": {third: [0, 1]},
+        "seed": 3,
+        "patience": 2,
+        "time_budget_s": None,
+    }
     write_json(tmp_path / "task.json", task.to_json())
     here = searcher(**keys).shard(with_profiles(read_task(tmp_path / "task.json")))
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "task.json"), json.dumps(keys)]

@@ -17,12 +17,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.dense_memory import DenseMemory, trace_dense
-from dlrm_sharded.training.memory import (
-    NCCL_BYTES,
-    Workload,
-    estimate_host_memory,
-    estimate_memory,
-)
+from dlrm_sharded.training.memory import NCCL_BYTES, Workload, estimate_host_memory, estimate_memory
 from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.rank_memory import Budget, RankMemory
 

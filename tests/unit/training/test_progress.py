@@ -94,25 +94,21 @@ def test_random_numbers_go_on(tmp_path, rank):
 def test_schedule_goes_on(step):
     schedule = Schedule(warmup_steps=3, decay_start_step=5, decay_steps=20)
 
-    def advanced(number: int) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    def made() -> tuple[torch.optim.Optimizer, LambdaLR]:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
-        scheduler = LambdaLR(optimizer, schedule.factor)
+        return optimizer, LambdaLR(optimizer, schedule.factor)
+
+    def rates(optimizer: torch.optim.Optimizer, scheduler: LambdaLR, number: int) -> list[float]:
+        found = []
         for _ in range(number):
+            found.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
             scheduler.step()
-        return optimizer, scheduler
+        return found
 
-    def rates(optimizer: torch.optim.Optimizer, scheduler: LambdaLR) -> list[float]:
-        seen = [optimizer.param_groups[0]["lr"]]
-        for _ in range(3):
-            optimizer.step()
-            scheduler.step()
-            seen.append(optimizer.param_groups[0]["lr"])
-        return seen
-
-    resumed, its_scheduler = advanced(0)
+    resumed, its_scheduler = made()
     set_schedule_step(its_scheduler, step)
-    assert rates(resumed, its_scheduler) == rates(*advanced(step))
+    assert rates(resumed, its_scheduler, 4) == rates(*made(), step + 4)[step:]
 
 
 def test_window_begins_with_earlier_losses(rank):
