@@ -32,8 +32,7 @@ from dlrm_sharded.commands.task import unused_of_costs
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.commands.yamls import CONF_DIR
-from dlrm_sharded.contest.cases import Setting, run_cases
-from dlrm_sharded.contest.entry import Case, digest_of_prices
+from dlrm_sharded.contest.cases import Case, Setting, digest_of_prices, run_cases
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number

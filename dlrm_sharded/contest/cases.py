@@ -1,4 +1,4 @@
-"""Cases in processes of their own, whose entries a folder keeps as they come.
+"""Cases, which are tasks for sharders, in processes of their own; a folder keeps their outcomes.
 
 `cases.jsonl` has a line for each case that has ended, under the case's key, and
 `plans/TASK/SHARDER.json` its plan. The same command goes on with what is missing or has changed.
@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import inspect
+import json
 import logging
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.contest.entry import Case, Entry, Outcome, digest, solve
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.cost.base import price
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.price_file import prices_digest
+from dlrm_sharded.explain.diagnosis import shard_costs
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_report import plan_json
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.workers import Refusal, in_processes
+from dlrm_sharded.sharders.planning import Planner
 
 CASES, PLANS = "cases.jsonl", "plans"
 
@@ -47,6 +57,85 @@ class Setting:
     file_format: str
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A task that a sharder is to plan.
+
+    Args:
+        task_name, sharder: their names in tables and paths.
+        kind: group of the task within its set; "" if the set has none.
+        prices: hash of what the cost model predicts from, the same for all sharders of a task.
+        topology: name of the topology that the task was put on; "" for its own.
+    """
+
+    task_name: str
+    sharder: str
+    task: ShardingTask
+    planner: Planner
+    kind: str = ""
+    prices: str = ""
+    topology: str = ""
+
+    def key(self) -> str:
+        """Return a hash of all that the plan and its cost follow from."""
+        options = self.planner.options
+        return digest(
+            [self.task_name, self.sharder, self.task.to_json(), self.prices],
+            source_digest(self.planner.sharder, options),
+            str(self.planner.exchange_precision),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The plan that a sharder made for a task, or why it made none.
+
+    Args:
+        solve_s: time of the sharder; without a plan, the time until that was known.
+        limit_s: time that it had.
+        error: why there is no plan; None if there is one.
+        cost: predicted cost of the plan, by the cost model that all sharders share.
+        lower_bound_ms: lower bound of the cost of all plans, which this sharder's report proves.
+        shards: shards of the plan.
+        shard_ms: time that each shard adds to its rank, in lookups and in exchanges; empty under a
+            cost model that is not additive.
+    """
+
+    solve_s: float
+    limit_s: float
+    error: str | None = None
+    cost: PlanCost | None = None
+    lower_bound_ms: float | None = None
+    shards: tuple[Shard, ...] = ()
+    shard_ms: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A case and its outcome."""
+
+    case: Case
+    outcome: Outcome
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """The plan, without its exchange precision; it has no shards if the case has no plan."""
+        return ShardingPlan(self.case.task.topology.world_size, self.outcome.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The plans of a task, measured in the same rounds.
+
+    Args:
+        rounds_ms: cost of each sharder's plan in every round.
+        costs: the same with the medians of the rounds, as a cost of all ranks.
+    """
+
+    rounds_ms: Mapping[str, tuple[float, ...]]
+    costs: Mapping[str, PlanCost]
+
+
 def plan_path(out: Path, task: str, sharder: str) -> Path:
     """Return the path of the plan of a case; names that differ have different paths."""
     return out / PLANS / _file_name(task) / f"{_file_name(sharder)}.json"
@@ -64,12 +153,9 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
     Raises:
         ConfigError: the folder cannot be written.
     """
-    file, begun = LineFile(out / CASES, "case"), time.monotonic()
+    file = LineFile(out / CASES, "case")
     by_key = {case.key(): case for case in cases}
-    try:
-        kept = dict(file.read(_kept).values())
-    except OSError as error:
-        raise ConfigError(f"cannot read {file.path}: {error.strerror}") from error
+    kept = dict(file.latest(_kept, most=10**7).values())
     found = {
         key: kept[key]
         for key, case in by_key.items()
@@ -82,7 +168,7 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
     def done(index: int, result: tuple[Outcome, dict[str, Any]] | Refusal) -> None:
         key, case = missing[index], by_key[missing[index]]
         if isinstance(result, Refusal):
-            outcome = Outcome(result.seconds, limit_s, result.message, result.is_infeasible)
+            outcome = Outcome(result.seconds, limit_s, result.message)
         else:
             outcome, plan = result
             path = plan_path(out, case.task_name, case.sharder)
@@ -104,10 +190,7 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
         )
     except OSError as error:
         raise ConfigError(f"cannot write in out = {out}: {error.strerror}") from error
-    except KeyboardInterrupt:
-        log.info("interrupted; the same command goes on from %d cases in %s", len(found), out)
-        raise
-    log.info("%d cases planned in %.0f s", len(missing), time.monotonic() - begun)
+    log.info("%d cases planned", len(missing))
     return [Entry(case, found[key]) for key, case in by_key.items()]
 
 
@@ -117,8 +200,6 @@ def _file_name(name: str) -> str:
 
 
 def _kept(fields: Mapping[str, Any]) -> tuple[str, Outcome]:
-    if "outcome" not in fields:
-        raise DataError("it is of an earlier version")
     return str(fields["key"]), read_form(fields["outcome"], Outcome, name="an outcome")
 
 
@@ -126,3 +207,45 @@ def _is_usable(case: Case, outcome: Outcome, out: Path, limit_s: float) -> bool:
     if outcome.error is not None:
         return outcome.limit_s >= limit_s
     return plan_path(out, case.task_name, case.sharder).exists()
+
+
+def solve(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any]]:
+    """Plan a task; return the outcome and the form of plan.json.
+
+    The cost is that of the planner's cost model, whatever the sharder predicts.
+
+    Raises:
+        ShardingError, and whatever a sharder raises.
+    """
+    plan, report = case.planner.plan(case.task)
+    priced = price(case.planner.cost_model, with_precisions(case.task, plan))
+    shards = () if priced is None else shard_costs(plan, priced)
+    outcome = Outcome(
+        solve_s=report.solve_s,
+        limit_s=limit_s,
+        cost=report.cost,
+        lower_bound_ms=report.lower_bound_ms,
+        shards=plan.shards,
+        shard_ms=tuple((shard.compute_ms, shard.comm_ms) for shard in shards),
+    )
+    return outcome, plan_json(plan, report)
+
+
+def digest(*parts: Any) -> str:
+    """Return a short hash of JSON."""
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def source_digest(made: object, options: Mapping[str, Any] | None) -> str:
+    """Return a hash of an object's options and of the file of its class, which may change."""
+    path = inspect.getsourcefile(type(made))
+    source = Path(path).read_text(encoding="utf-8") if path else ""
+    return digest(dict(options or {}), source)
+
+
+def digest_of_prices(model: object, options: Mapping[str, Any] | None) -> str:
+    """Return a hash of what a cost model predicts from, as far as that is known."""
+    if isinstance(model, LearnedCostModel):
+        return prices_digest(model)
+    return source_digest(model, options)

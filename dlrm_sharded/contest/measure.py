@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dlrm_sharded.accesses.patterns import AccessPattern
-from dlrm_sharded.contest.entry import Entry, Measurement, digest
+from dlrm_sharded.contest.cases import Entry, Measurement, digest
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
@@ -129,20 +128,17 @@ def measure_plans(
     bench: RankBench,
     rounds: Rounds,
     rng: np.random.Generator,
-    accesses: Mapping[str, AccessPattern] | None = None,
 ) -> Measurement:
     """Measure the ranks of a task's plans in rounds, all on the same ids.
 
     Args:
         predicted: costs of the plans, whose exchanges count as predicted.
-        accesses: see `draw_ids`.
     """
     ids = draw_ids(
         task.tables,
         batch_size=task.batch_size,
         num_batches=rounds.num_batches,
         seed=int(rng.integers(2**32)),
-        accesses=accesses,
         num_ranks=task.topology.world_size,
     )
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]

@@ -7,28 +7,36 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
 
-from dlrm_sharded.contest.cases import Setting
-from dlrm_sharded.contest.entry import Entry, Measurement
-from dlrm_sharded.contest.score import Score, in_common, scores
-from dlrm_sharded.contest.tables import by_plan, write_tables
+from dlrm_sharded.contest.cases import Entry, Measurement, Setting
+from dlrm_sharded.contest.tables import Score, by_plan, in_common, scores, write_tables
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
 from dlrm_sharded.files.text_table import Column, TextTable
-from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.runs.comparison_figures import plot_ratios
 
 SUMMARY, PICTURE = "summary.md", "ratios.png"
 MAX_FAILURES, MAX_REASON = 10, 120
 """Number of cases without a plan that are named, and characters of a reason; by_plan has all."""
 
-MAX_SHOWN_CASES = 40
-"""Largest number of cases on topologies that the terminal shows; the summary shows all."""
+TOPOLOGY_COLUMNS: dict[str, Column | str] = {
+    "task": "task",
+    "topology": "topology",
+    "world_size": Column("ranks", align=">"),
+    "num_hosts": Column("hosts", align=">"),
+    "cost_model": "cost model",
+    "missing_gib": Column("GiB missing", ",.1f", ">"),
+    "made_by": "sharder",
+    "cost_ms": Column("cost, ms", ",.3f", ">"),
+    "bound_ms": Column("bound, ms", ",.3f", ">"),
+    "gap": Column("gap", ".1%", ">"),
+    "solve_s": Column("s to plan", ".2f", ">"),
+}
+"""Columns of `by_plan` that tell whether tables fit a topology and what a plan costs there."""
 
 MEASURED = (
     "Measured: the ranks' computation, one rank after another on this machine, in rounds of a "
@@ -57,10 +65,10 @@ def write_report(
     texts = ["# Comparison of sharders", _heading(plans, setting)]
     shown = [f"comparison of {plans['task'].n_unique()} tasks:\n{table.text()}"]
     if any(plans["topology"]):
-        cases = topology_table(plans)
+        rows = plans.select(*TOPOLOGY_COLUMNS).rows()
+        cases = TextTable(list(TOPOLOGY_COLUMNS.values()), rows)
         texts += ["## Topologies", cases.markdown(), "## Sharders"]
-        if plans.height <= MAX_SHOWN_CASES:
-            shown.insert(0, f"plans on these topologies:\n{cases.text()}")
+        shown.insert(0, f"plans on these topologies:\n{cases.text()}")
     texts += [table.markdown(), f"Result: {result}.", _listed(lines)]
     if plans["kind"].n_unique() > 1:
         for (kind,), of_kind in plans.group_by("kind", maintain_order=True):
@@ -70,7 +78,7 @@ def write_report(
         texts += ["## Cases without a plan", _listed(failed)]
     try:
         replace_file(out / SUMMARY, ("\n\n".join(texts) + "\n").encode())
-        files = write_tables(plans, entries, measurements, out, file_format=setting.file_format)
+        files = write_tables(plans, entries, measurements, setting)
         with replaced_file(out / PICTURE) as file:
             picture = plot_scores(found, setting.reference)
             picture.savefig(file, format="png", metadata={"Software": None})
@@ -93,8 +101,7 @@ def plot_scores(found: Sequence[Score], reference: str) -> Figure:
 def score_table(found: Sequence[Score], reference: str) -> TextTable:
     """Return a line for each sharder; figures that were not measured are predicted."""
     columns: list[Column | str] = ["sharder", "plans", f"predicted / {reference} [95 %]"]
-    columns += [Column("geometric mean", ".4f"), "wins/ties/losses"]
-    columns += ["gap to bound, %: mean, worst (tasks)", "s: mean, worst"]
+    columns += ["wins/ties/losses", "gap to bound, %: mean, worst (tasks)", "s: mean, worst"]
     if has_measured := any(score.measured for score in found):
         columns += [f"measured / {reference} [95 %]", "measured wins/ties/losses"]
     rows: list[list[object]] = []
@@ -105,7 +112,6 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
             score,
             f"{score.num_solved}/{score.plans.height}",
             score.ratio and score.ratio.text(4),
-            score.mean_ratio,
             "/".join(map(str, score.tally)),
             f"{fmean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else None,
             f"{fmean(seconds):.2f}, {max(seconds):.2f}",
@@ -116,35 +122,15 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
     return TextTable(columns, rows)
 
 
-def topology_table(plans: pl.DataFrame) -> TextTable:
-    """Return a line for each case: whether the tables fit the ranks, and what the plan costs."""
-    columns: list[Column | str] = ["task", "topology", Column("ranks", align=">")]
-    columns += [Column("hosts", align=">"), "cost model", "tables fit", "sharder"]
-    columns += [Column(title, ",.3f", ">") for title in ("cost, ms", "bound, ms")]
-    columns += [Column("gap, %", ".1f", ">"), Column("s to plan", ".2f", ">")]
-    rows = [
-        (
-            plan["task"].removesuffix(f"-{plan['topology']}-{plan['world_size']}"),
-            *(plan[name] for name in ("topology", "world_size", "num_hosts", "cost_model")),
-            _fit_text(plan),
-            *(plan[name] for name in ("made_by", "cost_ms", "bound_ms")),
-            None if plan["gap"] is None else 100 * plan["gap"],
-            plan["solve_s"],
-        )
-        for plan in plans.iter_rows(named=True)
-    ]
-    return TextTable(columns, rows)
-
-
 def notes(found: Sequence[Score], plans: pl.DataFrame, setting: Setting) -> list[str]:
     """Return what the figures of the table are."""
     common, num_tasks = in_common(plans)["task"].n_unique(), plans["task"].n_unique()
     without = [score.plans["sharder"][0] for score in found if not score.num_solved]
-    whose = f"all of them but {', '.join(without)}, without any plan," if without else "all of them"
+    but = f" but {', '.join(without)}, without any plan," if without else ""
     texts = [
         f"Ratios are costs over those of {setting.reference}, on the {common} of {num_tasks} tasks "
-        f"that {whose} solve: the median of the pairwise means (Hodges and Lehmann) with "
-        "Wilcoxon's 95 % interval, which needs 6 tasks, and the geometric mean.",
+        f"that all of them{but} solve: the median of the pairwise means (Hodges and Lehmann) with "
+        "Wilcoxon's 95 % interval, which needs 6 tasks.",
         f"A tie with {setting.reference} is a difference of at most {100 * setting.margin:g} % of "
         "the predicted cost; a plan where the other one has none is a win.",
         "The gap is the distance from the best lower bound that any of them proves for a task.",
@@ -183,29 +169,18 @@ def failures(plans: pl.DataFrame) -> list[str]:
 
 def _heading(plans: pl.DataFrame, setting: Setting) -> str:
     """Say on what, where and by which costs the sharders are compared."""
-    sizes = [_range(plans[name].to_list()) for name in ("num_tables", "world_size")]
+    sizes = [plans[name].to_list() for name in ("num_tables", "world_size")]
+    tables, ranks = (f"{min(found)} to {max(found)}" for found in sizes)
     digests = ", ".join(plans["prices"].unique(maintain_order=True))
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     load = ", ".join(f"{load:.2f}" for load in os.getloadavg())
     return (
-        f"{plans['task'].n_unique()} tasks of {sizes[0]} tables on {sizes[1]} ranks. "
+        f"{plans['task'].n_unique()} tasks of {tables} tables on {ranks} ranks. "
         f"Prices: {setting.prices}; digest {digests}. "
         f"{setting.num_workers} cases at once, {setting.limit_s:g} s each, on {cpu_name()} with "
         f"{os.cpu_count()} cores; load average at the end: {load}. Commit {commit()}; {software}."
     )
 
 
-def _range(sizes: Sequence[int]) -> str:
-    least, most = min(sizes), max(sizes)
-    return f"{least}" if least == most else f"{least} to {most}"
-
-
 def _listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _fit_text(plan: Mapping[str, Any]) -> str:
-    """Say whether the tables fit the memory of all ranks, and how much is missing if not."""
-    if plan["missing_bytes"]:
-        return f"no: {plan['missing_bytes'] / GIB:,.1f} GiB are missing"
-    return "yes" if plan["error"] is None else "yes, but no plan was found"

@@ -1,68 +1,50 @@
-"""Entries as tables for programs: a row for each task, plan, rank or shard.
+"""Turns entries into the rows of frames, for each plan, rank and shard, and scores sharders.
 
-All figures of a comparison are computed once, in the columns of `by_plan`.
+All figures of a comparison are computed once, in the columns of `by_plan`. Scores compare the plans
+of each sharder with those of one of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.contest.entry import Case, Entry, Measurement, Outcome
+from dlrm_sharded.contest.cases import Case, Entry, Measurement, Outcome, Setting
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.files.json_files import replaced_file
-from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, STAGE_LABELS, STAGES
+from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
 from dlrm_sharded.plans.plan_report import with_costs
-from dlrm_sharded.runs.ranking import paired_ratio
+from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.runs.ranking import PairedRatio, paired_ratio
 
-MAX_COSTLIEST = 3
-"""Number of tables that a diagnosis in short names."""
-
-FIGURES = ("cost_ms", "critical_path_ms", "imbalance", "dominant_ms", "solve_s", "peak_mib")
+FIGURES = ("cost_ms", "critical_path_ms", "imbalance")
 MEASURED = ("measured_ms", "measured_over_reference", "measured_low", "measured_high")
 
 Measurements = Mapping[str, Measurement]
+Tally = tuple[int, int, int]
+"""Numbers of tasks that a sharder wins, ties and loses against the reference."""
 
 
 def write_tables(
-    plans: pl.DataFrame,
-    entries: Sequence[Entry],
-    measurements: Measurements,
-    out: Path,
-    *,
-    file_format: str,
+    plans: pl.DataFrame, entries: Sequence[Entry], measurements: Measurements, setting: Setting
 ) -> list[str]:
     """Write a file for each table, and return the names of the files."""
-    tables = {
-        "by_task": by_task(plans),
-        "by_plan": plans,
-        "by_rank": by_rank(entries, measurements),
-        "by_shard": by_shard(entries),
-    }
-    for name, frame in tables.items():
-        with replaced_file(out / f"{name}.{file_format}") as file:
-            frame.write_csv(file) if file_format == "csv" else frame.write_parquet(file)
-    return [f"{name}.{file_format}" for name in tables]
-
-
-def by_task(plans: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each task: who has a plan, the best cost and the best bound."""
-    is_best = pl.col("cost_ms") == pl.col("cost_ms").min()
-    return plans.group_by("task", maintain_order=True).agg(
-        pl.first("kind", "num_tables", "world_size"),
-        num_sharders=pl.len(),
-        num_plans=pl.count("cost_ms"),
-        best_sharder=pl.col("sharder").filter(is_best).first(),
-        best_ms=pl.min("cost_ms"),
-        lower_bound_ms=pl.first("bound_ms"),
-    )
+    by_rank = [rank_rows(entry, measurements) for entry in entries if entry.outcome.cost]
+    by_shard = [shard_rows(entry) for entry in entries if entry.outcome.cost]
+    frames = {"by_plan": [plans], "by_rank": by_rank, "by_shard": by_shard}
+    for name, parts in frames.items():
+        frame = pl.concat(parts, how="diagonal_relaxed") if parts else pl.DataFrame()
+        with replaced_file(setting.out / f"{name}.{setting.file_format}") as file:
+            frame.write_csv(file) if setting.file_format == "csv" else frame.write_parquet(file)
+    return [f"{name}.{setting.file_format}" for name in frames]
 
 
 def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str) -> pl.DataFrame:
-    """Return a row for each task and sharder, with the diagnosis in short.
+    """Return a row for each task and sharder.
 
     Costs over those of the reference, and gaps to the best lower bound that any sharder's report
     proves for the task, are null where one of the two is missing. A bound above a plan's cost is of
@@ -105,38 +87,21 @@ def _case_row(case: Case) -> dict[str, Any]:
         "topology": case.topology,
         "world_size": topology.world_size,
         "num_hosts": topology.world_size // topology.ranks_per_host,
-        "missing_bytes": max(0, case.task.table_bytes - sum(topology.rank_memory_bytes)),
+        "missing_gib": max(0, case.task.table_bytes - sum(topology.rank_memory_bytes)) / GIB,
         "cost_model": f"{standing.hardware}: {standing.short_text}" if standing else model,
     }
 
 
 def _plan_row(outcome: Outcome) -> dict[str, Any]:
-    """Return the figures of a plan, and of its slowest rank the stage that takes longest.
-
-    They are None without a plan.
-    """
-    names = ("error", "is_infeasible", "lower_bound_ms", "solve_s", "peak_mib")
+    """Return the figures of a plan, which are None without one."""
+    names = ("error", "lower_bound_ms", "solve_s")
     row: dict[str, Any] = {name: getattr(outcome, name) for name in names}
     cost = outcome.cost
     if cost is None:
-        return dict.fromkeys(FIGURES) | row
+        return row | dict.fromkeys((*FIGURES, "num_shards", "slowest_rank"))
     slowest = max(range(len(cost.per_rank)), key=lambda rank: cost.per_rank[rank].total_ms)
-    stage = max(STAGES, key=cost.per_rank[slowest].stage_ms)
-    by_table: dict[str, float] = {}
-    for shard, times_ms in zip(outcome.shards, outcome.shard_ms, strict=False):  # not additive
-        if shard.rank == slowest:
-            by_table[shard.table] = by_table.get(shard.table, 0.0) + sum(times_ms)
-    costliest = sorted(by_table, key=lambda table: -by_table[table])[:MAX_COSTLIEST]
-    return row | {
-        "cost_ms": cost.cost_ms,
-        "critical_path_ms": cost.critical_path_ms,
-        "imbalance": cost.imbalance,
-        "num_shards": len(outcome.shards),
-        "slowest_rank": slowest,
-        "dominant_stage": STAGE_LABELS[stage],
-        "dominant_ms": cost.per_rank[slowest].stage_ms(stage),
-        "costliest_tables": ", ".join(f"{table} {by_table[table]:.3g} ms" for table in costliest),
-    }
+    figures = {name: getattr(cost, name) for name in FIGURES}
+    return row | figures | {"num_shards": len(outcome.shards), "slowest_rank": slowest}
 
 
 def _measured(case: Case, found: Measurement | None, reference: str) -> dict[str, float | None]:
@@ -148,41 +113,97 @@ def _measured(case: Case, found: Measurement | None, reference: str) -> dict[str
     return dict(zip(MEASURED, (found.costs[case.sharder].cost_ms, *ends), strict=True))
 
 
-def by_rank(entries: Sequence[Entry], measurements: Measurements) -> pl.DataFrame:
-    """Return a row for each rank of each plan: stages, redistribution of ids, and memory."""
-    frames = []
-    for entry in entries:
-        case, cost = entry.case, entry.outcome.cost
-        if cost is None:
-            continue
-        columns: dict[str, Sequence[float] | None] = {"input_dist_ms": cost.input_dist_ms}
-        columns["memory_bytes"] = entry.plan.bytes_by_rank(case.task.topology)
-        if case.task_name in measurements:
-            per_rank = measurements[case.task_name].costs[case.sharder].per_rank
-            for stage in COMPUTE_STAGES:
-                columns[f"measured_{stage}_ms"] = [rank.stage_ms(stage) for rank in per_rank]
-        frames.append(_with_columns(case, cost.to_frame(), columns))
-    return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+def rank_rows(entry: Entry, measurements: Measurements) -> pl.DataFrame:
+    """Return a row for each rank of a plan: stages, redistribution of ids, and memory."""
+    case, cost = entry.case, entry.outcome.cost
+    assert cost is not None
+    columns = {
+        "input_dist_ms": pl.Series(
+            cost.input_dist_ms or [None] * len(cost.per_rank), dtype=pl.Float64
+        ),
+        "memory_bytes": pl.Series(entry.plan.bytes_by_rank(case.task.topology)),
+    }
+    if case.task_name in measurements:
+        per_rank = measurements[case.task_name].costs[case.sharder].per_rank
+        for stage in COMPUTE_STAGES:
+            columns[f"measured_{stage}_ms"] = pl.Series([rank.stage_ms(stage) for rank in per_rank])
+    return _named(case, cost.to_frame()).with_columns(**columns)
 
 
-def by_shard(entries: Sequence[Entry]) -> pl.DataFrame:
-    """Return a row for each shard of each plan."""
-    frames = []
-    for entry in entries:
-        if entry.outcome.cost is not None:
-            shard_ms = list(zip(*entry.outcome.shard_ms, strict=True)) or (None, None)
-            columns = dict(zip(("compute_ms", "comm_ms"), shard_ms, strict=True))
-            frames.append(_with_columns(entry.case, entry.plan.to_frame(), columns))
-    return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+def shard_rows(entry: Entry) -> pl.DataFrame:
+    """Return a row for each shard of a plan, with the time that it adds to its rank if known."""
+    times_ms = entry.outcome.shard_ms or [(None, None)] * len(entry.outcome.shards)
+    compute_ms, comm_ms = (pl.Series(ms, dtype=pl.Float64) for ms in zip(*times_ms, strict=True))
+    frame = _named(entry.case, entry.plan.to_frame())
+    return frame.with_columns(compute_ms=compute_ms, comm_ms=comm_ms)
 
 
-def _with_columns(
-    case: Case, frame: pl.DataFrame, columns: Mapping[str, Sequence[float] | None]
-) -> pl.DataFrame:
-    """Put the names of a case before the columns of a frame, and others behind them."""
-    names = [pl.lit(case.task_name).alias("task"), pl.lit(case.sharder).alias("sharder")]
-    series = [
-        pl.lit(None, pl.Float64).alias(name) if values is None else pl.Series(name, values)
-        for name, values in columns.items()
-    ]
-    return frame.select(*names, pl.all(), *series)
+def _named(case: Case, frame: pl.DataFrame) -> pl.DataFrame:
+    """Put the names of a case before the columns of a frame."""
+    names = {"task": case.task_name, "sharder": case.sharder}
+    return frame.select(*(pl.lit(text).alias(name) for name, text in names.items()), pl.all())
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A sharder's figures over all tasks.
+
+    Args:
+        plans: its rows of `by_plan`.
+        ratio: its predicted cost over that of the reference, on the tasks in common, see
+            `in_common`; None if there are none.
+        tally: by predicted costs. A plan where the other one has none is a win; tasks that neither
+            solves do not count.
+        measured: as `ratio`, of measured costs; None if nothing was measured.
+        measured_tally: by the intervals of the rounds of each task.
+    """
+
+    plans: pl.DataFrame
+    ratio: PairedRatio | None
+    tally: Tally
+    measured: PairedRatio | None
+    measured_tally: Tally
+
+    def __str__(self) -> str:
+        """The sharder with the costs that it planned by, as tables and pictures name it."""
+        return str(self.plans["made_by"][0])
+
+    @property
+    def num_solved(self) -> int:
+        return self.plans["cost_ms"].count()
+
+
+def in_common(plans: pl.DataFrame) -> pl.DataFrame:
+    """Return the plans of tasks that all sharders solve, except sharders that solve none at all."""
+    solved = plans.drop_nulls("cost_ms")
+    return solved.filter(pl.len().over("task") == solved["sharder"].n_unique())
+
+
+def scores(plans: pl.DataFrame, *, margin: float) -> list[Score]:
+    """Return the scores of all sharders in the order of their plans.
+
+    Args:
+        margin: relative difference of predicted costs below which they are a tie.
+    """
+    found = []
+    # no plan is like an infinite cost; two of those have no ratio
+    cost, other = (pl.col(name).fill_null(math.inf) for name in ("cost_ms", "reference_ms"))
+    for (sharder,), rows in plans.group_by("sharder", maintain_order=True):
+        common = in_common(plans).filter(pl.col("sharder") == sharder)
+        ratios = rows.select(cost / other).to_series().drop_nans()
+        measured = rows.drop_nulls("measured_low")
+        found.append(
+            Score(
+                plans=rows,
+                ratio=paired_ratio(common["cost_ms"], common["reference_ms"]),
+                tally=_tally(ratios < 1 - margin, ratios > 1 + margin),
+                measured=paired_ratio(common["measured_ms"], common["measured_reference_ms"]),
+                measured_tally=_tally(measured["measured_high"] < 1, measured["measured_low"] > 1),
+            )
+        )
+    return found
+
+
+def _tally(wins: pl.Series, losses: pl.Series) -> Tally:
+    num_wins, num_losses = int(wins.sum()), int(losses.sum())
+    return num_wins, len(wins) - num_wins - num_losses, num_losses

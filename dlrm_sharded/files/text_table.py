@@ -1,9 +1,7 @@
-"""Tables of figures, written as Markdown, as aligned text for terminals, or as csv for programs."""
+"""Tables of figures, written as Markdown or as aligned text for terminals."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,13 +61,6 @@ class TextTable:
             ).rstrip()
             for cells in lines
         )
-
-    def csv(self) -> str:
-        """Return all values with their full precision, below a line of titles."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerows([[column.title for column in self._columns()], *self.rows])
-        return text.getvalue()
 
     def _columns(self) -> list[Column]:
         return [Column(one) if isinstance(one, str) else one for one in self.columns]

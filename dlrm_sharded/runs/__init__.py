@@ -7,8 +7,7 @@ result.py               result.json: one schema for writing and reading it
 owner.py                the one job that may write to a run's folder
 remote_copy.py          the copy of a run's folder in an object store
 terminal.py             texts that a run shows in the terminal
-event_file.py           a TensorBoard event file
-run_events.py           the event file of a run
+run_events.py           the event file of a run, for TensorBoard
 run_folder.py           the runs in some folders
 rounds.py               what the rounds of a sweep measured of a run
 ranking.py              ratios of pairs, and who is the fastest
@@ -42,7 +41,7 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
     """
     # These load polars and matplotlib, which neither a rank nor --help needs.
     from dlrm_sharded.runs.comparison import summarize
-    from dlrm_sharded.runs.comparison_events import write_comparison
+    from dlrm_sharded.runs.comparison_figures import write_comparison
     from dlrm_sharded.runs.comparison_text import comparison_markdown
     from dlrm_sharded.runs.run_folder import find_runs
 

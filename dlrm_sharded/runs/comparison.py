@@ -28,22 +28,15 @@ FIGURES = (*METRICS, PREDICTION_ERROR)
 TRAINING = -1
 """Number of the round of figures that a training has measured."""
 
-PLATFORM = ("world_size", "device", "versions")
+HARDWARE = ("world_size", "device")
+PLATFORM = (*HARDWARE, "versions")
 CONDITIONS = ("setting", *PLATFORM)
 """Columns that runs must have in common to be ranked; a `label` has its own rows among them."""
 
-OF_RUN = ("sharder", "seed", "state", "reason", "log", "seconds")
-OF_RESULT = (
-    "world_size",
-    "device",
-    "batch_size",
-    "commit",
-    "prices_digest",
-    "began_s",
-    "core_wait",
-)
-_NUMBERS = ("seconds", "began_s", "load", "core_wait", *METRICS)
-_INTEGERS = ("world_size", "seed", "batch_size", "num_rounds")
+OF_RUN = ("sharder", "options", "setting", "seed", "state", "reason", "log", "seconds")
+OF_RESULT = (*HARDWARE, "batch_size", "commit", "prices_digest")
+_NUMBERS = ("seconds", *METRICS)
+_INTEGERS = ("world_size", "seed", "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +71,12 @@ class Comparison:
     Args:
         table: a row for each run.
         rows: rows for each group of runs, as texts and pictures show them.
-        common: overrides that all runs have, as on the command line.
         conclusions: who is the fastest in each setting.
         problems: messages about files that could not be read.
     """
 
     table: pl.DataFrame
     rows: Sequence[Row]
-    common: str
     conclusions: Sequence[str]
     problems: Sequence[str]
 
@@ -123,17 +114,11 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
         )
         for fields, conditions in zip(found, _conditions(found), strict=True)
     ]
-    common, settings = _without_common([fields["setting"] for fields in found])
-    of_setting = {fields["setting"]: text for fields, text in zip(found, settings, strict=True)}
     conclusions = [
-        f"{of_setting[key[0]]}: {ranking.conclusion()}"
-        if len(rankings) > 1
-        else ranking.conclusion()
-        for key, ranking in rankings.items()
+        f"{setting}: {ranking.conclusion()}" if len(rankings) > 1 else ranking.conclusion()
+        for (setting, *_), ranking in rankings.items()
     ]
-    return Comparison(
-        table=table, rows=rows, common=common, conclusions=conclusions, problems=problems
-    )
+    return Comparison(table=table, rows=rows, conclusions=conclusions, problems=problems)
 
 
 def run_table(runs: Sequence[Run]) -> pl.DataFrame:
@@ -144,9 +129,9 @@ def run_table(runs: Sequence[Run]) -> pl.DataFrame:
     rows = [_fields(run) for run in runs]
     types = dict.fromkeys(rows[0], pl.String) | dict.fromkeys(_NUMBERS, pl.Float64)
     table = pl.DataFrame(rows, schema=types | dict.fromkeys(_INTEGERS, pl.Int64))
-    table = table.with_columns(_filled("costs", "sharder", "options"))
-    for group in (("sweep",), ()):
-        table = table.with_columns(_filled(name, *group) for name in PLATFORM)
+    table = table.with_columns(
+        _filled("costs", "sharder", "options"), *(_filled(name, "sweep") for name in PLATFORM)
+    )
     labels = [
         with_costs(f"{sharder} ({options})" if options else sharder, costs or None)
         for sharder, options, costs in table.select("sharder", "options", "costs").rows()
@@ -174,20 +159,15 @@ def summary_table(table: pl.DataFrame) -> pl.DataFrame:
 
 def _fields(run: Run) -> dict[str, Any]:
     result = run.result or RunResult()
-    hosts = result.hosts or {}
     return {
         "run": run.name,
         **{name: getattr(run, name) for name in OF_RUN},
         **{name: getattr(result, name) for name in OF_RESULT},
         "costs": (result.costs or "") if run.result else None,
-        "options": setting_text(run.options),
-        "setting": setting_text(run.setting),
-        "versions": setting_text(sorted((result.versions or {}).items())) or None,
+        "versions": setting_text(result.versions or {}) or None,
         "sweep": str(run.sweep),
         "folder": str(run.folder),
-        "num_rounds": len(read_rounds(run.folder)),
-        "hosts": ", ".join(sorted(hosts)) or None,
-        "load": max(hosts.values(), default=None),
+        "hosts": ", ".join(sorted(result.hosts or {})) or None,
         **result.metrics,
     }
 
@@ -197,8 +177,7 @@ def _filled(name: str, *group: str) -> pl.Expr:
     succeeded = pl.col("state") == SUCCEEDED
     known = pl.col(name).filter(succeeded)
     shared = pl.when(known.n_unique() == 1).then(known.first())
-    filled = pl.coalesce(name, shared.over(group) if group else shared)
-    return pl.when(succeeded).then(name).otherwise(filled).alias(name)
+    return pl.when(succeeded).then(name).otherwise(shared.over(group)).alias(name)
 
 
 def _rankings(table: pl.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...], Ranking]:
@@ -233,17 +212,17 @@ def _order(fields: Mapping[str, Any], ratios: Ratios) -> tuple[object, ...]:
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield the conditions in which any two rows differ, for each row."""
     texts = {
-        "setting": _without_common([row["setting"] for row in rows])[1],
+        "setting": without_common([row["setting"] for row in rows])[1],
         "ranks": [str(row["world_size"] or "unknown") for row in rows],
         "device": [row["device"] or "unknown" for row in rows],
-        "versions": _without_common([row["versions"] or "unknown" for row in rows])[1],
+        "versions": without_common([row["versions"] or "unknown" for row in rows])[1],
     }
     differing = {title: of_title for title, of_title in texts.items() if len({*of_title}) > 1}
     for place in range(len(rows)):
         yield {title: of_title[place] for title, of_title in differing.items()}
 
 
-def _without_common(texts: Sequence[str]) -> tuple[str, list[str]]:
+def without_common(texts: Sequence[str]) -> tuple[str, list[str]]:
     """Return the words key=value that all texts have, and each text without them."""
     words = [text.split() for text in texts]
     common = set(words[0]).intersection(*words)
@@ -262,7 +241,6 @@ def _ratio_fields(ratios: Ratios) -> dict[str, float | bool | None]:
     return {**fields, "tie": None if behind is None else behind.is_tie}
 
 
-def _by_number(text: str) -> tuple[object, ...]:
+def _by_number(text: str) -> list[str | int]:
     """Return a sorting key that puts batch_size=256 before batch_size=1024."""
-    parts = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)  # words at even places, then numbers
-    return tuple(float(part) if i % 2 else part for i, part in enumerate(parts)), text
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]

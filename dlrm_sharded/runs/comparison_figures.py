@@ -1,10 +1,14 @@
-"""Draw a comparison, to be read where TensorBoard shows figures, about 330 pixels wide."""
+"""Draws a comparison, and writes it as a run of its own in TensorBoard.
+
+Figures are to be read where TensorBoard shows them, about 330 pixels wide.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +18,16 @@ from dlrm_sharded.explain.figures import legend_above, plot_cost_by_rank, stack_
 from dlrm_sharded.explain.text import STAGE_LABELS
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import BASELINE, Comparison, Row
+from dlrm_sharded.runs.comparison_text import comparison_markdown
 from dlrm_sharded.runs.ranking import NO_RATIOS, PairedRatio
+from dlrm_sharded.runs.run_events import EventFile, hparams_config
+
+EVENT_FILE_SUFFIX = ".comparison"
+WRITTEN = f"events.out.tfevents.*{EVENT_FILE_SUFFIX}", "comparison.*.png", "cost_by_rank.*.png"
+"""Patterns of the files that a later comparison replaces."""
+
+MAX_FILE_NAME = 100
+"""Length from which on the name of a picture is cut."""
 
 ROWS_OF_ONE_HEIGHT = 6
 """Number of rows from which on figures get higher."""
@@ -40,6 +53,21 @@ BARS = {
     "throughput": Bars("samples_per_s", "samples/s", 0),
     "imbalance": Bars("imbalance", "max / mean of the ranks' costs", 2, origin=1.0),
 }
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Write the event file and pictures of a comparison in place of earlier ones."""
+    for pattern in WRITTEN:
+        for old in folder.glob(pattern):
+            old.unlink()
+    with EventFile(folder, suffix=EVENT_FILE_SUFFIX) as file:
+        file.text("comparison/summary", comparison_markdown(comparison))
+        for number, (tag, figure) in enumerate(comparison_figures(comparison).items()):
+            file.figure(tag, figure)
+            name = tag.replace("/", ".")
+            name = name if len(name) <= MAX_FILE_NAME else f"{name[:MAX_FILE_NAME]}….{number}"
+            figure.savefig(folder / f"{name}.png", dpi=150)
+        file.summary(hparams_config())
 
 
 def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
@@ -75,7 +103,7 @@ def plot_ratios(
         names: names of the rows, from top to bottom.
         series: ratios of all rows by the title of their color; None where there is none.
     """
-    figure, axes = thumbnail(_height(names))
+    figure, axes = _rows_of(names, label)
     axes.axvline(1.0, color="gray", lw=0.8, ls=":", zorder=0)
     for number, (title, ratios) in enumerate(series.items()):
         color = f"C{number}"
@@ -91,7 +119,6 @@ def plot_ratios(
             text, at = f"{ratio.ratio:.3f}", (ratio.ratio, place)
             axes.annotate(text, at, (0, 5), textcoords="offset points", ha="center", size=8)
     axes.margins(x=0.15)  # for the numbers
-    _finish(figure, axes, names, label)
     if len(series) > 1:
         legend_above(figure, columns=len(series))
     return figure
@@ -133,9 +160,8 @@ def _end(rows: Sequence[Row], bars: Bars) -> float:
 
 
 def _plot(rows: Sequence[Row], bars: Bars, end: float) -> Figure:
-    figure, axes = thumbnail(_height(rows))
+    figure, axes = _rows_of([_name(row) for row in rows], bars.title)
     spreads = [row.spread(bars.figure) for row in rows]
-    title = bars.title
     if bars.figure == "embedding_cost_ms":
         names = [f"slowest_rank_{stage}_ms" for stage in STAGES]
         stages = [[row.spread(name)[0] for row in rows] for name in names]
@@ -145,35 +171,30 @@ def _plot(rows: Sequence[Row], bars: Bars, end: float) -> Figure:
         widths = [mean - bars.origin if num else 0.0 for mean, _, num in spreads]
         axes.barh(range(len(rows)), widths, left=bars.origin)
     for place, (row, (mean, std, num)) in enumerate(zip(rows, spreads, strict=True)):
-        text, x = f"{mean:,.{bars.digits}f}", mean + std
-        if not num:
-            succeeded = f"{row.fields['succeeded']} of {row.fields['runs']} succeeded"
-            text, x = "unknown" if row.fields["succeeded"] else succeeded, bars.origin
-        elif std:
+        text, x = (f"{mean:,.{bars.digits}f}", mean + std) if num else ("unknown", bars.origin)
+        if std:
             axes.errorbar(mean, place, xerr=std, color="black", capsize=2, lw=1)
         if num and row.label == BASELINE:
             axes.axvline(mean, color="gray", lw=0.8, ls=":", zorder=0)
-            title = f"{bars.title} (dotted: {BASELINE})"
+            figure.supxlabel(f"{bars.title} (dotted: {BASELINE})", fontsize=10)
         axes.annotate(text, (x, place), (3, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_xlim(bars.origin, end)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    _finish(figure, axes, [_name(row) for row in rows], title)
     return figure
 
 
-def _height(rows: Sequence[object]) -> float:
-    return 2.9 + 0.3 * max(0, len(rows) - ROWS_OF_ONE_HEIGHT)
-
-
-def _finish(figure: Figure, axes: Axes, names: Sequence[str], label: str) -> None:
+def _rows_of(names: Sequence[str], label: str) -> tuple[Figure, Axes]:
+    """Return an empty figure with a row for each name, from top to bottom."""
+    figure, axes = thumbnail(2.9 + 0.3 * max(0, len(names) - ROWS_OF_ONE_HEIGHT))
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_ylim(len(names) - 0.4, -0.6)
     figure.supxlabel(label, fontsize=10)
+    return figure, axes
 
 
 def _name(row: Row) -> str:
     name, num, num_all = _cut(row.label), row.fields["succeeded"], row.fields["runs"]
-    return f"{name} ({num}/{num_all})" if 0 < num < num_all else name
+    return f"{name} ({num}/{num_all})" if num < num_all else name
 
 
 def _cut(name: str) -> str:

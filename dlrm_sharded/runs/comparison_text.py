@@ -9,7 +9,7 @@ import polars as pl
 
 from dlrm_sharded.files.text_table import Column, TextTable, escaped
 from dlrm_sharded.plans.plan_cost import STAGES
-from dlrm_sharded.runs.comparison import PREDICTION_ERROR, Comparison, Row
+from dlrm_sharded.runs.comparison import PREDICTION_ERROR, Comparison, Row, without_common
 from dlrm_sharded.runs.rounds import disturbance_text, read_rounds
 from dlrm_sharded.runs.run_folder import SUCCEEDED
 
@@ -91,12 +91,10 @@ def _table(
     cells = {title: of_rows for title, of_rows in cells.items() if any(of_rows)}
     cells["runs"] = [f"{row.fields['succeeded']} / {row.fields['runs']}" for row in rows]
     numbers = [Column(title, align=">") for title in cells]
-    labels = [[row.label, *row.conditions.values()] for row in rows]
-    values = zip(*cells.values(), strict=True)
-    return TextTable(
-        ["sharder", *rows[0].conditions, *numbers],
-        [[*label, *of_row] for label, of_row in zip(labels, values, strict=True)],
-    )
+    labels = {"sharder": [row.label for row in rows]}
+    labels |= {title: [row.conditions[title] for row in rows] for title in rows[0].conditions}
+    values = zip(*labels.values(), *cells.values(), strict=True)
+    return TextTable([*labels, *numbers], list(values))
 
 
 def _cell(row: Row, figure: str, spec: str) -> str | None:
@@ -106,9 +104,8 @@ def _cell(row: Row, figure: str, spec: str) -> str | None:
     text = f"{mean:{spec}}"
     if num > 1:
         text += f" ± {std:{spec.removeprefix('+')}}"
-    return (
-        text if num == row.fields["succeeded"] else f"{text} ({num} of {row.fields['succeeded']})"
-    )
+    num_all = row.fields["succeeded"]
+    return text if num == num_all else f"{text} ({num} of {num_all})"
 
 
 def _ratio_cell(row: Row, name: str) -> str | None:
@@ -124,29 +121,25 @@ def _about(comparison: Comparison) -> Iterator[str]:
     ran = table.filter(pl.col("state") == SUCCEEDED)
     num_seeds = table["seed"].drop_nulls().n_unique()
     yield f"{table.height} runs, {ran.height} succeeded; {num_seeds} seeds"
-    ranks = table.select(pl.format("{} ranks, {}", "world_size", "device")).to_series()
-    yield f"hardware: {_counted(ranks)}"
-    yield f"versions: {_counted(table['versions'])}"
-    apart = ran.drop_nulls(["hosts", "began_s", "load", "core_wait"])
-    if apart.height > 1 and not sum(ran["num_rounds"]):
-        began_s, loads, waits = (apart[name].to_list() for name in ("began_s", "load", "core_wait"))
+    counted = {
+        "hardware": table.select(pl.format("{} ranks, {}", "world_size", "device")).to_series(),
+        "versions": table["versions"],
+        "commit": ran["commit"].str.head(12),
+        "batch size": ran["batch_size"],
+    }
+    for title, values in counted.items():
+        yield f"{title}: {_counted(values)}"
+    if rounds := list(filter(None, [read_rounds(Path(folder)) for folder in ran["folder"]])):
+        yield disturbance_text(rounds)
+    elif waits := ran["core_wait"].drop_nulls().to_list():
         yield (
-            f"not measured side by side: on {_counted(apart['hosts'])}; began within "
-            f"{(max(began_s) - min(began_s)) / 60:.0f} minutes, at a load of {min(loads):.1f} to "
-            f"{max(loads):.1f}; others had the cores for {min(waits):.0%} to {max(waits):.0%} of a "
-            "training"
+            f"not measured side by side: on {_counted(ran['hosts'])}; others had the cores for "
+            f"{min(waits):.0%} to {max(waits):.0%} of a training"
         )
-    if text := disturbance_text([read_rounds(Path(folder)) for folder in ran["folder"]]):
-        yield text
-    note = "; rows do not tell commits apart" if ran["commit"].n_unique() > 1 else ""
-    yield f"commit: {_counted(ran['commit'].str.head(12))}{note}"
     if not _has_one_cost_model(comparison):
         yield "prices: not the same in all; predictions and bounds are left out, as they differ too"
-    yield f"batch size: {_counted(ran['batch_size'])}"
-    if comparison.common:
-        yield f"the same in all: {comparison.common}"
-    if differing := list(comparison.rows[0].conditions):
-        yield f"runs that differ in {', '.join(differing)} have rows of their own"
+    if common := without_common(table["setting"].to_list())[0]:
+        yield f"the same in all: {common}"
 
 
 def _has_one_cost_model(comparison: Comparison) -> bool:

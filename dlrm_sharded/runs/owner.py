@@ -23,7 +23,6 @@ from typing import IO
 
 from dlrm_sharded.files.errors import ConfigError, LostFolderError
 from dlrm_sharded.files.json_files import read_file
-from dlrm_sharded.ranks.attempt import is_restart
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +35,6 @@ SIGN_OF_LIFE_S = 5.0
 
 SILENCE_S = 60.0
 """Time without a touch after which an owner on another machine is taken for dead."""
-
-END_S = 30.0
-"""Time that a restarted job waits for the end of its former attempt."""
 
 LOOK_S = 0.2
 """Time between two looks at another owner."""
@@ -157,15 +153,11 @@ def claim(folder: Path, *, key: str = "hydra.run.dir") -> RunOwner:
 
 def _lock(file: IO[bytes]) -> bool | None:
     """Lock a file; return whether it was free, or None if its file system has no locks."""
-    for _ in range(1 + round(END_S / LOOK_S) * is_restart()):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(LOOK_S)
-        except OSError:
-            return None
-    return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if isinstance(error, BlockingIOError) else None
+    return True
 
 
 def _name(found: bytes) -> str:

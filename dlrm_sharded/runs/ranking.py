@@ -124,14 +124,11 @@ class Ranking:
         if not ties:
             return f"{first} is the fastest, with {100 * CONFIDENCE:.0f} % confidence in each ratio"
         said = f"{first} ties with {', '.join(ties)}"
-        needed = {label: ratio.pairs_to_tell(TOLD_APART) for label, ratio in ties.items()}
-        if all(needed[label] <= ratio.num_pairs for label, ratio in ties.items()):
-            return f"{said}; they differ by less than {100 * TOLD_APART:g} %, if at all"
-        num_rounds = math.ceil(max(needed.values()) / self.num_seeds)
-        return (
-            f"{said}; hydra.launcher.rounds={num_rounds} or more would tell "
-            f"{100 * TOLD_APART:g} % apart"
-        )
+        needed = [(ratio.pairs_to_tell(TOLD_APART), ratio.num_pairs) for ratio in ties.values()]
+        if all(num <= num_pairs for num, num_pairs in needed):
+            return f"{said}; they differ by less than {TOLD_APART:.0%}, if at all"
+        num_rounds = math.ceil(max(needed)[0] / self.num_seeds)
+        return f"{said}; hydra.launcher.rounds={num_rounds} would tell {TOLD_APART:.0%} apart"
 
 
 def paired_ratio(

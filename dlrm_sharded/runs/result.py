@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,12 +37,6 @@ Finite = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 
 Objective = Annotated[Finite, "objective"]
 """A figure that a sweep can optimize."""
-
-Load = Annotated[float, Meta(ge=0, le=MAX_FIGURE)]
-"""Form of figures that describe the surroundings of a run, and not the run itself."""
-
-Setting = tuple[tuple[str, str], ...]
-"""Pairs of (key, value), in order of keys."""
 
 
 def known(value: object, form: Any) -> Any:
@@ -112,9 +106,9 @@ class RunResult:
     peak_gib: Objective | None = None
     reserved_gib: Finite | None = None
     estimated_peak_gib: Finite | None = None
-    hosts: Mapping[str, Load] | None = None
-    began_s: Load | None = None
-    core_wait: Load | None = None
+    hosts: Mapping[str, Finite] | None = None
+    began_s: Finite | None = None
+    core_wait: Finite | None = None
     ids_out_of_range: Mapping[str, Int] | None = None
     steps: Int | None = None
     interruptions: Int | None = None
@@ -176,13 +170,12 @@ NOT_TIMED = "no step after the warm-up (trainer.num_warmup_steps) was timed"
 
 def why_unknown(config: Mapping[str, Any]) -> str:
     """Return why a run with this config has no value of its objective."""
-    objective = str(config.get("objective", "result"))
-    reason = "nothing was evaluated, or on samples of one class alone"
+    reason = NOT_TIMED
     if config.get("dry_run"):
         reason = "a dry run trains nothing"
-    elif objective == "step_ms" or objective.startswith("samples_per_s"):
-        reason = NOT_TIMED
-    return f"no {objective}: {reason}"
+    elif config.get("objective") in ("auroc", "normalized_entropy"):
+        reason = "nothing was evaluated, or on samples of one class alone"
+    return f"no {config.get('objective')}: {reason}"
 
 
 def run_result(
@@ -264,6 +257,6 @@ def _usable(fields: Mapping[str, Any]) -> RunResult:
     return RunResult(**found)
 
 
-def setting_text(setting: Iterable[tuple[str, str]]) -> str:
-    """Write overrides as on the command line."""
-    return " ".join(f"{key}={value}" for key, value in setting)
+def setting_text(setting: Mapping[str, str]) -> str:
+    """Write overrides as on the command line, in order of their keys."""
+    return " ".join(f"{key}={setting[key]}" for key in sorted(setting))

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from msgspec import Meta
 
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.files.limited import Int
+from dlrm_sharded.files.limited import Int, NonNegative, PositiveFloat
 from dlrm_sharded.files.line_file import LineFile
-from dlrm_sharded.runs.result import MAX_FIGURE, Load
 
 FILE_NAME = "rounds.jsonl"
 
@@ -28,8 +26,6 @@ MAX_CORE_WAIT = 0.1
 
 MAX_SPREAD = 3.0, 0.1
 """Factor and summand beyond the usual spread of steps at which a measurement gives itself away."""
-
-Positive = Annotated[float, Meta(gt=0, le=MAX_FIGURE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +44,15 @@ class Round:
 
     round: Int
     place: Int
-    embedding_cost_ms: Positive
-    spread: Load
-    step_ms: Positive
-    step_spread: Load
-    samples_per_s: Positive
-    hosts: Mapping[str, Load]
-    began_s: Load
-    core_wait: Load
-    seconds: Load
+    embedding_cost_ms: PositiveFloat
+    spread: NonNegative
+    step_ms: PositiveFloat
+    step_spread: NonNegative
+    samples_per_s: PositiveFloat
+    hosts: Mapping[str, NonNegative]
+    began_s: NonNegative
+    core_wait: NonNegative
+    seconds: NonNegative
     attempt: Int = 0
 
 
@@ -103,15 +99,11 @@ def rounds_to_repeat(runs: Sequence[Mapping[int, Round]]) -> list[int]:
     return sorted((first & again) | (disturbed_rounds(runs) - again))
 
 
-def disturbance_text(runs: Sequence[Mapping[int, Round]]) -> str | None:
-    """Say how many rounds were repeated, and are disturbed still; None without any."""
-    found = [round_ for rounds in runs for round_ in rounds.values()]
-    repeated = {round_.round for round_ in found if round_.attempt}
-    disturbed = disturbed_rounds(runs)
-    if not repeated | disturbed:
-        return None
+def disturbance_text(runs: Sequence[Mapping[int, Round]]) -> str:
+    """Say how many rounds were repeated, and are disturbed still."""
+    numbers = {number for rounds in runs for number in rounds}
+    repeated = {number for rounds in runs for number in rounds if rounds[number].attempt}
     return (
-        f"rounds measured again, as other processes had the cores or steps varied more than usual: "
-        f"{len(repeated)} of {len({round_.round for round_ in found})}; rounds that are disturbed "
-        f"still: {len(disturbed)}"
+        f"{len(numbers)} rounds, of which {len(repeated)} were measured again, and "
+        f"{len(disturbed_rounds(runs))} are disturbed by other work"
     )

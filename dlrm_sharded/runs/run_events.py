@@ -1,24 +1,47 @@
-"""Writes a run for TensorBoard; tools outside this repository read its tags."""
+"""Writes a run for TensorBoard, in its own format; tools outside this repository read the tags.
+
+torch's SummaryWriter takes longer to load than this whole package, and has no public method for
+HParams in the run's own file. TensorBoard's writer cannot go on with a file of an earlier process,
+and on a full disk it ends the training.
+"""
 
 from __future__ import annotations
 
+import io
+import itertools
+import logging
 import math
+import os
+import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import HParam, Metric, hparams_config_pb, hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from dlrm_sharded.explain.text import explain
+from dlrm_sharded.files.errors import LostFolderError
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.runs.event_file import EventFile
 
-if TYPE_CHECKING:  # loads torch
+if TYPE_CHECKING:  # loads torch, or takes a second
+    from matplotlib.figure import Figure
+
     from dlrm_sharded.training.result import TrainingResult
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 10
+_number = itertools.count()
 
 THROUGHPUT = "train/samples_per_s/median"
 """Throughput of the whole run, as in result.json; `train/samples_per_s` is that of a few steps."""
@@ -32,21 +55,113 @@ COMPARED_METRICS = {
 """Titles of scalars by tag. With the HParams, these are the columns that fit on one page."""
 
 
-class RunWriter(EventFile):
-    """The event file of a run; its arguments are those of `EventFile`."""
+class EventFile:
+    """An event file in a folder; TensorBoard stops showing the earlier files there.
+
+    Events are kept in memory until they are written together, every `FLUSH_S` seconds. Those that
+    cannot be written are lost, with one warning for all of them.
+
+    Args:
+        enabled: false for no file at all, as on other ranks than 0: every method does nothing then.
+        going_on: name and size of a file of an earlier process that is cut to this size, and gets
+            further events; None for a new file.
+        check_owner: called before each write; raises LostFolderError if another job has the folder.
+    """
 
     def __init__(
         self,
-        run_dir: Path,
+        folder: Path,
         *,
-        enabled: bool,
+        enabled: bool = True,
+        suffix: str = "",
         going_on: tuple[str, int] | None = None,
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(run_dir, enabled=enabled, going_on=going_on, check_owner=check_owner)
-        self._goes_on = going_on is not None
-        # TensorBoard cuts the end of a name, and takes equal ones for one trial.
-        self._trial = f"{run_dir.name}/{run_dir.parent.name}"
+        self._enabled = enabled  # until a write fails: then the end of the file may be cut
+        self._lock = threading.RLock()  # a stall is written by another thread
+        self._flushed_s = time.monotonic()
+        self._check_owner = check_owner
+        self._events = io.BytesIO()
+        self._records = RecordWriter(self._events)
+        number = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_number)}"
+        name, size = going_on or (f"events.out.tfevents.{number}{suffix}", 0)
+        self._path = folder / name
+        if not enabled:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            goes_on = 0 < size <= os.fstat(file.fileno()).st_size
+            file.truncate(size if goes_on else 0)
+        if not goes_on:
+            self._add(file_version="brain.Event:2")
+            # From this step on, TensorBoard drops the values of earlier files.
+            self._add(session_log=SessionLog(status=SessionLog.START))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.position()
+
+    def position(self) -> tuple[str, int]:
+        """Write all events to disk; return the name of the file and its size in bytes."""
+        with self._lock, suppress(FileNotFoundError):  # it was removed, or there is none
+            self._flush()
+            return self._path.name, self._path.stat().st_size
+        return self._path.name, 0
+
+    def scalar(self, tag: str, value: float, step: int = 0) -> None:
+        self._add(step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
+
+    def text(self, tag: str, markdown: str, step: int = 0) -> None:
+        self.summary(text_pb(f"{tag}/text_summary", markdown), step)
+
+    def figure(self, tag: str, figure: Figure, step: int = 0) -> None:
+        png = io.BytesIO()
+        figure.savefig(png, format="png")
+        width, height = map(int, figure.bbox.size)
+        image = Summary.Image(
+            width=width, height=height, colorspace=3, encoded_image_string=png.getvalue()
+        )
+        self.summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+
+    def summary(self, summary: Summary, step: int = 0) -> None:
+        """Write a summary that a TensorBoard plugin made."""
+        self._add(step, summary=summary)
+
+    def _add(self, step: int = 0, **content: object) -> None:
+        event = Event(wall_time=time.time(), step=step, **content)
+        with self._lock:
+            self._records.write(event.SerializeToString())
+            if time.monotonic() - self._flushed_s > FLUSH_S:
+                self._flush()
+
+    def _flush(self) -> None:
+        events = self._events.getvalue()
+        self._events.seek(0)
+        self._events.truncate()
+        self._flushed_s = time.monotonic()
+        if not self._enabled:
+            return
+        try:
+            self._check_owner()
+            with self._path.open("ab") as file:  # nothing is written over what another job wrote
+                file.write(events)
+        except (OSError, LostFolderError) as error:
+            self._enabled = False
+            log.warning(
+                "TensorBoard's events of this run are lost from here on: %s: %s",
+                self._path,
+                getattr(error, "strerror", error),
+            )
+
+
+class RunWriter(EventFile):
+    """The event file of a run; its arguments are those of `EventFile`."""
+
+    def __init__(self, run_dir: Path, **options: Any) -> None:
+        super().__init__(run_dir, **options)
+        self._goes_on = options.get("going_on") is not None
         self._run_scalars: dict[str, float] = {}
 
     def stall(self, stalled_s: float, step: int, text: str) -> None:
@@ -82,7 +197,9 @@ class RunWriter(EventFile):
             return
         self.text("config", "\n".join(f"    {line}" for line in yaml.splitlines()))
         self.summary(hparams_config())
-        self.summary(hparams_pb(dict(hparams), trial_id=self._trial))
+        # TensorBoard cuts the end of a name, and takes equal ones for one trial.
+        trial = f"{self._path.parent.name}/{self._path.parent.parent.name}"
+        self.summary(hparams_pb(dict(hparams), trial_id=trial))
 
     def plan(
         self,

@@ -18,7 +18,7 @@ from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Finite
-from dlrm_sharded.runs.result import RunResult, Setting, read_result
+from dlrm_sharded.runs.result import RunResult, read_result, setting_text
 
 SUCCEEDED = "succeeded"
 SKIPPED = "skipped"
@@ -53,7 +53,7 @@ class Run:
         name: path below the folder that holds all that are compared.
         sweep: folder of the runs that were started together.
         sharder: its name; that of a run of 0.2 says so where it means another one since.
-        options: overrides of the sharder's own arguments.
+        options: overrides of the sharder's own arguments, as on the command line.
         setting: all other overrides, but for the seed.
         result: None if the run did not succeed.
     """
@@ -62,8 +62,8 @@ class Run:
     folder: Path
     sweep: Path
     sharder: str
-    options: Setting
-    setting: Setting
+    options: str
+    setting: str
     seed: int | None
     state: str
     reason: str | None
@@ -150,7 +150,6 @@ def _jobs(sweep: Path) -> tuple[Job, ...]:
 def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
     """Return the run of a folder, or of its job in sweep.json if it left no folder."""
     log = folder / "train.log" if job.log is None else sweep / job.log
-    has_log = job.log is not None or log.is_file()
     result, unreadable = None, None
     try:
         result = read_result(folder)
@@ -167,27 +166,24 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
         elif state in (None, SUCCEEDED):
             state = "unfinished" if state is None else "without result.json"
     overrides = _overrides(folder, job)
-    known = overrides or {}
+    known = {"overrides": "unknown"} if overrides is None else overrides  # which no other run has
     own = {key: value for key, value in known.items() if key.startswith("sharder.")}
-    setting = [item for item in known.items() if item[0] not in {"sharder", "seed", *own}]
-    if overrides is None:  # a setting that no run with known overrides has
-        size = None if result is None else result.batch_size
-        setting = [("batch_size", str(size or "unknown")), ("overrides", "unknown")]
+    others = {key: known[key] for key in known if key not in {"sharder", "seed", *own}}
     target = own.pop("sharder._target_", None)
     seed = known.get("seed", "")
     if result is not None and result.seed is not None:
         seed = str(result.seed)
     return Run(
-        name=_below(folder, root),
+        name=os.path.relpath(folder, root.parent if folder == root else root),
         folder=folder,
         sweep=sweep,
         sharder=target or _sharder(folder, job, known, result),
-        options=tuple(sorted((key.removeprefix("sharder."), own[key]) for key in own)),
-        setting=tuple(sorted(setting)),
+        options=setting_text({key.removeprefix("sharder."): own[key] for key in own}),
+        setting=setting_text(others),
         seed=int(seed) if seed.isdecimal() else None,
         state=str(state),
         reason=reason,
-        log=_below(log, root) if has_log else None,
+        log=os.path.relpath(log, root) if log.is_file() else None,
         seconds=job.seconds,
         result=result if state == SUCCEEDED else None,
     )
@@ -206,12 +202,9 @@ def _overrides(folder: Path, job: Job) -> dict[str, str] | None:
 
 def _spelled(text: str) -> str:
     """Return one spelling of a value, as sweepers write False for false, and 0.001 for 1e-3."""
-    for read in (int, float):
-        with contextlib.suppress(ValueError):
-            return str(read(text))
-    with contextlib.suppress(yaml.YAMLError):
-        found = yaml.safe_load(text)
-        return text if found is None or isinstance(found, str) else str(found).replace(" ", "")
+    for read in (int, float, yaml.safe_load):
+        with contextlib.suppress(ValueError, yaml.YAMLError):
+            return str(read(text)).replace(" ", "")
     return text
 
 
@@ -233,9 +226,3 @@ def _read_yaml(path: Path) -> Any:
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             return yaml.load(path.read_text(encoding="utf-8"), loader)
     return None
-
-
-def _below(path: Path, root: Path) -> str:
-    if path == root:
-        return path.name
-    return str(path.relative_to(root) if path.is_relative_to(root) else path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dlrm_sharded.explain.text import difference, rounding
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.standing import within_text
 from dlrm_sharded.runs.result import NOT_TIMED
 
 if TYPE_CHECKING:  # loads torch
@@ -17,33 +18,29 @@ if TYPE_CHECKING:  # loads torch
 CLOCK_ERROR = 0.15
 """Relative error of one measurement, which no cost model can foresee."""
 
+ADVICE = "`dlrm-calibrate` measures this hardware in 2 minutes, when nothing else runs on it"
+
 LAUNCH_BOUND_MS = 0.3
 """A GPU's lookups that take less than this mostly wait for Python to launch kernels."""
 
 
 def prediction_text(report: PlanReport, measured: PlanCost) -> tuple[str, bool]:
     """Write the predicted cost and its errors, and return whether they exceed what was expected."""
-    predicted, standing = report.cost, report.standing
-    assert predicted is not None
-    paths_ms = predicted.critical_path_ms, measured.critical_path_ms
-    figures = {
-        "cost": (predicted.cost_ms, measured.cost_ms),
-        "critical path": paths_ms,
-        **{
-            stage: (predicted.stage_max_ms(stage), measured.stage_max_ms(stage)) for stage in STAGES
-        },
-    }
-    text = ", ".join(f"{name} {a:.2f} ms ({difference(a, b)})" for name, (a, b) in figures.items())
-    if standing is None or standing.error is None or min(paths_ms) <= 0:
-        return f"predicted {text}", False
-    factor = max(paths_ms) / min(paths_ms)
-    if factor <= 1 + max(standing.error, CLOCK_ERROR):
-        return f"predicted {text}", False
-    return (
-        f"predicted {text}; the critical path is off by a factor of {factor:.2f}, more than "
-        f"expected of these costs ({standing.short_text}); `dlrm-calibrate` measures this hardware "
-        "in 2 minutes, when nothing else runs on it"
-    ), True
+    assert report.cost is not None
+    predicted, found = (
+        {"cost": cost.cost_ms, "critical path": cost.critical_path_ms}
+        | {stage: cost.stage_max_ms(stage) for stage in STAGES}
+        for cost in (report.cost, measured)
+    )
+    errors = [
+        f"{name} {ms:.2f} ms ({difference(ms, found[name])})" for name, ms in predicted.items()
+    ]
+    text = f"predicted {', '.join(errors)}"
+    least_ms, most_ms = sorted((predicted["critical path"], found["critical path"]))
+    expected = None if report.standing is None else report.standing.error
+    if expected is None or most_ms <= least_ms * (1 + max(expected, CLOCK_ERROR)):
+        return text, False
+    return f"{text}, beyond the expected {within_text(expected)}; {ADVICE}", True
 
 
 def closing_text(

@@ -55,14 +55,6 @@ IMAGES = """deep.all('tf-image-loader').map((loader) => [
   ...deep.text(loader).split('\\n').slice(0, 2),
   deep.all('img', loader.shadowRoot).some((image) => image.naturalWidth > 0),
 ])"""
-CHARTS = """Object.fromEntries(
-  deep.all('tf-custom-scalar-multi-line-chart-card').map((chart) => [
-    deep.text(chart).split('\\n')[0],
-    deep.all('.match-list-entry', chart.shadowRoot).map(
-      (entry) => entry.textContent.match(/\\((.*)\\)/)[1]
-    ),
-  ])
-)"""
 
 
 def test_time_series(page, tensorboard, results):
@@ -118,17 +110,6 @@ def test_comparison_table(page, tensorboard, results):
         assert row["runs"] == f"{len(runs)} / {len(runs)}"
         for title, key in RESULT_OF_COLUMN.items():
             assert mean(run[key] for run in runs) == shown_as(row[title].split()[0]), title
-
-
-def test_custom_scalars(page, tensorboard, results):
-    """Each chart of the comparison's layout has a line for each run."""
-    page.goto(f"{tensorboard}?darkMode=false#custom_scalars")
-    charts = wait_for(
-        page,
-        CHARTS,
-        lambda charts: charts and all(set(runs) == results.keys() for runs in charts.values()),
-    )
-    assert {"embedding/cost_ms", "train/samples_per_s/median"} <= charts.keys()
 
 
 def hparams(page: Page, tensorboard: str, results: Results) -> dict[str, dict[str, str]]:

@@ -63,7 +63,7 @@ def test_compares_and_goes_on(tasks):
     assert "comparison of 2 tasks:" in done.output
     assert "result: " in done.output.splitlines()[-1]
     assert sorted(path.name for path in (tasks / "out").iterdir() if path.name[0] != ".") == [
-        *("by_plan.csv", "by_rank.csv", "by_shard.csv", "by_task.csv", "cases.jsonl"),
+        *("by_plan.csv", "by_rank.csv", "by_shard.csv", "cases.jsonl"),
         *("plans", "prices", "ratios.png", "summary.md"),
     ]
     found = pl.read_csv(tasks / "out" / "by_plan.csv")
@@ -155,13 +155,13 @@ def test_8_against_64_ranks(tmp_path):
     names = ["topology", "world_size", "num_hosts"]
     sizes = [(name, *size) for name in ("h100_80gb", "a100_80gb") for size in ((8, 1), (64, 8))]
     assert found.select(names).rows() == 2 * sizes
-    missing, cost_ms = found["missing_bytes"].to_list(), found["cost_ms"].to_list()
-    assert missing[0] == 512 * 8 * 10**6 * (4 * 64 + 4) - 8 * 56 * GIB
+    missing, cost_ms = found["missing_gib"].to_list(), found["cost_ms"].to_list()
+    assert missing[0] * GIB == pytest.approx(512 * 8 * 10**6 * (4 * 64 + 4) - 8 * 56 * GIB)
     assert missing == [missing[0], 0, missing[0], 0, 0, 0, 0, 0]
     assert [ms is None for ms in cost_ms] == [True, False, True, False, *[False] * 4]
     assert cost_ms[5] < cost_ms[4] < cost_ms[6]  # on 8 ranks, an H100 takes less than an A100
     assert cost_ms[7] < cost_ms[6]
-    assert f"no: {missing[0] / GIB:,.1f} GiB are missing" in done.output
+    assert f"  {missing[0]:,.1f}  dim  " in done.output
     for text in (done.output, (tmp_path / "out" / "summary.md").read_text()):
         assert "NVIDIA H100 80GB HBM3: prior, within about 50 %" in text
         assert "NVIDIA A100-SXM4-80GB: prior, within about" in text

@@ -73,7 +73,7 @@ def test_values_need_no_other_library() -> None:
         ("dlrm_sharded.datasets.task_sets", ["torch"]),
         ("dlrm_sharded.train", ["torch", "torchx", "matplotlib"]),
         ("dlrm_sharded.runs", ["torch", "hydra", "omegaconf", "matplotlib", "tensorboard"]),
-        ("dlrm_sharded.runs.comparison_events", ["torch"]),
+        ("dlrm_sharded.runs.comparison_figures", ["torch"]),
         ("dlrm_sharded.runs.run_events", ["torch", "matplotlib"]),
         ("dlrm_sharded.explain.text", ["torch", "matplotlib"]),
         ("dlrm_torchx.worker", ["torch", "torchx"]),

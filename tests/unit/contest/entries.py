@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from dlrm_sharded.contest.entry import Case, Entry, Outcome
+from dlrm_sharded.contest.cases import Case, Entry, Outcome
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.task import ShardingTask

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from dlrm_sharded.contest import cases as cases_module
 from dlrm_sharded.contest.cases import CASES, PLANS, plan_path, run_cases
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.plan import read_plan
@@ -28,22 +27,19 @@ def test_a_folder_of_an_earlier_version_is_planned_again(tmp_path, caplog):
     (tmp_path / CASES).write_text(json.dumps({"key": case_of().key(), "entry": {}}))
     with caplog.at_level("INFO"):
         run([case_of()], tmp_path)
-    assert "line 1 (it is of an earlier version)" in caplog.text
+    assert "line 1 (damaged)" in caplog.text
     assert "1 cases planned" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("error", "message", "is_infeasible"),
-    [
-        (InfeasibleTaskError("no room"), "no room", True),
-        (KeyError("bug"), "KeyError: 'bug'", False),
-    ],
+    ("error", "message"),
+    [(InfeasibleTaskError("no room"), "no room"), (KeyError("bug"), "KeyError: 'bug'")],
     ids=["refused", "broken"],
 )
-def test_a_sharder_that_fails_is_an_entry(tmp_path, error, message, is_infeasible):
+def test_a_sharder_that_fails_is_an_entry(tmp_path, error, message):
     failed, solved = run([case_of(error=error), case_of(sharder="b")], tmp_path)
     assert (failed.outcome.error, solved.outcome.error) == (message, None)
-    assert (failed.outcome.is_infeasible, failed.outcome.cost) == (is_infeasible, None)
+    assert failed.outcome.cost is None
 
 
 def test_the_same_command_goes_on(tmp_path, caplog):
@@ -104,18 +100,6 @@ def test_more_time_is_another_chance(tmp_path, caplog):
         caplog.clear()
         run([failing], tmp_path, limit_s=6.0)
         assert "taken over" not in caplog.text
-
-
-def test_an_interrupt_keeps_what_has_ended(tmp_path, monkeypatch, caplog):
-    def interrupted(functions, *, done, **options):
-        done(0, functions[0]())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cases_module, "in_processes", interrupted)
-    with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
-        run([case_of(), case_of(sharder="b")], tmp_path)
-    assert "the same command goes on from 1 cases" in caplog.text
-    assert len((tmp_path / CASES).read_bytes().splitlines()) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

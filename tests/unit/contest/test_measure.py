@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dlrm_sharded.contest import measure
-from dlrm_sharded.contest.entry import Measurement
+from dlrm_sharded.contest.cases import Measurement
 from dlrm_sharded.contest.measure import MEASUREMENTS, Rounds, measure_tasks
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan import whole_tables

@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrm_sharded.files.errors import LostFolderError
-from dlrm_sharded.runs.event_file import EventFile
+from dlrm_sharded.runs.run_events import EventFile
 
 
 def scalars(folder: Path) -> list[tuple[int, float]]:

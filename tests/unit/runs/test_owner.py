@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -16,18 +15,14 @@ import pytest
 from dlrm_sharded.files.errors import ConfigError, LostFolderError
 from dlrm_sharded.runs import owner as owner_module
 from dlrm_sharded.runs.owner import claim
-from tests.unit.ranks.test_attempt import JOB_VARIABLES
 
 FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True)
-def no_job_and_little_patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for variable in JOB_VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(owner_module, "SILENCE_S", 0.6)
     monkeypatch.setattr(owner_module, "SIGN_OF_LIFE_S", 0.05)
-    monkeypatch.setattr(owner_module, "END_S", 0.4)
     yield
     for held in list(owner_module._held.values()):
         held.release()
@@ -135,17 +130,6 @@ def test_an_owner_taken_for_dead_is_told_when_it_wakes(tmp_path, monkeypatch):
     mine.release()
     assert (tmp_path / owner_module.FILE_NAME).read_bytes(), "it is the other one's"
     other.kill()
-
-
-def test_a_former_attempt_is_waited_for(other, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.raises(ConfigError, match="in progress"):
-        claim(tmp_path)
-    monkeypatch.setattr(owner_module, "END_S", 60)
-    killer = threading.Thread(target=lambda: (time.sleep(0.3), other.kill()))
-    killer.start()
-    claim(tmp_path)
-    killer.join()
 
 
 def test_a_folder_that_was_removed_may_be_anothers(tmp_path):

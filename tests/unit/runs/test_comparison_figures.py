@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from dlrm_sharded.commands import report as command
@@ -15,8 +14,7 @@ from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs import compare, compare_sweep
 from dlrm_sharded.runs.comparison import Comparison, summarize
-from dlrm_sharded.runs.comparison_events import write_comparison
-from dlrm_sharded.runs.comparison_figures import comparison_figures
+from dlrm_sharded.runs.comparison_figures import comparison_figures, write_comparison
 from dlrm_sharded.runs.run_events import COMPARED_METRICS, HPARAMS
 from dlrm_sharded.runs.run_folder import find_runs
 from tests.unit.runs.test_run_events import read
@@ -111,11 +109,6 @@ def test_tensorboard_reads_it(compared_sweep):
     experiment = metadata.parse_experiment_plugin_data(content)
     assert [info.name for info in experiment.hparam_infos] == list(HPARAMS)
     assert [info.name.tag for info in experiment.metric_infos] == list(COMPARED_METRICS)
-    (layout,) = events.Tensors("custom_scalars__config__")
-    charts = layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0])
-    patterns = [list(chart.multiline.tag) for part in charts.category for chart in part.chart]
-    for tag in ("embedding/cost_ms", "embedding/fwd_compute_ms/max", "train/samples_per_s/median"):
-        assert [f"^{tag}$"] in patterns
 
 
 def test_again_replaces_its_own_file_only(tmp_path):
@@ -138,13 +131,13 @@ def test_bars(sweep):
     figures = comparison_figures(compared(sweep))
     cost = figures["comparison/embedding_cost"]
     labels = [label.get_text() for label in cost.axes[0].get_yticklabels()]
-    assert labels == ["random", "dim (1/2)", "size"]
+    assert labels == ["random", "dim (1/2)", "size (0/1)"]
     assert ends(cost) == pytest.approx([25.0, 10.0, 0.0])
     stages = [bars for bars in cost.axes[0].containers if hasattr(bars, "patches")]
     widths = [[bar.get_width() for bar in stage.patches] for stage in stages]
     assert widths == [pytest.approx([ms * 2.5, ms, 0.0], abs=1e-9) for ms in (4.0, 2.0, 1.0, 3.0)]
     texts = [text.get_text() for text in cost.axes[0].texts]
-    assert texts == ["25.00", "10.00", "0 of 1 succeeded"]
+    assert texts == ["25.00", "10.00", "unknown"]
     assert ends(figures["comparison/imbalance"]) == pytest.approx([3.125, 1.25, 1.0])
     assert figures["comparison/imbalance"].axes[0].get_xlim()[0] == 1.0
     throughput = figures["comparison/throughput"]
