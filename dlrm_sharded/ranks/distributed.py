@@ -5,7 +5,6 @@ No other module starts or ends a process group.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import os
@@ -18,29 +17,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.files.errors import ConfigError, HungRankError, RankError, check_number
+from dlrm_sharded.files.errors import (
+    ConfigError,
+    HungRankError,
+    LostRankError,
+    RankError,
+    check_number,
+)
 from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks.alike import check_before_group
 from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.devices import allow_tf32, column_limit, device_type
 from dlrm_sharded.ranks.host_links import connect_hosts
-from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.job_store import JobStore
 from dlrm_sharded.ranks.process import (
     die_with_parent,
     forget_frames,
     keep_freed_memory,
     num_cores,
-    release_freed_memory,
-    resident_bytes,
 )
+from dlrm_sharded.ranks.rank_memory import free_bytes
 from dlrm_sharded.ranks.watch import Heartbeat, Watch
 
 log = logging.getLogger(__name__)
-
-MEMORY_TOLERANCE = 0.01
-"""Relative difference below which free memory of two ranks counts as equal."""
-
 
 _further_groups: list[dist.ProcessGroup] = []
 """Groups that `new_group` has made, beside that of the job."""
@@ -135,24 +134,10 @@ def process_group(
         return
     on_cuda = rank.device.type == "cuda"
     _prepare_device(rank)
-    job = watch = None
-    if "MASTER_ADDR" in os.environ:
-        die_with_parent()
-        job = JobStore(rank.rank, rank.world_size, timeout_s)
-        job.meet()
-        if facts is not None:
-            alike = {**facts, "type of device": rank.device.type}
-            check_before_group(alike, job.part("facts"), rank.rank, rank.world_size)
-        watch = Watch(
-            heartbeat=rank.heartbeat,
-            job=job,
-            speaks_for_host=rank.local_rank == 0,
-            on_cuda=on_cuda,
-        )
+    watch = _meet(rank, timeout_s, facts) if "MASTER_ADDR" in os.environ else None
+    job = None if watch is None else watch.job
     lost = None
     try:
-        if job is not None:
-            connect_hosts(job.part("hosts"), rank.rank, rank.world_size)
         global _group_timeout
         _group_timeout = timedelta(seconds=job.group_timeout_s if job else timeout_s)
         dist.init_process_group(
@@ -171,15 +156,7 @@ def process_group(
             watch.stop()
             if isinstance(error, Exception):
                 lost = watch.explain(error)  # while others are still connected to this rank
-        # Other ranks may wait in a collective that this one never joins, and NCCL would wait with
-        # them, as gloo would for a hung rank: there the process ends with its group, and torchrun
-        # ends the others.
-        waits = on_cuda or isinstance(lost, HungRankError)
-        leaves = dist.is_initialized() and (not waits or _is_agreed(error))
-        if lost is not None or leaves:
-            forget_frames(error)
-        if leaves:
-            _leave_group()
+        _leave_after(error, lost, on_cuda=on_cuda)
         if lost is None:
             raise
     else:
@@ -188,6 +165,37 @@ def process_group(
         _leave_group()
     if lost is not None:
         raise lost
+
+
+def _leave_after(error: BaseException, lost: LostRankError | None, *, on_cuda: bool) -> None:
+    """Leave the group after an error, unless others may wait in a collective of it.
+
+    NCCL would wait with them, as gloo would for a hung rank: there the process ends with its group,
+    and torchrun ends the others.
+    """
+    waits = on_cuda or isinstance(lost, HungRankError)
+    leaves = dist.is_initialized() and (not waits or _is_agreed(error))
+    if lost is not None or leaves:
+        forget_frames(error)
+    if leaves:
+        _leave_group()
+
+
+def _meet(rank: Rank, timeout_s: float, facts: Mapping[str, Any] | None) -> Watch:
+    """Wait for all ranks, compare their facts and connect their hosts; return this rank's watch."""
+    die_with_parent()
+    job = JobStore(rank.rank, rank.world_size, timeout_s)
+    job.meet()
+    if facts is not None:
+        alike = {**facts, "type of device": rank.device.type}
+        check_before_group(alike, job.part("facts"), rank.rank, rank.world_size)
+    connect_hosts(job.part("hosts"), rank.rank, rank.world_size)
+    return Watch(
+        heartbeat=rank.heartbeat,
+        job=job,
+        speaks_for_host=rank.local_rank == 0,
+        on_cuda=rank.device.type == "cuda",
+    )
 
 
 def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
@@ -330,42 +338,6 @@ def ranks_per_host(rank: Rank, world_size: int) -> int:
     return world_size if world_size % per_host else per_host
 
 
-def with_memory_of_all_ranks(
-    topology: Topology, *, group: dist.ProcessGroup | None = None
-) -> Topology:
-    """Return the topology with the memory that every rank found; all ranks call it together.
-
-    Ranks with nearly equal memory (`MEMORY_TOLERANCE`) all get the smallest value, so that equal
-    ranks stay equal and successive runs on one machine have the same task.
-    """
-    found = [0] * dist.get_world_size(group)
-    dist.all_gather_object(found, topology.memory_bytes, group=group)
-    smallest = min(found)
-    is_equal = smallest >= (1 - MEMORY_TOLERANCE) * max(found)
-    return dataclasses.replace(
-        topology, memory_bytes=smallest, memory_bytes_by_rank=None if is_equal else tuple(found)
-    )
-
-
 def has_core_for_each(rank: Rank) -> bool:
     """Return whether the threads of a host's ranks have a core each, so that none waits for one."""
     return rank.local_world_size * torch.get_num_threads() <= num_cores()
-
-
-def free_bytes(rank: Rank) -> int:
-    """Return the free memory of a rank's GPU, or its share of the host's."""
-    if rank.device.type == "cuda":
-        return int(torch.cuda.mem_get_info(rank.device)[0])
-    return available_host_bytes() // rank.local_world_size
-
-
-def used_and_available_bytes(rank: Rank) -> tuple[int, int]:
-    """Return the memory of this rank's process, and what it or its host can still give.
-
-    On CUDA both are those of the device, where the context counts as used.
-    """
-    if rank.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(rank.device)
-        return total - free, free
-    release_freed_memory()
-    return resident_bytes(), available_host_bytes()

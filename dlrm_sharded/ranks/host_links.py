@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
@@ -36,7 +35,6 @@ GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 CONNECT_S = 10.0
 """Time in which a host answers a connection of another one."""
 
-MAX_THREADS = 64
 MAX_SHOWN = 4
 
 
@@ -60,12 +58,10 @@ def connect_hosts(store: dist.Store, rank: int, world_size: int) -> None:
     first_rank = networks.index(networks[rank])
     if rank == first_rank:
         _try_host(store, rank, first_ranks)
-    failures = [text for of_host in _read(store, "failures", first_ranks) for text in of_host]
-    if failures:
-        more = f" (and {len(failures) - 1} more such failures)" if len(failures) > 1 else ""
+    if failures := [text for text in _read(store, "failure", first_ranks) if text]:
         error = ConfigError(
-            f"{failures[0]}{more}; set {GLOO_VARIABLE} on each host to an interface that the other "
-            "hosts reach, or open the network between them to all ports"
+            f"{failures[0]}; set {GLOO_VARIABLE} on each host to an interface that the other hosts "
+            "reach, or open the network between them to all ports"
         )
         error.__cause__ = RankError(error, failed_rank=0, reporter=first_rank, on_all_ranks=True)
         raise error
@@ -83,11 +79,11 @@ def _read(store: dist.Store, key: str, ranks: Sequence[int]) -> list[Any]:
 
 
 def _try_host(store: dist.Store, rank: int, first_ranks: Sequence[int]) -> None:
-    """Publish the way to this host, and which other hosts it cannot connect to.
+    """Publish the way to this host, and the first failure to connect to another one.
 
     Linux answers a connection to a socket that listens, before a program accepts it.
     """
-    failures: list[str] = []
+    failure = None
     way: dict[str, Any] = {"host": socket.gethostname()}
     server = None
     try:
@@ -96,19 +92,14 @@ def _try_host(store: dist.Store, rank: int, first_ranks: Sequence[int]) -> None:
         server = socket.create_server((way["address"], 0), family=family, backlog=socket.SOMAXCONN)
         way["port"] = server.getsockname()[1]
     except (ConfigError, OSError) as error:
-        failures = [str(error)]
+        failure = str(error)
     store.set(f"way_{rank}", json.dumps(way))
-    others = [other for other in _read(store, "way", first_ranks) if other != way]
-    if "port" in way and all("port" in other for other in others):
-        with ThreadPoolExecutor(min(MAX_THREADS, len(others))) as threads:
-            reasons = [*threads.map(_why_not_connected, others)]
-        failures = [
-            f"{_text(way)} cannot connect to {_text(other)}: {why}"
-            for other, why in zip(others, reasons, strict=True)
-            if why is not None
-        ]
-    store.set(f"failures_{rank}", json.dumps(failures))
-    _read(store, "failures", first_ranks)  # all of them have tried
+    ways = _read(store, "way", first_ranks)
+    for other in ways if all("port" in one for one in ways) else ():
+        if failure is None and (why := _why_not_connected(other)):
+            failure = f"{_text(way)} cannot connect to {_text(other)}: {why}"
+    store.set(f"failure_{rank}", json.dumps(failure))
+    _read(store, "failure", first_ranks)  # all of them have tried
     if server is not None:
         server.close()
 

@@ -100,4 +100,4 @@ def test_a_host_that_is_not_reached(store, monkeypatch):
     monkeypatch.setattr(host_links, "_why_not_connected", lambda way: "No route to host")
     for error in connect(monkeypatch, store, "abc"):
         ends = r"\S+ \(lo, 127.0.0.1\) cannot connect to \S+ \(lo, 127.0.0.1\): No route to host"
-        assert re.match(rf"{ends} \(and 5 more such failures\); set GLOO_SOCKET_IFNAME", str(error))
+        assert re.match(rf"{ends}; set GLOO_SOCKET_IFNAME", str(error))

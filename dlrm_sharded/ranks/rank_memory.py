@@ -1,9 +1,60 @@
-"""The memory that this host can still give to its processes."""
+"""The memory that a rank's device or host has, and can still give."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.ranks.process import release_freed_memory, resident_bytes
+
+if TYPE_CHECKING:
+    from dlrm_sharded.ranks.distributed import Rank
+
+
+MEMORY_TOLERANCE = 0.01
+"""Relative difference below which free memory of two ranks counts as equal."""
+
+
+def with_memory_of_all_ranks(
+    topology: Topology, *, group: dist.ProcessGroup | None = None
+) -> Topology:
+    """Return the topology with the memory that every rank found; all ranks call it together.
+
+    Ranks with nearly equal memory (`MEMORY_TOLERANCE`) all get the smallest value, so that equal
+    ranks stay equal and successive runs on one machine have the same task.
+    """
+    found = [0] * dist.get_world_size(group)
+    dist.all_gather_object(found, topology.memory_bytes, group=group)
+    smallest = min(found)
+    is_equal = smallest >= (1 - MEMORY_TOLERANCE) * max(found)
+    return dataclasses.replace(
+        topology, memory_bytes=smallest, memory_bytes_by_rank=None if is_equal else tuple(found)
+    )
+
+
+def free_bytes(rank: Rank) -> int:
+    """Return the free memory of a rank's GPU, or its share of the host's."""
+    if rank.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(rank.device)[0])
+    return available_host_bytes() // rank.local_world_size
+
+
+def used_and_available_bytes(rank: Rank) -> tuple[int, int]:
+    """Return the memory of this rank's process, and what it or its host can still give.
+
+    On CUDA both are those of the device, where the context counts as used.
+    """
+    if rank.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(rank.device)
+        return total - free, free
+    release_freed_memory()
+    return resident_bytes(), available_host_bytes()
 
 
 def available_host_bytes() -> int:
