@@ -78,6 +78,7 @@ class Sweep:
         In rounds, a job has succeeded if it has returned, however its app ended.
         """
         in_rounds = self._options.rounds is not None
+        running: dict[str, JobState] = {}
         for job, record in zip(self._jobs, records, strict=True):
             handle, state = record["app"], JobState(record["state"])
             if job.state is JobState.SKIPPED or handle is None:
@@ -90,9 +91,9 @@ class Sweep:
                     log.info("%s: %s", job.title, job.reason)
                     job.state, job.reason = JobState.NOT_STARTED, None
             elif state.is_active:
-                if not in_rounds or not self._apps:
-                    self._apps.append(self._new_app(self._jobs if in_rounds else [job]))
-                self._apps[-1].await_app(handle, state)
+                job.state = state
+            if state.is_active:
+                running[handle] = state
             if job.state is JobState.NOT_STARTED:
                 job.is_restart = True
                 if "resume" in job.config and job.config.resume is None:
@@ -100,6 +101,11 @@ class Sweep:
             else:
                 job.handle, job.seconds = handle, record["seconds"]
                 job.log = None if record["log"] is None else self._sweep_dir / record["log"]
+        for handle, state in running.items():
+            app = self._new_app([job for job in self._jobs if in_rounds or job.handle == handle])
+            app.await_app(handle, state)
+            self._apps.append(app)
+            log.info("waiting for %s", handle)
         log.info(
             "taking up a stopped sweep of %d jobs: %d have succeeded, %d still run, %d start again",
             len(self._jobs),

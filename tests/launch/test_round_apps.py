@@ -22,6 +22,8 @@ class DryCluster:
 
     def __init__(self, sweep_dir: Path) -> None:
         self.requests: list[Any] = []
+        self.looks_left = 0
+        """How often an app still runs."""
         self._torchx = get_runner()
         self._boxes = sweep_dir / ".torchx"
 
@@ -33,6 +35,9 @@ class DryCluster:
         return "kubernetes://torchx/default:rounds-0"
 
     def status(self, handle: str) -> AppStatus:
+        if self.looks_left:
+            self.looks_left -= 1
+            return AppStatus(AppState.RUNNING)
         for box in self._boxes.iterdir():
             JobMailbox(box).send_return(JobReturn(status=JobStatus.COMPLETED))
         return AppStatus(AppState.SUCCEEDED)
@@ -74,6 +79,22 @@ def test_a_sweep_in_rounds_is_one_app_on_kubernetes(tmp_path):
         assert "--nnodes 2 --nproc-per-node 8" in command
         assert command.endswith(f"-m dlrm_torchx.worker {tmp_path}/.torchx/rounds")
         assert str(tmp_path) in [mount.mount_path for mount in container.volume_mounts]
+    assert [job.state for job in sweep._jobs] == ["succeeded"] * 3
+
+
+def test_an_app_whose_driver_was_killed_is_waited_for(tmp_path):
+    """Two runs are trained, and the rounds of all are not over."""
+    sweep = rounds_on_kubernetes(tmp_path, str(tmp_path))
+    for job in sweep._jobs[:2]:
+        job.mailbox.folder.mkdir(parents=True)
+        job.mailbox.send_return(JobReturn(status=JobStatus.COMPLETED))
+    sweep._jobs[2].mailbox.folder.mkdir()
+    sweep._runner.looks_left = 5
+    record = {"app": "kubernetes://torchx/default:rounds-0", "log": None, "seconds": None}
+    sweep.take_up([record | {"state": "running"}] * 3)
+    assert [job.state for job in sweep._jobs] == ["succeeded", "succeeded", "running"]
+    sweep.run(SimpleNamespace(), print)
+    assert sweep._runner.requests == []
     assert [job.state for job in sweep._jobs] == ["succeeded"] * 3
 
 

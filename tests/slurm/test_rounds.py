@@ -43,7 +43,7 @@ def test_an_interrupted_sweep_in_rounds_goes_on(is_requeued, slurm, tmp_path):
         process.communicate()
         done = slurm.run(command, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "waiting for the job of all runs" in done.stdout + done.stderr
+        assert f"waiting for {app}" in done.stdout + done.stderr
     assert states_of(sweep_dir) == ["succeeded"] * len(RUNS)
     assert {path: path.stat().st_mtime_ns for path in results} == results
     interruptions = [result_of(sweep_dir / run)["interruptions"] for run in RUNS]
