@@ -94,6 +94,8 @@ class SampleStore:
     def read(self, conditions: Conditions | None) -> dict[int, Sample]:
         """Return the latest samples under these conditions by line number, the last one last.
 
+        There are at most `MAX_RUNS` runs among them, and `MAX_SAMPLES` in all.
+
         Those under any conditions count for None.
 
         Their `noise` follows from the signs of other work in their lines. Samples of tables without
@@ -101,16 +103,17 @@ class SampleStore:
         Lines that are no samples are passed over with one warning; the file stays as it is.
         """
 
-        def sample_of(fields: Mapping[str, Any]) -> Sample | None:
-            found, sample = _read(fields)
-            counts = conditions is None or conditions.allow(found)
-            return sample if counts and _has_profiles(sample) else None
+        num_runs = 0
 
-        found = self._file.latest(sample_of, most=MAX_SAMPLES)
-        runs = [number for number, sample in found.items() if sample.kind == RUN]
-        for number in runs[:-MAX_RUNS]:
-            del found[number]
-        return found
+        def sample_of(fields: Mapping[str, Any]) -> Sample | None:
+            nonlocal num_runs
+            found, sample = _read(fields)
+            if not (conditions is None or conditions.allow(found)) or not _has_profiles(sample):
+                return None
+            num_runs += sample.kind == RUN
+            return sample if sample.kind != RUN or num_runs <= MAX_RUNS else None
+
+        return self._file.latest(sample_of, most=MAX_SAMPLES)  # which reads the last line first
 
     @property
     def _file(self) -> LineFile:

@@ -140,16 +140,16 @@ def _task_of_file(cfg: DictConfig) -> ShardingTask:
     task, wanted = read_task(cfg.task), cfg.optimizer.embedding
     if wanted not in STATE_BYTES:
         raise ConfigError(f"optimizer.embedding is {wanted!r}; known: {', '.join(STATE_BYTES)}")
-    source = cfg.task
+    source = f"as {cfg.task} {'says' if task.optimizer else 'counts its memory'}"
     if {"optimizer", "optimizer.embedding"} & {one.key_or_group for one in command_line()}:
-        source, task = "the command line", with_optimizer(task, wanted)
+        source, task = "as the command line says", with_optimizer(task, wanted)
     topology, known = task.topology, task.known_optimizer
     memory = (
         f"{topology.bytes_per_element} B a weight and {topology.optimizer_bytes_per_row} B a row"
     )
     if known and (reason := why_not_fused(known, topology.compute_device)):
-        raise ConfigError(f"{source} counts {memory}, the memory of {reason}")
-    log.info("the optimizer of the tables is %s, by %s: %s", known or "unknown", source, memory)
+        raise ConfigError(f"the tables take {memory}, the memory of {reason}")
+    log.info("the optimizer of the tables is %s, %s: %s", known or "unknown", source, memory)
     return task
 
 

@@ -26,7 +26,7 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 
 
 class CostModel(Protocol):
-    """Predicts the cost that `calibration.measure` would measure.
+    """Predicts the cost that `measuring.measure` would measure.
 
     A cost model may have a `standing` and a method `caveat(topology)`, see `standing_of` and
     `caveat_of`; an `AdditiveCostModel` says both of each task that it prices.

@@ -40,7 +40,7 @@ RANGE_SLACK = 1.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedCostModel:
-    """Predicts what `calibration.measure` measures, from random plans on the same hardware.
+    """Predicts what `measuring.measure` measures, from random plans on the same hardware.
 
     The idea is NeuroShard's (arXiv:2305.01868, sec. 3.2): costs of random ranks, pre-trained nets.
     `compute` and `communication` describe the differences.

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dlrm_sharded.explain.text import STAGE_LABELS
+from dlrm_sharded.explain.text import STAGE_TITLES
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.task import ShardingTask
@@ -44,12 +44,12 @@ def plot_cost_by_rank(
     ranks = np.arange(len(cost.per_rank), dtype=np.float64)
     longest_ms = cost.cost_ms if predicted is None else max(cost.cost_ms, predicted.cost_ms)
     if predicted is None or len(ranks) > MAX_RANK_TICKS:
-        stack_bars(axes, ranks, STAGE_LABELS, _stage_widths(cost))
+        stack_bars(axes, ranks, STAGE_TITLES, _stage_widths(cost))
         if predicted is not None:
             axes.plot([rank.total_ms for rank in predicted.per_rank], ranks, "k|", markersize=4)
             label = f"{label} (black: predicted)"
     else:
-        stack_bars(axes, ranks - 0.12, STAGE_LABELS, _stage_widths(cost), height=0.56)
+        stack_bars(axes, ranks - 0.12, STAGE_TITLES, _stage_widths(cost), height=0.56)
         unnamed = [""] * len(STAGES)
         stack_bars(axes, ranks + 0.29, unnamed, _stage_widths(predicted), height=0.22)
         label = f"{label} (thin: predicted)"

@@ -20,7 +20,7 @@ from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask
 
-STAGE_LABELS = tuple(stage.replace("_", " ") for stage in STAGES)
+STAGE_TITLES = tuple(stage.replace("_", " ") for stage in STAGES)
 MAX_SHOWN = 8
 """Largest number of splits or tables in a list; half as many shards are listed for a rank."""
 
@@ -276,7 +276,7 @@ def difference(predicted_ms: float, measured_ms: float) -> str:
 def _prediction_table(predicted: PlanCost, measured: PlanCost) -> TextTable:
     times = {
         label: (predicted.stage_max_ms(stage), measured.stage_max_ms(stage))
-        for stage, label in zip(STAGES, STAGE_LABELS, strict=True)
+        for stage, label in zip(STAGES, STAGE_TITLES, strict=True)
     }
     times["critical path"] = predicted.critical_path_ms, measured.critical_path_ms
     times["embedding cost"] = predicted.cost_ms, measured.cost_ms

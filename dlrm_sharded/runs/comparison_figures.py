@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from dlrm_sharded.explain.figures import legend_above, plot_cost_by_rank, stack_bars, thumbnail
-from dlrm_sharded.explain.text import STAGE_LABELS
+from dlrm_sharded.explain.text import STAGE_TITLES
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import BASELINE, Comparison, Row
 from dlrm_sharded.runs.comparison_text import comparison_markdown
@@ -165,7 +165,7 @@ def _plot(rows: Sequence[Row], bars: Bars, end: float) -> Figure:
     if bars.figure == "embedding_cost_ms":
         names = [f"slowest_rank_{stage}_ms" for stage in STAGES]
         stages = [[row.spread(name)[0] for row in rows] for name in names]
-        stack_bars(axes, range(len(rows)), STAGE_LABELS, stages)
+        stack_bars(axes, range(len(rows)), STAGE_TITLES, stages)
         legend_above(figure, columns=4)
     else:
         widths = [mean - bars.origin if num else 0.0 for mean, _, num in spreads]

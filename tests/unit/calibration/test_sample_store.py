@@ -8,6 +8,7 @@ import pytest
 
 from dlrm_sharded import PlanCost, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.calibration import sample_store
 from dlrm_sharded.calibration.sample_store import MAX_RUNS, Conditions, SampleStore, sample_of_run
 from dlrm_sharded.calibration.samples import TIMES, Sample, workload_of_sample
 from dlrm_sharded.cost.features import profile_of, work_of
@@ -80,10 +81,15 @@ def test_runs_with_other_kernels_do_not_count(
     assert journal.read(Conditions(optimizer, 2, here)) == ({1: run} if counts else {})
 
 
-def test_the_latest_runs_count(journal: SampleStore, run: Sample) -> None:
-    for number in range(MAX_RUNS + 5):
-        journal.append(SGD, dataclasses.replace(run, number=number))
-    assert [found.number for found in journal.read(SGD).values()] == list(range(5, MAX_RUNS + 5))
+def test_the_latest_runs_count_and_do_not_displace_drawn_plans(
+    journal: SampleStore, run: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_store, "MAX_SAMPLES", MAX_RUNS + 2)
+    for number in range(MAX_RUNS + 8):
+        kind = "computation" if number < 3 else run.kind
+        journal.append(SGD, dataclasses.replace(run, kind=kind, number=number))
+    expected = [1, 2, *range(8, MAX_RUNS + 8)]
+    assert [found.number for found in journal.read(SGD).values()] == expected
 
 
 IMPOSSIBLE = {

@@ -23,14 +23,14 @@ ADAM, ADAGRAD, SGD, ODD = (12, 0), (4, 4), (4, 0), (16, 0)
 @pytest.mark.parametrize(
     ("file", "overrides", "memory", "optimizer", "source"),
     [
-        ("bare", "", SGD, "sgd", "task.json"),
-        ("rowwise_adagrad", "", ADAGRAD, "rowwise_adagrad", "task.json"),
-        ("old_adam", "", ADAM, "adam", "task.json"),
-        ("odd", "", ODD, None, "task.json"),
-        ("sgd", "optimizer=adam", ADAM, "adam", "the command line"),
-        ("adam", "optimizer=adagrad", ADAGRAD, "rowwise_adagrad", "the command line"),
-        ("odd", "optimizer=sgd", SGD, "sgd", "the command line"),
-        ("sgd", "optimizer.embedding=adam", ADAM, "adam", "the command line"),
+        ("bare", "", SGD, "sgd", "task.json counts its memory"),
+        ("rowwise_adagrad", "", ADAGRAD, "rowwise_adagrad", "task.json says"),
+        ("old_adam", "", ADAM, "adam", "task.json counts its memory"),
+        ("odd", "", ODD, None, "task.json counts its memory"),
+        ("sgd", "optimizer=adam", ADAM, "adam", "the command line says"),
+        ("adam", "optimizer=adagrad", ADAGRAD, "rowwise_adagrad", "the command line says"),
+        ("odd", "optimizer=sgd", SGD, "sgd", "the command line says"),
+        ("sgd", "optimizer.embedding=adam", ADAM, "adam", "the command line says"),
     ],
 )
 def test_the_optimizer_of_a_file_counts_unless_another_is_named(
@@ -41,7 +41,7 @@ def test_the_optimizer_of_a_file_counts_unless_another_is_named(
     task, _ = asked_task(composed("plan", "task=task.json", *overrides.split()))
     assert (task.topology.bytes_per_element, task.topology.optimizer_bytes_per_row) == memory
     assert task.known_optimizer == optimizer
-    said = f"{optimizer or 'unknown'}, by {source}: {memory[0]} B a weight and {memory[1]} B a row"
+    said = f"{optimizer or 'unknown'}, as {source}: {memory[0]} B a weight and {memory[1]} B a row"
     assert f"the optimizer of the tables is {said}" in caplog.text
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from dlrm_sharded import Shard, ShardingPlan, Table
 from dlrm_sharded.explain.figures import plot_cost_by_rank, plot_memory_by_rank
 from dlrm_sharded.explain.shard_shares import ShardShare, shares_of_rank
-from dlrm_sharded.explain.text import STAGE_LABELS, explain
+from dlrm_sharded.explain.text import STAGE_TITLES, explain
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from tests.unit.made_up import task_of
@@ -137,7 +137,7 @@ def test_cost_figure_with_a_prediction() -> None:
         assert wide[0].get_y() + wide[0].get_height() < thin[0].get_y()
         assert thin[0].get_y() + thin[0].get_height() < wide[1].get_y()
     assert figure.axes[0].get_xlim()[1] >= longer.cost_ms
-    assert legend(figure) == list(STAGE_LABELS)
+    assert legend(figure) == list(STAGE_TITLES)
     assert "predicted" in figure.axes[0].get_xlabel()
     assert "predicted" not in plot_cost_by_rank(COST).axes[0].get_xlabel()
 
