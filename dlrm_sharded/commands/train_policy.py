@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import hydra
@@ -63,52 +64,56 @@ def hydra_main(cfg: DictConfig) -> None:
     with exit_codes(), process_group() as rank:
         out = folder_to_write("out", cfg.out)
         folder_to_write("log_dir", cfg.log_dir)
+        check_count("num_validation_tasks", cfg.num_validation_tasks, least=1)
         hardware, device = detect_hardware(rank), rank.device.type
         pool: TaskPool = instantiate(cfg.tasks)
         model = _cost_model(cfg, pool, hardware, device)
         training = PolicyTraining(instantiate(cfg.policy), pool, instantiate(cfg.schedule))
         context = RunContext(device, hardware, cfg.optimizer.embedding)
         initialize(training.net, cfg.init_from, context)
-        kind, schedule = training.net.kind, training.schedule
-        validation = Validation(pool, model, cfg.num_validation_tasks)
-        initial_ms = None if cfg.init_from is None else validation.policy_ms(training.net)
+        kind, settings = training.net.kind, _settings(cfg)
+        mean_ms = _mean_cost(pool, model, cfg.num_validation_tasks)
+        scores = {weight: mean_ms(GreedySharder(weight)) for weight in WEIGHTS}
+        best = min(WEIGHTS, key=lambda weight: scores[weight])
+
+        def policy_ms() -> float:
+            """Return the mean cost of the policy's most probable plans."""
+            return mean_ms(PolicySharder(LearnedPolicy(training.net), name=kind, num_samples=0))
+
+        initial_ms = None if cfg.init_from is None else policy_ms()
         name = name_in_folder(out, policy_kind(kind), hardware)
         checkpoint = out / f"{name}.partial"
-        settings = _settings(cfg)
-        with Progress(cfg, training, validation, resumed=checkpoint.exists()) as progress:
+        # A new training replaces the curves of an earlier one; a resumed one appends to them.
+        purge_step = None if checkpoint.exists() else 0
+        with (
+            SummaryWriter(cfg.log_dir, purge_step=purge_step) as writer,
+            ProgressBar(total=training.schedule.num_rounds, unit="round") as bar,
+        ):
+
+            def show(finished: RoundResult) -> None:
+                cost_ms = policy_ms()
+                _write_curves(writer, finished, cost_ms, scores[best])
+                bar.update(finished.number + 1 - bar.n)
+                bar.set_postfix_str(f"{cost_ms:.1f} ms, best heuristic {scores[best]:.1f} ms")
+
             training.run(
                 _costs(cfg, pool, model, rank),
                 is_trained=cfg.init_from is not None,
                 checkpoint=checkpoint,
                 settings=settings,
-                on_round=progress.add,
+                on_round=show,
             )
-        scores = validation.scores(training.net)
-        meta = {
-            "kind": kind,
-            **hardware.to_meta(),
-            "device": device,
-            "optimizer": cfg.optimizer.embedding,
-            "features": POLICY_FEATURES,
-            "training": settings,
-            "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
-            "training_s": round(sum(result.seconds for result in training.rounds), 1),
-            "scores_ms": scores,
-            "initial_ms": initial_ms,
-            **_provenance(),
-        }
+        scores[kind] = policy_ms()
+        about = {"training": settings, "scores_ms": scores, "initial_ms": initial_ms}
+        meta = hardware.to_meta() | about | _meta(training, context)
         path = write_artifact(out, name, to_arrays(training.net), meta)
         checkpoint.unlink(missing_ok=True)  # another training may have had it
-        best = min(WEIGHTS, key=lambda weight: scores[weight])
+        before = "" if initial_ms is None else f" (before the training {initial_ms:.2f} ms)"
         log.info(
-            "trained in %.0f s without measurements; on %d other tasks its plans cost %.2f ms, "
-            "%sthose of the best heuristic (%s) %.2f ms; wrote %s",
+            "trained in %.0f s without measurements; on %d other tasks plans cost %s; wrote %s",
             meta["training_s"],
             cfg.num_validation_tasks,
-            scores[kind],
-            "" if initial_ms is None else f"before the training {initial_ms:.2f} ms, ",
-            best,
-            scores[best],
+            f"{scores[kind]:.2f} ms{before}, of the best heuristic {best} {scores[best]:.2f} ms",
             path,
         )
 
@@ -150,72 +155,26 @@ class FirstOfEachMessage(logging.Filter):
         return is_new
 
 
-class Validation:
-    """Compares a policy with the heuristics on tasks it is not trained on, by predicted cost."""
-
-    def __init__(self, pool: TaskPool, model: CostModel, num_tasks: int) -> None:
-        check_count("num_validation_tasks", num_tasks, least=1)
-        rng = np.random.default_rng(VALIDATION_SEED)
-        self._tasks = [pool.task(pool.draw(rng)) for _ in range(num_tasks)]
-        self._model = model
-        self._heuristics = {weight: self._mean_ms(GreedySharder(weight)) for weight in WEIGHTS}
-
-    @property
-    def best_heuristic_ms(self) -> float:
-        return min(self._heuristics.values())
-
-    def policy_ms(self, net: PlacementNet) -> float:
-        """Return the mean cost of the policy's most probable plans."""
-        return self._mean_ms(PolicySharder(LearnedPolicy(net), name=net.kind, num_samples=0))
-
-    def scores(self, net: PlacementNet) -> dict[str, float]:
-        """Return the mean cost of the plans of the policy and of every heuristic."""
-        return {net.kind: self.policy_ms(net), **self._heuristics}
-
-    def _mean_ms(self, sharder: Sharder) -> float:
-        costs = [self._model.predict(sharder.shard(task), task).cost_ms for task in self._tasks]
-        return float(np.mean(costs))
+def _mean_cost(pool: TaskPool, model: CostModel, num_tasks: int) -> Callable[[Sharder], float]:
+    """Return what gives the mean predicted cost of a sharder on tasks that are not trained on."""
+    rng = np.random.default_rng(VALIDATION_SEED)
+    tasks = [pool.task(pool.draw(rng)) for _ in range(num_tasks)]
+    return lambda sharder: fmean(model.predict(sharder.shard(t), t).cost_ms for t in tasks)
 
 
-class Progress:
-    """Shows the rounds of a training on the terminal and writes their curves for TensorBoard."""
-
-    def __init__(
-        self,
-        cfg: DictConfig,
-        training: PolicyTraining,
-        validation: Validation,
-        *,
-        resumed: bool,
-    ) -> None:
-        # A new training replaces the curves of an earlier one; a resumed one appends to them.
-        self._writer = SummaryWriter(cfg.log_dir, purge_step=None if resumed else 0)
-        self._bar = ProgressBar(total=training.schedule.num_rounds, unit="round")
-        self._net = training.net
-        self._validation = validation
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-        self._writer.close()
-
-    def add(self, finished: RoundResult) -> None:
-        policy_ms = self._validation.policy_ms(self._net)
-        best_ms = self._validation.best_heuristic_ms
-        curves = {
-            "policy/cost_ms": policy_ms,
-            "policy/best_heuristic_ms": best_ms,
-            "policy/measured_ms": finished.measured_ms,
-            "policy/estimated_ms": finished.estimated_ms,
-            "policy/entropy": finished.entropy,
-            "policy/cost_error_percent": finished.cost_error_percent,
-        }
-        for tag, value in curves.items():
-            self._writer.add_scalar(tag, value, finished.number + 1)
-        self._bar.update(finished.number + 1 - self._bar.n)
-        self._bar.set_postfix_str(f"{policy_ms:.1f} ms, best heuristic {best_ms:.1f} ms")
+def _write_curves(
+    writer: SummaryWriter, finished: RoundResult, policy_ms: float, best_heuristic_ms: float
+) -> None:
+    curves = {
+        "policy/cost_ms": policy_ms,
+        "policy/best_heuristic_ms": best_heuristic_ms,
+        "policy/measured_ms": finished.measured_ms,
+        "policy/estimated_ms": finished.estimated_ms,
+        "policy/entropy": finished.entropy,
+        "policy/cost_error_percent": finished.cost_error_percent,
+    }
+    for tag, value in curves.items():
+        writer.add_scalar(tag, value, finished.number + 1)
 
 
 def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str) -> CostModel:
@@ -231,9 +190,16 @@ def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str
     return model
 
 
-def _provenance() -> dict[str, Any]:
-    """Return the circumstances of a training, as JSON."""
+def _meta(training: PolicyTraining, context: RunContext) -> dict[str, Any]:
+    """Return what an artefact says of a training and its circumstances, as JSON."""
+    schedule = training.schedule
     return {
+        "kind": training.net.kind,
+        "device": context.device,
+        "optimizer": context.optimizer,
+        "features": POLICY_FEATURES,
+        "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
+        "training_s": round(sum(result.seconds for result in training.rounds), 1),
         "cores": num_cores(),
         "versions": versions(),
         "commit": commit(),

@@ -100,7 +100,7 @@ def test_retunes_the_packaged_policy(tmp_path):
     assert written["training"]["init_from"] == "packaged"
     before, after = written["initial_ms"], written["scores_ms"]["dreamshard"]
     shown = " ".join(done.output.split())
-    assert f"its plans cost {after:.2f} ms, before the training {before:.2f} ms, those" in shown
+    assert f"plans cost {after:.2f} ms (before the training {before:.2f} ms), of the best" in shown
 
 
 def test_measures_plans(tmp_path):
