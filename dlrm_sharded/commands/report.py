@@ -26,10 +26,7 @@ def main() -> int:
         out = folders[0] if len(folders) == 1 else Path("comparison")
         if "out" in keys:
             out = folder_to_write("out", keys["out"])
-        comparison = compare(folders, out)
-        from dlrm_sharded.runs.comparison_text import short_table  # loads polars
-
-        print(short_table(comparison))
+        print(compare(folders, out))
         print(f"comparison in {out / 'summary.md'}; TensorBoard: tensorboard --logdir {out}")
     return 0
 

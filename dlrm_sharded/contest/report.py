@@ -150,9 +150,8 @@ def verdict(found: Sequence[Score], reference: str) -> str:
     ratio, best = min(ranked, key=lambda one: one[0].ratio)
     if ratio.ratio >= 1:
         return f"none of them is cheaper than {reference}"
-    measured = f", measured {best.measured.text(4)} x" if best.measured else ""
-    doubt = "" if ratio.high < 1 else "; the tasks do not tell this apart from a tie"
-    return f"{best} costs {ratio.text(4)} x {reference}{measured}{doubt}"
+    measured = f", measured {best.measured.text(4)}" if best.measured else ""
+    return f"{best} costs {reference} x {ratio.text(4)}{measured}"
 
 
 def failures(plans: pl.DataFrame) -> list[str]:

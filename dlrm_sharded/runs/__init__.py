@@ -18,22 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file
 
-if TYPE_CHECKING:  # loads polars
-    from dlrm_sharded.runs.comparison import Comparison
 
-__all__ = ["compare", "compare_sweep"]
-
-
-def compare(folders: Sequence[Path], out: Path) -> Comparison:
+def compare(folders: Sequence[Path], out: Path) -> str:
     """Compare all runs in some folders: runs, sweeps, or trees of them.
 
     Args:
         out: folder for summary.md, summary.csv, runs.csv, and comparison/ for TensorBoard.
+
+    Returns:
+        The table for the terminal.
 
     Raises:
         DataError: a folder does not exist, or none holds a run.
@@ -42,7 +39,7 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
     # These load polars and matplotlib, which neither a rank nor --help needs.
     from dlrm_sharded.runs.comparison import summarize
     from dlrm_sharded.runs.comparison_figures import write_comparison
-    from dlrm_sharded.runs.comparison_text import comparison_markdown
+    from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
     from dlrm_sharded.runs.run_folder import find_runs
 
     comparison = summarize(*find_runs(folders))
@@ -55,12 +52,10 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
         write_comparison(comparison, out / "comparison")
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or out}: {error.strerror}") from error
-    return comparison
+    return short_table(comparison)
 
 
 def compare_sweep(sweep_dir: Path) -> str:
     """Compare the runs of a sweep in its own folder; return the table for the terminal."""
-    from dlrm_sharded.runs.comparison_text import short_table
-
-    table = short_table(compare([sweep_dir], sweep_dir))
+    table = compare([sweep_dir], sweep_dir)
     return f"comparison in {sweep_dir / 'summary.md'}; tensorboard --logdir {sweep_dir}\n{table}"

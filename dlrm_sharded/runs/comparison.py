@@ -35,8 +35,6 @@ CONDITIONS = ("setting", *PLATFORM)
 
 OF_RUN = ("sharder", "options", "setting", "seed", "state", "reason", "log", "seconds")
 OF_RESULT = (*HARDWARE, "batch_size", "commit", "prices_digest")
-_NUMBERS = ("seconds", *METRICS)
-_INTEGERS = ("world_size", "seed", "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +94,12 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     """
     table = run_table(runs)
     rankings = _rankings(table, runs)
-
-    def ratios_of(fields: Mapping[str, Any]) -> Ratios:
-        ranking = rankings.get(tuple(fields[name] for name in CONDITIONS))
-        return NO_RATIOS if ranking is None else ranking.ratios.get(fields["label"], NO_RATIOS)
-
+    ratios = {
+        (label, *conditions): found
+        for conditions, ranking in rankings.items()
+        for label, found in ranking.ratios.items()
+    }
     found = summary_table(table).to_dicts()
-    found.sort(key=lambda fields: _order(fields, ratios_of(fields)))
     of_name = {run.name: run for run in runs}
     rows = [
         Row(
@@ -110,10 +107,11 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
             conditions=conditions,
             runs=[of_name[name] for name in fields.pop("names")],
             fields=fields,
-            ratios=ratios_of(fields),
+            ratios=ratios.get(tuple(fields[name] for name in ("label", *CONDITIONS)), NO_RATIOS),
         )
         for fields, conditions in zip(found, _conditions(found), strict=True)
     ]
+    rows.sort(key=_order)
     conclusions = [
         f"{setting}: {ranking.conclusion()}" if len(rankings) > 1 else ranking.conclusion()
         for (setting, *_), ranking in rankings.items()
@@ -126,10 +124,9 @@ def run_table(runs: Sequence[Run]) -> pl.DataFrame:
 
     They have the hardware, software and costs that the other runs share.
     """
+    types = dict.fromkeys(METRICS, pl.Float64)
     rows = [_fields(run) for run in runs]
-    types = dict.fromkeys(rows[0], pl.String) | dict.fromkeys(_NUMBERS, pl.Float64)
-    table = pl.DataFrame(rows, schema=types | dict.fromkeys(_INTEGERS, pl.Int64))
-    table = table.with_columns(
+    table = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=types).with_columns(
         _filled("costs", "sharder", "options"), *(_filled(name, "sweep") for name in PLATFORM)
     )
     labels = [
@@ -195,17 +192,16 @@ def _rankings(table: pl.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...],
     return {key: ranking for key, ranking in rankings.items() if ranking is not None}
 
 
-def _order(fields: Mapping[str, Any], ratios: Ratios) -> tuple[object, ...]:
-    behind = ratios["fastest_over"]
+def _order(row: Row) -> tuple[object, ...]:
+    fields, behind = row.fields, row.ratios["fastest_over"]
     return (
         _by_number(fields["setting"]),
         (fields["world_size"] or -1, fields["device"] or "", fields["versions"] or ""),
         fields["sharder"] != BASELINE,
-        ratios is NO_RATIOS,
+        row.ratios is NO_RATIOS,
         0.0 if behind is None else -behind.ratio,
         -(fields["embedding_cost_ms_mean"] or 0.0),
-        fields["sharder"],
-        _by_number(fields["options"]),
+        _by_number(row.label),
     )
 
 

@@ -6,6 +6,7 @@ Figures are to be read where TensorBoard shows them, about 330 pixels wide.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import BASELINE, Comparison, Row
 from dlrm_sharded.runs.comparison_text import comparison_markdown
 from dlrm_sharded.runs.ranking import NO_RATIOS, PairedRatio
-from dlrm_sharded.runs.run_events import EventFile, hparams_config
+from dlrm_sharded.runs.run_events import EventFile
 
 EVENT_FILE_SUFFIX = ".comparison"
 WRITTEN = f"events.out.tfevents.*{EVENT_FILE_SUFFIX}", "comparison.*.png", "cost_by_rank.*.png"
@@ -57,9 +58,8 @@ BARS = {
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
     """Write the event file and pictures of a comparison in place of earlier ones."""
-    for pattern in WRITTEN:
-        for old in folder.glob(pattern):
-            old.unlink()
+    for old in itertools.chain.from_iterable(map(folder.glob, WRITTEN)):
+        old.unlink()
     with EventFile(folder, suffix=EVENT_FILE_SUFFIX) as file:
         file.text("comparison/summary", comparison_markdown(comparison))
         for number, (tag, figure) in enumerate(comparison_figures(comparison).items()):
@@ -67,7 +67,6 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
             name = tag.replace("/", ".")
             name = name if len(name) <= MAX_FILE_NAME else f"{name[:MAX_FILE_NAME]}….{number}"
             figure.savefig(folder / f"{name}.png", dpi=150)
-        file.summary(hparams_config())
 
 
 def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
@@ -75,10 +74,8 @@ def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
 
     Only the first MAX_CONDITIONS settings are drawn.
     """
-    by_conditions: dict[tuple[str, ...], list[Row]] = {}
-    for row in comparison.rows:
-        by_conditions.setdefault(tuple(row.conditions.values()), []).append(row)
-    grouped = dict(itertools.islice(by_conditions.items(), MAX_CONDITIONS))
+    by_conditions = itertools.groupby(comparison.rows, lambda row: tuple(row.conditions.values()))
+    grouped = {key: list(rows) for key, rows in itertools.islice(by_conditions, MAX_CONDITIONS)}
     shown = [row for rows in grouped.values() for row in rows]
     figures = {}
     for name, bars in BARS.items():
@@ -88,9 +85,9 @@ def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
     for conditions, rows in grouped.items():
         if any(row.ratios["fastest_over"] for row in rows):
             ratios = {"": [_throughput_ratio(row) for row in rows]}
-            label = "throughput / the fastest's, with 95 % intervals"
-            figure = plot_ratios([_name(row) for row in rows], ratios, label)
-            figures[_tag("comparison", "relative_throughput", *conditions)] = figure
+            figures[_tag("comparison", "relative_throughput", *conditions)] = plot_ratios(
+                [_name(row) for row in rows], ratios, "throughput / the fastest's, 95 % intervals"
+            )
     return figures | _costs_by_rank(shown)
 
 
@@ -126,9 +123,11 @@ def plot_ratios(
 
 def _throughput_ratio(row: Row) -> PairedRatio | None:
     """Return the throughput over that of the fastest."""
-    if (behind := row.ratios["fastest_over"]) is not None:
-        return behind.inverse()
-    return PairedRatio(1.0, 1.0, 1.0, 0) if row.ratios is not NO_RATIOS else None
+    behind = row.ratios["fastest_over"]
+    if behind is None:
+        return PairedRatio(1.0, 1.0, 1.0, 0) if row.ratios is not NO_RATIOS else None
+    high = 1 / behind.low if behind.low else math.inf
+    return PairedRatio(1 / behind.ratio, 1 / behind.high, high, behind.num_pairs)
 
 
 def _tag(*names: str) -> str:

@@ -19,6 +19,8 @@ MEANS = {
     "gap": ("gap", ",.1%"),
     "planning, s": ("plan_solve_s", ",.3f"),
     "samples/s": ("samples_per_s", ",.0f"),
+    "x random [95 %]": ("over_random", ""),
+    "fastest x [95 %]": ("fastest_over", ""),
 }
 STAGE_MEANS = {
     "critical path, ms": ("critical_path_ms", ",.2f"),
@@ -26,19 +28,14 @@ STAGE_MEANS = {
     "input dist": ("input_dist_ms", ",.2f"),
     "prediction": (PREDICTION_ERROR, "+,.1%"),
 }
-"""Figures and how their means are written, by the titles of their columns."""
-
-RATIOS = {"x random [95 %]": "over_random", "fastest x [95 %]": "fastest_over"}
-"""Columns of ratios of throughput by title."""
+"""Figures and how their means are written, by the titles of their columns; "" for a ratio."""
 
 ABOUT_MEANS = """\
-Figures are means over the runs that succeeded, ± their standard deviation (n - 1) if there are
-several. The random rows come first, then the others from the slowest to the fastest. "x random" is
-the throughput over that of random, and "fastest x" that of the fastest over that of the row, both
-with 95 % intervals. They are from pairs of runs with the same seed, measured in the same round if
-the sweep has rounds. No distribution is assumed; runs with the same plan count as one. Gap is an
-upper limit on how far the plan's predicted embedding cost is above the lowest possible
-one."""
+Figures are means over the runs that succeeded, ± their standard deviation (n - 1). "x random" is
+the throughput over that of random, and "fastest x" that of the fastest over that of the row, with
+95 % intervals from pairs of runs with the same seed and round; no distribution is assumed, and runs
+with the same plan count as one. Gap is an upper limit on how far the plan's predicted embedding
+cost is above the lowest possible one."""
 ABOUT_STAGES = """\
 Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the
 stages; input dist, the redistribution of the ids, comes before them. The embedding cost is their
@@ -53,12 +50,12 @@ def comparison_markdown(comparison: Comparison) -> str:
     failures = _failures(comparison)
     parts = [
         _listed(_about(comparison)),
-        _table(comparison, MEANS, RATIOS).markdown(),
+        _table(comparison, MEANS).markdown(),
         ABOUT_MEANS,
         _listed(comparison.conclusions),
         "In no mean, as they did not succeed:" if failures else "",
         _listed(failures),
-        _table(comparison, STAGE_MEANS, {}).markdown(),
+        _table(comparison, STAGE_MEANS).markdown(),
         ABOUT_STAGES,
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -66,19 +63,16 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def short_table(comparison: Comparison) -> str:
     """Return the main figures and every failure, for a terminal."""
-    means = {title: MEANS[title] for title in ("embedding cost, ms", "imbalance", "samples/s")}
-    table = _table(comparison, means, RATIOS)
+    means = {title: MEANS[title] for title in MEANS if title not in ("gap", "planning, s")}
+    table = _table(comparison, means)
     return "\n".join([table.text(), *_failures(comparison), *comparison.conclusions])
 
 
-def _table(
-    comparison: Comparison, means: Mapping[str, tuple[str, str]], ratios: Mapping[str, str]
-) -> TextTable:
+def _table(comparison: Comparison, means: Mapping[str, tuple[str, str]]) -> TextTable:
     """Return a table with a row for each sharder and setting, and the columns that any row knows.
 
     Args:
-        means: figures with their format, by title.
-        ratios: names of ratios by title.
+        means: see `MEANS`.
     """
     rows = comparison.rows
     hidden = () if _has_one_cost_model(comparison) else ("gap", "prediction")
@@ -87,17 +81,18 @@ def _table(
         for title, mean in means.items()
         if title not in hidden
     }
-    cells |= {title: [_ratio_cell(row, name) for row in rows] for title, name in ratios.items()}
     cells = {title: of_rows for title, of_rows in cells.items() if any(of_rows)}
     cells["runs"] = [f"{row.fields['succeeded']} / {row.fields['runs']}" for row in rows]
-    numbers = [Column(title, align=">") for title in cells]
     labels = {"sharder": [row.label for row in rows]}
     labels |= {title: [row.conditions[title] for row in rows] for title in rows[0].conditions}
-    values = zip(*labels.values(), *cells.values(), strict=True)
-    return TextTable([*labels, *numbers], list(values))
+    numbers = [Column(title, align=">") for title in cells]
+    return TextTable([*labels, *numbers], list(zip(*labels.values(), *cells.values(), strict=True)))
 
 
 def _cell(row: Row, figure: str, spec: str) -> str | None:
+    if not spec:
+        ratio = row.ratios[figure]
+        return None if ratio is None else ratio.text()
     mean, std, num = row.spread(figure)
     if not num:
         return None
@@ -106,13 +101,6 @@ def _cell(row: Row, figure: str, spec: str) -> str | None:
         text += f" ± {std:{spec.removeprefix('+')}}"
     num_all = row.fields["succeeded"]
     return text if num == num_all else f"{text} ({num} of {num_all})"
-
-
-def _ratio_cell(row: Row, name: str) -> str | None:
-    ratio = row.ratios[name]
-    if ratio is None:
-        return None
-    return f"{ratio.text()}{' tie' if ratio.is_tie and ratio.low > 0 else ''}"
 
 
 def _about(comparison: Comparison) -> Iterator[str]:
@@ -124,7 +112,7 @@ def _about(comparison: Comparison) -> Iterator[str]:
     counted = {
         "hardware": table.select(pl.format("{} ranks, {}", "world_size", "device")).to_series(),
         "versions": table["versions"],
-        "commit": ran["commit"].str.head(12),
+        "commit": ran["commit"].cast(pl.String).str.head(12),
         "batch size": ran["batch_size"],
     }
     for title, values in counted.items():

@@ -161,8 +161,8 @@ def _lock(file: IO[bytes]) -> bool | None:
 
 
 def _name(found: bytes) -> str:
-    lines = found.decode(errors="replace").splitlines()
-    return lines[0] if lines else "a process that has not said its name"
+    first_line = found.decode(errors="replace").partition("\n")[0]
+    return first_line or "a process that has not said its name"
 
 
 def _boot() -> bytes:

@@ -61,16 +61,12 @@ class PairedRatio:
         """Return whether the pairs do not tell the two apart."""
         return self.low <= 1.0 <= self.high
 
-    def inverse(self) -> PairedRatio:
-        high = 1 / self.low if self.low else math.inf
-        return PairedRatio(1 / self.ratio, 1 / self.high, high, self.num_pairs)
-
     def text(self, digits: int = 3) -> str:
         """Return the ratio with its interval, or with the number of pairs if it has none."""
         if math.isinf(self.high):
-            pairs = "1 pair" if self.num_pairs == 1 else f"{self.num_pairs} pairs"
-            return f"{self.ratio:.{digits}f} ({pairs})"
-        return f"{self.ratio:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+            return f"{self.ratio:.{digits}f} (n = {self.num_pairs})"
+        tie = " tie" if self.is_tie else ""
+        return f"{self.ratio:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]{tie}"
 
     def pairs_to_tell(self, difference: float) -> int:
         """Return about how many pairs would tell a difference, such as 0.02, from none.

@@ -9,13 +9,14 @@ import dataclasses
 import math
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Int, Text
@@ -37,17 +38,6 @@ Finite = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 
 Objective = Annotated[Finite, "objective"]
 """A figure that a sweep can optimize."""
-
-
-def known(value: object, form: Any) -> Any:
-    """Return the value of a form, or None if it has another one.
-
-    Files of earlier versions lack values, and broken files may have any.
-    """
-    try:
-        return read_form(value, form, name="", may_have_others=True)
-    except DataError:
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,22 +228,20 @@ def read_result(folder: Path) -> RunResult | None:
     """Return the result of the run in a folder; None if the folder has none.
 
     Raises:
-        DataError: the file cannot be read, or is not a JSON object.
+        ConfigError: the file cannot be read, or is not a JSON object.
     """
     path = folder / FILE_NAME
-    if not path.exists():
-        return None
-    try:
-        return _usable(read_json_object(path, noun="result"))
-    except ConfigError as error:
-        raise DataError(str(error)) from error
+    return _usable(read_json_object(path, noun="result")) if path.exists() else None
 
 
 def _usable(fields: Mapping[str, Any]) -> RunResult:
     """Return what can be used of the fields of a file, of any version and perhaps damaged."""
-    found = {key: known(fields.get(key), form) for key, form in _FORMS.items()}
-    if not all(math.isfinite(rank.total_ms) for rank in found["per_rank"] or ()):
-        found["per_rank"] = None
+    found: dict[str, Any] = {}
+    for key, form in _FORMS.items():
+        with suppress(DataError):
+            found[key] = read_form(fields.get(key), form, name=key, may_have_others=True)
+    if not all(math.isfinite(rank.total_ms) for rank in found.get("per_rank", ())):
+        del found["per_rank"]
     return RunResult(**found)
 
 

@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -105,16 +104,15 @@ class EventFile:
 
     def position(self) -> tuple[str, int]:
         """Write all events to disk; return the name of the file and its size in bytes."""
-        with self._lock, suppress(FileNotFoundError):  # it was removed, or there is none
+        with self._lock:
             self._flush()
-            return self._path.name, self._path.stat().st_size
-        return self._path.name, 0
+        return self._path.name, self._path.stat().st_size if self._path.exists() else 0
 
     def scalar(self, tag: str, value: float, step: int = 0) -> None:
         self._add(step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
 
     def text(self, tag: str, markdown: str, step: int = 0) -> None:
-        self.summary(text_pb(f"{tag}/text_summary", markdown), step)
+        self._add(step, summary=text_pb(f"{tag}/text_summary", markdown))
 
     def figure(self, tag: str, figure: Figure, step: int = 0) -> None:
         png = io.BytesIO()
@@ -123,11 +121,7 @@ class EventFile:
         image = Summary.Image(
             width=width, height=height, colorspace=3, encoded_image_string=png.getvalue()
         )
-        self.summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
-
-    def summary(self, summary: Summary, step: int = 0) -> None:
-        """Write a summary that a TensorBoard plugin made."""
-        self._add(step, summary=summary)
+        self._add(step, summary=Summary(value=[Summary.Value(tag=tag, image=image)]))
 
     def _add(self, step: int = 0, **content: object) -> None:
         event = Event(wall_time=time.time(), step=step, **content)
@@ -196,10 +190,14 @@ class RunWriter(EventFile):
         if self._goes_on:
             return
         self.text("config", "\n".join(f"    {line}" for line in yaml.splitlines()))
-        self.summary(hparams_config())
+        columns = hparams_config_pb(
+            hparams=[HParam(name) for name in HPARAMS],
+            metrics=[Metric(tag, display_name=title) for tag, title in COMPARED_METRICS.items()],
+        )
+        self._add(summary=columns)
         # TensorBoard cuts the end of a name, and takes equal ones for one trial.
         trial = f"{self._path.parent.name}/{self._path.parent.parent.name}"
-        self.summary(hparams_pb(dict(hparams), trial_id=trial))
+        self._add(summary=hparams_pb(dict(hparams), trial_id=trial))
 
     def plan(
         self,
@@ -257,11 +255,3 @@ def _cost_scalars(group: str, cost: PlanCost) -> dict[str, float | None]:
         f"{group}/input_dist_ms": cost.input_dist_max_ms,
         **{f"{group}/{stage}_ms/max": cost.stage_max_ms(stage) for stage in STAGES},
     }
-
-
-def hparams_config() -> Summary:
-    """Return the columns of the HParams table; TensorBoard takes them from any run."""
-    return hparams_config_pb(
-        hparams=[HParam(name) for name in HPARAMS],
-        metrics=[Metric(tag, display_name=title) for tag, title in COMPARED_METRICS.items()],
-    )

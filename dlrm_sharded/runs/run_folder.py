@@ -17,7 +17,6 @@ import yaml
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.files.limited import Finite
 from dlrm_sharded.runs.result import RunResult, read_result, setting_text
 
 SUCCEEDED = "succeeded"
@@ -42,7 +41,7 @@ class Job:
     state: str | None = None
     reason: str | None = None
     log: str | None = None
-    seconds: Finite | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +90,16 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         for sweep in [*folder.parents, *inside]:
             try:
                 jobs = {(sweep / job.folder).resolve(): job for job in _jobs(sweep)}
-            except DataError as error:
+            except (ConfigError, DataError) as error:
                 problems.append(f"{error}; its jobs that left no folder are not counted")
                 continue
             found |= {
                 path: (sweep, job) for path, job in jobs.items() if path.is_relative_to(folder)
             }
     if not found:
-        names = ", ".join(str(folder) for folder in searched)
         raise DataError(
-            f"no runs in {names}: looked for result.json, .hydra/overrides.yaml and sweep.json "
-            "in every folder there; give a run, a sweep, or a folder of them"
+            f"no runs in {', '.join(map(str, searched))}: looked for result.json, "
+            ".hydra/overrides.yaml and sweep.json there; give a run, a sweep, or a folder of them"
         )
     root = Path(os.path.commonpath(searched))
     runs = [
@@ -126,7 +124,7 @@ def _is_run(folder: Path) -> bool:
         return True
     try:
         result = read_result(folder)
-    except DataError:
+    except ConfigError:
         return True
     return result is not None and result.has_metrics  # else another tool's file
 
@@ -135,15 +133,12 @@ def _jobs(sweep: Path) -> tuple[Job, ...]:
     """Return the jobs of a folder's sweep.json, if it has one.
 
     Raises:
-        DataError: the file has another form.
+        ConfigError, DataError: the file cannot be read, or has another form.
     """
     path = sweep / "sweep.json"
     if not path.is_file():
         return ()
-    try:
-        jobs = read_json_object(path, noun="sweep").get("jobs")
-    except ConfigError as error:
-        raise DataError(str(error)) from error
+    jobs = read_json_object(path, noun="sweep").get("jobs")
     return read_form(jobs, tuple[Job, ...], name=str(path), may_have_others=True)
 
 
@@ -155,7 +150,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
         result = read_result(folder)
         if result is not None and not result.has_metrics:
             unreadable = "result.json has no figures"
-    except DataError as error:
+    except ConfigError as error:
         unreadable = str(error)
     state, reason = job.state, job.reason
     if state not in FINAL_STATES:
