@@ -19,7 +19,7 @@ from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats, Workload
-from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
+from dlrm_sharded.plans.plan_cost import INPUT_DIST
 
 OF_SEQUENCES = np.array([[1.0, 0.0], [1.0, 1.0]])
 """[2, C], profiles of what whole sequences, and their row blocks, add to an exchange."""
@@ -82,13 +82,16 @@ def observed_times(prior: LearnedCostModel, sample: Sample) -> dict[str, Observe
     """Return parts and times of the ranks that take part, by direction and exchange."""
     ranks, weight = sample.cost.per_rank, reliability(sample.noise)
     workload = workload_of_sample(sample)
+    of_shards, of_launches = prior.compute.parts_ms(workload)
     of_lookups = {
         direction: _of_lookups(
-            parts, workload, prior, np.array([rank.stage_ms(stage) for rank in ranks]), weight
+            (of_shards[i], of_launches[i]),
+            workload,
+            prior,
+            np.array([rank.stage_ms(stage) for rank in ranks]),
+            weight,
         )
-        for (direction, stage), parts in zip(
-            LOOKUP_STAGES.items(), prior.compute.shard_parts_ms(workload), strict=True
-        )
+        for i, (direction, stage) in enumerate(LOOKUP_STAGES.items())
     }
     return of_lookups | observed_exchanges(prior, sample)
 
@@ -110,16 +113,6 @@ def observed_exchanges(
         takes_part = sums_by_time(every.parts, every.time).sum(axis=1) > 0
         found[kind] = every.where(takes_part)
     return found
-
-
-def parts_by_stage(prior: LearnedCostModel, workload: Workload, hosts: Hosts) -> dict[str, Floats]:
-    """Return [W, P] parts of predicted times by direction and by exchange."""
-    parts = dict(zip(DIRECTIONS, prior.compute.parts_ms(workload), strict=True))
-    communication = prior.communication_at(EvenVolumes.of_workload(workload, hosts))
-    for kind in EXCHANGES:
-        exchange = communication.exchange_of(kind, workload)
-        parts[kind] = communication.parts_ms(kind, exchange, hosts)
-    return parts
 
 
 def _of_exchange(

@@ -14,8 +14,10 @@ also depends on the rank's widest shard, see `widest.py`; that is a formula of t
 This replaces NeuroShard's computation model (arXiv:2305.01868, sec. 3.2), which has none of these
 properties and is off by 30 to 54 % on single tables; `neuroshard.py` has that one.
 
-Letters: N ranks, S shards, K work terms, C numbers of a profile, J cache levels, Q terms of the
-widest shard, A numbers of a shard that these or `sequences` need, V = 2 (1 + J) + A + 1.
+Letters: N ranks, S shards, K work terms, C numbers of a profile, J cache levels, A numbers of a
+shard by which it crowds others, Q parts of the time that this takes, V = 2 (1 + J) + A + 1, P = K +
+2 + Q + 1 parts of a time: of work terms, of the first launch and the next ones, of crowding, and of
+dense gradients.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, profile_of, work_of
-from dlrm_sharded.cost.sequences import SequencePrices, sequence_rows
-from dlrm_sharded.cost.widest import NUM_COLUMNS, crowding_terms, widest_terms, width_vectors
+from dlrm_sharded.cost.sequences import SequencePrices
+from dlrm_sharded.cost.widest import WidestShard
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMPUTE, DIRECTIONS, FWD_COMPUTE
 
@@ -40,7 +42,7 @@ rows is slow there (docs/reference/precision.md, "lookups on a CPU")."""
 
 READ_MB = -1
 """Column of a shard's vector with the MB of weights that a step reads. The other columns are the
-priced work of both directions, and on GPUs `widest.width_vectors`, on CPUs `sequence_rows`."""
+priced work of both directions, and the `columns` of its crowding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +120,11 @@ class PriceNet:
         # the logistic function as a tanh, which cannot overflow
         return 0.5 * (1.0 + np.tanh(0.5 * level))
 
-    def times_ms(self, priced: Floats, read_mb: Floats, num_lookups: Floats) -> Floats:
-        """Return [N], time of priced work [N, 1 + J], MB read [N] and lookups launched [N]."""
-        times = self.work_ms(priced, read_mb)
-        # the first lookup has a price of its own; a rank without shards launches none
-        times += self.launch_ms * np.minimum(num_lookups, 1.0)
-        times += self.next_launch_ms * np.maximum(num_lookups - 1.0, 0.0)
-        return times
+    def launches_ms(self, num_lookups: Floats) -> Floats:
+        """Return [N, 2], time of the first lookup of ranks and of all further ones."""
+        # a rank without shards launches none
+        first, following = np.minimum(num_lookups, 1.0), np.maximum(num_lookups - 1.0, 0.0)
+        return np.column_stack([first * self.launch_ms, following * self.next_launch_ms])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,10 @@ class DensePrices:
     replica_ms: float = 0.0
     mb_ms: float = 0.0
 
-    def scaled(self, factor: float) -> DensePrices:
-        """Return the prices multiplied by a factor."""
-        return DensePrices(self.replica_ms * factor, self.mb_ms * factor)
-
-
-def dense_terms(workload: Workload) -> Floats:
-    """Return [S, 2], what `DensePrices` are paid for: replicas, and MB of their weights."""
-    return np.column_stack([workload.is_replica * 1.0, workload.replica_bytes() / 1e6])
+    def times_ms(self, workload: Workload) -> Floats:
+        """Return [S], times in the backward pass; zeros for shards that are no replicas."""
+        mb = workload.replica_bytes() / 1e6
+        return workload.is_replica * self.replica_ms + mb * self.mb_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +155,9 @@ class ComputeModel:
         profile_mean, profile_std: [C], to scale profiles.
         profile_low, profile_high: [C], fitted range; outside it, prices are those at its edge.
         device: the work that was priced.
-        widest_ms: [2, Q], prices of `widest.WIDEST_TERMS` for both directions, not negative; None
-            on devices without warps.
         dense: prices of the dense gradients of replicas.
-        sequences: prices of updates of sequences, beside those of bags; zeros on GPUs.
+        crowding: what shards take longer beside others on their rank, apart from what these read:
+            on GPUs beside wide ones, on CPUs beside sequences.
     """
 
     profile_mean: Floats
@@ -172,40 +167,27 @@ class ComputeModel:
     forward: PriceNet
     backward: PriceNet
     device: DeviceWork = CPU_WORK
-    widest_ms: Floats | None = None
     dense: DensePrices = DensePrices()
-    sequences: SequencePrices = dataclasses.field(default_factory=SequencePrices)
-
-    def __post_init__(self) -> None:
-        assert self.device.has_warps == (self.widest_ms is not None)
+    crowding: WidestShard | SequencePrices = dataclasses.field(default_factory=SequencePrices)
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of a time.
-
-        They are K terms, 2 kinds of launches, Q terms, sequences, and dense gradients.
-        """
-        num_widest = 0 if self.widest_ms is None else self.widest_ms.shape[1]
-        return len(self.device.terms) + 2 + num_widest + 2
+        """Number of parts of a time: P."""
+        return len(self.device.terms) + 2 + self.crowding.num_parts + 1
 
     def scaled(self, forward: Floats | float, backward: Floats | float) -> ComputeModel:
-        """Return the model with the parts of each direction [num_parts] multiplied by factors."""
-        num_terms = len(self.device.terms)
+        """Return the model with the parts of each direction [P] multiplied by factors."""
         factors = np.array([np.broadcast_to(f, self.num_parts) for f in (forward, backward)])
-        nets = [
-            net.scaled(of_net[:num_terms], of_net[num_terms : num_terms + 2])
-            for net, of_net in zip((self.forward, self.backward), factors, strict=True)
-        ]
-        widest_ms = self.widest_ms
-        if widest_ms is not None:
-            widest_ms = widest_ms * factors[:, num_terms + 2 : -2]
+        terms, launches, crowding, dense = np.split(
+            factors, np.cumsum([len(self.device.terms), 2, self.crowding.num_parts]), axis=1
+        )
+        replica_ms, mb_ms = float(dense[1, 0]) * np.array(dataclasses.astuple(self.dense))
         return dataclasses.replace(
             self,
-            forward=nets[0],
-            backward=nets[1],
-            widest_ms=widest_ms,
-            dense=self.dense.scaled(float(factors[-1, -1])),
-            sequences=self.sequences.scaled(float(factors[-1, -2])),
+            forward=self.forward.scaled(terms[0], launches[0]),
+            backward=self.backward.scaled(terms[1], launches[1]),
+            crowding=self.crowding.scaled(crowding),
+            dense=DensePrices(float(replica_ms), float(mb_ms)),
         )
 
     def sloped(self, forward: Floats, backward: Floats) -> ComputeModel:
@@ -214,68 +196,40 @@ class ComputeModel:
             self, forward=self.forward.sloped(forward), backward=self.backward.sloped(backward)
         )
 
-    def parts_ms(self, workload: Workload) -> Floats:
-        """Return [2, W, num_parts], parts of both directions' times; they sum to `times_ms`."""
-        pairs = self.shard_parts_ms(workload)
-        return np.stack([workload.by_rank(of_shards) + launches for of_shards, launches in pairs])
+    def parts_ms(self, workload: Workload) -> tuple[Floats, Floats]:
+        """Return the parts of both directions' times, which sum to `times_ms` over a rank.
 
-    def shard_parts_ms(self, workload: Workload) -> list[tuple[Floats, Floats]]:
-        """Return the parts of both directions' times: of shards [S, num_parts] and of the launches
-        of ranks [W, num_parts]."""
-        read_mb = workload.by_rank(workload.unique_bytes() / 1e6)
-        crowd = workload.by_rank(self._crowding_columns(workload))
-        of_shards = self.work_parts_ms(workload, read_mb[workload.rank], crowd[workload.rank])
-        num_lookups, num_terms = workload.num_lookups(), len(self.device.terms)
-        launches = np.stack([np.minimum(num_lookups, 1.0), np.maximum(num_lookups - 1.0, 0.0)], 1)
-        pairs = []
-        for of_direction, net in zip(of_shards, (self.forward, self.backward), strict=True):
-            of_launches = np.zeros((len(num_lookups), self.num_parts))
-            of_launches[:, num_terms : num_terms + 2] = launches * [
-                net.launch_ms,
-                net.next_launch_ms,
-            ]
-            pairs.append((of_direction, of_launches))
-        return pairs
-
-    def work_parts_ms(
-        self, workload: Workload, read_mb: Floats, crowd: Floats | None = None
-    ) -> Floats:
-        """Return [2, S, num_parts], parts of the times that shards add to ranks, without launches.
-
-        Args:
-            read_mb: [S], MB of weights that the rank of each shard reads.
-            crowd: [S, A], sums over the ranks of what crowds shards; None for shards that are the
-                widest on theirs, and the only ones of sequences.
+        Returns:
+            Those of shards [2, S, P], and those of the launches of ranks [2, W, P].
         """
         work, profile = work_of(workload, self.device), self.scaled_profile(workload)
-        of_shards = self._crowding_columns(workload)
-        crowd = of_shards if crowd is None else crowd
-        parts = np.zeros((2, len(work), self.num_parts))
-        parts[1, :, -1] = self._dense_ms(workload)
-        if self.widest_ms is None:
-            far_ms = self.sequences.far_ms(of_shards[:, 0], crowd[:, 0])
-            parts[1, :, -2] = self.sequences.near_ms(workload) + far_ms
-        for i, net in enumerate((self.forward, self.backward)):
-            in_cache = net.times_in_cache_ms(work, profile) * self._half_factors(workload)[i]
-            terms = in_cache * (1.0 + net.overflow(read_mb) @ net.cache_gain.T)
-            parts[i, :, : work.shape[1]] = terms
-            if self.widest_ms is not None:
-                widest = widest_terms(of_shards, crowd)
-                parts[i, :, work.shape[1] + 2 : -2] = widest * self.widest_ms[i]
-        return parts
+        read_mb = workload.by_rank(workload.unique_bytes() / 1e6)[workload.rank]
+        columns, num_lookups = self.crowding.columns(workload), workload.num_lookups()
+        num_terms = work.shape[1]
+        of_shards = np.zeros((2, len(work), self.num_parts))
+        of_launches = np.zeros((2, len(num_lookups), self.num_parts))
+        for i, (net, half) in enumerate(zip(self.nets, self._half_factors(workload), strict=True)):
+            in_cache = net.times_in_cache_ms(work, profile) * half
+            of_shards[i, :, :num_terms] = in_cache * (
+                1.0 + net.overflow(read_mb) @ net.cache_gain.T
+            )
+            of_launches[i, :, num_terms : num_terms + 2] = net.launches_ms(num_lookups)
+        crowd = workload.by_rank(columns)[workload.rank]
+        of_shards[:, :, num_terms + 2 : -1] = self.crowding.parts_ms(columns, crowd)
+        of_shards[1, :, -1] = self.dense.times_ms(workload)
+        return of_shards, of_launches
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
         scaled, work = self.scaled_profile(workload), work_of(workload, self.device)
-        factors = self._half_factors(workload)
         priced = [
-            net.priced(work, scaled) * factor
-            for net, factor in zip((self.forward, self.backward), factors, strict=True)
+            net.priced(work, scaled) * half
+            for net, half in zip(self.nets, self._half_factors(workload), strict=True)
         ]
         # gradients of replicas stream through memory, not caches
-        priced[1][:, 0] += self._dense_ms(workload) + self.sequences.near_ms(workload)
-        crowding = self._crowding_columns(workload)
-        return np.column_stack([*priced, crowding, workload.unique_bytes() / 1e6])
+        priced[1][:, 0] += self.dense.times_ms(workload)
+        columns = self.crowding.columns(workload)
+        return np.column_stack([*priced, columns, workload.unique_bytes() / 1e6])
 
     def times_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
         """Return [N, 2], time of forward and backward computation.
@@ -284,13 +238,7 @@ class ComputeModel:
             sums: [N, V], sums of the vectors of each rank's shards.
             num_lookups: [N], fused modules with any shard on the rank: 0 for a rank without.
         """
-        times: Floats = np.column_stack(
-            [
-                net.times_ms(priced, sums[:, READ_MB], num_lookups)
-                for net, priced in self._directions(sums)
-            ]
-        )
-        return times + self._crowded_ms(sums, sums)
+        return self.work_ms(sums, sums) + self.launch_ms(num_lookups)
 
     def work_ms(self, vectors: Floats, crowd: Floats) -> Floats:
         """Return [N, 2], the times that shards of vectors [N, V] add to ranks.
@@ -301,10 +249,12 @@ class ComputeModel:
         Args:
             crowd: [N, V], sums of the vectors of all shards of the rank.
         """
+        priced = np.split(vectors[:, : self._num_priced], 2, axis=1)
         times: Floats = np.column_stack(
-            [net.work_ms(priced, crowd[:, READ_MB]) for net, priced in self._directions(vectors)]
+            [net.work_ms(of, crowd[:, READ_MB]) for net, of in zip(self.nets, priced, strict=True)]
         )
-        return times + self._crowded_ms(vectors, crowd)
+        of_shards, of_crowd = (of[:, self._num_priced : READ_MB] for of in (vectors, crowd))
+        return times + self.crowding.parts_ms(of_shards, of_crowd).sum(axis=2).T
 
     def stand_alone_ms(self, vectors: Floats) -> Floats:
         """Return [N], both directions of shards of vectors [N, V], each on a rank of its own."""
@@ -313,34 +263,23 @@ class ComputeModel:
     def crowding_ms(self, vectors: Floats, crowd: Floats) -> Floats:
         """Return [..., 2], by how much shards and a crowd are slower on one rank than apart.
 
-        Only the widest shard counts here, not what is read, so it is 0 where `widest_ms` is None.
+        What a rank reads does not count here.
 
         Args:
             vectors, crowd: [..., V], sums over shards; they are broadcast.
         """
-        if self.widest_ms is None:
-            return np.zeros(2)
-        columns = self._crowd_columns
-        return crowding_terms(vectors[..., columns], crowd[..., columns]) @ self.widest_ms.T
+        assert isinstance(self.crowding, WidestShard), "nobody asks where only sequences crowd"
+        columns = slice(self._num_priced, READ_MB)
+        return self.crowding.added_ms(vectors[..., columns], crowd[..., columns])
 
     def launch_ms(self, num_lookups: Floats) -> Floats:
         """Return [N, 2], time to launch the lookups, without their work."""
-        # without priced work, the launches are all that remains of a time
-        num_priced = 2 * self._num_priced
-        num_crowding = 1 if self.widest_ms is None else NUM_COLUMNS
-        sums = np.zeros((len(num_lookups), num_priced + num_crowding + 1))
-        return self.times_ms(sums, num_lookups)
+        return np.column_stack([net.launches_ms(num_lookups).sum(axis=1) for net in self.nets])
 
-    def _dense_ms(self, workload: Workload) -> Floats:
-        """Return [S], time for the dense gradients of replicas in the backward pass."""
-        times: Floats = dense_terms(workload) @ [self.dense.replica_ms, self.dense.mb_ms]
-        return times
-
-    def _crowding_columns(self, workload: Workload) -> Floats:
-        """Return [S, A], what makes other shards of the rank slower: widths, or rows of maps."""
-        if self.widest_ms is None:
-            return sequence_rows(workload)[:, None]
-        return width_vectors(workload)
+    @property
+    def nets(self) -> tuple[PriceNet, PriceNet]:
+        """The prices of both directions."""
+        return self.forward, self.backward
 
     def scaled_profile(self, workload: Workload) -> Floats:
         """Return [S, C + 1], the inputs of the nets, and for slopes alone 1 for a sequence."""
@@ -349,35 +288,12 @@ class ComputeModel:
         scaled = (profile - self.profile_mean) / self.profile_std
         return np.column_stack([scaled, workload.is_sequence])
 
-    def _half_factors(self, workload: Workload) -> tuple[Floats | float, Floats | float]:
-        """Return factors of both directions, [S, 1] each: other than 1 for fp16 on a CPU."""
-        if self.device.has_warps:
-            return 1.0, 1.0
-        is_half = workload.is_half[:, None]
-        forward, backward = CPU_HALF
-        return np.where(is_half, forward, 1.0), np.where(is_half, backward, 1.0)
+    def _half_factors(self, workload: Workload) -> list[Floats]:
+        """Return [S, 1] for each direction, factors for fp16 on a CPU; ones for all others."""
+        of_half = (1.0, 1.0) if self.device.has_warps else CPU_HALF
+        return [np.where(workload.is_half[:, None], factor, 1.0) for factor in of_half]
 
     @property
     def _num_priced(self) -> int:
-        """Numbers of a vector that are priced work of one direction: 1 + J."""
-        return 1 + self.forward.cache_gain.shape[1]
-
-    def _directions(self, vectors: Floats) -> tuple[tuple[PriceNet, Floats], ...]:
-        """Pair each net with its priced work [N, 1 + J] in vectors [N, V]."""
-        num_priced = self._num_priced
-        return (
-            (self.forward, vectors[:, :num_priced]),
-            (self.backward, vectors[:, num_priced : 2 * num_priced]),
-        )
-
-    @property
-    def _crowd_columns(self) -> slice:
-        """Columns of a vector with `_crowding_columns`."""
-        return slice(2 * self._num_priced, READ_MB)
-
-    def _crowded_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return [N, 2], times of shards [N, V] that others of a crowd [N, V] make longer."""
-        of_shards, of_crowd = vectors[:, self._crowd_columns], crowd[:, self._crowd_columns]
-        if self.widest_ms is None:
-            return self.sequences.far_ms(of_shards, of_crowd) * [0.0, 1.0]
-        return widest_terms(of_shards, of_crowd) @ self.widest_ms.T
+        """Numbers of a vector that are priced work, of both directions: 2 (1 + J)."""
+        return 2 * (1 + self.forward.cache_gain.shape[1])

@@ -20,6 +20,7 @@ import numpy as np
 
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, LINE_COLUMNS, PROFILE, DeviceWork
+from dlrm_sharded.cost.widest import WidestShard
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 
@@ -137,7 +138,7 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
         backward=_constant_prices(work, backward, NUM_KERNELS[1]),
         device=work,
         # groups of threads as large as the widest shard needs hold up the ids of all shards
-        widest_ms=np.full((2, 2), cycles_ms(spec, FITTED.warp_cycles)),
+        crowding=WidestShard(np.full((2, 2), cycles_ms(spec, FITTED.warp_cycles))),
         dense=DensePrices(mb_ms=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s)),
     )
 

@@ -11,15 +11,15 @@ from dlrm_sharded.cost.communication import EXCHANGE_TERMS, REDUCE_TERMS, Commun
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
 from dlrm_sharded.cost.sequences import SequencePrices
-from dlrm_sharded.cost.widest import WIDEST_TERMS
+from dlrm_sharded.cost.widest import WIDEST_TERMS, WidestShard
 from dlrm_sharded.hardware.artifact import Arrays
 from dlrm_sharded.plans.plan_cost import DIRECTIONS
 
 DENSE_PRICES = {"cpu": DensePrices(0.2, 0.5), "cuda": DensePrices(0.0, 0.004)}
 """Prices of dense gradients for models that were fitted to no replicas, by the type of device."""
 
-SEQUENCE_PRICES = {"cpu": SequencePrices(0.2, 3.6), "cuda": SequencePrices()}
-"""Prices of sequences for models that were fitted to none, by the type of device.
+SEQUENCE_PRICES = SequencePrices(0.2, 3.6)
+"""Prices of sequences for models of CPUs that were fitted to none.
 
 They were measured on an Intel Xeon with AVX-512, see docs/notes/cost_model.md.
 """
@@ -69,10 +69,11 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
         arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
         if net.slopes is not None:
             arrays[f"{direction}.slopes"] = net.slopes
-    if compute.widest_ms is not None:
-        arrays["widest_ms"] = compute.widest_ms
+    if isinstance(compute.crowding, WidestShard):
+        arrays["widest_ms"] = compute.crowding.term_ms
+    else:
+        arrays["sequences"] = np.array(dataclasses.astuple(compute.crowding))
     arrays["dense"] = np.array(dataclasses.astuple(compute.dense))
-    arrays["sequences"] = np.array(dataclasses.astuple(compute.sequences))
     arrays["all_reduce"] = communication.all_reduce_weights
     arrays["sequence_bytes"] = communication.sequence_factors
     return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
@@ -100,12 +101,13 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
         forward=net("forward"),
         backward=net("backward"),
         device=DEVICE_WORK[device],
-        widest_ms=arrays.get("widest_ms"),
         dense=DensePrices(*arrays["dense"].tolist()) if "dense" in arrays else DENSE_PRICES[device],
-        sequences=(
-            SequencePrices(*arrays["sequences"].tolist())
+        crowding=(
+            WidestShard(arrays["widest_ms"])
+            if DEVICE_WORK[device].has_warps
+            else SequencePrices(*arrays["sequences"].tolist())
             if "sequences" in arrays
-            else SEQUENCE_PRICES[device]
+            else SEQUENCE_PRICES
         ),
     )
     all_reduce = arrays.get("all_reduce", CPU_ALL_REDUCE if device == "cpu" else None)

@@ -70,16 +70,16 @@ class LinearCostModel:
 class LinearLookups(ComputeModel):
     """Computation of ranks as sums over shards, whose times a function gives in place of nets.
 
-    A shard's vector has its two times, no rows of sequences, and 0 MB read, as no price depends on
-    what a rank has or reads.
+    A shard's vector has its two times, and zeros for what crowds and what is read, as no price
+    depends on what a rank has or reads.
     """
 
     shard_ms: ShardTimes
 
     def vectors(self, workload: Workload) -> Floats:
-        """Return [S, 4], forward and backward time of each shard, and zeros."""
+        """Return [S, V], forward and backward time of each shard, and zeros."""
         times = [np.broadcast_to(ms, workload.rank.shape) for ms in self.shard_ms(workload)]
-        return np.column_stack([*times, np.zeros((len(workload.rank), 2))])
+        return np.column_stack([*times, 0.0 * self.crowding.columns(workload), 0.0 * times[0]])
 
 
 def _lookups(shard_ms: ShardTimes, launch_ms: float) -> LinearLookups:

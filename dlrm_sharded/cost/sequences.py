@@ -12,8 +12,8 @@ Letters: N ranks, S shards.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,11 +23,11 @@ from dlrm_sharded.cost.workload import Floats, Workload
 
 @dataclass(frozen=True, slots=True)
 class SequencePrices:
-    """Prices of updates in addition to those of bags of one id each, in ms per 1,000.
+    """Prices of updates on CPUs beside those of bags of one id; the crowding of `ComputeModel`.
 
     Args:
-        line_ms: a row and each of its cache lines, with a map in the caches.
-        far_row_ms: a row whose place in the map is beyond them.
+        line_ms: ms per 1,000 of a row and each of its cache lines, with a map in the caches.
+        far_row_ms: ms per 1,000 of a row whose place in the map is beyond them.
         half_rows: thousands of rows of which half are beyond; the share is that of a logistic
             function of the logarithm, as for `PriceNet.overflow`, with slope 2.
     """
@@ -36,35 +36,22 @@ class SequencePrices:
     far_row_ms: float = 0.0
     half_rows: float = 48.0
 
-    def scaled(self, factor: float) -> SequencePrices:
-        """Return the prices multiplied by a factor."""
-        return dataclasses.replace(
-            self, line_ms=self.line_ms * factor, far_row_ms=self.far_row_ms * factor
-        )
+    num_parts: ClassVar[int] = 1
+    """The parts of a time in each direction; updates are in the backward one."""
 
-    def near_ms(self, workload: Workload) -> Floats:
-        """Return [S], times of the shards' updates with a map in the caches."""
-        lines = np.ceil(workload.num_cols / LINE_COLUMNS)
-        return self.line_ms * sequence_rows(workload) * (1.0 + lines)
+    def scaled(self, factors: Floats) -> SequencePrices:
+        """Return the prices multiplied by factors [2, 1], of which the backward one counts."""
+        factor = float(factors[1, 0])
+        return SequencePrices(self.line_ms * factor, self.far_row_ms * factor, self.half_rows)
 
-    def far_ms(self, rows: Floats, crowd: Floats) -> Floats:
-        """Return [N], what rows beyond the caches add.
+    def columns(self, workload: Workload) -> Floats:
+        """Return [S, 2], thousands of different rows that sequences look up, and of their lines."""
+        rows = np.where(workload.is_sequence, workload.num_unique / 1e3, 0.0)
+        return np.column_stack([rows, rows * (1.0 + np.ceil(workload.num_cols / LINE_COLUMNS))])
 
-        Args:
-            rows: [N], thousands of rows, see `sequence_rows`.
-            crowd: [N], sums of those of all shards of the rank.
-        """
-        squares = crowd**2
-        return self.far_row_ms * rows * squares / (squares + self.half_rows**2)
-
-    def terms(self, workload: Workload) -> Floats:
-        """Return [W, 2], what `line_ms` and `far_row_ms` of ranks are paid for."""
-        rows = workload.by_rank(sequence_rows(workload))
-        near = dataclasses.replace(self, line_ms=1.0).near_ms(workload)
-        far = dataclasses.replace(self, far_row_ms=1.0).far_ms(rows, rows)
-        return np.column_stack([workload.by_rank(near), far])
-
-
-def sequence_rows(workload: Workload) -> Floats:
-    """Return [S], thousands of different rows that sequences look up; 0 for bags."""
-    return np.where(workload.is_sequence, workload.num_unique / 1e3, 0.0)
+    def parts_ms(self, vectors: Floats, crowd: Floats) -> Floats:
+        """Return [2, N, 1], what updates of shards [N, 2] take beside a crowd [N, 2]."""
+        (rows, lines), squares = vectors.T, crowd[:, 0] ** 2
+        far_ms = self.far_row_ms * rows * squares / (squares + self.half_rows**2)
+        backward = self.line_ms * lines + far_ms
+        return np.stack([np.zeros_like(backward), backward])[:, :, None]

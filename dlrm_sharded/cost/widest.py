@@ -10,10 +10,12 @@ but both follow from sums: the ids, and how many shards need groups of each size
 whole numbers, which adding and subtracting leaves exact. Row blocks have launches of their own, and
 are counted as if they shared that of the column shards.
 
-Letters: S shards, N ranks, G sizes of thread groups, A = 1 + G, Q terms.
+Letters: S shards, N ranks, G sizes of thread groups, A = 1 + G, Q = 2 terms.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +30,6 @@ They have a price each, as FBGEMM shares a warp among rows up to 128 columns, an
 them in steps.
 """
 
-NUM_COLUMNS = 1 + len(GROUP_COLUMNS)
-"""Numbers of a shard's vector that this needs: A."""
-
 _WARPS = GROUP_COLUMNS / WARP_COLUMNS
 # [1 + G, Q], the terms of one id by the group; the first row is for ranks without shards
 _TERMS_OF_GROUP = np.vstack(
@@ -42,10 +41,37 @@ _DIGIT_BITS = 32
 _DIGITS = 2.0 ** (_DIGIT_BITS * np.arange(len(GROUP_COLUMNS)))
 
 
-def width_vectors(workload: Workload) -> Floats:
-    """Return [S, A], thousands of ids of each shard, and a 1 at its thread group."""
-    is_group = thread_groups(workload)[:, None] == np.arange(len(GROUP_COLUMNS))
-    return np.column_stack([workload.num_ids / 1e3, is_group])
+@dataclass(frozen=True, slots=True, eq=False)
+class WidestShard:
+    """Prices of `WIDEST_TERMS` on GPUs; the crowding of `ComputeModel`.
+
+    Args:
+        term_ms: [2, Q], ms per 1,000 in both directions, not negative.
+    """
+
+    term_ms: Floats
+
+    @property
+    def num_parts(self) -> int:
+        """Q, the parts of a time in each direction."""
+        return self.term_ms.shape[1]
+
+    def scaled(self, factors: Floats) -> WidestShard:
+        """Return the prices multiplied by factors [2, Q]."""
+        return WidestShard(self.term_ms * factors)
+
+    def columns(self, workload: Workload) -> Floats:
+        """Return [S, A], thousands of ids of each shard, and a 1 at its thread group."""
+        is_group = thread_groups(workload)[:, None] == np.arange(len(GROUP_COLUMNS))
+        return np.column_stack([workload.num_ids / 1e3, is_group])
+
+    def parts_ms(self, vectors: Floats, crowd: Floats) -> Floats:
+        """Return [2, N, Q], what the terms of shards [N, A] take beside a crowd [N, A]."""
+        return widest_terms(vectors, crowd) * self.term_ms[:, None]
+
+    def added_ms(self, vectors: Floats, crowd: Floats) -> Floats:
+        """Return [..., 2], see `ComputeModel.crowding_ms`."""
+        return crowding_terms(vectors, crowd) @ self.term_ms.T
 
 
 def widest_terms(vectors: Floats, crowd: Floats) -> Floats:

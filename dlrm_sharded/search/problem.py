@@ -311,7 +311,7 @@ class Problem:
     @property
     def has_crowding(self) -> bool:
         """Return whether pieces add more to a rank with wide shards than `load` says."""
-        return self.priced.compute.widest_ms is not None
+        return self.priced.compute.device.has_warps
 
     def crowding_load(self, demand: Floats, crowd: Floats) -> Floats | float:
         """Return the loads [..., L] that pieces and a crowd have more on one rank than apart.

@@ -58,7 +58,7 @@ class PublicLookup:
         num_launches = np.zeros(1) if self.is_kernel else np.ones(1)
         predicted = float(compute.times_ms(sums, num_launches)[0, int(self.is_backward)])
         if self.is_kernel and self.is_backward:
-            parts = compute.parts_ms(workload)[1, 0]
+            parts = compute.parts_ms(workload)[0][1].sum(axis=0)
             terms = compute.device.terms
             predicted -= sum(parts[terms.index(name)] for name in ("ids", "id_sort_passes"))
         return predicted

@@ -137,7 +137,7 @@ def test_figures_of_an_unknown_gpu() -> None:
     model = learned_cost_model(RunContext("cuda", Hardware("NVIDIA Z999")), gpu=figures)
     assert model.name == "GPU with stated figures"
     compute = gpu_compute(gpu_specs()["h100_sxm"], None)
-    np.testing.assert_allclose(model.compute.widest_ms, 2 * compute.widest_ms)
+    np.testing.assert_allclose(model.compute.crowding.term_ms, 2 * compute.crowding.term_ms)
     ids, passes = (compute.device.terms.index(name) for name in ("ids", "id_sort_passes"))
     for slow, fast in (
         (model.compute.forward.biases[0][ids], compute.forward.biases[0][ids]),

@@ -27,7 +27,7 @@ from tests.unit.cost.hardware import measured_plans
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 PRICES = SequencePrices(line_ms=0.5, far_row_ms=4.0, half_rows=8.0)
 PRIOR = learned_cost_model(RunContext("cpu"))
-COMPUTE = dataclasses.replace(PRIOR.compute, sequences=PRICES)
+COMPUTE = dataclasses.replace(PRIOR.compute, crowding=PRICES)
 BATCH_SIZE = 1000
 
 
@@ -52,7 +52,7 @@ def times(compute: ComputeModel, of: Workload) -> np.ndarray:
 def test_rows_take_longer_beside_more_of_them() -> None:
     """8,000 rows of two cache lines: each costs 3 lines, and half of them are far."""
     alone, beside = workload(*sequences(8.0)), workload(*sequences(8.0, 16.0))
-    bare = dataclasses.replace(COMPUTE, sequences=SequencePrices())
+    bare = dataclasses.replace(COMPUTE, crowding=SequencePrices())
     for of, rows in ((alone, 8.0), (beside, 24.0)):
         forward, backward = (times(COMPUTE, of) - times(bare, of))[0]
         assert forward == 0.0
@@ -63,7 +63,9 @@ def test_rows_take_longer_beside_more_of_them() -> None:
 def test_parts_and_shards_of_a_rank_sum_to_its_time() -> None:
     of = workload(*sequences(3.0, 10.0), *[Table("bag", 10**5, 64, 20.0, ONCE)], num_ranks=2)
     expected = times(COMPUTE, of)
-    np.testing.assert_allclose(COMPUTE.parts_ms(of).sum(axis=2).T, expected)
+    of_shards, of_launches = COMPUTE.parts_ms(of)
+    parts = [of.by_rank(each) for each in of_shards] + of_launches
+    np.testing.assert_allclose(parts.sum(axis=2).T, expected)
     vectors = COMPUTE.vectors(of)
     crowd = np.repeat(vectors.sum(axis=0)[None], len(vectors), axis=0)
     launches = COMPUTE.launch_ms(of.num_lookups())[0]
@@ -71,14 +73,14 @@ def test_parts_and_shards_of_a_rank_sum_to_its_time() -> None:
     twice = COMPUTE.scaled(
         1.0, np.where(np.arange(COMPUTE.num_parts) == COMPUTE.num_parts - 2, 2.0, 1.0)
     )
-    assert twice.sequences == dataclasses.replace(PRICES, line_ms=1.0, far_row_ms=8.0)
+    assert twice.crowding == dataclasses.replace(PRICES, line_ms=1.0, far_row_ms=8.0)
 
 
 def test_bags_have_none() -> None:
     bags = workload(*sequences(8.0, 16.0, pooled=True))
-    bare = dataclasses.replace(COMPUTE, sequences=SequencePrices())
+    bare = dataclasses.replace(COMPUTE, crowding=SequencePrices())
     assert (times(COMPUTE, bags) == times(bare, bags)).all()
-    assert not COMPUTE.parts_ms(bags)[:, :, -2].any()
+    assert not COMPUTE.parts_ms(bags)[0][:, :, -2].any()
 
 
 def test_sequences_on_gpus_are_as_bags_of_one_id_that_share_a_warp() -> None:
@@ -130,7 +132,7 @@ def test_a_fit_finds_that_sequences_take_another_time_than_bags() -> None:
 def test_older_artefacts_have_the_prices_of_the_device() -> None:
     arrays = to_arrays(COMPUTE, PRIOR.communication)
     again, _ = from_arrays(arrays, "cpu")
-    assert again.sequences == PRICES
+    assert again.crowding == PRICES
     del arrays["sequences"]
     older, _ = from_arrays(arrays, "cpu")
-    assert older.sequences == SEQUENCE_PRICES["cpu"]
+    assert older.crowding == SEQUENCE_PRICES

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded.cost.features import DEVICE_WORK, work_of
-from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
+from dlrm_sharded.cost.widest import WidestShard, crowding_terms, widest_terms
 from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_tables
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.made_up import USED_ONCE, tables_of
 from tests.unit.search.made_up import model_of
 
 GPU = DEVICE_WORK["cuda"]
+COLUMNS = WidestShard(np.ones((2, 2))).columns
 ID_MS = 0.02
 """Time of a thousand ids with a warp each on the made-up GPU."""
 
@@ -31,12 +32,12 @@ def test_thread_groups(num_cols: int, warps: float) -> None:
     """FBGEMM has groups of 8, 16 and 32 threads, and then of full warps; a thread has 4 columns."""
     of = workload((num_cols, 3000.0))
     assert work_of(of, GPU)[0, GPU.terms.index("id_warps")] == 3 * warps
-    [[first, following]] = widest_terms(width_vectors(of), width_vectors(of))
+    [[first, following]] = widest_terms(COLUMNS(of), COLUMNS(of))
     assert (first, following) == (3 * min(warps, 1), 3 * max(warps - 1, 0))
 
 
 def test_all_ids_count_as_much_as_those_of_the_widest_shard() -> None:
-    of = width_vectors(workload((16, 2000.0), (128, 1000.0), (512, 0.0)))
+    of = COLUMNS(workload((16, 2000.0), (128, 1000.0), (512, 0.0)))
     narrow, wide, widest = of
     for crowd, per_id in ((narrow, (0.25, 0)), (narrow + wide, (1, 0)), (of.sum(axis=0), (1, 3))):
         assert widest_terms(narrow[None], crowd[None]).tolist() == [[2 * per_id[0], 2 * per_id[1]]]

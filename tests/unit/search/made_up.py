@@ -27,7 +27,8 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.widest import WIDEST_TERMS
+from dlrm_sharded.cost.sequences import SequencePrices
+from dlrm_sharded.cost.widest import WIDEST_TERMS, WidestShard
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -73,7 +74,11 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
         forward=_net(rng, len(device.terms), overflow=overflow),
         backward=_net(rng, len(device.terms), overflow=overflow),
         device=device,
-        widest_ms=rng.exponential(0.1, (2, len(WIDEST_TERMS))) if device.has_warps else None,
+        crowding=(
+            WidestShard(rng.exponential(0.1, (2, len(WIDEST_TERMS))))
+            if device.has_warps
+            else SequencePrices()
+        ),
         dense=DensePrices(0.01, 0.3),
     )
     per_mb = {"links": 0.2, "receiving": 0.0}.get(name, 1.0)

@@ -10,6 +10,7 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.widest import WidestShard
 from dlrm_sharded.plans.plan import whole_tables
 from tests.unit.cost.worked_bound import constant_prices
 from tests.unit.made_up import task_of
@@ -25,7 +26,7 @@ def gpu_model() -> LearnedCostModel:
     net = constant_prices(prices, DEVICE_WORK["cuda"], launch_ms=0.02, next_launch_ms=0.01)
     model = model_of("warps")
     compute = dataclasses.replace(
-        model.compute, forward=net, backward=net, widest_ms=np.full((2, 2), WIDEST_MS)
+        model.compute, forward=net, backward=net, crowding=WidestShard(np.full((2, 2), WIDEST_MS))
     )
     communication = dataclasses.replace(
         model.communication,
