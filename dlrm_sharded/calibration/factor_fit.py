@@ -33,7 +33,8 @@ from dlrm_sharded.calibration.observed import (
     sums_by_time,
 )
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel
+from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES
+from dlrm_sharded.cost.exchange_curves import Exchanges
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.plan_cost import DIRECTIONS
@@ -75,7 +76,6 @@ class Factors:
 
     def applied(self, model: LearnedCostModel) -> LearnedCostModel:
         """Return the model with its parts multiplied by the factors."""
-        curves = model.exchange_curves
         compute = model.compute.scaled(*self.compute)
         return dataclasses.replace(
             model,
@@ -83,7 +83,6 @@ class Factors:
             communication=_with_slopes(
                 model.communication.scaled(self.exchanges), self.exchange_slopes
             ),
-            exchange_curves=None if curves is None else curves.scaled(self.exchanges),
             correction={key: factors.tolist() for key, (factors, _) in self.by_stage().items()},
         )
 
@@ -116,12 +115,12 @@ def fitted_to(observed: Sequence[Mapping[str, Observed]]) -> Factors:
     )
 
 
-def _with_slopes(model: CommunicationModel, slopes: Mapping[str, Floats]) -> CommunicationModel:
+def _with_slopes(model: Exchanges, slopes: Mapping[str, Floats]) -> Exchanges:
     """Return the model in which sequences count for more or less by slopes, see `Factors`."""
     none = np.zeros((1, len(OF_SEQUENCES)))
     logs = [slopes.get(kind, none)[0] @ OF_SEQUENCES.T for kind in STEP_EXCHANGES]
     # what puts row blocks in order comes on top of the exchange of whole vectors
-    counts = np.maximum.accumulate(model.sequence_factors * np.exp(logs), axis=1)
+    counts = np.maximum.accumulate(model.sequences * np.exp(logs), axis=1)
     return dataclasses.replace(model, sequences=counts)
 
 

@@ -125,7 +125,7 @@ def _of_exchange(
     """Return the times [W] of an exchange: rows for bags, sequences, and their row blocks."""
     exchanges = [communication.exchange_of(kind, workload)]
     if kind in STEP_EXCHANGES and workload.is_sequence.any():
-        whole, _ = communication.sequence_factors[STEP_EXCHANGES.index(kind)]
+        whole, _ = communication.sequences[STEP_EXCHANGES.index(kind)]
         some = [workload.exchange(for_ids=False, sequences=of) for of in ((0, 0), (whole, 0))]
         exchanges = [*some, *exchanges]
     parts = np.array([communication.parts_ms(kind, exchange, hosts) for exchange in exchanges])

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from dlrm_sharded.cost.communication import EXCHANGES, LINKS, UNMEASURED, with_stated
-from dlrm_sharded.cost.exchange_curves import TRIAL_VOLUMES
-from dlrm_sharded.cost.features import EXTENT
-from dlrm_sharded.cost.gpu_prior import gpu_prior
-from dlrm_sharded.cost.learned import ANY_VALUE, KIND, LearnedCostModel
-from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features
+from dlrm_sharded.cost.communication import (
+    EXCHANGES,
+    UNMEASURED,
+    CommunicationModel,
+    with_stated,
+)
+from dlrm_sharded.cost.gpu_prior import gpu_cost_model
+from dlrm_sharded.cost.learned import KIND, LearnedCostModel
+from dlrm_sharded.cost.learned_arrays import learned_features, model_of_artifact
 from dlrm_sharded.cost.prior import standing_of_artifact
-from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.hardware.artifact import (
     SHIPPED,
     Artifact,
     built_from,
-    has_artifact,
     load_artifact,
 )
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
@@ -47,8 +47,8 @@ def learned_cost_model(
 ) -> LearnedCostModel:
     """Load the packaged model of a run's hardware, or with a warning that of other hardware.
 
-    On GPUs it is the prior of the run's GPU. What was measured on the hardware is left out, see
-    `hardware_costs.hardware_cost_model`.
+    On GPUs it is the prior of the run's GPU, unless a file is named. What was measured on the
+    hardware is left out, see `hardware_costs.hardware_cost_model`.
 
     Args:
         artifact: file of a fitted model; None to look for the one of the hardware in the package,
@@ -61,14 +61,11 @@ def learned_cost_model(
         ConfigError: the figures of the GPU cannot be used.
     """
     kind = cost_model_kind(KIND)
-    needs_prior = gpu is not None or not has_artifact(kind, "cuda", context.calibrated)
-    if artifact is None and context.device == "cuda" and needs_prior:
+    if artifact is None and context.device == "cuda":
         return gpu_cost_model(context, gpu)
     loaded = load_artifact(artifact, kind, learned_features, context, warns=warns)
     with built_from(loaded, kind):
-        model = _from_artifact(loaded)
-        check_trial_plans(model.predict_trial)
-        model = dataclasses.replace(model, standing=_standing(loaded))
+        model = dataclasses.replace(model_of_artifact(loaded), standing=_standing(loaded))
     if loaded.match is not None and not loaded.match.is_same:
         model = _at_speed_of(model, loaded.match)
     if model.device != context.device:
@@ -77,24 +74,6 @@ def learned_cost_model(
             model, communication=with_stated(UNMEASURED, measured=()), measured_links=()
         )
     return model
-
-
-def gpu_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:
-    """Return the model of a run's GPU from public figures, see `gpu_prior`."""
-    name = None if context.hardware is None else context.hardware.name
-    prior = gpu_prior(name, context.optimizer, gpu)
-    level = logging.WARNING if prior.is_generic else logging.INFO
-    log.log(level, "cost model: prior of %s: %s", prior.spec.key, prior.standing.reasons[0])
-    return LearnedCostModel(
-        prior.compute,
-        prior.exchanges.at(TRIAL_VOLUMES),
-        name=prior.standing.hardware,
-        device="cuda",
-        ranges=dict.fromkeys(EXTENT, ANY_VALUE),
-        measured_links=LINKS,
-        standing=prior.standing,
-        exchange_curves=prior.exchanges,
-    )
 
 
 def _standing(loaded: Artifact) -> Standing:
@@ -110,34 +89,13 @@ def _standing(loaded: Artifact) -> Standing:
     )
 
 
-def _from_artifact(loaded: Artifact) -> LearnedCostModel:
-    compute, communication = from_arrays(loaded.arrays, loaded.meta["device"])
-    measured_links = tuple(loaded.meta["measured_links"])
-    if not set(measured_links) <= set(LINKS):
-        raise ValueError(f"measured_links is {measured_links}")
-    return LearnedCostModel(
-        compute,
-        communication,
-        name=loaded.meta["hardware"],
-        device=loaded.meta["device"],
-        ranges={name: _range(name, loaded.meta["ranges"][name]) for name in EXTENT},
-        measured_links=measured_links,
-    )
-
-
 def _at_speed_of(model: LearnedCostModel, match: Match) -> LearnedCostModel:
     """Scale a prior by the probes: computation by gathers, measured exchanges by all-to-alls."""
     factor = match.compute_factor
+    assert isinstance(model.communication, CommunicationModel), "files of fits have no curves"
     exchanges = model.communication.scaled(dict.fromkeys(EXCHANGES, match.exchange_factor))
     return dataclasses.replace(
         model,
         compute=model.compute.scaled(forward=factor, backward=factor),
         communication=with_stated(exchanges, measured=model.measured_links),
     )
-
-
-def _range(name: str, bounds: Any) -> tuple[float, float]:
-    low, high = (float(bound) for bound in bounds)
-    if not -math.inf < low <= high < math.inf:
-        raise ValueError(f"the range of {name} is {bounds}")
-    return low, high

@@ -147,7 +147,7 @@ def store_in(
     """Return the store of a run's hardware in a folder; None if the hardware is not known."""
     if context.hardware is None or context.hardware.fingerprint is None:
         return None
-    return SampleStore(context.hardware.fingerprint.path_in(folder, ".jsonl"), outbox)
+    return SampleStore(folder / f"{context.hardware.fingerprint.id}.jsonl", outbox)
 
 
 def conditions_of(context: RunContext) -> Conditions | None:

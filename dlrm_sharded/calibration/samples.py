@@ -24,8 +24,7 @@ from dlrm_sharded.plans.tables import (
     MAX_ROWS,
     NUM_REUSE_BINS,
 )
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_RANKS
+from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask
 
 TIMES = (INPUT_DIST, *STAGES)
 """Names of all measured times: the redistribution of ids, and the stages."""

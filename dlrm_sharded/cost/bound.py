@@ -30,12 +30,11 @@ from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.plan_kinds import (
     CutPricer,
     Cuts,
-    Mask,
     PlanKind,
     by_loaded_table,
     least_of_layouts,
 )
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, Mask, owners
 
 NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""
@@ -92,9 +91,10 @@ class Relaxation:
         topology, pricer = priced.task.topology, CutPricer(priced)
         self._world_size = topology.world_size
         self._too_large = priced.task.table_bytes > sum(topology.rank_memory_bytes)
-        self._all_to_all_ms, self._busiest_byte_ms = pricer.all_to_all_ms, pricer.busiest_byte_ms
+        self._all_to_all_ms = pricer.prices.fixed_ms
+        self._busiest_byte_ms = pricer.least_prices.busiest_byte_ms
         self._cuts = pricer.cuts()
-        self._num_modules = pricer.num_modules
+        self._num_modules = int(owners(priced.task.tables).max()) + 1
         most_launches = max(len(self._cuts), self._num_modules)
         launch_ms = priced.compute.launch_ms(np.arange(most_launches + 1.0))
         self._launch_ms: list[float] = launch_ms.sum(axis=1).tolist()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,24 +127,16 @@ class Hosts:
 
 
 def exchange_terms(
-    volume: Floats, num_shards: Floats, hosts: Hosts, *, sends_own: bool
+    mb: Floats, shards: Floats, hosts: Hosts, *, sends_own: bool
 ) -> Iterator[Floats]:
-    """Yield the `EXCHANGE_TERMS` of all-to-alls: [N, W], or [N, 1] where all ranks have the same.
+    """Yield the `EXCHANGE_TERMS` of all-to-alls: [W, N], or [1, N] where all ranks have the same.
 
     Args:
-        volume: [N, W], bytes that each rank exchanges with every other one.
-        num_shards: [N, W].
+        mb: [W, N], MB that each rank exchanges with every other one.
+        shards: [W, N], in thousands.
         sends_own: whether a rank sends its volume to the others (pooled vectors) or gets it from
             them (gradients, ids).
     """
-    for term in _terms_by_rank(volume.T / 1e6, num_shards.T / 1e3, hosts, sends_own=sends_own):
-        yield term.T
-
-
-def _terms_by_rank(
-    mb: Floats, shards: Floats, hosts: Hosts, *, sends_own: bool
-) -> Iterator[Floats]:
-    """Yield the terms as [W, N] or [1, N], in the order of `EXCHANGE_TERMS`."""
     # ranks come first, so that sums and maxima over them run along the memory
     mb, per_host = np.ascontiguousarray(mb), hosts.ranks_per_host
     total_mb = mb.sum(axis=0, keepdims=True)
@@ -210,10 +202,9 @@ def reduce_terms(volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
     )
 
 
-def all_reduce_terms(num_bytes: Floats, hosts: Hosts) -> Floats:
-    """Return [N, F], the `REDUCE_TERMS` of all-reduces of so many bytes [N]."""
-    is_any = (num_bytes > 0).astype(np.float64)
-    return reduce_terms(num_bytes / hosts.world_size, is_any, hosts)
+def one_byte_each() -> Floats:
+    """Return `CommunicationModel.sequences` under which bytes of sequences count as all others."""
+    return np.ones((len(STEP_EXCHANGES), 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +219,23 @@ class CommunicationModel:
             sum of a reduce-scatter and an all-gather, which a ring makes an all-reduce of.
         sequences: [2, 2], for each of `STEP_EXCHANGES`, how many bytes of bags a byte of sequences
             counts for: of whole tables and columns, and of row blocks, whose vectors are put in the
-            order of their ids after the exchange; None for one each.
+            order of their ids after the exchange.
     """
 
     exchange: Floats
     reduce: Floats
     all_reduce: Floats | None = None
-    sequences: Floats | None = None
+    sequences: Floats = field(default_factory=one_byte_each)
 
-    @property
-    def sequence_factors(self) -> Floats:
-        """[2, 2], see `sequences`."""
-        return np.ones((len(STEP_EXCHANGES), 2)) if self.sequences is None else self.sequences
+    def at(self, even: object) -> CommunicationModel:
+        """Return the model, which holds for all volumes; see `ExchangeCurves.at`."""
+        return self
 
     def exchange_of(self, kind: str, workload: Workload) -> Exchange:
         """Return one of `EXCHANGES` of a workload, whose bytes of sequences count as here."""
         if kind not in STEP_EXCHANGES:
             return workload.exchange(for_ids=True)
-        counts = self.sequence_factors[STEP_EXCHANGES.index(kind)]
+        counts = self.sequences[STEP_EXCHANGES.index(kind)]
         return workload.exchange(for_ids=False, sequences=counts)
 
     @property
@@ -282,20 +272,19 @@ class CommunicationModel:
         exchange, reduce = self.exchange.copy(), self.reduce.copy()
         for kind, direction in zip(STEP_EXCHANGES, DIRECTIONS, strict=True):
             i = EXCHANGES.index(kind)
-            name: str = getattr(precision, direction)
+            name, reduced = (getattr(p, direction) for p in (precision, precision.in_reductions))
             exchange[i, _EXCHANGE_PART != _FIXED] *= EXCHANGE_BYTES[name] / EXCHANGE_BYTES["fp32"]
-            times = codecs.get(name, CodecTimes())
+            reduce[i, _REDUCE_PART != _FIXED] *= EXCHANGE_BYTES[reduced] / EXCHANGE_BYTES["fp32"]
             # A rank has the vectors of its own columns before the exchange and those of its samples
             # after it. Their gradients go the other way.
-            own_ms, of_all_ms = times.of_columns(direction), times.of_samples(direction)
-            exchange[i, EXCHANGE_TERMS.index("own_bytes")] += own_ms
-            exchange[i, EXCHANGE_TERMS.index("all_bytes")] += of_all_ms
-            name = getattr(precision.in_reductions, direction)
-            reduce[i, _REDUCE_PART != _FIXED] *= EXCHANGE_BYTES[name] / EXCHANGE_BYTES["fp32"]
             times = codecs.get(name, CodecTimes())
-            own_ms, of_all_ms = times.of_columns(direction), times.of_samples(direction)
-            added_ms = times.reduce if kind == FWD_COMM else 0.0  # gradients are gathered
-            reduce[i, REDUCE_TERMS.index("bytes")] += own_ms + added_ms + REDUCED_SHARE * of_all_ms
+            exchange[i, EXCHANGE_TERMS.index("own_bytes")] += times.of_columns(direction)
+            exchange[i, EXCHANGE_TERMS.index("all_bytes")] += times.of_samples(direction)
+            times = codecs.get(reduced, CodecTimes())
+            byte_ms = times.of_columns(direction) + REDUCED_SHARE * times.of_samples(direction)
+            if kind == FWD_COMM:  # gradients are gathered, not added up
+                byte_ms += times.reduce
+            reduce[i, REDUCE_TERMS.index("bytes")] += byte_ms
         # Gradients of replicas are averaged in fp32, even if the vectors are exchanged in less.
         return dataclasses.replace(
             self, exchange=exchange, reduce=reduce, all_reduce=self.all_reduce_weights
@@ -332,24 +321,25 @@ class CommunicationModel:
         """
         if hosts.world_size == 1:
             return np.zeros_like(num_bytes)
-        return all_reduce_terms(num_bytes, hosts) @ self.all_reduce_weights
+        is_any = (num_bytes > 0).astype(np.float64)
+        return reduce_terms(num_bytes / hosts.world_size, is_any, hosts) @ self.all_reduce_weights
 
     def all_to_all_ms(self, kind: str, volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
         """Return [N, W], time of all-to-alls; zeros for one rank, or where nobody has a shard.
 
         Args:
-            volume, num_shards: [N, W], see `exchange_terms`.
+            volume, num_shards: [N, W], bytes that each rank exchanges with every other one.
         """
-        i = EXCHANGES.index(kind)
-        times = np.zeros(volume.shape[::-1]).T  # ranks along the memory, as in the terms
-        if hosts.world_size == 1:
-            return times
-        terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == FWD_COMM)
-        for weight, term in zip(self.exchange[i].tolist(), terms, strict=True):
-            if weight:  # most fitted weights are zero
-                times += weight * term
-        times *= num_shards.sum(axis=1, keepdims=True) > 0
-        return times
+        times = np.zeros(volume.shape[::-1])
+        if hosts.world_size > 1:
+            weights = self.exchange[EXCHANGES.index(kind)].tolist()
+            mb, shards = volume.T / 1e6, num_shards.T / 1e3
+            terms = exchange_terms(mb, shards, hosts, sends_own=kind == FWD_COMM)
+            for weight, term in zip(weights, terms, strict=True):
+                if weight:  # most fitted weights are zero
+                    times += weight * term
+            times *= num_shards.sum(axis=1) > 0
+        return times.T
 
     def reduces_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
         """Return [W], time of all reductions of an exchange, those of gradients of replicas too."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from dlrm_sharded.cost.communication import (
     REDUCE_TERMS,
     CommunicationModel,
     Hosts,
+    one_byte_each,
 )
 from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Floats, Workload
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
@@ -106,8 +107,8 @@ class EvenVolumes:
         )
 
 
-TRIAL_VOLUMES = EvenVolumes(8, 8, volume=1e6 * FLOAT_BYTES, id_volume=1e6)
-"""Volumes of a model that belongs to no task."""
+def _ones() -> dict[str, Floats]:
+    return {kind: np.ones(len(EXCHANGE_PARTS)) for kind in EXCHANGES}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,12 +116,13 @@ class ExchangeCurves:
     """Times of all exchanges among GPUs of one kind, in one host and between hosts.
 
     Args:
-        factors: factors of the `EXCHANGE_PARTS` of each of `EXCHANGES`, which measurements decided;
-            None for ones.
+        factors: factors of the `EXCHANGE_PARTS` of each of `EXCHANGES`, which measurements decided.
+        sequences: see `CommunicationModel`.
     """
 
     host: HostCollectives
-    factors: Mapping[str, Floats] | None = None
+    factors: Mapping[str, Floats] = field(default_factory=_ones)
+    sequences: Floats = field(default_factory=one_byte_each)
 
     def all_to_all_ms(self, volume: float, even: EvenVolumes) -> tuple[float, str]:
         """Return the time of an all-to-all of even volumes, and the link that bounds it."""
@@ -152,7 +154,7 @@ class ExchangeCurves:
         exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
         reduce = np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
         if even.world_size == 1:
-            return CommunicationModel(exchange, reduce)
+            return CommunicationModel(exchange, reduce, sequences=self.sequences)
         peers = {"intra": even.ranks_per_host - 1, "inter": even.world_size - even.ranks_per_host}
         for i, kind in enumerate(EXCHANGES):
             volume = even.id_volume if kind == INPUT_DIST else even.volume
@@ -169,13 +171,12 @@ class ExchangeCurves:
             ],
             axis=0,
         )
-        lines = CommunicationModel(exchange, reduce, all_reduce)
-        return lines if self.factors is None else lines.scaled(self.factors)
+        lines = CommunicationModel(exchange, reduce, all_reduce, self.sequences)
+        return lines.scaled(self.factors)
 
     def scaled(self, factors: Mapping[str, Floats]) -> ExchangeCurves:
         """Return curves whose lines have parts that are multiplied by factors, too."""
-        before = self.factors or dict.fromkeys(EXCHANGES, np.ones(len(EXCHANGE_PARTS)))
-        both = {kind: before[kind] * factors[kind] for kind in EXCHANGES}
+        both = {kind: self.factors[kind] * factors[kind] for kind in EXCHANGES}
         return dataclasses.replace(self, factors=both)
 
     def _reduce_weights(
@@ -221,6 +222,10 @@ class ExchangeCurves:
         latency_ms = self.host.time_ms("alltoall", 2, 0.0)
         latency_ms += HOST_DOUBLING_MS * math.log2(num_hosts)
         return latency_ms + sent_bytes / (ADAPTER_SHARE * gb_per_s * 1e6)
+
+
+Exchanges = CommunicationModel | ExchangeCurves
+"""Times of exchanges; `at` gives those that hold for a task."""
 
 
 def _line(time_ms: Callable[[float], float], volume: float) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.workload import Floats
-from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
+from dlrm_sharded.plans.plan_cost import FWD_COMM
 
 EVEN_BYTES, STEP_BYTES = 1e6, 1e3
 """Volume of every rank at which the slopes are taken, and the step of the difference quotient."""
@@ -47,14 +47,12 @@ class ReducePrices:
     shard_ms: float
 
     @classmethod
-    def in_group(
-        cls, model: CommunicationModel, group: Hosts, *, kinds: Sequence[str] = STEP_EXCHANGES
-    ) -> ReducePrices:
+    def in_group(cls, model: CommunicationModel, group: Hosts) -> ReducePrices:
         """Return the prices of a group by itself, see `Hosts.group`."""
         # the times are linear in volumes and shards, so differences are prices
         volumes = np.array([0.0, EVEN_BYTES, 0.0])
         num_shards = np.array([HARDLY_ANY, HARDLY_ANY, 1.0])
-        by_kind = [model.reduce_ms(kind, volumes, num_shards, group) for kind in kinds]
+        by_kind = [model.reduce_ms(kind, volumes, num_shards, group) for kind in STEP_EXCHANGES]
         fixed_ms, with_bytes_ms, with_table_ms = np.sum(by_kind, axis=0).tolist()
         return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, with_table_ms - fixed_ms)
 
@@ -85,7 +83,7 @@ class ExchangePrices:
         sequences: how many bytes of bags a byte of sequences counts for, and one of their row
             blocks, see `CommunicationModel`; at even volumes, of all exchanges together.
         reduces: prices of row blocks, by the size of their groups.
-        gradients: prices of replicas; zeros if the exchanges have no backward one.
+        gradients: prices of replicas.
     """
 
     fixed_ms: float
@@ -108,19 +106,13 @@ class ExchangePrices:
         return (self.even_byte_ms - own_ms - busiest_ms - on_host_ms) / self.num_ranks
 
     @classmethod
-    def from_model(
-        cls, model: CommunicationModel, hosts: Hosts, *, kinds: Sequence[str] = STEP_EXCHANGES
-    ) -> ExchangePrices:
-        """Take the prices from the model's times at even volumes and from its slopes there.
-
-        Args:
-            kinds: the exchanges that are priced together; one of them, to price it by itself.
-        """
+    def from_model(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
+        """Take the prices from the model's times at even volumes and from its slopes there."""
         size, per_host = hosts.world_size, hosts.ranks_per_host
-        even = _even_byte_ms(model, hosts, kinds)
-        counts = np.array([model.sequence_factors[STEP_EXCHANGES.index(kind)] for kind in kinds])
-        whole, blocks = np.average(counts, axis=0, weights=even if even.any() else None).tolist()
-        exchanges = _StepExchanges(model, hosts, kinds)
+        even = _even_byte_ms(model, hosts)
+        weights = even if even.any() else None
+        whole, blocks = np.average(model.sequences, axis=0, weights=weights).tolist()
+        exchanges = _StepExchanges(model, hosts)
         fixed_ms = float(exchanges.times_ms(np.zeros(size))[0])
         with_shards_ms = float(exchanges.times_ms(np.zeros(size), num_shards=1.0)[0])
         own_byte, busiest_rank, busiest_host = exchanges.uneven_prices()
@@ -132,14 +124,10 @@ class ExchangePrices:
             busiest_rank_byte_ms=busiest_rank,
             busiest_host_byte_ms=busiest_host,
             reduces={
-                group_size: ReducePrices.in_group(model, hosts.group(group_size), kinds=kinds)
+                group_size: ReducePrices.in_group(model, hosts.group(group_size))
                 for group_size in {size, per_host} - {1}
             },
-            gradients=(
-                ReducePrices.of_gradients(model, hosts)
-                if BWD_COMM in kinds
-                else ReducePrices(0.0, 0.0, 0.0)
-            ),
+            gradients=ReducePrices.of_gradients(model, hosts),
             num_ranks=size,
             num_hosts=size // per_host,
             sequences=(whole, blocks),
@@ -155,7 +143,9 @@ class _StepExchanges:
     the same direction is smaller.
     """
 
-    def __init__(self, model: CommunicationModel, hosts: Hosts, kinds: Sequence[str]) -> None:
+    def __init__(
+        self, model: CommunicationModel, hosts: Hosts, kinds: Sequence[str] = STEP_EXCHANGES
+    ) -> None:
         self._model = model
         self._hosts = hosts
         self._kinds = kinds
@@ -261,9 +251,9 @@ def _least_mb_ms(model: CommunicationModel, kind: str, hosts: Hosts) -> tuple[fl
     return own_mb_ms, any_mb_ms, busiest_mb_ms
 
 
-def _even_byte_ms(model: CommunicationModel, hosts: Hosts, kinds: Sequence[str]) -> Floats:
-    """Return [K], the price of a byte on every rank in each of some exchanges."""
-    each = [_StepExchanges(model, hosts, [kind]) for kind in kinds]
+def _even_byte_ms(model: CommunicationModel, hosts: Hosts) -> Floats:
+    """Return [2], the price of a byte on every rank in each of `STEP_EXCHANGES`."""
+    each = [_StepExchanges(model, hosts, [kind]) for kind in STEP_EXCHANGES]
     empty = np.zeros(hosts.world_size)
     even: Floats = np.array([float((of.even_ms - of.times_ms(empty))[0]) for of in each])
     return even / EVEN_BYTES
@@ -271,10 +261,10 @@ def _even_byte_ms(model: CommunicationModel, hosts: Hosts, kinds: Sequence[str])
 
 def _least_counts(model: CommunicationModel, hosts: Hosts) -> tuple[float, float]:
     """Return `LeastExchangePrices.sequences`: L16 of docs/notes/lower_bound.md."""
-    counts, size = model.sequence_factors, hosts.world_size
+    counts, size = model.sequences, hosts.world_size
     by_kind = np.array([_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES])
     own, of_any, busiest = by_kind.T
-    prices = [own, of_any - busiest / size, busiest, _even_byte_ms(model, hosts, STEP_EXCHANGES)]
+    prices = [own, of_any - busiest / size, busiest, _even_byte_ms(model, hosts)]
     counted, sums = [price @ counts for price in prices], [float(p.sum()) for p in prices]
     if sums[0] <= 0.0:  # a negative price of its own counts for everything, see `from_model`
         counted[1], sums[1] = counted[1] + np.minimum(counted[0], 0.0), sums[1] + sums[0]

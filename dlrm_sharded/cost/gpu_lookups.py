@@ -44,26 +44,17 @@ class LookupFigures:
         backward_id_cycles: an id in the backward pass, beside sorting.
     """
 
-    sample_cycles: float
-    id_cycles: float
-    warp_cycles: float
-    line_cycles: float
-    read_factor: float
-    write_factor: float
-    update_factor: float
-    backward_id_cycles: float
+    sample_cycles: float = 15.1
+    id_cycles: float = 5.9
+    warp_cycles: float = 4.5
+    line_cycles: float = 2.1
+    read_factor: float = 1.0
+    write_factor: float = 1.0
+    update_factor: float = 1.8
+    backward_id_cycles: float = 23.6
 
 
-FITTED = LookupFigures(
-    sample_cycles=15.1,
-    id_cycles=5.9,
-    warp_cycles=4.5,
-    line_cycles=2.1,
-    read_factor=1.0,
-    write_factor=1.0,
-    update_factor=1.8,
-    backward_id_cycles=23.6,
-)
+FITTED = LookupFigures()
 
 SORT_CYCLES = 4.0
 """Cycles of a multiprocessor for an id in one pass of the backward pass's sort."""

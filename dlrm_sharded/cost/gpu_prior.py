@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.communication import LINKS
 from dlrm_sharded.cost.exchange_curves import ExchangeCurves
+from dlrm_sharded.cost.features import EXTENT
 from dlrm_sharded.cost.gpu_lookups import (
     LEFT_OUT_ERRORS,
     LOOKUP_ERROR,
     MEASURED_ERROR,
     gpu_compute,
 )
+from dlrm_sharded.cost.learned import ANY_VALUE, LearnedCostModel
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, GpuSpec, find_gpu_spec, gpu_specs
 from dlrm_sharded.plans.standing import Standing
+
+log = logging.getLogger(__name__)
 
 EXCHANGE_ERROR = {"nvlink": 0.3, "pcie": 0.7}
 """Relative error of exchanges, by the class of the links.
@@ -29,61 +34,48 @@ UNKNOWN_ERROR = 1.0
 """Relative error for an unknown GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPrior:
-    """The parts of a cost model of a GPU that nobody has calibrated.
+def gpu_cost_model(
+    context: RunContext, figures: Mapping[str, Any] | None = None
+) -> LearnedCostModel:
+    """Return the prior of a run's GPU.
 
     Args:
-        is_generic: whether the figures are those of another GPU, as the right ones are not known.
-    """
-
-    spec: GpuSpec
-    compute: ComputeModel
-    exchanges: ExchangeCurves
-    standing: Standing
-    is_generic: bool
-
-
-def gpu_prior(
-    name: str | None, optimizer: str | None, figures: Mapping[str, Any] | None = None
-) -> GpuPrior:
-    """Return the prior of a GPU.
-
-    Args:
-        name: key or device name of the GPU; None if it is not known.
-        optimizer: fused optimizer of the tables; None for `gpu_lookups.DEFAULT_OPTIMIZER`.
         figures: figures of a GPU that no data sheet of the package has, see `GpuSpec.stated`.
 
     Raises:
         ConfigError: the figures cannot be used.
     """
-    spec, reason, error = _known(name, figures)
-    return GpuPrior(
-        spec=spec,
-        compute=gpu_compute(spec, optimizer),
-        exchanges=ExchangeCurves(HostCollectives(spec)),
-        standing=Standing(kind="prior", hardware=spec.device_name, reasons=(reason,), error=error),
-        is_generic=spec.key == GENERIC and error == UNKNOWN_ERROR,
+    name = None if context.hardware is None else context.hardware.name
+    found = find_gpu_spec(name or "")
+    if figures is not None:
+        found = GpuSpec.stated(figures, key="cost_model.gpu")
+    if found is None:
+        spec, error, level = gpu_specs()[GENERIC], UNKNOWN_ERROR, logging.WARNING
+        reason = _why_generic(name)
+    else:
+        spec, error, level = found, max(LOOKUP_ERROR, EXCHANGE_ERROR[found.link]), logging.INFO
+        reason = _source(found)
+    log.log(level, "cost model: prior of %s: %s", spec.key, reason)
+    return LearnedCostModel(
+        gpu_compute(spec, context.optimizer),
+        ExchangeCurves(HostCollectives(spec)),
+        name=spec.device_name,
+        device="cuda",
+        ranges=dict.fromkeys(EXTENT, ANY_VALUE),
+        measured_links=LINKS,
+        standing=Standing("prior", spec.device_name, (reason,), error=error),
     )
 
 
-def _known(name: str | None, figures: Mapping[str, Any] | None) -> tuple[GpuSpec, str, float]:
-    """Return the data sheet to use, a sentence on where the prices are from, and their error."""
-    if figures is not None:
-        spec = GpuSpec.stated(figures, key="cost_model.gpu")
-        return spec, _source(spec), _error(spec)
-    found = None if name is None else find_gpu_spec(name)
-    if found is not None:
-        return found, _source(found), _error(found)
-    spec = gpu_specs()[GENERIC]
+def _why_generic(name: str | None) -> str:
+    """Return a sentence on a GPU that is in no data sheet."""
     unknown = "no GPU is named" if name is None else f"the package has no data sheet of {name!r}"
     way = (
         "name yours with hardware=..., or set topology.compute_device to cpu if the ranks are CPUs"
         if name is None
         else "state its own in cost_model.gpu={memory_gb_per_s: ..., link_gb_per_s: ...}"
     )
-    reason = f"{unknown}, so the figures of {spec.key} stand for a data-centre GPU; {way}"
-    return spec, reason, UNKNOWN_ERROR
+    return f"{unknown}, so the figures of {GENERIC} stand for a data-centre GPU; {way}"
 
 
 def _source(spec: GpuSpec) -> str:
@@ -98,7 +90,3 @@ def _source(spec: GpuSpec) -> str:
     if spec.collectives is not None:
         return f"{lookups}, exchanges from public measurements of NCCL on this GPU"
     return f"{lookups}, exchanges from those of NCCL on GPUs with similar links"
-
-
-def _error(spec: GpuSpec) -> float:
-    return max(LOOKUP_ERROR, EXCHANGE_ERROR[spec.link])

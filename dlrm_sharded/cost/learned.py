@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves
+from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves, Exchanges
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import EXTENT, extent_of
-from dlrm_sharded.cost.gpu_prior import gpu_prior
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.hardware.artifact_kinds import other_device_caveat
+from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, find_gpu_spec, gpu_specs
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
@@ -52,9 +51,6 @@ class LearnedCostModel:
         measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
         standing: origin of the prices and their expected error.
-        exchange_curves: times of exchanges that are not linear, of a prior; None if `communication`
-            was fitted. `price` takes lines that are right for a task; those in `communication` are
-            of `TRIAL_VOLUMES`, for an artefact.
         correction: factors that measured runs decided, of the parts of a time, by direction or
             exchange; None without runs. The prices have these factors already.
     """
@@ -62,13 +58,12 @@ class LearnedCostModel:
     costs_name: ClassVar[str] = "learned"
 
     compute: ComputeModel
-    communication: CommunicationModel
+    communication: Exchanges
     name: str
     device: str
     ranges: dict[str, tuple[float, float]]
     measured_links: tuple[str, ...]
     standing: Standing | None = None
-    exchange_curves: ExchangeCurves | None = None
     correction: Mapping[str, Sequence[float]] | None = None
 
     def __repr__(self) -> str:
@@ -91,13 +86,8 @@ class LearnedCostModel:
     def communication_at(
         self, even: EvenVolumes, precision: ExchangePrecision = FP32_EXCHANGE
     ) -> CommunicationModel:
-        """Return the prices of exchanges in a precision, near even volumes.
-
-        Fitted exchanges are linear, and hold for all volumes. Curves become lines.
-        """
-        curves, lines = self.exchange_curves, self.communication
-        if curves is not None:
-            lines = dataclasses.replace(curves.at(even), sequences=lines.sequences)
+        """Return the prices of exchanges in a precision, near even volumes."""
+        lines = self.communication.at(even)
         return lines if precision.is_exact else lines.with_precision(precision, _codecs(self))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
@@ -113,7 +103,7 @@ class LearnedCostModel:
             log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
         # groups of some ranks: neither column shards nor row blocks over all ranks
         within_groups = (workload.group_size > 1) & (workload.group_size < workload.world_size)
-        if within_groups.any() and self.exchange_curves is None:
+        if within_groups.any() and isinstance(self.communication, CommunicationModel):
             log.warning(
                 "row blocks on the ranks of one host were not measured for the cost model of %s; "
                 "they are priced as row blocks over all ranks and an exchange between hosts",
@@ -134,18 +124,12 @@ class LearnedCostModel:
 
     def unknown_links(self, topology: Topology) -> list[str]:
         """Return the links of the topology that are neither measured nor stated."""
-        stated = {
-            "intra": topology.intra_host_bytes_per_s,
-            "inter": topology.inter_host_bytes_per_s,
-        }
-        used = {
-            "intra": topology.ranks_per_host > 1,
-            "inter": topology.world_size > topology.ranks_per_host,
-        }
+        stated = topology.intra_host_bytes_per_s, topology.inter_host_bytes_per_s
+        is_used = topology.ranks_per_host > 1, topology.world_size > topology.ranks_per_host
         return [
             link
-            for link in LINKS
-            if used[link] and link not in self.measured_links and stated[link] is None
+            for link, used, bandwidth in zip(LINKS, is_used, stated, strict=True)
+            if used and bandwidth is None and link not in self.measured_links
         ]
 
     def beyond_range(self, workload: Workload) -> list[str]:
@@ -165,18 +149,14 @@ class LearnedCostModel:
         communication = self.communication_at(EvenVolumes.of_workload(workload, hosts))
         return workload_cost(workload, self.compute, communication, hosts)
 
-    def predict_trial(self, workload: Workload) -> PlanCost:
-        """Predict the cost on one host, for trials of the model."""
-        return self.predict_workload(workload, Hosts(workload.world_size, workload.world_size))
-
 
 def _codecs(model: LearnedCostModel) -> Mapping[str, CodecTimes]:
     """Return the measured times to convert numbers, or what to expect of the hardware."""
     if model.device == "cpu":
         return CPU_CODECS
-    curves = model.exchange_curves
-    spec = gpu_prior(model.name, None).spec if curves is None else curves.host.spec
-    return gpu_codecs(spec.memory_gb_per_s)
+    if isinstance(model.communication, ExchangeCurves):
+        return gpu_codecs(model.communication.host.spec.memory_gb_per_s)
+    return gpu_codecs((find_gpu_spec(model.name) or gpu_specs()[GENERIC]).memory_gb_per_s)
 
 
 def _number(value: float) -> str:

@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.exchange_prices import (
+    ExchangePrices,
+    LeastExchangePrices,
+    ReducePrices,
+)
 from dlrm_sharded.cost.shapes import BlockShapes, Shapes
-from dlrm_sharded.cost.workload import Floats, Indices, owners
+from dlrm_sharded.cost.workload import Floats, Indices, Mask
 
-Mask = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -49,9 +52,7 @@ class Cuts:
         piece_volume: [n], bytes that the rank of a piece exchanges with every other one for it.
         fixed_ms: time of exchanges of this layout alone that does not depend on their bytes,
             averaged over ranks.
-        group_size: ranks of a group that has row blocks; 1 for columns.
-        is_on_all_ranks: whether every rank has a piece of every table.
-        is_exchanged: whether ranks exchange vectors in the all-to-all that columns have.
+        group_size: ranks of a group that has a block each; 1 for columns.
     """
 
     layout: str
@@ -66,8 +67,11 @@ class Cuts:
     piece_volume: Floats
     fixed_ms: float = 0.0
     group_size: int = 1
-    is_on_all_ranks: bool = False
-    is_exchanged: bool = True
+
+    @property
+    def is_on_all_ranks(self) -> bool:
+        """Whether every rank has a piece of every table; else vectors are in the all-to-all."""
+        return self.layout not in ("columns", "host_rows")
 
     def without(self, tables: Mask) -> Cuts:
         """Return the layout without these tables [T]."""
@@ -116,14 +120,14 @@ class PlanKind:
         loaded: int | None = None,
     ) -> None:
         self.cuts, self.loaded = tuple(cuts), loaded
-        fixed_ms = all_to_all_ms if any(layout.is_exchanged for layout in cuts) else 0.0
         on_all_ranks = [layout.fixed_ms for layout in cuts if layout.is_on_all_ranks]
+        self.has_free_pieces = len(on_all_ranks) < len(cuts)
+        all_to_alls = [all_to_all_ms] if self.has_free_pieces else []
         # Each module has one of the kind's exchanges at least, and each of these has a module.
-        exchanges = [*on_all_ranks, *([all_to_all_ms] if len(on_all_ranks) < len(cuts) else [])]
-        fixed_ms += max(num_modules - len(exchanges), 0) * min(exchanges)
+        exchanges = [*on_all_ranks, *all_to_alls]
+        fixed_ms = sum(all_to_alls) + max(num_modules - len(exchanges), 0) * min(exchanges)
         self.fixed_ms = fixed_ms + sum(layout.fixed_ms for layout in cuts)
         self.every_rank_fixed_ms = fixed_ms + sum(on_all_ranks)
-        self.has_free_pieces = len(on_all_ranks) < len(cuts)
         self.num_on_all_ranks = len(on_all_ranks)
         if not self.has_free_pieces:
             self.num_on_all_ranks = max(self.num_on_all_ranks, num_modules)
@@ -167,158 +171,132 @@ def by_loaded_table(
 
 
 class CutPricer:
-    """Prices all layouts of the tables of a task."""
+    """Prices all layouts of the tables of a task.
+
+    Attributes:
+        prices: prices of exchanges near even volumes.
+        least_prices: those that no volumes undercut.
+    """
 
     def __init__(self, priced: PricedTask) -> None:
-        task, hosts = priced.task, priced.hosts
-        self._world_size = task.topology.world_size
-        self._memory = task.topology.rank_memory_bytes
-        self._capacity = max(self._memory)
-        self._compute = priced.compute
-        self._prices = ExchangePrices.from_model(priced.communication, hosts)
-        self._least_prices = LeastExchangePrices.from_model(priced.communication, hosts)
+        self._task, self._compute = priced.task, priced.compute
+        self._world_size = priced.task.topology.world_size
+        self.prices = ExchangePrices.from_model(priced.communication, priced.hosts)
+        self.least_prices = LeastExchangePrices.from_model(priced.communication, priced.hosts)
         self._shapes = Shapes.from_task(
-            task, priced.compute, sequences=self._least_prices.sequences
+            priced.task, priced.compute, sequences=self.least_prices.sequences
         )
-        self._dims = np.array([table.embedding_dim for table in task.tables])
-        self._is_sequence = np.array([not table.pooled for table in task.tables])
-        self.num_modules = int(owners(task.tables).max()) + 1
-
-    @property
-    def all_to_all_ms(self) -> float:
-        """Return the time of the all-to-alls that does not depend on volumes."""
-        return self._prices.fixed_ms
-
-    @property
-    def busiest_byte_ms(self) -> float:
-        """Return the time that every rank pays for a byte of the largest volume of a rank."""
-        return self._least_prices.busiest_byte_ms
 
     def cuts(self) -> list[Cuts]:
         """Return column shards, row blocks on groups of each size, and replicas if there may be.
 
         Row blocks of sequences follow those of pooled tables.
         """
-        shapes = self._shapes
-        cuts = [self._cut_columns(shapes)]
-        cuts += [self._cut_rows(blocks) for blocks in shapes.row_blocks]
-        if self._is_sequence.any():
-            cuts += [self._cut_sequences(rows) for rows in shapes.row_blocks if rows.is_global]
-        if shapes.replicas is not None:
-            cuts.append(self._replicate(shapes.replicas, least_memory=min(self._memory)))
+        shapes, prices = self._shapes, self.prices
+        memory = self._task.topology.rank_memory_bytes
+        is_sequence = np.array([not table.pooled for table in self._task.tables])
+        all_to_all = ReducePrices(prices.fixed_ms, 0.0, 0.0)
+        cuts, of_sequences = [self._in_columns(max(memory))], []
+        for blocks in shapes.row_blocks:
+            possible = blocks.possible & (blocks.block.size_bytes <= max(memory))
+            reduces, pooled = prices.reduces[blocks.group_size], possible & ~is_sequence
+            if not blocks.is_global:
+                cuts.append(self._on_a_host(blocks, reduces, pooled))
+                continue
+            cuts.append(self._on_all_ranks("rows", blocks, reduces, pooled))
+            if is_sequence.any():
+                of_sequences.append(
+                    self._on_all_ranks(SEQUENCE_ROWS, blocks, all_to_all, possible & is_sequence)
+                )
+        cuts += of_sequences
+        if (blocks_of_all := shapes.replicas) is not None:
+            possible = blocks_of_all.possible & (blocks_of_all.block.size_bytes <= min(memory))
+            cuts.append(self._on_all_ranks("replicas", blocks_of_all, prices.gradients, possible))
         return cuts
 
-    def _cut_columns(self, shapes: Shapes) -> Cuts:
+    def _in_columns(self, capacity: int) -> Cuts:
         """Price column shards of every width, and whole tables in shards of equal widths."""
-        columns = shapes.columns
+        shapes, columns, prices = self._shapes, self._shapes.columns, self.prices
         work_ms = self._compute.stand_alone_ms(columns.vectors)
-        exchange_ms = columns.volume * (self._prices.even_byte_ms / self._world_size)
-        mean_ms = work_ms / self._world_size + (exchange_ms + self._prices.shard_ms)
+        exchange_ms = columns.volume * (prices.even_byte_ms / self._world_size)
+        mean_ms = work_ms / self._world_size + (exchange_ms + prices.shard_ms)
         # A table may take its best width for all of its columns, in a fraction of a piece too: no
         # choice of widths has a lower price for each column (L4).
         whole_volume = columns.volume[shapes.whole]
-        width = np.arange(len(shapes.table)) - shapes.first[shapes.table] + 1
-        dims = self._dims[shapes.table]
-        share = np.minimum(width * shapes.step[shapes.table], dims) / dims
+        share = shapes.num_cols / shapes.num_cols[shapes.whole][shapes.table]
         return Cuts(
             layout="columns",
             first=shapes.first[:-1],
             table=shapes.table,
-            possible=(shapes.num_shards == 1) & (columns.size_bytes <= self._capacity),
-            piece_ms=work_ms + self._least_prices.own_byte_ms * columns.volume,
+            possible=(shapes.num_shards == 1) & (columns.size_bytes <= capacity),
+            piece_ms=work_ms + self.least_prices.own_byte_ms * columns.volume,
             work_ms=work_ms / share,
             mean_ms=mean_ms / share,
-            every_rank_ms=self._least_prices.any_byte_ms * whole_volume,
+            every_rank_ms=self.least_prices.any_byte_ms * whole_volume,
             volume=whole_volume,
             piece_volume=columns.volume,
         )
 
-    def _cut_rows(self, blocks: BlockShapes) -> Cuts:
-        """Price row blocks of every table, over any one of the groups of a size."""
-        reduces, volume = self._prices.reduces[blocks.group_size], blocks.block.volume
-        block_ms = self._compute.stand_alone_ms(blocks.block.vectors)
-        last_ms = self._compute.stand_alone_ms(blocks.last.vectors)
-        least_ms = np.minimum(block_ms, last_ms)
-        work_ms = (blocks.group_size - 1) * block_ms + last_ms
-        reduce_ms = reduces.byte_ms * blocks.reduce_volume + reduces.shard_ms
-        # the ranks of one group reduce and then exchange what they reduced
-        exchange_ms = (reduce_ms + volume * self._prices.even_byte_ms) / blocks.num_groups
-        if blocks.is_global:
-            every_rank_ms, piece_ms = reduce_ms + least_ms, block_ms - least_ms
-        else:  # ranks outside the group do not reduce
-            every_rank_ms = self._least_prices.any_byte_ms * volume * blocks.group_size
-            own_ms = reduces.fixed_ms + reduce_ms + self._least_prices.own_byte_ms * volume
-            piece_ms = least_ms + own_ms
-        return Cuts(
-            layout="rows" if blocks.is_global else "host_rows",
-            first=np.arange(len(work_ms)),
-            table=np.arange(len(work_ms)),
-            possible=self._possible(blocks) & ~self._is_sequence,
-            piece_ms=piece_ms,
-            work_ms=work_ms,
-            mean_ms=work_ms / self._world_size + exchange_ms,
-            every_rank_ms=every_rank_ms,
-            volume=volume * blocks.group_size,
-            piece_volume=volume,
-            fixed_ms=reduces.fixed_ms / blocks.num_groups,
-            group_size=blocks.group_size,
-            is_on_all_ranks=blocks.is_global,
-            is_exchanged=not blocks.is_global,
-        )
+    def _on_all_ranks(
+        self, layout: str, blocks: BlockShapes, reduces: ReducePrices, possible: Mask
+    ) -> Cuts:
+        """Price a block of every table on every rank.
 
-    def _cut_sequences(self, blocks: BlockShapes) -> Cuts:
-        """Price row blocks over all ranks whose vectors are exchanged and not reduced (L14)."""
-        size, volume, last_volume = self._world_size, blocks.block.volume, blocks.last.volume
-        prices, own_byte_ms = self._prices, self._least_prices.own_byte_ms
-        block_ms = self._compute.stand_alone_ms(blocks.block.vectors)
-        last_ms = self._compute.stand_alone_ms(blocks.last.vectors)
+        Row blocks reduce their vectors, those of sequences exchange them (L14), and replicas
+        average gradients (L10).
+        """
+        size, own_byte_ms = self._world_size, self.least_prices.own_byte_ms
+        volume, last_volume = blocks.block.volume, blocks.last.volume
+        all_volume = (size - 1) * volume + last_volume
+        block_ms, last_ms, work_ms = self._work_ms(blocks)
         least_ms = np.minimum(block_ms + own_byte_ms * volume, last_ms + own_byte_ms * last_volume)
-        work_ms, all_volume = (size - 1) * block_ms + last_ms, (size - 1) * volume + last_volume
-        exchange_ms = all_volume * (prices.even_byte_ms / size) + size * prices.shard_ms
+        reduce_ms = reduces.byte_ms * blocks.reduce_volume + reduces.shard_ms
+        shards_ms = size * self.prices.shard_ms if layout == SEQUENCE_ROWS else 0.0
+        exchange_ms = all_volume * (self.prices.even_byte_ms / size) + shards_ms
         return Cuts(
-            layout=SEQUENCE_ROWS,
+            layout=layout,
             first=np.arange(len(work_ms)),
             table=np.arange(len(work_ms)),
-            possible=self._possible(blocks) & self._is_sequence,
+            possible=possible,
             piece_ms=block_ms + own_byte_ms * volume - least_ms,
             work_ms=work_ms,
-            mean_ms=work_ms / size + exchange_ms,
-            every_rank_ms=least_ms + self._least_prices.any_byte_ms * all_volume,
+            mean_ms=work_ms / size + reduce_ms + exchange_ms,
+            every_rank_ms=least_ms + reduce_ms + self.least_prices.any_byte_ms * all_volume,
             volume=all_volume,
             piece_volume=volume,
-            fixed_ms=prices.fixed_ms,
+            fixed_ms=reduces.fixed_ms,
             group_size=size,
-            is_on_all_ranks=True,
-            is_exchanged=False,
         )
 
-    def _possible(self, blocks: BlockShapes) -> Mask:
-        """Return [T], whether row blocks exist and fit the memory of some rank."""
-        possible: Mask = blocks.possible & (blocks.block.size_bytes <= self._capacity)
-        return possible
-
-    def _replicate(self, shapes: BlockShapes, *, least_memory: int) -> Cuts:
-        """Price replicas of every table; every rank pays for all of them (L10)."""
-        work_ms, gradients = (
-            self._compute.stand_alone_ms(shapes.block.vectors),
-            self._prices.gradients,
-        )
-        every_rank_ms = work_ms + gradients.byte_ms * shapes.reduce_volume
+    def _on_a_host(self, blocks: BlockShapes, reduces: ReducePrices, possible: Mask) -> Cuts:
+        """Price row blocks of every table, over the ranks of any one host."""
+        volume, num_groups = blocks.block.volume, blocks.num_groups
+        block_ms, last_ms, work_ms = self._work_ms(blocks)
+        reduce_ms = reduces.byte_ms * blocks.reduce_volume + reduces.shard_ms
+        # the ranks of one group reduce and then exchange what they reduced; others do not reduce
+        exchange_ms = (reduce_ms + volume * self.prices.even_byte_ms) / num_groups
+        own_ms = reduces.fixed_ms + reduce_ms + self.least_prices.own_byte_ms * volume
         return Cuts(
-            layout="replicas",
+            layout="host_rows",
             first=np.arange(len(work_ms)),
             table=np.arange(len(work_ms)),
-            possible=shapes.possible & (shapes.block.size_bytes <= least_memory),
-            piece_ms=np.zeros(len(work_ms)),
-            work_ms=work_ms * self._world_size,
-            mean_ms=every_rank_ms,
-            every_rank_ms=every_rank_ms,
-            volume=np.zeros(len(work_ms)),
-            piece_volume=np.zeros(len(work_ms)),
-            fixed_ms=gradients.fixed_ms,
-            is_on_all_ranks=True,
-            is_exchanged=False,
+            possible=possible,
+            piece_ms=np.minimum(block_ms, last_ms) + own_ms,
+            work_ms=work_ms,
+            mean_ms=work_ms / self._world_size + exchange_ms,
+            every_rank_ms=self.least_prices.any_byte_ms * volume * blocks.group_size,
+            volume=volume * blocks.group_size,
+            piece_volume=volume,
+            fixed_ms=reduces.fixed_ms / num_groups,
+            group_size=blocks.group_size,
         )
+
+    def _work_ms(self, blocks: BlockShapes) -> tuple[Floats, Floats, Floats]:
+        """Return [T] each, computation of a block, of the last one, and of all of a group."""
+        block_ms, last_ms = (
+            self._compute.stand_alone_ms(piece.vectors) for piece in (blocks.block, blocks.last)
+        )
+        return block_ms, last_ms, (blocks.group_size - 1) * block_ms + last_ms
 
 
 def least_of_layouts(values: Floats) -> tuple[Floats, Floats]:

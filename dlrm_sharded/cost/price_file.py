@@ -11,12 +11,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.exchange_curves import ExchangeCurves
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
+from dlrm_sharded.cost.learned_arrays import learned_features, model_of_artifact, to_arrays
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact import (
     ARTIFACT_SUFFIX,
@@ -28,7 +25,6 @@ from dlrm_sharded.hardware.artifact import (
     write_artifact,
 )
 from dlrm_sharded.hardware.artifact_kinds import Kind
-from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 from dlrm_sharded.plans.standing import Standing
 
@@ -38,9 +34,6 @@ PRICES = Kind(
     made_with="a run, which writes one beside its plan.json",
     required=("ranges", "measured_links", "standing", "gpu", "correction"),
 )
-CURVES = "curves."
-"""Beginning of the names of arrays with the factors of an exchange's curve."""
-
 DIGEST_LENGTH = 16
 
 
@@ -77,48 +70,28 @@ def read_prices(path: Path) -> LearnedCostModel:
         DataError: the file is missing, damaged, or of a version with other prices.
     """
     read = read_artifact(path, kind=PRICES, features=learned_features)
-    meta, arrays = read.meta, read.arrays
-    with built_from(read, PRICES):
-        compute, communication = from_arrays(arrays, meta["device"])
-        curves = standing = None
+    meta, standing, spec = read.meta, None, None
+    with built_from(read, PRICES):  # files of 0.2 have further fields
         if meta["standing"] is not None:
-            standing = read_form(meta["standing"], Standing, name="the standing of the prices")
+            name = "the standing of the prices"
+            standing = read_form(meta["standing"], Standing, name=name, may_have_others=True)
         if meta["gpu"] is not None:
-            # files of 0.2 also have the peak rates of matrix products
-            spec = read_form(
-                meta["gpu"], GpuSpec, name="the GPU of the prices", may_have_others=True
-            )
-            factors = {kind: arrays[CURVES + kind] for kind in EXCHANGES if CURVES + kind in arrays}
-            curves = ExchangeCurves(HostCollectives(spec), factors or None)
-        return LearnedCostModel(
-            compute,
-            communication,
-            name=meta["hardware"],
-            device=meta["device"],
-            ranges={
-                name: (float(low), float(high)) for name, (low, high) in meta["ranges"].items()
-            },
-            measured_links=tuple(meta["measured_links"]),
-            standing=standing,
-            exchange_curves=curves,
-            correction=meta["correction"],
-        )
+            name = "the GPU of the prices"
+            spec = read_form(meta["gpu"], GpuSpec, name=name, may_have_others=True)
+        model = model_of_artifact(read, spec)
+        return dataclasses.replace(model, standing=standing, correction=meta["correction"])
 
 
 def _content(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
     """Return the arrays and the description of a model's file."""
-    arrays = to_arrays(model.compute, model.communication)
-    curves, gpu = model.exchange_curves, None
-    if curves is not None:
-        spec = curves.host.spec  # whose figures may be whole numbers, and are read as floats
+    gpu = None
+    if isinstance(model.communication, ExchangeCurves):
+        spec = model.communication.host.spec  # whose figures may be whole numbers; floats are read
         gpu = dataclasses.asdict(read_form(dataclasses.asdict(spec), GpuSpec, name="the GPU"))
-        arrays |= {CURVES + kind: np.asarray(of) for kind, of in (curves.factors or {}).items()}
     meta = {
         "kind": PRICES.name,
         "hardware": model.name,
         "device": model.device,
-        "cores": 0,  # what artefacts say of the machine that they were fitted on
-        "optimizer": "",
         "features": learned_features(model.device),
         "ranges": model.ranges,
         "measured_links": model.measured_links,
@@ -126,4 +99,4 @@ def _content(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
         "gpu": gpu,
         "correction": model.correction,
     }
-    return arrays, meta
+    return to_arrays(model.compute, model.communication), meta

@@ -95,6 +95,7 @@ class Shapes:
     Args:
         step: [T], columns of a step, in which widths are counted: 4, more for very wide tables.
         first: [T + 1], where each table's column shapes begin; they have 1, 2, ... steps.
+        num_cols: [N], columns of each shape.
         columns: [N], column shards of every table and width.
         num_shards: [N], equal column shards that a rank cuts the columns into, as one lookup
             supports no more; 0 where there are none. The prices are those of all of them.
@@ -105,6 +106,7 @@ class Shapes:
 
     step: Indices
     first: Indices
+    num_cols: Indices
     columns: Pieces
     num_shards: Indices
     row_blocks: tuple[BlockShapes, ...]
@@ -150,6 +152,7 @@ class Shapes:
         return cls(
             step=step,
             first=first,
+            num_cols=num_cols,
             columns=pricer.columns(table, num_cols // parts).times(parts),
             num_shards=num_shards,
             row_blocks=tuple(pricer.row_blocks(size) for size in topology.group_sizes),

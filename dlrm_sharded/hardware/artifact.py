@@ -105,6 +105,8 @@ def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
         expected = features(meta["device"]) if callable(features) else features
         if meta.get("features") != json.loads(json.dumps(expected)):
             raise DataError(f"{path} was fitted to other features than this version computes")
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise DataError(f"{path} has numbers that are not finite")
     except DataError as error:
         raise DataError(f"{error}; make the {kind.noun} with {kind.made_with}") from error
     return Artifact(path, arrays, meta)
@@ -167,19 +169,6 @@ def find_artifact(
         )
 
     return max(metas, key=fitness)
-
-
-def has_artifact(kind: Kind, device: str, calibrated: Path | None) -> bool:
-    """Return whether there is an artefact of a type of device.
-
-    Args:
-        device: "cpu" or "cuda".
-        calibrated: see `RunContext`.
-
-    Raises:
-        DataError: one is damaged.
-    """
-    return any(meta["device"] == device for _, meta in _metas(kind, calibrated))
 
 
 def _metas(kind: Kind, calibrated: Path | None) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.trial import trial_plans
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import (
     Arrays,
@@ -152,19 +151,7 @@ def _net_of(loaded: Artifact, method: str) -> PlacementNet:
         net = METHODS[method]()
     with built_from(loaded, policy_kind(method)):
         net.load_state_dict({key: torch.from_numpy(array) for key, array in loaded.arrays.items()})
-        _check_trial_plan(net)
     return net
-
-
-def _check_trial_plan(net: PlacementNet) -> None:
-    """Raise an error if the networks do not place a few tables, or predict no cost for them."""
-    task, (plan, _) = trial_plans(world_size=2)
-    LearnedPolicy(net).place(task, num_samples=2, seed=0)
-    ranks = torch.tensor([[shard.rank for shard in plan.shards]])
-    with torch.no_grad():
-        cost = net.plan_costs(net.scaler(TaskTensors.from_tasks([task])), ranks)
-    if not cost.isfinite().all():
-        raise ValueError(f"it prices a plan at {cost.item()}")
 
 
 def to_arrays(net: PlacementNet) -> Arrays:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from dlrm_sharded.calibration.factor_fit import fit_factors
-from dlrm_sharded.calibration.priors import gpu_cost_model, learned_cost_model
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.cost.gpu_prior import gpu_cost_model
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.hardware.artifact import SHIPPED
 from dlrm_sharded.hardware.context import RunContext

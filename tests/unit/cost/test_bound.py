@@ -23,7 +23,6 @@ from tests.unit.search.made_up import (
     all_plans,
     model_of,
     predicted,
-    random_plan,
     roomy_task,
     tiny_task,
     with_memory,
@@ -79,21 +78,6 @@ def test_exact_where_there_is_one_plan(name: str) -> None:
         cost_ms = predicted((Shard.whole(task.tables[0], 0),), task, model_of(name, seed)).cost_ms
         bound_ms = lower_bound_ms(model_of(name, seed).price(task))
         assert cost_ms * (1 - HALVINGS) <= bound_ms <= cost_ms * (1 + ROUNDING)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hosts", [(1, 3), (1, 8), (2, 4), (3, 2), (5, 1)])
-@pytest.mark.parametrize("name", MODELS)
-def test_no_random_plan_is_cheaper(name: str, hosts: tuple[int, int]) -> None:
-    rng = np.random.default_rng(hosts)
-    for seed in range(2):
-        task = roomy_task(rng, hosts, int(rng.integers(1, 9)))
-        model = model_of(name, seed)
-        plans = [random_plan(rng, task) for _ in range(30)]
-        # all on one rank: nothing is even
-        plans.append(tuple(Shard.whole(table, 0) for table in task.tables))
-        assert_below(model, task, plans)
-        assert lower_bound_ms(model.price(task)) > 0
 
 
 @given(of=planned(), name=st.sampled_from(MODELS), seed=st.integers(0, 3))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.communication import UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Reduce
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import Topology
 from tests.unit.cost.plans import EXCHANGING, times_ms
 from tests.unit.made_up import tables_of, task_of, with_topology
@@ -45,7 +45,7 @@ def test_what_was_measured_does_not_change_with_what_is_stated(model: LearnedCos
     """The fit knew no bandwidths, so those of a preset must not scale its times."""
     tables = tables_of(*[(1000, 128, 2.0)] * 4)
     silent = task_of(tables, 4, batch_size=4096, local_world_size=4, device="cuda")
-    plan = whole_tables(silent, range(4))
+    plan = ShardingPlan.from_ranks(silent, range(4))
     stated = with_topology(silent, intra_host_bytes_per_s=450e9, inter_host_bytes_per_s=50e9)
     expected, found = (times_ms(model.predict(plan, task), EXCHANGING) for task in (silent, stated))
     for stage, found_stage in zip(expected, found, strict=True):

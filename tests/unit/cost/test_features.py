@@ -13,9 +13,9 @@ from dlrm_sharded.cost.features import (
 )
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from tests.unit.made_up import column_shards, tables_of, task_of
+from tests.unit.made_up import column_shards, task_of
 
 BATCH_SIZE = 64
 ROUNDING = 1e-12
@@ -141,25 +141,6 @@ def test_row_blocks_divide_rows_and_ids(world_size: int) -> None:
     whole = workload(Shard.whole(A, 0), task=task)
     assert of.num_unique.sum() == pytest.approx(whole.num_unique.sum())
     assert of.exchange(for_ids=False).volume.tolist() == [0] * world_size
-
-
-@pytest.mark.parametrize("for_ids", [False, True], ids=["vectors", "ids"])
-def test_ranks_are_only_names(for_ids: bool) -> None:
-    """Other numbers for the ranks permute what is theirs, and change nothing else."""
-    tables = tables_of(*((100 + i, 4 * (i + 1), 1.0 + i) for i in range(8)))
-    task, order = small_task(tables, 4), [2, 0, 3, 1]
-    of, renamed = (
-        workload(*whole_tables(task, ranks).shards, task=task)
-        for ranks in ([i % 4 for i in range(8)], [order[i % 4] for i in range(8)])
-    )
-    np.testing.assert_allclose(
-        renamed.by_rank(work_of(renamed))[order], of.by_rank(work_of(of)), ROUNDING
-    )
-    before, after = of.exchange(for_ids=for_ids), renamed.exchange(for_ids=for_ids)
-    assert len(set(before.volume.tolist())) == 4
-    assert after.volume[order].tolist() == before.volume.tolist()
-    assert after.num_shards[order].tolist() == before.num_shards.tolist()
-    assert after.reduces == ()
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 0.9, 1.2])

@@ -2,21 +2,18 @@
 
 import dataclasses
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dlrm_sharded import ConfigError, RunContext, ShardingPlan
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.calibration.priors import gpu_cost_model, learned_cost_model
+from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.gpu_lookups import UPDATE_LINES, gpu_compute
-from dlrm_sharded.cost.learned import KIND
-from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
+from dlrm_sharded.cost.gpu_prior import gpu_cost_model
 from dlrm_sharded.cost.workload import workload_of_tables
-from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
@@ -152,32 +149,13 @@ def test_figures_of_an_unknown_gpu() -> None:
 
 
 def test_it_has_the_form_of_a_fitted_model() -> None:
-    """So that its prices can be written, corrected and read like those of a fit."""
+    """So that its prices can be corrected like those of a fit."""
     model = learned_cost_model(H100)
-    arrays = to_arrays(model.compute, model.communication)
-    compute, communication = from_arrays(arrays, "cuda")
-    assert to_arrays(compute, communication).keys() == arrays.keys()
-    assert compute.forward.weights[0].shape == (len(PROFILE), len(compute.device.terms))
-    assert not compute.forward.weights[0].any()
+    net = model.compute.forward
+    assert net.weights[0].shape == (len(PROFILE), len(model.compute.device.terms))
+    assert not net.weights[0].any()
     twice = model.compute.scaled(forward=2.0, backward=1.0)
-    np.testing.assert_allclose(twice.forward.biases[0], model.compute.forward.biases[0] + np.log(2))
-
-
-def calibrated(folder: Path, measured_links: list[str]) -> RunContext:
-    """Write a calibration of an H100, and return the context of a run that finds it."""
-    prior = learned_cost_model(H100)
-    meta = {
-        **{"kind": KIND, "hardware": H100.hardware.name, "device": "cuda", "cores": 8},
-        **{"optimizer": "sgd", "ranges": prior.ranges, "measured_links": measured_links},
-        "features": learned_features("cuda"),
-    }
-    write_artifact(folder, "learned-h100", to_arrays(prior.compute, prior.communication), meta)
-    return dataclasses.replace(H100, calibrated=folder)
-
-
-def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path) -> None:
-    assert learned_cost_model(calibrated(tmp_path, ["intra"])).exchange_curves is None
-    assert learned_cost_model(RunContext("cpu")).device == "cpu"
+    np.testing.assert_allclose(twice.forward.biases[0], net.biases[0] + np.log(2))
 
 
 def test_replicas_have_a_price() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dlrm_sharded import RunContext, Shard
 from dlrm_sharded.calibration.prediction_errors import prediction_errors
-from dlrm_sharded.calibration.priors import gpu_cost_model
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import Hosts
+from dlrm_sharded.cost.gpu_prior import gpu_cost_model
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.plans.tables import Table

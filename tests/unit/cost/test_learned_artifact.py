@@ -71,7 +71,7 @@ def test_a_prior_is_scaled_by_the_probes(
     prior = learned_cost_model(RunContext("cpu", slow), of_known_hardware)
     for sample in (unseen[0], unseen[-1]):
         workload = workload_of_sample(sample)
-        here, there = prior.predict_trial(workload), model.predict_trial(workload)
+        here, there = (of.predict_workload(workload, sample.hosts) for of in (prior, model))
         for direction, factor in (("compute", 2), ("comm", 4)):
             for stage in (f"fwd_{direction}", f"bwd_{direction}"):
                 assert here.stage_max_ms(stage) == pytest.approx(factor * there.stage_max_ms(stage))

@@ -10,7 +10,6 @@ from dlrm_sharded import ConfigError, RunContext, ShardingPlan, ShardingTask
 from dlrm_sharded.calibration.fit_collected import fit_neuroshard
 from dlrm_sharded.calibration.neuroshard_fit import fit_paper
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard import (
     NeuroShardCostModel,
     PaperNets,
@@ -18,10 +17,8 @@ from dlrm_sharded.cost.neuroshard import (
     neuroshard_cost_model,
     to_arrays,
 )
-from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.hardware import Hardware
 from tests.unit.cost.hardware import reuse_histogram
-from tests.unit.cost.plans import EXCHANGING, relabelled
 from tests.unit.made_up import assert_same_arrays, in_turns, tables_of, task_of
 
 NUM_STEPS = 60
@@ -99,26 +96,3 @@ def test_the_seed_says_all(costs: tuple[Sample, ...]) -> None:
     again, other = fit(0), fit(1)
     assert_same_arrays(again, first)
     assert not np.array_equal(other["table.0.weight"], first["table.0.weight"])
-
-
-def test_published_fault_ranks_have_numbers(
-    paper: NeuroShardCostModel, model: LearnedCostModel
-) -> None:
-    """Its nets read the ranks in their order: the same plan with other names costs otherwise."""
-    plan, task = planned(4)
-    renamed = relabelled(plan, [3, 2, 1, 0])
-    for stage in EXCHANGING:
-        mine = [of.predict(plan, task).stage_max_ms(stage) for of in (model, paper)]
-        other = [of.predict(renamed, task).stage_max_ms(stage) for of in (model, paper)]
-        assert other[0] == pytest.approx(mine[0], rel=1e-9)
-        assert other[1] != pytest.approx(mine[1], rel=1e-3)
-
-
-def test_published_fault_an_empty_rank_computes(
-    paper: NeuroShardCostModel, model: LearnedCostModel
-) -> None:
-    plan, task = planned(2)
-    on_one = relabelled(plan, [0, 0])
-    assert not workload_of_plan(on_one, task).rank.any()
-    assert model.predict(on_one, task).per_rank[1].fwd_compute_ms == 0.0
-    assert paper.predict(on_one, task).per_rank[1].fwd_compute_ms != 0.0

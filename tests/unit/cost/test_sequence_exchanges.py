@@ -17,9 +17,9 @@ from dlrm_sharded.cost.communication import (
     STEP_EXCHANGES,
     CommunicationModel,
     Hosts,
+    one_byte_each,
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
-from dlrm_sharded.cost.learned_arrays import SEQUENCE_BYTES, from_arrays, to_arrays
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import RowBlocks
@@ -85,7 +85,7 @@ def test_l16_no_price_counts_fewer_bytes_of_sequences(
         model.all_to_all_ms(
             kind, (np.array([1.0, *counts]) @ by_class)[None], np.ones((1, size)), hosts
         )[0]
-        for kind, counts in zip(STEP_EXCHANGES, model.sequence_factors, strict=True)
+        for kind, counts in zip(STEP_EXCHANGES, model.sequences, strict=True)
     )
     even = ExchangePrices.from_model(model, hosts)
     least = LeastExchangePrices.from_model(model, hosts)
@@ -104,10 +104,6 @@ def test_prices_of_the_step_weigh_both_exchanges() -> None:
     model = dataclasses.replace(MODEL, sequences=COUNTS)
     for prices in (ExchangePrices, LeastExchangePrices):
         assert prices.from_model(model, HOSTS).sequences == pytest.approx((0.875, 1.75))
-    [forward, backward] = (
-        ExchangePrices.from_model(model, HOSTS, kinds=[kind]).sequences for kind in STEP_EXCHANGES
-    )
-    assert (*forward, *backward) == pytest.approx(COUNTS.ravel())
 
 
 def test_exchanges_without_prices_count_the_mean() -> None:
@@ -138,23 +134,7 @@ def plans() -> list[Sample]:
 
 
 def test_a_fit_finds_the_counts(plans: list[Sample]) -> None:
-    bags = dataclasses.replace(PRIOR.communication, sequences=None)
+    bags = dataclasses.replace(PRIOR.communication, sequences=one_byte_each())
     prior = dataclasses.replace(PRIOR, communication=bags)
     adapted = fit_factors(prior, measured(plans)).applied(prior)
-    assert adapted.communication.sequence_factors == pytest.approx(COUNTS, rel=0.15)
-
-
-def test_plans_of_bags_say_nothing_of_sequences(plans: list[Sample]) -> None:
-    found = fit_factors(PRIOR, plans).applied(PRIOR).communication
-    assert found.sequence_factors == pytest.approx(PRIOR.communication.sequence_factors)
-
-
-def test_older_artefacts_have_the_counts_of_the_device() -> None:
-    model = dataclasses.replace(PRIOR.communication, sequences=COUNTS)
-    arrays = to_arrays(PRIOR.compute, model)
-    assert (from_arrays(arrays, "cpu")[1].sequence_factors == COUNTS).all()
-    older = {key: array for key, array in arrays.items() if key != "sequence_bytes"}
-    assert (from_arrays(older, "cpu")[1].sequence_factors == SEQUENCE_BYTES["cpu"]).all()
-    for damaged in (COUNTS[0], -COUNTS):
-        with pytest.raises(ValueError, match="sequence_bytes"):
-            from_arrays(arrays | {"sequence_bytes": damaged}, "cpu")
+    assert adapted.communication.sequences == pytest.approx(COUNTS, rel=0.15)

@@ -10,11 +10,6 @@ from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
-from dlrm_sharded.cost.learned_arrays import (
-    SEQUENCE_PRICES,
-    from_arrays,
-    to_arrays,
-)
 from dlrm_sharded.cost.sequences import SequencePrices
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
@@ -106,7 +101,7 @@ def test_a_fit_finds_that_sequences_take_another_time_than_bags() -> None:
     def measured(sample: Sample, *, pooled: bool) -> Sample:
         shards = tuple(dataclasses.replace(shard, pooled=pooled) for shard in sample.shards)
         sample = dataclasses.replace(sample, shards=shards)
-        cost = there.predict_trial(workload_of_sample(sample))
+        cost = there.predict_workload(workload_of_sample(sample), sample.hosts)
         input_dist_ms = sample.cost.input_dist_ms
         cost = dataclasses.replace(cost, input_dist_ms=input_dist_ms)
         return dataclasses.replace(sample, cost=cost)
@@ -120,19 +115,10 @@ def test_a_fit_finds_that_sequences_take_another_time_than_bags() -> None:
         np.log(ours.fwd_compute_ms / theirs.fwd_compute_ms)
         for sample in samples[18:]
         for ours, theirs in zip(
-            found.predict_trial(workload_of_sample(sample)).per_rank,
+            found.predict_workload(workload_of_sample(sample), sample.hosts).per_rank,
             sample.cost.per_rank,
             strict=True,
         )
         if theirs.fwd_compute_ms
     ]
     assert np.abs(logs).mean() < 0.12
-
-
-def test_older_artefacts_have_the_prices_of_the_device() -> None:
-    arrays = to_arrays(COMPUTE, PRIOR.communication)
-    again, _ = from_arrays(arrays, "cpu")
-    assert again.crowding == PRICES
-    del arrays["sequences"]
-    older, _ = from_arrays(arrays, "cpu")
-    assert older.crowding == SEQUENCE_PRICES
