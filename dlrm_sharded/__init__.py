@@ -21,7 +21,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
+from dlrm_sharded.plans.task import ShardingTask, Topology, read_task, task_from_frame
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dlrm_sharded.cost.linear import LinearCostModel
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner, plan_model
     from dlrm_sharded.hardware.context import RunContext
-    from dlrm_sharded.plans.frames import task_from_frame
     from dlrm_sharded.search.constraints import Constraints
     from dlrm_sharded.sharders.base import Sharder, SharderContext
     from dlrm_sharded.sharders.planning import Planner
@@ -80,7 +79,6 @@ _LOADED_WHEN_ASKED = {
     "learned_cost_model": "calibration.priors",
     "make_sharder": "commands.sharders",
     "plan_model": "drop_in.sharded_planner",
-    "task_from_frame": "plans.frames",
 }
 """Modules of names that need more than Python."""
 

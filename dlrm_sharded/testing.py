@@ -35,8 +35,13 @@ from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer, without_memory_limit
-from dlrm_sharded.plans.task_keys import MAX_BYTES
+from dlrm_sharded.plans.task import (
+    MAX_BYTES,
+    ShardingTask,
+    Topology,
+    with_optimizer,
+    without_memory_limit,
+)
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder, sharder_name
 

@@ -15,8 +15,15 @@ from omegaconf import DictConfig, OmegaConf
 from dlrm_sharded.commands.hydra_app import check_overrides, command_line, instantiate
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of, why_not_fused
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task, with_optimizer
-from dlrm_sharded.plans.task_keys import MAX_BATCH_SIZE, MAX_RANKS
+from dlrm_sharded.plans.task import (
+    GIB,
+    MAX_BATCH_SIZE,
+    MAX_RANKS,
+    ShardingTask,
+    Topology,
+    read_task,
+    with_optimizer,
+)
 
 if TYPE_CHECKING:
     from dlrm_sharded.datasets.base import Dataset

@@ -21,8 +21,7 @@ from dlrm_sharded.commands.task import check_batch_size, stated_topology
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.task_keys import MAX_RANKS
+from dlrm_sharded.plans.task import MAX_RANKS, ShardingTask, Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids, with_measured
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, process_group
@@ -216,7 +216,7 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
 
 def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> MeasurePlan:
     if cfg.costs == "predicted":
-        return lambda task, ranks: model.predict(whole_tables(task, ranks), task)
+        return lambda task, ranks: model.predict(ShardingPlan.from_ranks(task, ranks), task)
     bench = RankBench(
         instantiate(cfg.measure),
         rank.device,
@@ -227,7 +227,7 @@ def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> Mea
 
     def measured(task: ShardingTask, ranks: Sequence[int]) -> PlanCost:
         """Measure the computation of a plan rank after rank; its exchanges are predicted."""
-        plan = whole_tables(task, ranks)
+        plan = ShardingPlan.from_ranks(task, ranks)
         ids = draw_ids(
             task.tables,
             batch_size=task.batch_size,

@@ -23,8 +23,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.task_keys import MAX_BYTES
+from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask
 from dlrm_sharded.search.find_plan import find_quickly
 from dlrm_sharded.search.stopping import Clock
 

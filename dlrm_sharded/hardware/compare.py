@@ -17,8 +17,8 @@ BOUND = 1.6
 """Factor by which a figure of a device may differ on the same hardware.
 
 On 2 cores of an AMD EPYC, 48 probes under 0 to 2 streaming or busy processes, and 2 to 3 other
-processes, were at most this far from the best in all but one figure of one probe: 1.29 (matrix
-product), 1.35 and 1.46 (gathers), 1.58 (copy; once 2.1). A machine of half the speed is beyond it.
+processes, were at most this far from the best in all but one figure of one probe: 1.35 and 1.46
+(gathers), 1.58 (copy; once 2.1). A machine of half the speed is beyond it.
 """
 
 EXCHANGE_BOUNDS = {EXCHANGE: 1.9, LATENCY: 2.5}
@@ -38,17 +38,20 @@ class Match:
     """The outcome of a comparison of a run's hardware with that of an artefact.
 
     Args:
-        is_same: whether fingerprints and probes agree.
         reasons: sentences that say what differs ("here" is the run); empty if nothing does.
         has_same_fingerprint: whether only the probes differ, or one is missing.
         speeds: figures of the run's probe over those of the artefact's, by name; empty without
             two probes of one type of device.
     """
 
-    is_same: bool
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[str, ...]
     has_same_fingerprint: bool = False
     speeds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether fingerprints and probes are known and agree."""
+        return not self.reasons
 
     @property
     def distance(self) -> float:
@@ -77,18 +80,18 @@ def compare(ours: Hardware | None, theirs: Hardware) -> Match:
     never the same.
     """
     if ours is None:
-        return Match(False, (UNNAMED,))
+        return Match((UNNAMED,))
     if ours.fingerprint is None or theirs.fingerprint is None:
         side = "here" if ours.fingerprint is None else "there"
         others = [f"{ours.name} here, {theirs.name} there"] if ours.name != theirs.name else []
-        return Match(False, (*others, f"the hardware {side} has no fingerprint"))
+        return Match((*others, f"the hardware {side} has no fingerprint"))
     if ours.fingerprint.device != theirs.fingerprint.device:
-        return Match(False, (f"{ours.name} here, {theirs.name} there",))
+        return Match((f"{ours.name} here, {theirs.name} there",))
     differing = tuple(_differences(ours.fingerprint, theirs.fingerprint))
     if ours.probe is None or theirs.probe is None:
         side = "here" if ours.probe is None else "there"
         reasons = *differing, f"the speed {side} was not probed"
-        return Match(False, reasons, has_same_fingerprint=not differing)
+        return Match(reasons, has_same_fingerprint=not differing)
     speeds = _speeds(ours.probe, theirs.probe)
     slower_or_faster = tuple(
         f"{name}: {speed:.2g} x the speed of the artefact's machine"
@@ -98,7 +101,7 @@ def compare(ours: Hardware | None, theirs: Hardware) -> Match:
     if slower_or_faster and ours.probe.load > ours.fingerprint.cpu.cores:
         slower_or_faster += (f"the probe here ran under a load of {ours.probe.load:.2g}",)
     reasons = differing + slower_or_faster
-    return Match(not reasons, reasons, has_same_fingerprint=not differing, speeds=speeds)
+    return Match(reasons, has_same_fingerprint=not differing, speeds=speeds)
 
 
 def _speeds(ours: Probe, theirs: Probe) -> dict[str, float]:

@@ -107,14 +107,10 @@ def release_memory(device: torch.device) -> None:
         forget_peak_memory()
 
 
-def read_fingerprint(device: torch.device, *, threads: int | None = None) -> Fingerprint:
-    """Return the fingerprint of the hardware that this process computes on.
-
-    Args:
-        threads: number of threads of a rank, if this process is none.
-    """
+def read_fingerprint(device: torch.device) -> Fingerprint:
+    """Return the fingerprint of the hardware that this process computes on."""
     cpu = read_cpu(
-        threads=threads or torch.get_num_threads(),
+        threads=torch.get_num_threads(),
         torch_capability=torch.backends.cpu.get_cpu_capability(),
     )
     return Fingerprint(cpu, read_gpu(device) if device.type == "cuda" else None)

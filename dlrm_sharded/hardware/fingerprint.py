@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.files.limited import PositiveInt
@@ -106,21 +105,9 @@ class Fingerprint:
     @property
     def id(self) -> str:
         """Return a short hash of `computing`, the same in every process and version of Python."""
-        return _hashed(self.computing)
-
-    def path_in(self, folder: Path, ending: str) -> Path:
-        """Return the path of a file that is named by the id, or by that of 0.2 if there is one."""
-        if self.gpu is not None:  # 0.2 counted the GPUs that a process sees
-            earlier = _hashed({**self.computing, "num_gpus": self.gpu.num_gpus})
-            if (path := folder / f"{earlier}{ending}").exists():
-                return path
-        return folder / f"{self.id}{ending}"
+        text = json.dumps(self.computing, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON."""
         return {"id": self.id, **json.loads(json.dumps(dataclasses.asdict(self)))}
-
-
-def _hashed(fields: dict[str, Any]) -> str:
-    text = json.dumps(fields, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -13,7 +13,6 @@ FIGURES = {
     "copy_gb_per_s": "memory bandwidth",
     "gather_gb_per_s": "random gather",
     "cached_gather_gb_per_s": "gather in cache",
-    "gemm_gflops": "matrix product",
 }
 """Figures of the probe of a device, and what messages call them."""
 
@@ -47,7 +46,6 @@ class Probe:
         copy_gb_per_s: bytes read and written by a copy that no cache holds.
         gather_gb_per_s: bytes of rows that pooled lookups read at random, beyond all caches.
         cached_gather_gb_per_s: likewise from rows that the second-level cache holds.
-        gemm_gflops: floating-point operations of a matrix product, in 1e9 per second.
         load: other work on the host, as processes that ran or waited in the minute before.
         exchange: None without a measurement between ranks.
     """
@@ -55,16 +53,12 @@ class Probe:
     copy_gb_per_s: PositiveFloat
     gather_gb_per_s: PositiveFloat
     cached_gather_gb_per_s: PositiveFloat
-    gemm_gflops: PositiveFloat
     load: PositiveFloat
     exchange: ExchangeProbe | None = None
 
     def __str__(self) -> str:
         """The figures in one line."""
-        texts = [
-            f"{name} {getattr(self, key):.4g} {'GFLOP/s' if key == 'gemm_gflops' else 'GB/s'}"
-            for key, name in FIGURES.items()
-        ]
+        texts = [f"{name} {getattr(self, key):.4g} GB/s" for key, name in FIGURES.items()]
         if (exchange := self.exchange) is not None:
             texts.append(
                 f"all-to-all of {exchange.num_ranks} ranks {exchange.latency_us:.3g} us and "

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlrm_sharded.hardware.probe import ExchangeProbe, Probe
-from dlrm_sharded.hardware.torch_defaults import exact_products, torch_defaults
+from dlrm_sharded.hardware.torch_defaults import torch_defaults
 
 ROWS = {"cpu": 2**20, "cuda": 2**22}
 """Rows of the table by type of device: 256 MiB and 1 GiB, beyond the caches of either."""
@@ -29,7 +29,6 @@ CACHED_ROWS = {"cpu": 2**10, "cuda": 2**14}
 IDS = {"cpu": 2**14, "cuda": 2**19}
 """Rows that one repeat reads."""
 
-MATRIX = {"cpu": 384, "cuda": 4096}
 DIM = 64
 POOLING = 16
 NUM_BATCHES = 32
@@ -58,24 +57,20 @@ def measure_probe(device: torch.device) -> Probe:
     table = torch.full((ROWS[kind], DIM), 1.0, device=device)
     source, target = table.view(2, -1)
     pairs = list(zip(source.chunk(8), target.chunk(8), strict=True))
-    matrix = torch.full((MATRIX[kind], MATRIX[kind]), 1.0, device=device)
-    with exact_products():
-        copy_s, gather_s, cached_gather_s, gemm_s = _fastest_s(
-            [
-                [functools.partial(target.copy_, source) for source, target in pairs],
-                _gathers(table),
-                _gathers(table[: CACHED_ROWS[kind]]),
-                [lambda: matrix @ matrix],
-            ],
-            device,
-            num_rounds=ROUNDS if load <= len(os.sched_getaffinity(0)) else BUSY_ROUNDS,
-        )
+    copy_s, gather_s, cached_gather_s = _fastest_s(
+        [
+            [functools.partial(target.copy_, source) for source, target in pairs],
+            _gathers(table),
+            _gathers(table[: CACHED_ROWS[kind]]),
+        ],
+        device,
+        num_rounds=ROUNDS if load <= len(os.sched_getaffinity(0)) else BUSY_ROUNDS,
+    )
     row_bytes = DIM * table.element_size()
     return Probe(
         copy_gb_per_s=2 * pairs[0][0].nbytes / copy_s / 1e9,
         gather_gb_per_s=IDS[kind] * row_bytes / gather_s / 1e9,
         cached_gather_gb_per_s=IDS[kind] * row_bytes / cached_gather_s / 1e9,
-        gemm_gflops=2 * MATRIX[kind] ** 3 / gemm_s / 1e9,
         load=load,
     )
 

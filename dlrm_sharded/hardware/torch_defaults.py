@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ def torch_defaults() -> Iterator[None]:
 
     A user's default dtype or deterministic mode would change what is measured, and random numbers
     that are drawn here would be missing in the user's training. The precision of fp32 products is
-    left as it is, see `exact_products`.
+    left as it is: no probe multiplies matrices.
     """
     with ExitStack() as stack:
         gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -37,24 +36,3 @@ def torch_defaults() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         yield
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Multiply in fp32, so that probes of trainings with TF32 and without it agree.
-
-    Torch's older switch, `allow_tf32`, cannot be read in a process that has set the newer one.
-    """
-    backends: Any = torch.backends
-    with ExitStack() as stack:
-        for products in (backends.cuda.matmul, backends.mkldnn.matmul):
-            stack.callback(_set_precision, products, products.fp32_precision)
-            products.fp32_precision = "ieee"
-        yield
-
-
-def _set_precision(products: Any, precision: str) -> None:
-    """Set the precision of products, unless they have it from `torch.backends` anyway."""
-    products.fp32_precision = "none"
-    if products.fp32_precision != precision:
-        products.fp32_precision = precision

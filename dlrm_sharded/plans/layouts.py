@@ -291,15 +291,10 @@ def row_blocks(num_embeddings: int, num_blocks: int) -> list[Interval]:
 
     There are fewer than `num_blocks` if no rows are left for the last ones.
     """
-    height = block_height(num_embeddings, num_blocks)
+    height = -(-num_embeddings // num_blocks)
     return [
         (start, min(start + height, num_embeddings)) for start in range(0, num_embeddings, height)
     ]
-
-
-def block_height(num_embeddings: int, num_blocks: int) -> int:
-    """Return the number of rows of every block but the last."""
-    return -(-num_embeddings // num_blocks)
 
 
 def column_widths(table: Table, num_pieces: int) -> list[int]:

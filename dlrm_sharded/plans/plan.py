@@ -88,14 +88,6 @@ class Shard:
         """Memory of the weights alone."""
         return self.num_rows * self.num_cols * TABLE_BYTES[self.precision]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the form of a shard in plan.json.
-
-        Only replicas have the key `replicated`, and only tables that are not in fp32 the key
-        `precision`.
-        """
-        return form_of(self)
-
     def __str__(self) -> str:
         if self.replicated:
             return f"replica of {self.table} on rank {self.rank}"
@@ -120,7 +112,9 @@ class ShardingPlan:
     @classmethod
     def from_ranks(cls, task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
         """Return the plan that places every table of a task whole, the i-th on `ranks[i]`."""
-        return whole_tables(task, [int(rank) for rank in ranks])
+        placed = zip(task.tables, ranks, strict=True)
+        shards = tuple(Shard.whole(table, int(rank)) for table, rank in placed)
+        return cls(task.topology.world_size, shards)
 
     def __repr__(self) -> str:
         by_table, counts = self.shards_by_table(), [len(of) for of in self.shards_by_rank()]
@@ -175,11 +169,12 @@ class ShardingPlan:
     def to_json(self) -> dict[str, Any]:
         """Return what plan.json says of the plan itself.
 
-        It names only precisions other than fp32; older readers warn of them.
+        It names only precisions other than fp32, of which older readers warn, and has the key
+        `replicated` for replicas alone.
         """
         fields: dict[str, Any] = {
             "world_size": self.world_size,
-            "shards": [shard.to_json() for shard in self.shards],
+            "shards": [form_of(shard) for shard in self.shards],
         }
         if not self.exchange_precision.is_exact:
             fields["exchange_precision"] = self.exchange_precision.to_json()
@@ -240,13 +235,3 @@ def with_precisions_of(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
         for shard in plan.shards
     )
     return dataclasses.replace(plan, shards=tuple(shards))
-
-
-def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
-    """Place every table whole on a rank.
-
-    Args:
-        ranks: rank of each table, in the order of the task.
-    """
-    shards = (Shard.whole(table, rank) for table, rank in zip(task.tables, ranks, strict=True))
-    return ShardingPlan(task.topology.world_size, tuple(shards))

@@ -119,6 +119,8 @@ class ProfileValue:
 class MadeFrom:
     """Says what a plan was made from besides its task, so that it can be made again.
 
+    It is `made_from` in plan.json.
+
     Args:
         sharder: the sharder's node of the config: its class and options, and its seed.
         prices_digest: hash of the prices, whose file has `cost.price_file` written; None for cost
@@ -132,10 +134,6 @@ class MadeFrom:
     correction: Mapping[str, Sequence[float]] | None
     commit: str | None
     versions: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form of `made_from` in plan.json."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,5 +217,5 @@ def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
         "prices": None if report.standing is None else report.standing.to_json(),
         "profiles": None if report.profile_value is None else report.profile_value.to_json(),
         "predicted": None if report.cost is None else report.cost.to_json(),
-        "made_from": None if report.made_from is None else report.made_from.to_json(),
+        "made_from": None if report.made_from is None else dataclasses.asdict(report.made_from),
     }

@@ -21,7 +21,6 @@ class Standing:
         error: expected error of a predicted critical path, relative to the measured one; None if
             it is not known.
         rank_error: see `cost.expected_maximum.with_expected_excess`; None if it is not known.
-        measured_s: time in which 0.2 measured, in s; None for other prices.
     """
 
     kind: Literal["calibrated", "measured", "prior"]
@@ -30,14 +29,11 @@ class Standing:
     num_runs: int = 0
     error: float | None = None
     rank_error: float | None = None
-    measured_s: float | None = None
 
     @property
     def short_text(self) -> str:
         """Say in a few words what the prices are: prior, corrected by 2 runs, within about 15 %."""
         parts = [str(self.kind)]
-        if self.measured_s is not None:
-            parts = [f"measured ({self.measured_s:.0f} s)"]
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
         if self.error is not None:
@@ -51,11 +47,8 @@ class Standing:
         return f"{self.short_text} (prices of {self.hardware}{why})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form in plan.json; only measured prices have a time."""
-        fields = {**dataclasses.asdict(self), "reasons": list(self.reasons)}
-        if self.measured_s is None:
-            del fields["measured_s"]
-        return fields
+        """Return the form in plan.json."""
+        return {**dataclasses.asdict(self), "reasons": list(self.reasons)}
 
 
 def within_text(error: float) -> str:

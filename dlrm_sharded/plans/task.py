@@ -14,15 +14,26 @@ from dlrm_sharded.files.json_forms import Number, form_of, make_plain, read_form
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_SHARD_COLUMNS, Table
-from dlrm_sharded.plans.task_keys import (
-    BANDWIDTHS,
-    MAX_BANDWIDTH,
-    MAX_BATCH_SIZE,
-    MAX_BYTES,
-    MAX_RANKS,
-    MIN_BANDWIDTH,
-    OPTIMIZER_KEYS,
-)
+
+MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
+"""Where users set the memory of a rank, for messages."""
+
+OPTIMIZER_KEYS = ("bytes_per_element", "optimizer_bytes_per_row")
+"""Keys of a topology that an optimizer of tables decides, in the order of `memory_of`."""
+
+MAX_RANKS, MAX_BYTES = 2**20, 2**60
+"""Limits beyond any real job, below which sums of sizes are exact in 64 bits."""
+
+MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
+"""Limits beyond any real link, in bytes/s, between which predicted times are finite."""
+
+BANDWIDTHS = ("intra_host_bytes_per_s", "inter_host_bytes_per_s")
+"""Keys of a topology that are bandwidths; all are optional."""
+
+MAX_BATCH_SIZE = 2**40
+
+FRAME_COLUMNS = ("name", "num_embeddings", "embedding_dim", "pooling_factor")
+"""Columns of a data frame of tables, such as an inventory in a csv file."""
 
 GIB = 2**30
 REPLICA_GRADIENT_BYTES = 8
@@ -333,3 +344,27 @@ def read_task(path: str | Path) -> ShardingTask:
     """
     fields = read_json_object(path, noun="task")
     return ShardingTask.from_json(fields, name=f"the task file {path}")
+
+
+def task_from_frame(frame: Any, topology: Topology, batch_size: int) -> ShardingTask:
+    """Return the task whose tables are the rows of a data frame.
+
+    Args:
+        frame: of polars, pandas or Arrow, with the columns `FRAME_COLUMNS`, and reuse_histogram if
+            it is known, which mean what they do for a `Table`. Other columns are left alone.
+        batch_size: global, samples of all ranks together.
+
+    Raises:
+        ConfigError: a column is missing, or a value cannot be that of a table.
+    """
+    import polars as pl  # takes longer to load than most plans to make
+
+    rows = frame if isinstance(frame, pl.DataFrame) else pl.DataFrame(frame)
+    if missing := [column for column in FRAME_COLUMNS if column not in rows.columns]:
+        raise ConfigError(
+            f"the frame has no column {', '.join(missing)}; it needs {', '.join(FRAME_COLUMNS)}"
+        )
+    profile = {"reuse_histogram"} & {*rows.columns}
+    chosen = rows.select(*FRAME_COLUMNS, *profile).iter_rows(named=True)
+    tables = tuple(Table(**row) for row in chosen)
+    return ShardingTask(tables, topology, batch_size)

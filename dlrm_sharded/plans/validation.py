@@ -10,8 +10,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.plans.table_optimizers import why_not_replicated
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, in_half
-from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology, in_half
 
 FP16_KEYS = "sharder.table_precision=fp16, or precision in task.json; docs/reference/precision.md"
 """Where users put tables into fp16, for messages."""

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count, check_number
 from dlrm_sharded.plans.plan import ShardingPlan, read_plan
 from dlrm_sharded.plans.table_optimizers import why_not_replicated
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.task_keys import MAX_BYTES
+from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 
 

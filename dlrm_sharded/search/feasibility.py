@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
-from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS
 from dlrm_sharded.plans.validation import fp16_advice, why_sequence_too_wide, why_too_large
 from dlrm_sharded.search.problem import Problem, by_group
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+from dlrm_sharded.plans.task import MEMORY_KEYS, ShardingTask
 from dlrm_sharded.plans.validation import SPLITTING_ADVICE, why_too_large, why_too_wide
 
 WEIGHTS: dict[str, Callable[[Table], float]] = {

@@ -44,8 +44,7 @@ from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_co
 from dlrm_sharded.plans.layouts import ColumnShards, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.plans.validation import why_too_wide
 from dlrm_sharded.sharders.base import SharderContext
 

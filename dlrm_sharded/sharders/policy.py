@@ -9,8 +9,7 @@ from typing import Any
 from dlrm_sharded.cost.base import CostModel, is_additive, with_assumed_profiles
 from dlrm_sharded.files.errors import InfeasibleTaskError, check_count, check_flag
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.plans.validation import why_too_large, why_too_wide
 from dlrm_sharded.rl.base import Policy
 from dlrm_sharded.rl.policy import ALWAYS, AUTO, load_policy

@@ -37,8 +37,7 @@ from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec, sequ
 from dlrm_sharded.plans.layouts import can_split_rows, trained_layouts
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.time_box import TimeBox
 from dlrm_sharded.sharders.torchrec_search import TimedEnumerator, TimedSearch

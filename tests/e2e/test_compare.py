@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 TASK = small_tasks()["w3-mixed"]
 OWN = """
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 
 class LastRank:
     def __init__(self, rank=-1):
@@ -30,7 +30,7 @@ class LastRank:
 
     def shard(self, task):
         rank = self.rank % task.topology.world_size
-        return whole_tables(task, [rank] * len(task.tables))
+        return ShardingPlan.from_ranks(task, [rank] * len(task.tables))
 """
 WAITING = """
         import os, pathlib, time

@@ -23,7 +23,7 @@ def test_all_parts_of_a_gpu(tmp_path: Path) -> None:
         assert end["status"] == "ok", end
         assert not [case for case in cases if "error" in case]
     environment_cases = {case["case"]: case for case in found["environment"][:-1]}
-    assert environment_cases["probe"]["gemm_gflops"] > 0
+    assert environment_cases["probe"]["gather_gb_per_s"] > 0
     kernels = found["kernels"][:-1]
     assert len(kernels) == 9
     assert all(0 < case["lookup_error"] < 1e-6 for case in kernels)

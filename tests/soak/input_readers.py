@@ -28,7 +28,7 @@ from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
 from dlrm_sharded.hardware.artifact import HEADER, write_artifact
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
@@ -54,7 +54,7 @@ TASK = ShardingTask(
     Topology(2, 10**6, 2, 4, 4, "cpu", 1e9, 1e9, (10**6, 10**5)),
     batch_size=64,
 )
-PLAN = whole_tables(TASK, [0, 1, 1])
+PLAN = ShardingPlan.from_ranks(TASK, [0, 1, 1])
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
@@ -57,7 +57,7 @@ def with_memory(task: ShardingTask, *memory_bytes: int) -> ShardingTask:
 def in_turns(task: ShardingTask) -> ShardingPlan:
     """Place whole tables on one rank after the other."""
     ranks = [i % task.topology.world_size for i in range(len(task.tables))]
-    return whole_tables(task, ranks)
+    return ShardingPlan.from_ranks(task, ranks)
 
 
 def column_shards(table: Table, *pieces: tuple[int, int]) -> list[Shard]:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_number
-from dlrm_sharded.plans.task_keys import MEMORY_KEYS
+from dlrm_sharded.plans.task import MEMORY_KEYS
 
 GENERIC = "h100_sxm"
 """Key of the GPU whose figures are used for an unknown data-centre GPU."""

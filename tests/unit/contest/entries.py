@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from dlrm_sharded.contest.cases import Case, Entry, Outcome
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
@@ -31,7 +31,7 @@ class AllOn:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         if self.error is not None:
             raise self.error
-        return whole_tables(task, [self.rank] * len(task.tables))
+        return ShardingPlan.from_ranks(task, [self.rank] * len(task.tables))
 
 
 def case_of(name: str = "t", sharder: str = "a", task: ShardingTask = TASK, **options: Any) -> Case:

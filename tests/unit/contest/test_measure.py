@@ -10,11 +10,11 @@ from dlrm_sharded.contest import measure
 from dlrm_sharded.contest.cases import Measurement
 from dlrm_sharded.contest.measure import MEASUREMENTS, Rounds, measure_tasks
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.contest.entries import TASK, case_of, cost_of, entry_of
 
-SHARDS = whole_tables(TASK, [0] * len(TASK.tables)).shards
+SHARDS = ShardingPlan.from_ranks(TASK, [0] * len(TASK.tables)).shards
 RANK = Rank(0, 1, 0, 1, torch.device("cuda", 0))
 
 

@@ -15,7 +15,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.explain import diagnosis as module
 from dlrm_sharded.explain.diagnosis import BOUNDING_FRACTION, MAX_RANKS, MAX_SPLITS, diagnose
 from dlrm_sharded.explain.text import forecast, sections
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_report import Diagnosis
 from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.cost.plans import Planned, planned
@@ -171,7 +171,7 @@ def test_alternatives_to_a_bad_plan(
     if by_rank:
         ranks["memory_bytes_by_rank"] = (10**8,) * world_size
     task = task_of(tables, world_size, 10**8, 4096, **ranks)
-    plan = whole_tables(task, [0] * 8)
+    plan = ShardingPlan.from_ranks(task, [0] * 8)
     found = diagnose(plan, MODEL.price(task), alternatives=True)
     costs = changes_of(found)
     assert list(costs) == ["another plan", more, "10 % more memory"]
@@ -186,7 +186,7 @@ def test_alternatives_to_a_bad_plan(
 def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
     """One rank exchanges nothing."""
     task = task_of((IDLE, BUSY), 1)
-    plan = whole_tables(task, (0, 0))
+    plan = ShardingPlan.from_ranks(task, (0, 0))
     (rank,) = diagnosed(plan, task).bounding
     launch_ms = float(MODEL.compute.launch_ms(np.ones(1)).sum())
     assert [shard.shard.table for shard in rank.shards] == ["busy", "idle"]

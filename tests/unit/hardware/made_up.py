@@ -38,7 +38,6 @@ PROBE = Probe(
     copy_gb_per_s=24.0,
     gather_gb_per_s=8.0,
     cached_gather_gb_per_s=90.0,
-    gemm_gflops=104.0,
     load=0.5,
     exchange=EXCHANGE,
 )

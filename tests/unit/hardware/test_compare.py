@@ -21,7 +21,7 @@ SAME = {
     "another_name": dataclasses.replace(HARDWARE, name="cpu: y"),
     "what_is_not_known_here": with_cpu(l3_kib=None, instruction_sets=None),
     "a_loaded_machine": with_probe(
-        copy_gb_per_s=0.8, gather_gb_per_s=0.8, cached_gather_gb_per_s=0.8, gemm_gflops=0.8
+        copy_gb_per_s=0.8, gather_gb_per_s=0.8, cached_gather_gb_per_s=0.8
     ),
     "a_busy_moment": with_probe(gather_gb_per_s=1 / 1.5),
 }
@@ -42,8 +42,8 @@ DIFFERENT = {
         (f"random gather: 0.5 {SPEED}",),
     ),
     "twice_the_speed": (
-        with_probe(gemm_gflops=2),
-        (f"matrix product: 2 {SPEED}",),
+        with_probe(copy_gb_per_s=2),
+        (f"memory bandwidth: 2 {SPEED}",),
     ),
     "slow_links": (
         with_exchange(gb_per_s=0.4),

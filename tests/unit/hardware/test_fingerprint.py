@@ -31,10 +31,6 @@ CPU part\t: 0xd40
 """
 
 
-ID_OF_0_2 = "b67228e420d9"
-"""Id by which 0.2 knew `ON_GPU`."""
-
-
 def machine(root: Path, cpuinfo: str = X86) -> Path:
     """Write a made-up /proc and sysfs."""
     (root / "proc").mkdir(parents=True)
@@ -105,16 +101,6 @@ def test_a_gpus_id_depends_on_its_kind_alone() -> None:
     others = with_gpu(driver="590.0", nccl="2.28.1"), with_gpu(num_gpus=1)
     for same in (with_cpu(ON_GPU, cores=64), *others):
         assert same.fingerprint.id == ON_GPU.fingerprint.id
-
-
-def test_a_file_that_0_2_has_named_is_found(tmp_path: Path) -> None:
-    """Its ids counted the GPUs that a process saw."""
-    for hardware in (HARDWARE, ON_GPU):
-        fingerprint = hardware.fingerprint
-        assert fingerprint.path_in(tmp_path, ".x") == tmp_path / f"{fingerprint.id}.x"
-    (tmp_path / f"{ID_OF_0_2}.x").touch()
-    assert ON_GPU.fingerprint.path_in(tmp_path, ".x").exists()
-    assert not with_gpu(num_gpus=1).fingerprint.path_in(tmp_path, ".x").exists()
 
 
 def test_what_nvidia_smi_prints() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.hardware.torch_defaults import exact_products, torch_defaults
+from dlrm_sharded.hardware.torch_defaults import torch_defaults
 from dlrm_sharded.ranks.devices import allow_tf32
 
 BACKENDS: Any = torch.backends
@@ -110,27 +110,6 @@ def test_a_block_has_the_defaults_and_leaves_no_trace() -> None:
 
 def older(allowed: bool) -> None:
     BACKENDS.cuda.matmul.allow_tf32 = allowed
-
-
-@pytest.mark.parametrize("name", ["nothing", "older", "older off", "newer", "newer, of all"])
-def test_products_are_exact_for_a_while(name: str) -> None:
-    """Whichever switch of torch a process has used, and none is different afterwards."""
-    BACKENDS.cuda.matmul.fp32_precision = "none"
-    {
-        "nothing": lambda: None,
-        "older": lambda: older(True),
-        "older off": lambda: older(False),
-        "newer": lambda: setattr(BACKENDS.cuda.matmul, "fp32_precision", "tf32"),
-        "newer, of all": lambda: setattr(BACKENDS, "fp32_precision", "tf32"),
-    }[name]()
-    before = switches()
-    with exact_products():
-        assert BACKENDS.cuda.matmul.fp32_precision == "ieee"
-        assert BACKENDS.mkldnn.matmul.fp32_precision == "ieee"
-    assert switches() == before
-    if name == "newer, of all":
-        BACKENDS.fp32_precision = "ieee"
-        assert BACKENDS.cuda.matmul.fp32_precision == "ieee", "it still follows"
 
 
 @pytest.mark.parametrize("allowed", [True, False])

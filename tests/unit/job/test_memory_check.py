@@ -9,7 +9,7 @@ from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.job import memory_check
 from dlrm_sharded.job.memory_check import CheckedMemory, check_memory
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.ranks.distributed import Rank
@@ -41,7 +41,7 @@ def checked(
     monkeypatch.setattr(memory_check, "available_host_bytes", lambda: int(host_gib * GIB))
     task = ShardingTask((TABLE,), Topology(1, 80 * GIB, compute_device=device), 64)
     return check_memory(
-        whole_tables(task, [0]),
+        ShardingPlan.from_ranks(task, [0]),
         task,
         WORKLOAD,
         dataclasses.replace(rank, device=torch.device(device)),

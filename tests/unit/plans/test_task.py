@@ -10,8 +10,7 @@ import pytest
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology, read_task, with_optimizer
-from dlrm_sharded.plans.task_keys import MAX_BYTES
+from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology, read_task, with_optimizer
 from tests.unit.made_up import task_of
 
 TABLE = Table("t", 100, 16, 2.0)

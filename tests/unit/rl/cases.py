@@ -13,7 +13,7 @@ from dlrm_sharded import PlanCost, RunContext, ShardingTask, Table
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.task_tensors import TaskTensors
@@ -78,7 +78,7 @@ def cost_model() -> LearnedCostModel:
 
 def predicted(task: ShardingTask, ranks: Sequence[int]) -> PlanCost:
     """Predict what a training would measure."""
-    return cost_model().predict(whole_tables(task, ranks), task)
+    return cost_model().predict(ShardingPlan.from_ranks(task, ranks), task)
 
 
 def random_net(kind: str, seed: int = 0) -> PlacementNet:

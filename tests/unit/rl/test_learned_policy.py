@@ -13,7 +13,7 @@ import torch
 from dlrm_sharded import ConfigError, RunContext, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, LearnedPolicy, load_policy, to_arrays
@@ -38,7 +38,7 @@ def estimated(net: PlacementNet, task: ShardingTask, ranks: tuple[int, ...]) -> 
 
 
 def fits(task: ShardingTask, ranks: Sequence[int]) -> bool:
-    used = whole_tables(task, ranks).bytes_by_rank(task.topology)
+    used = ShardingPlan.from_ranks(task, ranks).bytes_by_rank(task.topology)
     return all(map(operator.le, used, task.topology.rank_memory_bytes))
 
 

@@ -13,7 +13,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.rl.nets import sums_by_rank
 from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.rank_costs import RankCosts
@@ -96,7 +96,7 @@ def test_costs_of_ranks_are_those_of_the_model() -> None:
         ranks = torch.tensor(np.random.default_rng(seed).integers(2, size=(1, 24)))
         sums = sums_by_rank(of_task.vectors, ranks, 2)
         costs = of_task.rank_costs(sums, sums.amax(dim=1, keepdim=True))[0].numpy()
-        plan = whole_tables(task, ranks[0].tolist())
+        plan = ShardingPlan.from_ranks(task, ranks[0].tolist())
         predicted = model.predict(plan, task)
         num_lookups = workload_of_plan(plan, task).num_lookups()
         for rank, launch_ms in enumerate(compute.launch_ms(num_lookups)):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dlrm_sharded import DataError, PlanCost, ShardingTask
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.rl.policy import METHODS, to_arrays
 from dlrm_sharded.rl.training import MeasurePlan, PolicyTraining, RoundResult, RoundSchedule
 from tests.unit.made_up import assert_same_arrays
@@ -116,7 +116,7 @@ def test_plans_are_measured_as_the_policy_makes_them() -> None:
     rounds = short_training("dreamshard", measure=measure).rounds
     assert len({task for task, _ in measured}) == 9
     for task, ranks in measured:
-        used = whole_tables(task, ranks).bytes_by_rank(task.topology)
+        used = ShardingPlan.from_ranks(task, ranks).bytes_by_rank(task.topology)
         assert max(used) <= task.topology.memory_bytes
     for number, finished in enumerate(rounds):
         costs = [predicted(*plan).cost_ms for plan in measured[3 * number : 3 * number + 3]]

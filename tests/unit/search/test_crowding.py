@@ -11,7 +11,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.widest import WidestShard
-from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from tests.unit.cost.worked_bound import constant_prices
 from tests.unit.made_up import task_of
 from tests.unit.search.made_up import COST_ALONE, model_of, predicted
@@ -54,7 +54,7 @@ def separated_ms(task: ShardingTask, model: LearnedCostModel) -> float:
             rank = int(load[ranks].argmin()) + ranks.start
             load[rank] += table.pooling_factor
             rank_of[table.name] = rank
-        plan = whole_tables(task, [rank_of[table.name] for table in task.tables])
+        plan = ShardingPlan.from_ranks(task, [rank_of[table.name] for table in task.tables])
         costs.append(predicted(plan.shards, task, model).cost_ms)
     return min(costs)
 

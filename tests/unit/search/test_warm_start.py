@@ -9,7 +9,7 @@ import pytest
 from dlrm_sharded import InvalidPlanError, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.search.state_shards import moved_bytes
 from tests.unit.made_up import tables_of, task_of
@@ -75,7 +75,7 @@ def busy_task(world_size: int = 3, num_tables: int = 6, num_rows: int = 2000) ->
 
 
 def on_rank(task: ShardingTask, rank: int) -> ShardingPlan:
-    return whole_tables(task, [rank] * len(task.tables))
+    return ShardingPlan.from_ranks(task, [rank] * len(task.tables))
 
 
 def test_what_it_may_move_it_moves_well(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, _say_what_it_is
 from dlrm_sharded.testing import check_sharder, small_tasks
@@ -163,7 +163,9 @@ def plain_search(
             for i, (t, width, _) in enumerate(placed)
         )
         piece_task = dataclasses.replace(task, tables=pieces)
-        return MODEL.predict(whole_tables(piece_task, [rank for *_, rank in placed]), piece_task)
+        return MODEL.predict(
+            ShardingPlan.from_ranks(piece_task, [rank for *_, rank in placed]), piece_task
+        )
 
     @functools.cache
     def compute_ms(shards: tuple[tuple[int, int], ...]) -> float:

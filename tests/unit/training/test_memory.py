@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.model.dlrm import Dlrm, dlrm
 from dlrm_sharded.plans.layouts import Replicas
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.dense_memory import DenseMemory, trace_dense
@@ -62,7 +62,7 @@ def traced(build_model: Callable[[torch.device], Dlrm], batch_size: int = 64) ->
 
 def test_what_lives_for_the_whole_run_is_exact():
     task = task_of(2)
-    (first, second) = estimate_memory(whole_tables(task, [0, 1]), task, WORKLOAD, [7, 8])
+    (first, second) = estimate_memory(ShardingPlan.from_ranks(task, [0, 1]), task, WORKLOAD, [7, 8])
     assert (first.table_weights, first.table_optimizer) == (4 * 1000 * 16, 4 * 1000)
     assert (second.table_weights, second.table_optimizer) == (4 * 4000 * 8, 4 * 4000)
     assert (first.process, second.process) == (7, 8)
@@ -76,7 +76,7 @@ def test_a_checkpoint_copies_the_model():
     """On a CPU the process holds the copy, of all but gradients."""
     task = task_of(1)
     copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
-    plan = whole_tables(task, [0, 0])
+    plan = ShardingPlan.from_ranks(task, [0, 0])
     (without,), (with_copy,) = (
         estimate_memory(plan, task, workload, [0]) for workload in (WORKLOAD, copying)
     )
@@ -89,7 +89,7 @@ def test_a_checkpoint_copies_the_model():
 def test_replicas_have_gradients_and_their_own_samples():
     """They exchange no vectors, and a checkpoint copies what they keep."""
     task = task_of(2)
-    whole = whole_tables(task, [0, 0])
+    whole = ShardingPlan.from_ranks(task, [0, 0])
     replicated = ShardingPlan(2, tuple(s for t in TABLES for s in Replicas(2).shards(t)))
     copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
     (alone, _), (first, second) = (
@@ -110,7 +110,7 @@ def test_row_blocks_share_the_ids_of_their_table():
     task = task_of(2)
     halves = [Shard("a", rank, (500 * rank, 500 * (rank + 1)), (0, 16)) for rank in range(2)]
     split = ShardingPlan(2, (*halves, Shard.whole(TABLES[1], 1)))
-    whole = whole_tables(task, [0, 1])
+    whole = ShardingPlan.from_ranks(task, [0, 1])
     ids = [estimate_memory(plan, task, WORKLOAD, [0, 0])[0].ids for plan in (whole, split)]
     assert ids[1] < ids[0]
 
@@ -133,7 +133,7 @@ def test_what_the_measurement_needs_is_counted(world_size, rank, ids, vectors, e
     task = task_of(world_size, device="cuda")
     dense = dataclasses.replace(DENSE, activation_bytes=0)
     workload = dataclasses.replace(WORKLOAD, dense=dense, pipeline="base")
-    memory = estimate_memory(whole_tables(task, [0, 0]), task, workload, [0, 0])[rank]
+    memory = estimate_memory(ShardingPlan.from_ranks(task, [0, 0]), task, workload, [0, 0])[rank]
     buckets = DENSE.parameter_bytes if world_size > 1 else 0
     assert (memory.ids, memory.vectors, memory.exchange) == (ids, vectors, exchange + buckets)
 
@@ -145,7 +145,7 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
     as much in their exchange.
     """
     task = task_of(2, device="cuda")
-    plan, more = whole_tables(task, [0, 0]), {}
+    plan, more = ShardingPlan.from_ranks(task, [0, 0]), {}
     for name in PIPELINES:
         workload = dataclasses.replace(WORKLOAD, pipeline=name, num_measured_batches=0)
         memory = estimate_memory(plan, task, workload, [0, 0])[0]
@@ -181,14 +181,16 @@ def test_a_gpu_and_its_host_have_budgets_of_their_own():
 def test_without_a_whole_copy_one_block_at_a_time_is_copied():
     tables = (Table("a", 2**20, 64, 1.0),)
     task = dataclasses.replace(task_of(1, device="cuda"), tables=tables)
-    (host,) = estimate_host_memory(whole_tables(task, [0]), task, WORKLOAD)
+    (host,) = estimate_host_memory(ShardingPlan.from_ranks(task, [0]), task, WORKLOAD)
     assert host.checkpoint_copy == 64 * MIB
 
 
 @pytest.mark.parametrize(("world_size", "nccl"), [(1, 0), (2, NCCL_BYTES)])
 def test_a_gpu_needs_more_than_its_tensors(world_size, nccl):
     task = task_of(world_size, device="cuda")
-    memory = estimate_memory(whole_tables(task, [0, 0]), task, WORKLOAD, [GIB] * world_size)[0]
+    memory = estimate_memory(
+        ShardingPlan.from_ranks(task, [0, 0]), task, WORKLOAD, [GIB] * world_size
+    )[0]
     assert memory.nccl == nccl
     assert memory.slack > 0
     assert memory.tensors == memory.total - GIB - nccl - memory.slack
@@ -256,7 +258,7 @@ def test_graphs_hold_activations_while_tables_are_updated(world_size):
     def peak(**changes: Any) -> RankMemory:
         dense = dataclasses.replace(DENSE, **changes)
         workload = dataclasses.replace(WORKLOAD, dense=dense, num_measured_batches=0)
-        return estimate_memory(whole_tables(task, [0, 0]), task, workload, [0, 0])[0]
+        return estimate_memory(ShardingPlan.from_ranks(task, [0, 0]), task, workload, [0, 0])[0]
 
     update, without, with_graph = peak(activation_bytes=0), peak(), peak(has_graphs=True)
     assert update.vectors < without.vectors == DENSE.activation_bytes
@@ -271,6 +273,6 @@ def test_graphs_are_none_on_a_cpu():
     task = task_of(2)
     graphs = dataclasses.replace(DENSE, has_graphs=True)
     with_graphs = dataclasses.replace(WORKLOAD, dense=graphs)
-    plan = whole_tables(task, [0, 0])
+    plan = ShardingPlan.from_ranks(task, [0, 0])
     found = [estimate_memory(plan, task, workload, [0, 0]) for workload in (WORKLOAD, with_graphs)]
     assert found[0] == found[1]
