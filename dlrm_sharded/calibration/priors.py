@@ -12,7 +12,7 @@ from typing import Any
 
 from dlrm_sharded.cost.communication import (
     EXCHANGES,
-    UNMEASURED,
+    STATED,
     CommunicationModel,
     with_stated,
 )
@@ -70,9 +70,7 @@ def learned_cost_model(
         model = _at_speed_of(model, loaded.match)
     if model.device != context.device:
         # Exchanges between CPUs do not predict exchanges between GPUs.
-        model = dataclasses.replace(
-            model, communication=with_stated(UNMEASURED, measured=()), measured_links=()
-        )
+        model = dataclasses.replace(model, communication=STATED, measured_links=())
     return model
 
 

@@ -149,22 +149,16 @@ def predict_plan(model: CostModel, plan: ShardingPlan, task: ShardingTask) -> Pl
     Raises:
         ConfigError: the model fails, or what it returns are not times of all ranks.
     """
+    name, world_size = type(model).__name__, task.topology.world_size
     try:
         cost = model.predict(plan, task)
     except UserError:
         raise
     except Exception as error:  # whatever a model of a user may raise
         raise ConfigError(
-            f"the cost model {type(model).__name__} failed at a plan of {len(task.tables)} tables "
-            f"on {task.topology.world_size} ranks: {type(error).__name__}: {error}"
+            f"the cost model {name} failed at a plan of {len(task.tables)} tables on {world_size} "
+            f"ranks: {type(error).__name__}: {error}"
         ) from error
-    check_prediction(model, cost, task)
-    return cost
-
-
-def check_prediction(model: CostModel, cost: PlanCost, task: ShardingTask) -> None:
-    """Raise ConfigError unless a prediction has a finite time of every rank, 0 or more."""
-    name, world_size = type(model).__name__, task.topology.world_size
     if not isinstance(cost, PlanCost):
         raise ConfigError(f"the cost model {name} returned {shortened(cost)}, no PlanCost")
     if len(cost.per_rank) != world_size:
@@ -177,6 +171,7 @@ def check_prediction(model: CostModel, cost: PlanCost, task: ShardingTask) -> No
                 f"the cost model {name} predicts {stages.total_ms:g} ms for rank {rank}; a time "
                 "must be a finite number, 0 or more; use another cost_model"
             )
+    return cost
 
 
 def caveat_of(model: CostModel | None, topology: Topology) -> str | None:

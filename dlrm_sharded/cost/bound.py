@@ -103,18 +103,15 @@ class Relaxation:
         """Return the lowest bound of all plans, or of those without replicas."""
         if self._too_large:
             return math.inf
-        cuts = [layout for layout in self._cuts if replicas or layout.layout != "replicas"]
-        bound_ms = math.inf
+        bound_ms, kinds = math.inf, self.kinds(replicas=replicas)
         # Kinds with a low mean come first, as the others then need one test.
-        for kind in sorted(self._kinds_of(cuts), key=lambda kind: self.mean_ms(math.inf, kind)):
+        for kind in sorted(kinds, key=lambda kind: self.mean_ms(math.inf, kind)):
             bound_ms = self.bound_of_kind_ms(kind, enough_ms=bound_ms)
         return bound_ms
 
-    def kinds(self) -> list[PlanKind]:
+    def kinds(self, *, replicas: bool = True) -> list[PlanKind]:
         """Return the kinds of plans for each set of layouts that tables can have."""
-        return self._kinds_of(self._cuts)
-
-    def _kinds_of(self, cuts: Sequence[Cuts]) -> list[PlanKind]:
+        cuts = [layout for layout in self._cuts if replicas or layout.layout != "replicas"]
         cuts = [layout for layout in cuts if layout.possible.any()]
         kinds: list[PlanKind] = []
         for number in range(1, len(cuts) + 1):
@@ -279,9 +276,7 @@ class Relaxation:
         allowed = []
         for layout, own_ms in zip(kind.cuts, kind.own_ms, strict=True):
             paid_ms = np.where(own_ms > most_ms, np.inf, np.maximum(own_ms, least_ms))
-            needed_ms = (
-                layout.piece_ms + layout.per_size(paid_ms) + self._launch_ms_with(kind, layout)
-            )
+            needed_ms = layout.piece_ms + paid_ms[layout.table] + self._launch_ms_with(kind, layout)
             allowed.append(layout.possible & (needed_ms <= limit_ms))
         # All ranks wait for the largest volume, which is no less than that of a piece (L13).
         byte_ms = self._busiest_byte_ms
@@ -296,7 +291,7 @@ class Relaxation:
         least_apart_ms = kind.every_rank_fixed_ms + float(sum_ms)
         excess_ms -= excess_ms.min(axis=1, keepdims=True)
         for layout, mask, over_ms in zip(kind.cuts, allowed, excess_ms, strict=True):
-            alone_ms = layout.piece_ms + byte_ms * layout.piece_volume + layout.per_size(over_ms)
+            alone_ms = layout.piece_ms + byte_ms * layout.piece_volume + over_ms[layout.table]
             mask &= least_apart_ms + self._launch_ms_with(kind, layout) + alone_ms <= limit_ms
         return allowed
 

@@ -68,17 +68,18 @@ LINKS = ("intra", "inter")
 """Links between ranks of one host, and between ranks of different hosts."""
 
 
+_PART_OF = {
+    **dict.fromkeys(("one", "log2_ranks", "shards", "own_shards"), "fixed"),
+    **dict.fromkeys((f"peers_{link}" for link in LINKS), "fixed"),
+    **dict.fromkeys(("own_bytes", "all_bytes", "bytes", "max_both_links"), "bytes"),
+}
+"""Parts of terms; all others are named by their link."""
+
+
 def _parts(terms: Sequence[str]) -> NDArray[np.int64]:
     """Return [F], the index of the part that each term belongs to."""
-
-    def part(term: str) -> str:
-        if term in ("one", "log2_ranks", "shards", "own_shards", "peers_intra", "peers_inter"):
-            return "fixed"
-        if term in ("own_bytes", "all_bytes", "bytes", "max_both_links"):
-            return "bytes"
-        return term.rpartition("_")[2]
-
-    return np.array([EXCHANGE_PARTS.index(part(term)) for term in terms])
+    parts = (_PART_OF.get(term, term.rpartition("_")[2]) for term in terms)
+    return np.array([EXCHANGE_PARTS.index(part) for part in parts])
 
 
 _EXCHANGE_PART, _REDUCE_PART = _parts(EXCHANGE_TERMS), _parts(REDUCE_TERMS)
@@ -251,14 +252,12 @@ class CommunicationModel:
         parts = np.array(
             [np.broadcast_to(factors[kind], len(EXCHANGE_PARTS)) for kind in EXCHANGES]
         )
-        all_reduce = self.all_reduce
-        if all_reduce is not None:
-            all_reduce = all_reduce * parts[EXCHANGES.index(BWD_COMM), _REDUCE_PART]
+        backward = parts[EXCHANGES.index(BWD_COMM)]
         return dataclasses.replace(
             self,
             exchange=self.exchange * parts[:, _EXCHANGE_PART],
             reduce=self.reduce * parts[:, _REDUCE_PART],
-            all_reduce=all_reduce,
+            all_reduce=self.all_reduce_weights * backward[_REDUCE_PART],
         )
 
     def with_precision(
@@ -364,16 +363,19 @@ class CommunicationModel:
 def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> CommunicationModel:
     """Return the model, with the busiest rank's bytes over the bandwidth for links not measured."""
     exchange, reduce = model.exchange.copy(), model.reduce.copy()
-    all_reduce = None if model.all_reduce is None else model.all_reduce.copy()
+    all_reduce = model.all_reduce_weights.copy()
     for link in set(LINKS) - set(measured):
         exchange[:, EXCHANGE_TERMS.index(f"max_busier_{link}")] = 1.0
         reduce[:, REDUCE_TERMS.index(link)] = 1.0
-        if all_reduce is not None:
-            all_reduce[REDUCE_TERMS.index(link)] = 2.0  # both halves
+        all_reduce[REDUCE_TERMS.index(link)] = 2.0  # both halves
     return dataclasses.replace(model, exchange=exchange, reduce=reduce, all_reduce=all_reduce)
 
 
-UNMEASURED = CommunicationModel(
-    np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS))), np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
+STATED = with_stated(
+    CommunicationModel(
+        np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS))),
+        np.zeros((len(EXCHANGES), len(REDUCE_TERMS))),
+    ),
+    measured=(),
 )
-"""Model in which exchanges take no time."""
+"""Exchanges that take as long as the bytes of the busiest rank take on its links."""

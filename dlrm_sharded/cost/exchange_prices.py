@@ -78,6 +78,7 @@ class ExchangePrices:
     which is exact for even volumes and meant for those that differ a little from them.
 
     Args:
+        any_byte_ms: time that every rank pays for a byte of any rank: the rest of `even_byte_ms`.
         even_byte_ms: time of a byte on every rank. No volumes of the same sum have a smaller mean
             over ranks, as no term depends on a rank's number (Jensen's inequality).
         sequences: how many bytes of bags a byte of sequences counts for, and one of their row
@@ -92,18 +93,11 @@ class ExchangePrices:
     own_byte_ms: float
     busiest_rank_byte_ms: float
     busiest_host_byte_ms: float
+    any_byte_ms: float
     reduces: Mapping[int, ReducePrices]
     gradients: ReducePrices
     num_ranks: int
-    num_hosts: int
     sequences: tuple[float, float] = (1.0, 1.0)
-
-    @property
-    def any_byte_ms(self) -> float:
-        """Time that every rank pays for a byte of any rank: the rest of `even_byte_ms`."""
-        on_host_ms = self.busiest_host_byte_ms * self.num_ranks / self.num_hosts
-        own_ms, busiest_ms = self.own_byte_ms, self.busiest_rank_byte_ms
-        return (self.even_byte_ms - own_ms - busiest_ms - on_host_ms) / self.num_ranks
 
     @classmethod
     def from_model(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
@@ -115,21 +109,23 @@ class ExchangePrices:
         exchanges = _StepExchanges(model, hosts)
         fixed_ms = float(exchanges.times_ms(np.zeros(size))[0])
         with_shards_ms = float(exchanges.times_ms(np.zeros(size), num_shards=1.0)[0])
+        even_byte_ms = (float(exchanges.even_ms[0]) - fixed_ms) / EVEN_BYTES
         own_byte, busiest_rank, busiest_host = exchanges.uneven_prices()
+        others_ms = own_byte + busiest_rank + busiest_host * per_host
         return cls(
             fixed_ms=fixed_ms,
             shard_ms=(with_shards_ms - fixed_ms) / size,
-            even_byte_ms=(float(exchanges.even_ms[0]) - fixed_ms) / EVEN_BYTES,
+            even_byte_ms=even_byte_ms,
             own_byte_ms=own_byte,
             busiest_rank_byte_ms=busiest_rank,
             busiest_host_byte_ms=busiest_host,
+            any_byte_ms=(even_byte_ms - others_ms) / size,
             reduces={
                 group_size: ReducePrices.in_group(model, hosts.group(group_size))
                 for group_size in {size, per_host} - {1}
             },
             gradients=ReducePrices.of_gradients(model, hosts),
             num_ranks=size,
-            num_hosts=size // per_host,
             sequences=(whole, blocks),
         )
 
@@ -212,12 +208,12 @@ class LeastExchangePrices:
         """Add up the lower limits of all `EXCHANGE_TERMS`."""
         if hosts.world_size == 1:
             return cls(0.0, 0.0, 0.0)
-        kinds = [_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES]
-        own_mb_ms, any_mb_ms, busiest_mb_ms = np.sum(kinds, axis=0).tolist()
+        by_kind = np.array([_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES])
+        own_mb_ms, any_mb_ms, busiest_mb_ms = by_kind.sum(axis=0).tolist()
         # A negative price of its own counts at most for everything: its volume is no more than all.
         any_mb_ms += min(own_mb_ms, 0.0)
         prices = (max(own_mb_ms, 0.0) / 1e6, any_mb_ms / 1e6, busiest_mb_ms / 1e6)
-        return cls(*prices, _least_counts(model, hosts))
+        return cls(*prices, _least_counts(model, hosts, by_kind))
 
 
 def _least_mb_ms(model: CommunicationModel, kind: str, hosts: Hosts) -> tuple[float, float, float]:
@@ -259,12 +255,14 @@ def _even_byte_ms(model: CommunicationModel, hosts: Hosts) -> Floats:
     return even / EVEN_BYTES
 
 
-def _least_counts(model: CommunicationModel, hosts: Hosts) -> tuple[float, float]:
-    """Return `LeastExchangePrices.sequences`: L16 of docs/notes/lower_bound.md."""
-    counts, size = model.sequences, hosts.world_size
-    by_kind = np.array([_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES])
-    own, of_any, busiest = by_kind.T
-    prices = [own, of_any - busiest / size, busiest, _even_byte_ms(model, hosts)]
+def _least_counts(model: CommunicationModel, hosts: Hosts, by_kind: Floats) -> tuple[float, float]:
+    """Return `LeastExchangePrices.sequences`: L16 of docs/notes/lower_bound.md.
+
+    Args:
+        by_kind: [2, 3], see `_least_mb_ms`.
+    """
+    counts, (own, of_any, busiest) = model.sequences, by_kind.T
+    prices = [own, of_any - busiest / hosts.world_size, busiest, _even_byte_ms(model, hosts)]
     counted, sums = [price @ counts for price in prices], [float(p.sum()) for p in prices]
     if sums[0] <= 0.0:  # a negative price of its own counts for everything, see `from_model`
         counted[1], sums[1] = counted[1] + np.minimum(counted[0], 0.0), sums[1] + sums[0]

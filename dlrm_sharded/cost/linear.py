@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
+from dlrm_sharded.cost.communication import STATED, Hosts
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.files.errors import check_number
@@ -57,7 +57,7 @@ class LinearCostModel:
             model=self,
             task=task,
             compute=_lookups(self.lookup_ms, self.launch_ms),
-            communication=_BUSIEST_RANK.with_precision(task.exchange_precision, {}),
+            communication=STATED.with_precision(task.exchange_precision, {}),
             hosts=hosts,
         )
 
@@ -86,7 +86,3 @@ def _lookups(shard_ms: ShardTimes, launch_ms: float) -> LinearLookups:
     none = np.zeros(0)
     net = PriceNet((), (), none.reshape(0, 0), none, none, launch_ms, launch_ms)
     return LinearLookups(none, none, none, none, net, net, shard_ms=shard_ms)
-
-
-_BUSIEST_RANK: CommunicationModel = with_stated(UNMEASURED, measured=())
-"""Exchanges that take as long as the bytes of the busiest rank take on its links."""

@@ -9,10 +9,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.exchange_prices import (
@@ -22,9 +20,6 @@ from dlrm_sharded.cost.exchange_prices import (
 )
 from dlrm_sharded.cost.shapes import BlockShapes, Shapes
 from dlrm_sharded.cost.workload import Floats, Indices, Mask
-
-Number = TypeVar("Number", bound=np.generic)
-
 
 SEQUENCE_ROWS = "sequence_rows"
 """The layout `rows` of tables whose vectors are not pooled, which reduce nothing."""
@@ -75,7 +70,7 @@ class Cuts:
 
     def without(self, tables: Mask) -> Cuts:
         """Return the layout without these tables [T]."""
-        return dataclasses.replace(self, possible=self.possible & ~self.per_size(tables))
+        return dataclasses.replace(self, possible=self.possible & ~tables[self.table])
 
     def least(self, values: Floats | float, allowed: Mask) -> Floats:
         """Return [T], the least of values [n] over each table's allowed sizes; inf without any."""
@@ -85,10 +80,6 @@ class Cuts:
         """Return [T], what every rank pays for a table; inf if it cannot have the layout."""
         possible = np.logical_or.reduceat(self.possible, self.first)
         return np.where(possible, self.every_rank_ms, np.inf)
-
-    def per_size(self, values: NDArray[Number]) -> NDArray[Number]:
-        """Return [n], values [T] of each size's table."""
-        return values[self.table]
 
 
 class PlanKind:

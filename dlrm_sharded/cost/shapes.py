@@ -19,7 +19,6 @@ from dlrm_sharded.cost.workload import (
     Indices,
     Mask,
     TableArrays,
-    Workload,
 )
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout, trained_layouts
 from dlrm_sharded.plans.precision import TABLE_BYTES
@@ -129,10 +128,11 @@ class Shapes:
             sequences: what bytes of sequences count for, see `ExchangePrices`.
         """
         topology, pricer = task.topology, PiecePricer(task, compute, sequences)
-        dims = pricer.tables.num_cols
+        num_rows, dims = pricer.tables.num_rows, pricer.tables.num_cols
         step = COLUMN_MULTIPLE * -(-dims // (COLUMN_MULTIPLE * max_widths))
         most_bytes = max(topology.rank_memory_bytes) // STEPS_IN_MEMORY
-        most = COLUMN_MULTIPLE * np.maximum(most_bytes // pricer.size_bytes(COLUMN_MULTIPLE), 1)
+        step_bytes = pricer.size_bytes(np.arange(len(dims)), num_rows, COLUMN_MULTIPLE)
+        most = COLUMN_MULTIPLE * np.maximum(most_bytes // step_bytes, 1)
         step = np.array(list(map(_divisor, step.tolist(), most.tolist())), dtype=np.int64)
         # Powers of two divide the widest shard, so that the widths of tables that are wider than
         # it include it.
@@ -200,7 +200,7 @@ class PiecePricer:
         compute: ComputeModel,
         sequences: Sequence[float] = (1.0, 1.0),
     ) -> None:
-        self.tables = TableArrays(task.tables)
+        self.tables = TableArrays(task.tables, task.topology, task.batch_size)
         self._task, self._compute, self._sequences = task, compute, sequences
         self._weight_bytes = np.array([TABLE_BYTES[table.precision] for table in task.tables])
         states = [task.topology.optimizer_bytes(table.name) for table in task.tables]
@@ -222,8 +222,9 @@ class PiecePricer:
         height = -(-num_rows // group_size)
         count = -(-num_rows // height)
         table = np.arange(len(num_rows))
-        whole = self._workload(table, num_rows, dims, group_size)
         num_groups = topology.world_size // group_size
+        num_bags = self._task.batch_size * self.tables.num_features
+        num_bytes = dims * num_bags * (FLOAT_BYTES / topology.world_size)
         return BlockShapes(
             group_size=group_size,
             num_groups=num_groups,
@@ -231,7 +232,7 @@ class PiecePricer:
             block=self._pieces(table, height, dims, group_size),
             last=self._pieces(table, num_rows - height * (count - 1), dims, group_size),
             # each rank reduces the samples of one rank of every group
-            reduce_volume=whole.vector_bytes() * ~self.tables.is_sequence * num_groups,
+            reduce_volume=num_bytes * ~self.tables.is_sequence * num_groups,
         )
 
     def replicas(self) -> BlockShapes:
@@ -248,33 +249,13 @@ class PiecePricer:
             is_replica=True,
         )
 
-    def size_bytes(self, num_cols: int) -> Indices:
-        """Return [T], the memory of so many columns of every table."""
-        return self._size_bytes(
-            np.arange(len(self.tables.num_rows)), self.tables.num_rows, num_cols
-        )
-
     def _may_be(self, layout: str) -> Mask:
         """Return [T], whether a table may lie in one of `LAYOUTS` in which it is not cut."""
         tables, topology = self._task.tables, self._task.topology
         is_trained = np.array([layout in trained_layouts(table, topology) for table in tables])
         return is_trained & (self.tables.num_cols <= topology.max_shard_columns)
 
-    def _workload(
-        self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int
-    ) -> Workload:
-        """Return pieces of tables as the shards of a workload, all on one rank."""
-        return self.tables.workload(
-            table,
-            num_rows,
-            num_cols,
-            rank=np.zeros_like(table),
-            group_size=np.full_like(table, group_size),
-            topology=self._task.topology,
-            batch_size=self._task.batch_size,
-        )
-
-    def _size_bytes(
+    def size_bytes(
         self, table: Indices, num_rows: Indices, num_cols: Indices | int, group_size: int = 1
     ) -> Indices:
         """Return [n], `Topology.shard_bytes` of pieces."""
@@ -288,7 +269,8 @@ class PiecePricer:
     def _pieces(
         self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int = 1
     ) -> Pieces:
-        workload = self._workload(table, num_rows, num_cols, group_size)
+        rank, of_group = np.zeros_like(table), np.full_like(table, group_size)
+        workload = self.tables.workload(table, num_rows, num_cols, rank, of_group)
         # a group of all ranks has nothing left to exchange after its reduction
         reduce_size = workload.reduce_size
         is_exchanged = (reduce_size < workload.world_size) | (workload.world_size == 1)
@@ -296,6 +278,6 @@ class PiecePricer:
         parts = np.maximum(reduce_size, 1)
         return Pieces(
             vectors=self._compute.vectors(workload),
-            size_bytes=self._size_bytes(table, num_rows, num_cols, group_size),
+            size_bytes=self.size_bytes(table, num_rows, num_cols, group_size),
             volume=workload.vector_bytes(self._sequences) * is_exchanged / parts,
         )

@@ -233,9 +233,10 @@ class Workload:
 
 
 class TableArrays:
-    """Tables as arrays [T], of which the shards of a workload are parts."""
+    """The tables of a job as arrays [T], of which the shards of its workloads are parts."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[Table], topology: Topology, batch_size: int) -> None:
+        self._topology, self._batch_size = topology, batch_size
         none = (0.0,) * NUM_REUSE_BINS
         self.num_rows = np.array([table.num_embeddings for table in tables], dtype=np.int64)
         self.num_cols = np.array([table.embedding_dim for table in tables], dtype=np.int64)
@@ -251,11 +252,8 @@ class TableArrays:
         table: Indices,
         num_rows: Indices,
         num_cols: Indices,
-        *,
         rank: Indices,
         group_size: Indices,
-        topology: Topology,
-        batch_size: int,
     ) -> Workload:
         """Return parts of tables as shards; the histograms of tables without one are zeros.
 
@@ -266,14 +264,14 @@ class TableArrays:
             table: [S], place of the shard's table.
             num_rows, num_cols, rank, group_size: [S], see `Workload`.
         """
-        world_size, is_replica = topology.world_size, group_size == REPLICA_GROUP
-        num_ids = batch_size * self.pooling_factor[table] * num_rows / self.num_rows[table]
+        world_size, is_replica = self._topology.world_size, group_size == REPLICA_GROUP
+        num_ids = self._batch_size * self.pooling_factor[table] * num_rows / self.num_rows[table]
         histograms = self.reuse_histogram[table]
         histograms[is_replica] = local_histograms(histograms[is_replica], world_size)
         return Workload(
             world_size=world_size,
-            ranks_per_host=topology.ranks_per_host,
-            batch_size=batch_size,
+            ranks_per_host=self._topology.ranks_per_host,
+            batch_size=self._batch_size,
             rank=rank,
             group_size=group_size,
             num_rows=num_rows.astype(np.float64),
@@ -299,30 +297,16 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
         (place[shard.table], shard.num_rows, shard.num_cols, shard.rank, group_size[shard.table])
         for shard in plan.shards
     ]
-    table, num_rows, num_cols, rank, of_group = np.array(shards).T
-    return TableArrays(tables).workload(
-        table,
-        num_rows,
-        num_cols,
-        rank=rank,
-        group_size=of_group,
-        topology=task.topology,
-        batch_size=task.batch_size,
-    )
+    arrays = TableArrays(tables, task.topology, task.batch_size)
+    return arrays.workload(*np.array(shards).T)
 
 
 def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:
     """Return whole tables on the only rank of a job."""
-    arrays, place = TableArrays(tables), np.arange(len(tables))
-    return arrays.workload(
-        place,
-        arrays.num_rows,
-        arrays.num_cols,
-        rank=np.zeros_like(place),
-        group_size=np.ones_like(place),
-        topology=Topology(world_size=1, memory_bytes=1),
-        batch_size=batch_size,
-    )
+    arrays = TableArrays(tables, Topology(world_size=1, memory_bytes=1), batch_size)
+    table = np.arange(len(tables))
+    rank, group_size = np.zeros_like(table), np.ones_like(table)
+    return arrays.workload(table, arrays.num_rows, arrays.num_cols, rank, group_size)
 
 
 def owners(tables: Sequence[Table]) -> Indices:

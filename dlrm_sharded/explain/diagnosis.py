@@ -166,7 +166,7 @@ class _PricedPlan:
 def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     """Return the time [S] that each shard adds to its rank's exchanges."""
     volume = workload.exchange(for_ids=False, sequences=prices.sequences).volume
-    host_volume = volume.reshape(prices.num_hosts, -1).sum(axis=1)
+    host_volume = volume.reshape(-1, workload.ranks_per_host).sum(axis=1)
     per_byte = np.full(len(volume), prices.own_byte_ms + prices.any_byte_ms)
     per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
     on_busiest_host = np.repeat(host_volume >= host_volume.max(), workload.ranks_per_host)

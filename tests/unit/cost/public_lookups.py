@@ -1,7 +1,7 @@
 """Published times of FBGEMM's lookups, each with the GPU that it was measured on.
 
-A source whose shapes are exact, on a GPU that is known, is fitted (`FITTED_SOURCES`). The rows of
-`HELD_OUT` are not, as the comments say why. docs/notes/hardware_priors.md compares all of them.
+They are of the sources whose shapes are exact, on a GPU that is known (`FITTED_SOURCES`), to which
+the figures of `cost.gpu_lookups` were fitted. docs/notes/hardware_priors.md compares others, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PublicLookup:
     """One published time.
 
     Args:
-        source: key in `FITTED_SOURCES` or `HELD_OUT`.
+        source: key in `FITTED_SOURCES`.
         ids, unique_ids: ids of a step in one table, and how many of them differ.
         bags: samples in which they are pooled.
         is_backward: whether the time is that of the backward pass.
@@ -47,7 +47,6 @@ class PublicLookup:
     embedding_dim: int
     is_backward: bool = False
     optimizer: str = "sgd"
-    is_half: bool = False
     is_kernel: bool = False
 
     def predicted_ms(self) -> float:
@@ -88,7 +87,6 @@ class PublicLookup:
             self.embedding_dim,
             self.ids / self.bags,
             tuple(histogram.tolist()),
-            "fp16" if self.is_half else "fp32",
         )
         return workload_of_tables([table] * self.num_tables, self.bags)
 
@@ -149,36 +147,5 @@ def _ml_perf_model() -> Iterable[PublicLookup]:
         yield dataclasses.replace(kernel, is_kernel=True)
 
 
-def _torchrec_long_bags() -> Iterable[PublicLookup]:
-    """Another series of pull request 2365; its ids follow from the memory that it prints.
-
-    16 tables. Beside weights and state there are 110 MB: 13.0 M ids of 8 B, 99.5 in each of
-    131,072 bags.
-    """
-    times_ms = (0.5876, 0.7226, 1.2940, 2.7347, 6.5608, 14.8527, 31.0550)
-    for i, ms in enumerate(times_ms):
-        ids, dim = 8192 * 99.5, 16 * 2**i
-        source, name = "torchrec 2365, long bags", f"forward, long bags, {dim} columns"
-        unique_ids = distinct(1e5, ids)
-        yield PublicLookup(source, name, ms, H100_HBM2E, 16, 1e5, ids, unique_ids, 8192, dim)
-
-
-def _held_out() -> Iterable[PublicLookup]:
-    yield from _torchrec_long_bags()
-    # FBGEMM, commit d2445120, fp16 with stochastic rounding; the GPU is not named: a V100 in 2021.
-    yield PublicLookup(
-        *("FBGEMM d2445120", "forward, fp16, small batch", 0.138, V100),
-        num_tables=32,
-        num_rows=1e5,
-        ids=10_240,
-        unique_ids=distinct(1e5, 10_240),
-        bags=512,
-        embedding_dim=128,
-        is_half=True,
-    )
-
-
 FITTED_LOOKUPS = (*_recsys_examples(), *_torchrec_widths(), *_ml_perf_model())
 FITTED_SOURCES = tuple(dict.fromkeys(lookup.source for lookup in FITTED_LOOKUPS))
-
-HELD_OUT = tuple(_held_out())

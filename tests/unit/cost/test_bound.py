@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterable
 
@@ -117,19 +116,6 @@ def test_a_rank_may_wait_for_nothing() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=30)
-@given(of=planned(), name=st.sampled_from(MODELS), data=st.data())
-def test_order_of_tables_is_nothing(of: Planned, name: str, data: st.DataObject) -> None:
-    task = of[1]
-    tables = tuple(data.draw(st.permutations(task.tables)))
-    other = dataclasses.replace(task, tables=tables)
-    model = model_of(name)
-    assert lower_bound_ms(model.price(other)) == pytest.approx(
-        lower_bound_ms(model.price(task)), rel=HALVINGS
-    )
-
-
-@pytest.mark.slow
-@settings(max_examples=30)
 @given(of=planned(), name=st.sampled_from(MODELS), exponents=st.lists(st.floats(0.0, 1.2)))
 def test_memory_never_costs(of: Planned, name: str, exponents: list[float]) -> None:
     """More of it, of all ranks or of one, leaves the bound or lowers it."""
@@ -162,17 +148,6 @@ def test_infinite_where_surely_none_fits(
     priced = model_of(name).price
     assert lower_bound_ms(priced(with_memory(task, needed_bytes))) < math.inf
     assert lower_bound_ms(priced(with_memory(task, needed_bytes - 1))) == math.inf
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_a_table_more_never_costs_less(name: str) -> None:
-    rng = np.random.default_rng(3)
-    for seed in range(2):
-        task = roomy_task(rng, (2, 2), 6)
-        fewer = (dataclasses.replace(task, tables=task.tables[:num]) for num in range(1, 7))
-        bounds = [lower_bound_ms(model_of(name, seed).price(some)) for some in fewer]
-        assert all(b >= a * (1 - HALVINGS) for a, b in itertools.pairwise(bounds))
 
 
 @pytest.mark.parametrize("name", ["plain", "warps"])

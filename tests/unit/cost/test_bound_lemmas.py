@@ -25,7 +25,7 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Shapes
-from dlrm_sharded.cost.workload import Workload, workload_of_plan
+from dlrm_sharded.cost.workload import Workload
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
@@ -89,17 +89,6 @@ def exchanges_by_rank_ms(cost: PlanCost) -> Floats:
     return np.array([rank.fwd_comm_ms + rank.bwd_comm_ms for rank in cost.per_rank])
 
 
-@given(of=planned(), model=models)
-def test_l2_a_piece_computes_fastest_alone(of: Planned, model: LearnedCostModel) -> None:
-    workload = workload_of_plan(*of)
-    vectors = model.compute.vectors(workload)
-    on_its_rank = workload.by_rank(vectors)[workload.rank]
-    alone_ms = stand_alone_ms(workload, model)
-    assert at_least(model.compute.work_ms(vectors, on_its_rank).sum(axis=1), alone_ms)
-    computation = model.compute.times_ms(workload.by_rank(vectors), workload.num_lookups())
-    assert at_least(computation.sum(axis=1), workload.by_rank(alone_ms))
-
-
 @given(of=hosts_and_volumes(), model=communication_models())
 def test_l3_even_volumes_are_cheapest_in_the_mean(
     of: tuple[Hosts, Floats], model: CommunicationModel
@@ -123,21 +112,6 @@ def test_l4_tables_cost_at_least_their_cheapest_pieces(
     relaxation = Relaxation(model.price(of[1]))
     mean_ms = by_rank_ms(predicted(of[0].shards, of[1], model)).mean()
     assert at_least(mean_ms, relaxation.mean_ms(math.inf, kind_of(of, relaxation)))
-
-
-@given(of=planned(), model=models)
-def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel) -> None:
-    workload, hosts = workload_of_plan(*of), model.price(of[1]).hosts
-    exchange = workload.exchange(for_ids=False)
-    cost = predicted(of[0].shards, of[1], model)
-    prices = LeastExchangePrices.from_model(model.communication, hosts)
-    # bytes of each shard to every other rank, as `Workload.exchange` has them
-    everywhere = (workload.reduce_size == workload.world_size) & (workload.world_size > 1)
-    num_bytes = workload.num_cols * workload.num_vectors * (4.0 / workload.world_size)
-    volume = num_bytes / np.maximum(workload.reduce_size, 1) * ~everywhere * ~workload.is_replica
-    assert workload.by_rank(volume) == pytest.approx(exchange.volume, rel=TOLERANCE)
-    piece_ms = stand_alone_ms(workload, model) + launch_ms(model) + prices.own_byte_ms * volume
-    assert at_least(cost.cost_ms, piece_ms.max() + prices.any_byte_ms * volume.sum())
 
 
 @given(of=planned(), model=models, factor=st.floats(1.0, 4.0))

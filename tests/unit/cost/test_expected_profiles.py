@@ -42,12 +42,6 @@ def test_a_table_costs_the_mean_over_the_skews() -> None:
         assert sum(table.reuse_histogram) == pytest.approx(1.0)
 
 
-def test_the_weights_are_a_distribution_from_uniform_accesses_on() -> None:
-    assert sum(SKEWS.values()) == pytest.approx(1.0)
-    assert list(SKEWS) == sorted(SKEWS)
-    assert min(SKEWS) == 0.0
-
-
 ENDS = 2 ** np.arange(NUM_REUSE_BINS - 1)
 
 

@@ -8,14 +8,13 @@ from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.cost.features import (
     CPU_WORK,
-    profile_of,
     work_of,
 )
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from tests.unit.made_up import column_shards, task_of
+from tests.unit.made_up import task_of
 
 BATCH_SIZE = 64
 ROUNDING = 1e-12
@@ -112,35 +111,6 @@ def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
     assert on_host.num_shards.tolist() == [0, 0, 1, 1]
     ids = of.exchange(for_ids=True)
     assert ids.volume.tolist() == [(48 + 16) * 4, 0, (4 + 16) * 4, (4 + 16) * 4]
-
-
-def test_column_splits_divide_columns_and_not_ids() -> None:
-    whole = workload(Shard.whole(A, 0), Shard.whole(B, 1), Shard.whole(C, 1))
-    split = workload(*column_shards(A, (0, 20), (1, 12)), Shard.whole(B, 1), Shard.whole(C, 1))
-    np.testing.assert_allclose(split.num_ids[:2], whole.num_ids[0], ROUNDING)
-    np.testing.assert_allclose(split.num_unique[:2], whole.num_unique[0], ROUNDING)
-    for term in ("pooled_columns", "id_columns", "unique_columns"):
-        assert sum(work(split, term)) == pytest.approx(sum(work(whole, term)))
-        assert work(split, term)[0] == pytest.approx(work(whole, term)[0] * 20 / 32)
-    lines = work(whole, "id_lines")[0]  # 20 columns are two lines, as 32 are
-    assert work(split, "id_lines")[:2] == pytest.approx([lines, lines / 2], rel=ROUNDING)
-    volume = split.exchange(for_ids=False).volume
-    assert volume.sum() == whole.exchange(for_ids=False).volume.sum()  # of integers
-    for profile in profile_of(split)[:2]:
-        np.testing.assert_allclose(profile, profile_of(whole)[0], ROUNDING)
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_row_blocks_divide_rows_and_ids(world_size: int) -> None:
-    task = small_task((A,), world_size)
-    of = workload(*RowBlocks(range(world_size)).shards(A), task=task)
-    assert of.num_rows.sum() == A.num_embeddings
-    assert of.num_ids.sum() == pytest.approx(BATCH_SIZE * A.pooling_factor)
-    assert of.num_ids / of.num_rows == pytest.approx([BATCH_SIZE * 3.0 / 1000] * world_size)
-    assert of.num_cols.tolist() == [32] * world_size
-    whole = workload(Shard.whole(A, 0), task=task)
-    assert of.num_unique.sum() == pytest.approx(whole.num_unique.sum())
-    assert of.exchange(for_ids=False).volume.tolist() == [0] * world_size
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 0.9, 1.2])

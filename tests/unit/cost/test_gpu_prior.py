@@ -10,7 +10,6 @@ from dlrm_sharded import ConfigError, RunContext, ShardingPlan
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.gpu_lookups import UPDATE_LINES, gpu_compute
 from dlrm_sharded.cost.gpu_prior import gpu_cost_model
 from dlrm_sharded.cost.workload import workload_of_tables
@@ -135,27 +134,11 @@ def test_figures_of_an_unknown_gpu() -> None:
     assert model.name == "GPU with stated figures"
     compute = gpu_compute(gpu_specs()["h100_sxm"], None)
     np.testing.assert_allclose(model.compute.crowding.term_ms, 2 * compute.crowding.term_ms)
-    ids, passes = (compute.device.terms.index(name) for name in ("ids", "id_sort_passes"))
-    for slow, fast in (
-        (model.compute.forward.biases[0][ids], compute.forward.biases[0][ids]),
-        (
-            model.compute.backward.biases[0][[ids, passes]],
-            compute.backward.biases[0][[ids, passes]],
-        ),
-    ):
-        np.testing.assert_allclose(np.exp(slow), 2 * np.exp(fast))
+    ids = compute.device.terms.index("ids")
+    for slow, fast in zip(model.compute.nets, compute.nets, strict=True):
+        assert slow.biases[0][ids] == pytest.approx(fast.biases[0][ids] + np.log(2.0))
     with pytest.raises(ConfigError, match=r"cost_model\.gpu has the keys \['speed'\]"):
         learned_cost_model(RunContext("cuda"), gpu={"speed": 1})
-
-
-def test_it_has_the_form_of_a_fitted_model() -> None:
-    """So that its prices can be corrected like those of a fit."""
-    model = learned_cost_model(H100)
-    net = model.compute.forward
-    assert net.weights[0].shape == (len(PROFILE), len(model.compute.device.terms))
-    assert not net.weights[0].any()
-    twice = model.compute.scaled(forward=2.0, backward=1.0)
-    np.testing.assert_allclose(twice.forward.biases[0], net.biases[0] + np.log(2))
 
 
 def test_replicas_have_a_price() -> None:

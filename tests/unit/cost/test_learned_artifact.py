@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded import DataError, RunContext
+from dlrm_sharded import RunContext
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
@@ -48,18 +48,6 @@ def test_the_models_own_hardware(of_known_hardware: str, model: LearnedCostModel
     arrays, _ = fitted(model)
     assert_same_arrays(to_arrays(found.compute, found.communication), arrays)
     assert (found.ranges, found.measured_links) == (model.ranges, model.measured_links)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_an_artefact_with_the_terms_of_another_device_is_refused(
-    model: LearnedCostModel, device: str, tmp_path: Path
-) -> None:
-    arrays, meta = fitted(model)
-    other = {"cpu": "cuda", "cuda": "cpu"}[device]
-    meta |= {"device": device, "features": learned_features(other), **HARDWARE.to_meta()}
-    path = write_artifact(tmp_path, "learned-other", arrays, meta)
-    with pytest.raises(DataError, match="other features"):
-        learned_cost_model(RunContext(device), str(path))
 
 
 def test_a_prior_is_scaled_by_the_probes(

@@ -42,12 +42,18 @@ def planned(world_size: int) -> tuple[ShardingPlan, ShardingTask]:
     return in_turns(task), task
 
 
-def error_ms(model: NeuroShardCostModel, samples: tuple[Sample, ...], stage: str) -> float:
+def test_says_which_world_sizes_it_knows(paper: NeuroShardCostModel) -> None:
+    assert len(paper.predict(*planned(4)).per_rank) == 4
+    with pytest.raises(ConfigError, match=r"2, 4 ranks, none for 3; use .*=learned"):
+        paper.predict(*planned(3))
+
+
+def error_ms(model: NeuroShardCostModel, samples: tuple[Sample, ...], part: str) -> float:
     """Root of the mean squared error, which is what the nets are trained for."""
     differences = [
-        ours.stage_ms(stage) - theirs.stage_ms(stage)
+        getattr(ours, part) - getattr(theirs, part)
         for sample in samples
-        if (sample.kind == "computation") == stage.endswith("compute")
+        if (sample.kind == "computation") == (part == "computation_ms")
         for ours, theirs in zip(
             model.predict_workload(workload_of_sample(sample)).per_rank,
             sample.cost.per_rank,
@@ -57,42 +63,20 @@ def error_ms(model: NeuroShardCostModel, samples: tuple[Sample, ...], stage: str
     return float(np.sqrt(np.mean(np.square(differences))))
 
 
-@pytest.mark.parametrize("name", ["fwd_compute", "bwd_compute", "fwd_comm"])
-def test_learns_something(
-    paper: NeuroShardCostModel, costs: tuple[Sample, ...], unseen: tuple[Sample, ...], name: str
-) -> None:
-    untrained = model_of(fit_paper(costs, seed=0, num_steps=1))
-    assert error_ms(paper, unseen, name) < 0.8 * error_ms(untrained, unseen, name)
-
-
-def test_says_which_world_sizes_it_knows(paper: NeuroShardCostModel) -> None:
-    assert len(paper.predict(*planned(4)).per_rank) == 4
-    with pytest.raises(ConfigError, match=r"2, 4 ranks, none for 3; use .*=learned"):
-        paper.predict(*planned(3))
-
-
-def test_an_artefact_is_the_model(
+def test_an_artefact_is_the_model_and_training_lowers_its_error(
     costs: tuple[Sample, ...], unseen: tuple[Sample, ...], tmp_path: Path
 ) -> None:
     made_up = RunContext("cpu", Hardware("made up"), "rowwise_adagrad")
-    path, errors = fit_neuroshard(costs, made_up, tmp_path, seed=0, num_steps=3)
-    loaded = neuroshard_cost_model(RunContext(), str(path))
-    in_memory = model_of(from_arrays(to_arrays(loaded.nets)))
-    for sample in unseen[:10] + unseen[-10:]:
-        workload = workload_of_sample(sample)
-        assert loaded.predict_workload(workload) == in_memory.predict_workload(workload)
-    assert errors["forward computation"]["mape"] > 0
-
-
-def test_the_seed_says_all(costs: tuple[Sample, ...]) -> None:
-    def fit(seed: int) -> dict[str, np.ndarray]:
-        before = torch.get_rng_state().tolist(), repr(np.random.get_state())
-        arrays = to_arrays(fit_paper(costs, seed=seed, num_steps=2))
-        assert (torch.get_rng_state().tolist(), repr(np.random.get_state())) == before
-        return arrays
-
-    first = fit(0)
-    torch.rand(3)
-    again, other = fit(0), fit(1)
-    assert_same_arrays(again, first)
-    assert not np.array_equal(other["table.0.weight"], first["table.0.weight"])
+    before = torch.get_rng_state()
+    paths = [
+        fit_neuroshard(costs, made_up, tmp_path / name, seed=0, num_steps=steps)[0]
+        for name, steps in (("1", 1), ("2", NUM_STEPS), ("3", NUM_STEPS))
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    untrained, trained, again = (neuroshard_cost_model(RunContext(), str(path)) for path in paths)
+    assert_same_arrays(to_arrays(trained.nets), to_arrays(again.nets))
+    for part in ("computation_ms", "exchange_ms"):
+        assert error_ms(trained, unseen, part) < 0.8 * error_ms(untrained, unseen, part)
+    in_memory = model_of(from_arrays(to_arrays(trained.nets)))
+    workload = workload_of_sample(unseen[0])
+    assert trained.predict_workload(workload) == in_memory.predict_workload(workload)

@@ -5,9 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.calibration.factor_fit import fit_factors
 from dlrm_sharded.calibration.priors import learned_cost_model
-from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
 from dlrm_sharded.cost.sequences import SequencePrices
@@ -17,7 +15,6 @@ from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from tests.unit.cost.hardware import measured_plans
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 PRICES = SequencePrices(line_ms=0.5, far_row_ms=4.0, half_rows=8.0)
@@ -89,36 +86,3 @@ def test_sequences_on_gpus_are_as_bags_of_one_id_that_share_a_warp() -> None:
     )
     assert backward == pytest.approx(backward_of_bags)
     assert forward < of_bags
-
-
-def test_a_fit_finds_that_sequences_take_another_time_than_bags() -> None:
-    """Work of sequences takes half the time forward; factors of all tables cannot express it."""
-    compute = PRIOR.compute
-    slopes = np.zeros((len(compute.device.terms), len(compute.profile_mean) + 1))
-    slopes[:, -1] = -np.log(2.0)
-    there = dataclasses.replace(PRIOR, compute=compute.sloped(slopes, np.zeros_like(slopes)))
-
-    def measured(sample: Sample, *, pooled: bool) -> Sample:
-        shards = tuple(dataclasses.replace(shard, pooled=pooled) for shard in sample.shards)
-        sample = dataclasses.replace(sample, shards=shards)
-        cost = there.predict_workload(workload_of_sample(sample), sample.hosts)
-        input_dist_ms = sample.cost.input_dist_ms
-        cost = dataclasses.replace(cost, input_dist_ms=input_dist_ms)
-        return dataclasses.replace(sample, cost=cost)
-
-    samples = [
-        measured(sample, pooled=bool(number % 2))
-        for number, sample in enumerate(measured_plans(24, 0, seed=5))
-    ]
-    found = fit_factors(PRIOR, samples[:18]).applied(PRIOR)
-    logs = [
-        np.log(ours.fwd_compute_ms / theirs.fwd_compute_ms)
-        for sample in samples[18:]
-        for ours, theirs in zip(
-            found.predict_workload(workload_of_sample(sample), sample.hosts).per_rank,
-            sample.cost.per_rank,
-            strict=True,
-        )
-        if theirs.fwd_compute_ms
-    ]
-    assert np.abs(logs).mean() < 0.12

@@ -44,16 +44,6 @@ def test_a_rank_sends_the_vectors_of_each_feature_or_of_each_id(table, per_sampl
     assert ids.tolist() == pytest.approx([of_table * (width > 0) for width in widths])
 
 
-def test_row_blocks_of_sequences_are_exchanged_and_not_reduced():
-    """A row block has the whole vectors of its ids, so it sends each of them once."""
-    rows = workload(*RowBlocks(range(NUM_RANKS)).shards(SEQUENCE), tables=(SEQUENCE,))
-    exchange = rows.exchange(for_ids=False)
-    assert exchange.reduces == ()
-    sent = FLOAT_BYTES * 32 * BATCH_SIZE * 50 / NUM_RANKS
-    assert exchange.volume.sum() == pytest.approx(sent)
-    assert rows.exchange(for_ids=True).reduces, "ids of row blocks are still sent to all of them"
-
-
 @pytest.mark.parametrize("table", [POOLED, SHARED, SEQUENCE], ids=lambda table: table.name)
 @pytest.mark.parametrize("in_rows", [False, True])
 def test_pieces_are_priced_as_plans_are(table, in_rows):
@@ -69,15 +59,6 @@ def test_pieces_are_priced_as_plans_are(table, in_rows):
     exchange = plan.exchange(for_ids=False)
     assert exchange.volume[0] == pytest.approx(piece.volume[0])
     assert sum(reduce.volume[0] for reduce in exchange.reduces) == pytest.approx(reduced)
-
-
-def test_longer_sequences_cost_more_where_bags_cost_the_same():
-    """Writing a vector for each id takes time that pooling does not."""
-    of_bags, of_ids = (
-        COMPUTE.parts_ms(workload(Shard.whole(table, 0), tables=(table,)))[0].sum()
-        for table in (POOLED, SEQUENCE)
-    )
-    assert of_ids > of_bags
 
 
 def counted(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlrm_sharded.files.user_cache import CACHE_VARIABLE, user_cache
+from dlrm_sharded.files.user_cache import CACHE_VARIABLE
 from dlrm_sharded.hardware import detect
 from dlrm_sharded.hardware.compare import compare
 from dlrm_sharded.hardware.detect import local_hardware, read_fingerprint
@@ -56,17 +56,6 @@ def test_is_probed_once_a_boot(prober: Prober, tmp_path: Path) -> None:
     assert prober.count == 2
 
 
-def test_other_threads_are_other_hardware(prober: Prober) -> None:
-    local_hardware(CPU)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        local_hardware(CPU)
-    finally:
-        torch.set_num_threads(threads)
-    assert prober.count == 2
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"boot": "first", "probe": 5}'])
 def test_a_damaged_cache_is_measured_anew(content: bytes, prober: Prober, tmp_path: Path) -> None:
     local_hardware(CPU)
@@ -102,16 +91,3 @@ def test_a_probe_of_this_machine() -> None:
     probe = measure_probe(CPU)
     assert all(getattr(probe, key) > 0 for key in FIGURES)
     assert probe.exchange is None
-
-
-@pytest.mark.parametrize(
-    ("environment", "folder"),
-    [
-        ({CACHE_VARIABLE: "/c", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/c"),
-        ({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/dlrm_sharded"),
-        ({"HOME": "/h"}, "/h/.cache/dlrm_sharded"),
-    ],
-)
-def test_the_users_cache(environment: dict[str, str], folder: str) -> None:
-    assert user_cache(environment) == Path(folder)
-    assert user_cache({}).is_absolute()
