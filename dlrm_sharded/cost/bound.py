@@ -200,11 +200,8 @@ class Relaxation:
 
         The work on the ranks of this host and what they exchange have weights of their own.
         """
-        costs = [
-            self._weighed_ms(limit_ms - least_ms, kind, i, allowed[i])
-            for i in range(len(kind.cuts))
-        ]
-        costs_ms = np.stack(costs, axis=1)
+        costs = (self._weighed_ms(limit_ms - least_ms, kind, *of) for of in enumerate(allowed))
+        costs_ms = np.stack([*costs], axis=1)
         room_ms = limit_ms - self._launches_ms(kind)
         every_rank_ms = np.where(costs_ms < np.inf, kind.every_rank_ms, 0.0)
         for weight in WEIGHTS.tolist():

@@ -130,6 +130,7 @@ class ExchangePrices:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class _StepExchanges:
     """Both all-to-alls of a step as one function of the volumes, and its slopes at even ones.
 
@@ -139,26 +140,27 @@ class _StepExchanges:
     the same direction is smaller.
     """
 
-    def __init__(
-        self, model: CommunicationModel, hosts: Hosts, kinds: Sequence[str] = STEP_EXCHANGES
-    ) -> None:
-        self._model = model
-        self._hosts = hosts
-        self._kinds = kinds
-        self.even_ms = self.times_ms(np.full(hosts.world_size, EVEN_BYTES))
+    model: CommunicationModel
+    hosts: Hosts
+    kinds: Sequence[str] = STEP_EXCHANGES
+
+    @property
+    def even_ms(self) -> Floats:
+        """[W], times at even volumes."""
+        return self.times_ms(np.full(self.hosts.world_size, EVEN_BYTES))
 
     def times_ms(self, volume: Floats, num_shards: float = 0.0) -> Floats:
         """Return [W], times at volumes [W] with `num_shards` on every rank."""
         counts = np.full_like(volume, num_shards + HARDLY_ANY)
         by_kind = [
-            self._model.all_to_all_ms(kind, volume[None], counts[None], self._hosts)[0]
-            for kind in self._kinds
+            self.model.all_to_all_ms(kind, volume[None], counts[None], self.hosts)[0]
+            for kind in self.kinds
         ]
         return np.sum(by_kind, axis=0)
 
     def uneven_prices(self) -> tuple[float, float, float]:
         """Return prices of a byte of a rank's own, of the busiest rank and of the busiest host."""
-        size, per_host = self._hosts.world_size, self._hosts.ranks_per_host
+        size, per_host = self.hosts.world_size, self.hosts.ranks_per_host
         first, first_host = slice(0, 1), slice(0, per_host)
         others = slice(1, None) if size > 1 else slice(None)
         # Rank 0 has less than the others, so it is not the busiest, and what they save is the price
@@ -181,7 +183,7 @@ class _StepExchanges:
 
     def _slopes(self, ranks: slice, step_bytes: float) -> Floats:
         """Return [W], ms per byte that each of `ranks` has more than the even volume, or less."""
-        volume = np.full(self._hosts.world_size, EVEN_BYTES)
+        volume = np.full(self.hosts.world_size, EVEN_BYTES)
         volume[ranks] += step_bytes
         return (self.times_ms(volume) - self.even_ms) / step_bytes
 

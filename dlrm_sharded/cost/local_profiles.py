@@ -17,6 +17,9 @@ from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 Floats = NDArray[np.float64]
 
+USES_OF_BIN = np.concatenate([[1.0, 2.0], 2.0 ** np.arange(1, NUM_REUSE_BINS - 1) * 1.5])
+"""[17], uses of an id in the middle of each bin: the bins are (0, 1], (1, 2], (2, 4], ..."""
+
 
 def local_histograms(histograms: Floats, world_size: int) -> Floats:
     """Return [S, 17], reuse histograms of a rank's samples, given those of the global batch."""
@@ -33,10 +36,10 @@ def _transitions(world_size: int) -> Floats:
     share = 1.0 / world_size
     # The last use counts of the bins (0, 1], (1, 2], (2, 4], ...; the last bin has no end.
     ends = 2 ** np.arange(NUM_REUSE_BINS - 1)
-    in_middle = np.concatenate([[1, 2], 3 * ends[1:-1] // 2, [3 * ends[-1] // 2]])
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, in_middle[-1] + 1)))])
+    most = int(USES_OF_BIN[-1])
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
     transitions = np.zeros((NUM_REUSE_BINS, NUM_REUSE_BINS))
-    for row, uses in enumerate(in_middle.tolist()):
+    for row, uses in enumerate(USES_OF_BIN.astype(int).tolist()):
         local = np.arange(uses + 1)
         log_ways = log_factorial[uses] - log_factorial[local] - log_factorial[uses - local]
         probability = np.exp(log_ways + local * np.log(share) + (uses - local) * np.log1p(-share))

@@ -139,25 +139,17 @@ def by_loaded_table(
     Args:
         least_ms: row blocks on one host that take a rank less than that are not told apart.
     """
-    rest = list(cuts)
-    place = next((i for i, layout in enumerate(cuts) if layout.layout == "host_rows"), None)
-    if place is not None:
-        in_rows = cuts[place]
-        block_ms = np.where(in_rows.possible, in_rows.piece_ms, 0.0)
+    rest, layouts = list(cuts), [layout.layout for layout in cuts]
+    if "host_rows" in layouts:
+        place = layouts.index("host_rows")
+        block_ms = np.where(cuts[place].possible, cuts[place].piece_ms, 0.0)
         for table in np.argsort(-block_ms, kind="stable")[:MOST_LOADED].tolist():
             if block_ms[table] < least_ms:
                 break
-            is_table = np.arange(len(block_ms)) == table
-            yield PlanKind(
-                [
-                    layout if i == place else layout.without(is_table)
-                    for i, layout in enumerate(rest)
-                ],
-                all_to_all_ms,
-                num_modules=num_modules,
-                loaded=table,
-            )
-            rest[place] = rest[place].without(is_table)
+            without = [layout.without(np.arange(len(block_ms)) == table) for layout in rest]
+            has_it = [*without[:place], rest[place], *without[place + 1 :]]
+            yield PlanKind(has_it, all_to_all_ms, num_modules=num_modules, loaded=table)
+            rest[place] = without[place]
     yield PlanKind(rest, all_to_all_ms, num_modules=num_modules)
 
 

@@ -11,23 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.local_profiles import local_histograms
+from dlrm_sharded.cost.local_profiles import USES_OF_BIN, Floats, local_histograms
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, layout_of
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
-Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 FLOAT_BYTES, ID_BYTES = 4.0, 4.0
 """Sizes of a pooled or gradient value and of an id in an exchange."""
-
-
-USES_OF_BIN = np.concatenate([[1.0], 2.0 ** np.arange(NUM_REUSE_BINS - 1) * 1.5])
-# bins are (0, 1], (1, 2], (2, 4], ...: beyond the first two, a row is in the middle of its bin
-USES_OF_BIN[1] = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,10 +213,10 @@ def load_artifact(
     match = compare(context.hardware, read.hardware)
     loaded = dataclasses.replace(read, match=match)
     name = path.name if path.parent == SHIPPED else path
-    level = logging.INFO if warns else logging.DEBUG
-    log.log(level, "%s: %s, of %s", kind.noun, name, loaded.meta["hardware"])
+    say, warn = (log.info, log.warning) if warns else (log.debug, log.debug)
+    say("%s: %s, of %s", kind.noun, name, loaded.meta["hardware"])
     for text in caveats_of(loaded, kind, context):
-        log.log(logging.WARNING if warns else logging.DEBUG, "%s", text)
+        warn("%s", text)
     if context.hardware is not None and match.reasons:
         log.debug("%s", "\n  ".join(["what differs from the hardware there:", *match.reasons]))
     return loaded

@@ -93,15 +93,6 @@ class Fingerprint:
         fields = dataclasses.asdict(self.cpu if self.gpu is None else self.gpu)
         return {key: value for key, value in fields.items() if key not in INFORMATIVE}
 
-    def __str__(self) -> str:
-        """What is known of the device that the rank computes on, in one line."""
-        known = dataclasses.asdict(self.cpu if self.gpu is None else self.gpu)
-        return ", ".join(
-            f"{field_text(key)} {' '.join(value) if isinstance(value, tuple) else value}"
-            for key, value in known.items()
-            if value
-        )
-
     @property
     def id(self) -> str:
         """Return a short hash of `computing`, the same in every process and version of Python."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +44,3 @@ class Hardware:
         """
         fields = {**meta, "name": meta.get("hardware")}
         return read_form(fields, cls, name=name, may_have_others=True)
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of a report: the name, the fingerprint, the probe."""
-        yield self.name
-        if self.fingerprint is not None:
-            yield f"fingerprint {self.fingerprint.id}: {self.fingerprint}"
-        if self.probe is not None:
-            yield f"probe: {self.probe}"

@@ -56,16 +56,6 @@ class Probe:
     load: PositiveFloat
     exchange: ExchangeProbe | None = None
 
-    def __str__(self) -> str:
-        """The figures in one line."""
-        texts = [f"{name} {getattr(self, key):.4g} GB/s" for key, name in FIGURES.items()]
-        if (exchange := self.exchange) is not None:
-            texts.append(
-                f"all-to-all of {exchange.num_ranks} ranks {exchange.latency_us:.3g} us and "
-                f"{exchange.gb_per_s:.3g} GB/s"
-            )
-        return ", ".join([*texts, f"under a load of {self.load:.2g}"])
-
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with figures of 4 digits."""
         text = json.dumps(dataclasses.asdict(self))

@@ -133,8 +133,8 @@ class RankBench:
 
     def measure(self, shards: Sequence[Shard], ids: TableIds) -> StageCost:
         """Measure the computation of shards that share a rank; exchanges count as 0 ms."""
-        [stages] = self.measure_all(shards, ids).cost.per_rank
-        return stages.with_stages(dict.fromkeys(EXCHANGE_STAGES, 0.0))
+        measured = self.measure_all(shards, ids).cost
+        return measured.with_stages({stage: [0.0] for stage in EXCHANGE_STAGES}).per_rank[0]
 
     def measure_rounds(
         self,

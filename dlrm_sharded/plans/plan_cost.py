@@ -70,10 +70,6 @@ class StageCost:
         """Return the time of one of `STAGES`."""
         return float(getattr(self, f"{stage}_ms"))
 
-    def with_stages(self, times_ms: Mapping[str, float]) -> StageCost:
-        """Return a cost in which some stages take other times."""
-        return dataclasses.replace(self, **{f"{stage}_ms": ms for stage, ms in times_ms.items()})
-
     def to_json(self) -> dict[str, float]:
         """Return the form of `per_rank` in plan.json."""
         return {f"{stage}_ms": self.stage_ms(stage) for stage in STAGES}
@@ -131,14 +127,13 @@ class PlanCost:
 
         It has no `excess_ms`, which follows from all of them.
         """
-        return dataclasses.replace(
-            self,
-            excess_ms=0.0,
-            per_rank=tuple(
-                rank.with_stages({stage: times[i] for stage, times in stages_ms.items()})
-                for i, rank in enumerate(self.per_rank)
-            ),
-        )
+
+        def changed(rank: int, cost: StageCost) -> StageCost:
+            times_ms = {f"{stage}_ms": times[rank] for stage, times in stages_ms.items()}
+            return dataclasses.replace(cost, **times_ms)
+
+        per_rank = (changed(rank, cost) for rank, cost in enumerate(self.per_rank))
+        return dataclasses.replace(self, excess_ms=0.0, per_rank=tuple(per_rank))
 
     @property
     def cost_ms(self) -> float:

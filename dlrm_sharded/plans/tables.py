@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
-from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, form_of, make_plain
+from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, make_plain
 from dlrm_sharded.plans.precision import TABLE_BYTES
 
 COLUMN_MULTIPLE = 4
@@ -102,7 +101,3 @@ class Table:
     def vectors_per_sample(self) -> float:
         """Mean number of vectors that a sample gets: one for each feature, or one for each id."""
         return float(self.num_features if self.pooled else self.pooling_factor)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form of a table in task.json."""
-        return form_of(self)

@@ -272,7 +272,7 @@ class ShardingTask:
     def to_json(self) -> dict[str, Any]:
         """Return the form of task.json."""
         fields: dict[str, Any] = {
-            "tables": [table.to_json() for table in self.tables],
+            "tables": [form_of(table) for table in self.tables],
             "topology": self.topology.to_json(),
             "batch_size": self.batch_size,
         }

@@ -15,7 +15,6 @@ import csv
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -81,13 +80,9 @@ class HostCollectives:
     measured, L40S, exchange at a twentieth of their nominal bandwidth. In others, GPUs reach each
     other, as with NVLink. Which of the two a host is, only a calibration tells, so the time is the
     geometric mean of both. MLPerf's steps on 8 L40S and 8 H100 PCIe come out 8 to 12 % too long.
-
-    Args:
-        left_out: systems of nccl_collectives.csv whose measurements are not used.
     """
 
     spec: GpuSpec
-    left_out: Collection[str] = ()
 
     def time_ms(
         self,
@@ -132,7 +127,7 @@ class HostCollectives:
         """
         tables = measured_curves()
         own = (self.spec.collectives or "", collective, num_gpus)
-        if own in tables and own[0] not in self.left_out and self.spec.link == "nvlink":
+        if own in tables and self.spec.link == "nvlink":
             return tables[own].time_ms(sent_bytes)
         of_classes = []
         for donors in self._donors():
@@ -149,14 +144,14 @@ class HostCollectives:
     def _donors(self) -> list[list[GpuSpec]]:
         """Return one GPU of each measured system, by the class of its links.
 
-        GPUs with NVLink have those of their class alone, if there are any.
+        GPUs with NVLink have those of their class alone.
         """
         by_class: dict[str, dict[str, GpuSpec]] = {"nvlink": {}, "pcie": {}}
         for spec in gpu_specs().values():
-            if spec.collectives and spec.collectives not in self.left_out:
+            if spec.collectives:
                 by_class[spec.link][spec.collectives] = spec
-        found = [list(donors.values()) for donors in by_class.values() if donors]
-        return found[:1] if self.spec.link == "nvlink" and by_class["nvlink"] else found
+        found = [list(donors.values()) for donors in by_class.values()]
+        return found[:1] if self.spec.link == "nvlink" else found
 
 
 def _geometric_mean(weighted: list[tuple[float, float]]) -> float:

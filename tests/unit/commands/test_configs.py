@@ -17,6 +17,7 @@ from dlrm_sharded.commands.task import asked_task, build_dataset
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_forms import form_of
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
@@ -101,7 +102,7 @@ def test_a_second_batch_size_is_refused(batch_size):
 def test_a_yaml_may_list_objects():
     """And Python's own lists and dicts reach the constructors, however deep they stand."""
     listed = [
-        {"_target_": "dlrm_sharded.plans.tables.Table", **table.to_json()}
+        {"_target_": "dlrm_sharded.plans.tables.Table", **form_of(table)}
         for table in (*TABLES, PROFILED_TABLE)
     ]
     cfg = composed_config("train", f"batch_size={BATCH_SIZE}")

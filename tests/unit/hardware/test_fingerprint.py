@@ -85,16 +85,6 @@ def test_json_and_back(hardware: Hardware) -> None:
     written = json.loads(json.dumps(hardware.to_meta()))
     assert Hardware.from_meta(written) == hardware
     assert Hardware.from_meta({"hardware": "cpu: x"}) == Hardware("cpu: x")
-    assert next(hardware.lines()) == hardware.name
-
-
-def test_what_is_known_is_said_in_a_line() -> None:
-    cpu = str(with_cpu(l3_kib=None, switches=("A=1", "B=2")).fingerprint)
-    assert "vendor AuthenticAMD, family 25" in cpu
-    assert "switches A=1 B=2, l1 kib 32" in cpu
-    assert "third-level" not in cpu
-    assert str(ON_GPU.probe).startswith("memory bandwidth 24 GB/s, random gather 8 GB/s")
-    assert "all-to-all of 4 ranks 300 us and 1 GB/s, under a load of 0.5" in str(ON_GPU.probe)
 
 
 def test_a_gpus_id_depends_on_its_kind_alone() -> None:

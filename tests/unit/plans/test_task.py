@@ -9,6 +9,7 @@ import pytest
 
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.files.json_forms import form_of
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology, read_task, with_optimizer
 from tests.unit.made_up import task_of
@@ -31,7 +32,7 @@ def by_rank(value: object) -> dict[str, object]:
 
 def with_fields(**changes: object) -> dict[str, object]:
     """A task.json's one table, of which some figures are other ones."""
-    return {"tables": [TABLE.to_json() | changes]}
+    return {"tables": [form_of(TABLE) | changes]}
 
 
 @pytest.mark.parametrize("bandwidth", [1e-300, 1e-9, 0, -1, 1e300, float("inf"), float("nan")])
@@ -117,7 +118,7 @@ def test_a_task_says_which_lookups_support_fewer_columns() -> None:
 
 BAD = [
     ({"tables": []}, "no tables"),
-    ({"tables": [TABLE.to_json()] * 2}, "2 tables are named 't'"),
+    ({"tables": [form_of(TABLE)] * 2}, "2 tables are named 't'"),
     ({"batch_size": 0}, "batch_size is 0"),
     ({"topology": {"world_size": 2}}, "memory_bytes"),
     (ranks(world_size=0), "topology.world_size is 0"),
