@@ -37,9 +37,7 @@ class Standing:
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
         if self.error is not None:
-            # a ratio of times from 1: 0.5 is 1.5x
-            is_far, within = self.error > 2.0, f"within about {100 * self.error:.0f} %"
-            parts.append(f"within a factor of about {1 + self.error:.0f}" if is_far else within)
+            parts.append(within_text(self.error))
         return ", ".join(parts)
 
     @property
@@ -51,3 +49,10 @@ class Standing:
     def to_json(self) -> dict[str, Any]:
         """Return the form in plan.json."""
         return {**dataclasses.asdict(self), "reasons": list(self.reasons)}
+
+
+def within_text(error: float) -> str:
+    """Say how far a time may be off; the error is a ratio of times from 1, and 0.5 is 1.5x."""
+    if error > 2.0:
+        return f"within a factor of about {1.0 + error:.0f}"
+    return f"within about {100 * error:.0f} %"

@@ -14,7 +14,7 @@ from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_fit import fit_samples
 from dlrm_sharded.calibration.sample_store import sample_store
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.cost.communication import EXCHANGES
+from dlrm_sharded.cost.communication import EXCHANGES, Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint
@@ -82,7 +82,8 @@ def first_run_on(true: LearnedCostModel, of: ShardingTask) -> list[Sample]:
             tables=of.tables,
         )
         plan, task = drawn.as_plan("cpu", 4)
-        cost = true.predict_trial(workload_of_plan(plan, task))
+        hosts = Hosts(plan.world_size, plan.world_size)
+        cost = true.predict_workload(workload_of_plan(plan, task), hosts)
         stages = {s: noisy(rank.stage_ms(s) for rank in cost.per_rank) for s in STAGES}
         measured = PlanCost.from_stages(stages, input_dist_ms=noisy(cost.input_dist_ms or ()))
         samples.append(Sample.of_plan(plan, task, measured, kind=drawn.kind, number=number))

@@ -1,6 +1,5 @@
 """Random plans of random tasks, for properties of cost models."""
 
-import dataclasses
 import math
 
 from hypothesis import strategies as st
@@ -82,12 +81,6 @@ def shards_of(
     if layout.startswith("rows") and RowBlocks(ranks).is_possible(table):
         return RowBlocks(ranks).shards(table)
     return [Shard.whole(table, first)]
-
-
-def relabelled(plan: ShardingPlan, new_rank: list[int]) -> ShardingPlan:
-    """The plan with rank i called new_rank[i]."""
-    shards = [dataclasses.replace(shard, rank=new_rank[shard.rank]) for shard in plan.shards]
-    return dataclasses.replace(plan, shards=tuple(shards))
 
 
 @st.composite

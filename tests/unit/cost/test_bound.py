@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded import Shard, ShardingTask, Table
@@ -112,23 +112,6 @@ def test_a_rank_may_wait_for_nothing() -> None:
     task = with_profiles(task_of((Table("a", 10, 4, 5.0),), batch_size=2048))
     for seed in range(20):
         assert_below(model_of("receiving", seed), task, all_plans(task))
-
-
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(of=planned(), name=st.sampled_from(MODELS), exponents=st.lists(st.floats(0.0, 1.2)))
-def test_memory_never_costs(of: Planned, name: str, exponents: list[float]) -> None:
-    """More of it, of all ranks or of one, leaves the bound or lowers it."""
-    task, model = of[1], model_of(name)
-    before = math.inf
-    for exponent in sorted(exponents):
-        memory_bytes = max(int(task.table_bytes**exponent), 1)
-        bound_ms = lower_bound_ms(model.price(with_memory(task, memory_bytes)))
-        assert bound_ms <= before * (1 + HALVINGS)
-        one_has_more = [*[memory_bytes] * (task.topology.world_size - 1), 2 * memory_bytes]
-        more_ms = lower_bound_ms(model.price(with_memory(task, *one_has_more)))
-        assert more_ms <= bound_ms * (1 + HALVINGS)
-        before = bound_ms
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrice
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
 from dlrm_sharded.plans.plan import with_precisions
-from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.precision import ExchangePrecision
 from tests.unit.made_up import task_of
 
 FP16, INT8 = ExchangePrecision("fp16", "fp16"), ExchangePrecision("int8", "int8")
@@ -54,12 +54,6 @@ CODECS = {
 
 def times(precision: ExchangePrecision, kind: str, exchange: Exchange) -> Floats:
     return of_bytes().with_precision(precision, CODECS).exchange_ms(kind, exchange, HOSTS)
-
-
-def test_fp32_has_the_same_weights() -> None:
-    model = of_bytes().with_precision(FP32_EXCHANGE, CODECS)
-    np.testing.assert_array_equal(model.exchange, of_bytes().exchange)
-    np.testing.assert_array_equal(model.reduce, of_bytes().reduce)
 
 
 def test_halves_bytes_and_counts_codecs() -> None:

@@ -46,20 +46,12 @@ def test_predicts_the_same_times(context: RunContext, tmp_path: Path) -> None:
     model, path = corrected(context), tmp_path / "prices.safetensors"
     write_prices(path, model)
     read = read_prices(path)
-    assert prices_digest(read) == prices_digest(model) != prices_digest(corrected_once(model))
+    dearer = dataclasses.replace(model, compute=model.compute.scaled(1.0, 1.001))
+    assert prices_digest(read) == prices_digest(model) != prices_digest(dearer)
     assert (read.standing, read.correction) == (model.standing, model.correction)
     task = small_tasks()["w3-mixed"]
     plan = RandomSharder(seed=0).shard(task)
     assert read.predict(plan, task) == model.predict(plan, task)
-
-
-def corrected_once(model: LearnedCostModel) -> LearnedCostModel:
-    """The same model with one part of one time a little dearer."""
-    num_parts = model.compute.num_parts
-    compute = np.ones((2, num_parts))
-    compute[1, 0] = 1.001
-    exchanges = dict.fromkeys(EXCHANGES, np.ones(len(EXCHANGE_PARTS)))
-    return Factors(compute, exchanges).applied(model)
 
 
 def test_is_no_fitted_model_and_no_fitted_model_is_one(tmp_path: Path) -> None:

@@ -69,10 +69,6 @@ def header(path: Path) -> dict[str, Any]:
     return fields
 
 
-def change_the_header(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"cpu: test", b"cpu: tent"))
-
-
 def with_header(text: str) -> Callable[[Path], None]:
     return lambda path: save_file(load_file(path), path, metadata={HEADER: text})
 
@@ -90,19 +86,15 @@ def written_with(**changes: Any) -> Callable[[Path], None]:
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no_file": (lambda path: path.unlink(), "cannot read the NOUN .*No such file"),
     "truncated": (cut_off, "is damaged"),
-    "empty": (lambda path: path.write_bytes(b""), "is damaged"),
     "changed_byte": (change_a_byte, "was changed since"),
-    "changed_header": (change_the_header, "was changed since"),
     "no_checksum": (
         with_header(json.dumps({"format": 2, "kind": "NAME"})),
         "was changed since|is not a NOUN",
     ),
     "header_is_no_json": (with_header("{"), "is damaged"),
-    "header_is_a_list": (with_header("[]"), "is not a NOUN of the kind"),
     "other_kind": (written_with(kind="other"), "is not a NOUN of the kind 'NAME'"),
     "other_format": (written_with(format=99), "format 2"),
 }
-FEATURE_CHANGES = [{"work": ["ids"]}, {"work": ["bags", "ids"], "profile": ["log_rows"]}]
 
 
 @pytest.mark.parametrize("kind", [KIND, POLICY], ids=["cost_model", "policy"])
@@ -119,8 +111,13 @@ def test_says_what_is_wrong_and_what_to_do(
     assert f"with {kind.made_with}" in str(error.value)
 
 
-@pytest.mark.parametrize("features", FEATURE_CHANGES, ids=["fewer", "in_another_order"])
-def test_refuses_what_was_fitted_to_other_features(path: Path, features: dict[str, Any]) -> None:
-    written_with(features=features)(path)
+def test_refuses_what_was_fitted_to_other_features(path: Path) -> None:
+    written_with(features={"work": ["bags", "ids"], "profile": ["log_rows"]})(path)
     with pytest.raises(DataError, match="fitted to other features"):
+        read_artifact(path, kind=KIND, features=FEATURES)
+
+
+def test_refuses_numbers_that_are_not_finite(path: Path) -> None:
+    write_artifact(path.parent, path.stem, ARRAYS | {"single": np.array(np.nan)}, meta())
+    with pytest.raises(DataError, match="not finite"):
         read_artifact(path, kind=KIND, features=FEATURES)

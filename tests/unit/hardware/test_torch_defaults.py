@@ -1,7 +1,12 @@
 """Measurements neither see nor change what a process has set."""
 
+import gc
+import logging
+import multiprocessing
 import os
 import random
+import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,32 +20,39 @@ from dlrm_sharded.hardware.torch_defaults import torch_defaults
 from dlrm_sharded.ranks.devices import allow_tf32
 
 BACKENDS: Any = torch.backends
+LOGGERS = ("", "dlrm_sharded", "torch", "torchrec")
 
 
 def switches() -> dict[str, Any]:
     """Return the settings of torch, NumPy, Python and the environment of this process."""
+    cudnn, loggers = BACKENDS.cudnn, [logging.getLogger(name) for name in LOGGERS]
+    products = BACKENDS, BACKENDS.cuda.matmul, cudnn.conv, cudnn.rnn, BACKENDS.mkldnn.matmul
     return {
+        "fp32 products": [kind.fp32_precision for kind in products],
+        "cuDNN": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic],
         "new tensors": (torch.get_default_dtype(), torch.get_default_device()),
         "deterministic": (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "autocast": [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
+        "autocast": [
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        ],
         "random": (
             torch.get_rng_state().tolist(),
             str(np.random.get_state(legacy=False)),
             random.getstate(),
         ),
-        "process": (dict(os.environ), Path.cwd(), torch.get_num_threads(), np.geterr()),
+        "warnings": list(warnings.filters),
+        "logging": [(of.level, of.handlers[:], of.disabled, of.propagate) for of in loggers],
+        "process": (dict(os.environ), Path.cwd()),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "collector": (gc.isenabled(), gc.get_threshold(), np.geterr()),
+        "new processes": multiprocessing.get_start_method(allow_none=True),
     }
-
-
-def older_switch() -> bool | str:
-    try:
-        return bool(BACKENDS.cuda.matmul.allow_tf32)
-    except RuntimeError:
-        return "cannot be read beside the newer one"
 
 
 def set_everything() -> None:
@@ -93,5 +105,4 @@ def test_a_block_has_the_defaults_and_leaves_no_trace() -> None:
 def test_a_training_sets_its_precision_after_either_switch(allowed: bool) -> None:
     with all_set():
         allow_tf32(allowed)
-        assert older_switch() is allowed
         assert BACKENDS.cuda.matmul.fp32_precision == ("tf32" if allowed else "ieee")
