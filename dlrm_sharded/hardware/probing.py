@@ -34,11 +34,8 @@ POOLING = 16
 NUM_BATCHES = 32
 """Batches of ids that repeats take in turn, so that no cache still has the rows of the last."""
 
-ROUNDS, BUSY_ROUNDS, TURN_S = 8, 16, 0.02
-"""Each figure has this many turns of this length, so that no pause of the process hits all.
-
-There are more of them if more processes run than this one has cores.
-"""
+ROUNDS, TURN_S = 16, 0.02
+"""Each figure has this many turns of this length, so that no pause of the process hits all."""
 
 Call = Callable[[], object]
 LATENCY_REPEATS, EXCHANGE_REPEATS = 50, 16
@@ -64,7 +61,6 @@ def measure_probe(device: torch.device) -> Probe:
             _gathers(table[: CACHED_ROWS[kind]]),
         ],
         device,
-        num_rounds=ROUNDS if load <= len(os.sched_getaffinity(0)) else BUSY_ROUNDS,
     )
     row_bytes = DIM * table.element_size()
     return Probe(
@@ -109,15 +105,13 @@ def _gathers(table: torch.Tensor) -> list[Call]:
     ]
 
 
-def _fastest_s(
-    figures: Sequence[Sequence[Call]], device: torch.device, *, num_rounds: int
-) -> list[float]:
+def _fastest_s(figures: Sequence[Sequence[Call]], device: torch.device) -> list[float]:
     """Return the shortest time of the calls of each figure, which take turns in rounds."""
     for calls in figures:
         calls[-1]()
     fastest = [math.inf] * len(figures)
     turns = [itertools.cycle(calls) for calls in figures]
-    for _ in range(num_rounds):
+    for _ in range(ROUNDS):
         for figure, turn in enumerate(turns):
             until = time.perf_counter() + TURN_S
             while time.perf_counter() < until:

@@ -1,4 +1,4 @@
-"""The lemmas L1 to L12 of docs/notes/lower_bound.md, on random plans and cost models.
+"""Lemmas up to L12 of docs/notes/lower_bound.md, on random plans and cost models.
 
 Letters: W ranks, S shards.
 """
