@@ -120,6 +120,8 @@ def test_cuts_add_up_and_fit_their_target() -> None:
         problem = crowded_problem(seed, HOSTS[seed % len(HOSTS)], 0.3)
         for target_ms in (0.0, 0.5, 5.0, 1e9):
             for unit, cut in enumerate(cut_units(problem, target_ms)):
+                costs = {o.cut: o.processing_ms for o in cut_options(problem, unit)}
+                assert costs.get(cut, 0.0) <= max(target_ms, min(costs.values(), default=0.0))
                 if cut.kind is not None:
                     assert problem.blocks[cut.kind].possible[unit]
                     continue
