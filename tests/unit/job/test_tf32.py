@@ -6,9 +6,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-import torch
 
-from dlrm_sharded.hardware import probing
 from dlrm_sharded.job import rounds
 from dlrm_sharded.job import run as run_module
 
@@ -37,18 +35,3 @@ def test_a_job_sets_what_its_config_says_at_first(monkeypatch, tf32, kind, state
     monkeypatch.setattr(module, "owned_folder", begin)
     with pytest.raises(BegunError, match=f"^{stated}$"):
         start()
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_probes_of_all_trainings_multiply_alike(monkeypatch, tf32, before):
-    tf32(before)
-    seen = []
-
-    def fastest_s(figures: Any, device: Any, *, num_rounds: int) -> list[float]:
-        seen.append(torch.backends.cuda.matmul.fp32_precision)
-        return [1.0] * len(figures)
-
-    monkeypatch.setattr(probing, "_fastest_s", fastest_s)
-    monkeypatch.setattr(probing, "ROWS", {"cpu": 1024})
-    probing.measure_probe(torch.device("cpu"))
-    assert (seen, tf32()) == (["ieee"], before)
