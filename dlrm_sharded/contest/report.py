@@ -81,6 +81,7 @@ def write_report(
         files = write_tables(plans, entries, measurements, setting)
         with replaced_file(out / PICTURE) as file:
             picture = plot_scores(found, setting.reference)
+            picture.set_figwidth(7.0)  # names of sharders have their settings
             picture.savefig(file, format="png", metadata={"Software": None})
     except OSError as error:
         raise ConfigError(f"cannot write the results in out = {out}: {error.strerror}") from error

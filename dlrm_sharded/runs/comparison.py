@@ -92,6 +92,7 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     fastest by pairs of runs, then from the highest mean embedding cost to the lowest, and by name
     where no cost is known.
     """
+    runs = sorted(runs, key=lambda run: _by_number(run.setting))
     table = run_table(runs)
     rankings = _rankings(table, runs)
     ratios = {

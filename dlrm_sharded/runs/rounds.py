@@ -101,9 +101,8 @@ def rounds_to_repeat(runs: Sequence[Mapping[int, Round]]) -> list[int]:
 
 def disturbance_text(runs: Sequence[Mapping[int, Round]]) -> str:
     """Say how many rounds were repeated, and are disturbed still."""
-    numbers = {number for rounds in runs for number in rounds}
     repeated = {number for rounds in runs for number in rounds if rounds[number].attempt}
     return (
-        f"{len(numbers)} rounds, of which {len(repeated)} were measured again, and "
+        f"{len(set().union(*runs))} rounds, of which {len(repeated)} were measured again, and "
         f"{len(disturbed_rounds(runs))} are disturbed by other work"
     )

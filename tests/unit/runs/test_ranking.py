@@ -139,7 +139,9 @@ def test_all_are_compared_with_the_fastest_and_the_baseline() -> None:
 def test_a_tie_says_how_many_rounds_would_tell() -> None:
     tie = {"fastest_over": PairedRatio(1.0, 1 / 1.04, 1.04, 10)}
     found = Ranking({"a": {"fastest_over": None}, "b": tie}, num_seeds=4)
-    assert found.conclusion() == ("a ties with b; hydra.launcher.rounds=10 would tell 2% apart")
+    assert found.conclusion() == (
+        "a ties with b; hydra.launcher.rounds=10 or more would tell 2% apart"
+    )
 
 
 def test_what_was_not_measured_together_is_not_ranked() -> None:
