@@ -13,23 +13,16 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from torch.distributed import Store, launcher
+from torch.distributed import launcher
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from dlrm_sharded.files.errors import (
-    EXIT_USER_ERROR,
-    HungRankError,
-    LostRankError,
-    PreemptedError,
-)
+from dlrm_sharded.files.errors import EXIT_USER_ERROR, PreemptedError
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
 from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
-
-T = TypeVar("T")
 
 LIMIT_AFTER_SUCCESS_S = 300.0
 LIMIT_AFTER_END_S = 10.0
@@ -51,7 +44,7 @@ class HostAgent(LocalElasticAgent):
     def __init__(self, say: Callable[[str], None], **arguments: Any) -> None:
         super().__init__(**arguments)
         self._say = say
-        self._questions = StoreQuestions(QUESTION_S)
+        self._questions = StoreQuestions(QUESTION_S, RuntimeError)
         self._failures: Mapping[int, ProcessFailure] = {}
         self._num_starts = 0
         self._has_waited = False
@@ -87,22 +80,14 @@ class HostAgent(LocalElasticAgent):
         if self._has_waited or self._store is None or self._worker_group.group_world_size == 1:
             return
         self._has_waited = True
+        store = self._store
         if (mistake := self.mistake()) is not None:
-            self._ask(lambda store: store.set(MISTAKE, mistake), None)
+            self._questions.ask(lambda: store.set(MISTAKE, mistake), None)
         self._exit_barrier_timeout = limit_s
         StoreQuestions(limit_s).ask(super()._exit_barrier, None)
 
     def _exit_barrier(self) -> None:
         self.wait_for_others(LIMIT_AFTER_END_S if self.were_preempted() else LIMIT_AFTER_SUCCESS_S)
-
-    def _ask(self, question: Callable[[Store], T], otherwise: T) -> T:
-        """Return what the agents' store answers; `otherwise` if it is gone or cannot be reached."""
-        assert self._store is not None, "the agents have met"
-        store: Store = self._store
-        try:
-            return self._questions.ask(lambda: question(store), otherwise)
-        except RuntimeError:  # it is gone, with the agent that served it
-            return otherwise
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -111,9 +96,10 @@ class HostAgent(LocalElasticAgent):
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         if self._num_starts:
-            mistake = self.mistake()
-            if mistake is None and self._ask(lambda store: store.check([MISTAKE]), False):
-                mistake = self._ask(lambda store: store.get(MISTAKE).decode(), None)
+            mistake, store = self.mistake(), self._store
+            assert store is not None, "the agents have met"
+            if mistake is None and self._questions.ask(lambda: store.check([MISTAKE]), False):
+                mistake = self._questions.ask(lambda: store.get(MISTAKE).decode(), None)
             if mistake is not None:
                 raise RepeatedMistakeError(mistake)
             reason = "ranks of another host have ended"
@@ -139,23 +125,13 @@ def use_host_agent(say: Callable[[str], None]) -> list[HostAgent]:
 
 
 def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """Return the rank and failure that has caused the others."""
-    return min(failures.items(), key=lambda item: (_gravity(item[1]), item[1].timestamp))
+    """Return the rank and failure that has caused the others: the first one.
 
-
-def _gravity(failure: ProcessFailure) -> int:
-    """Return a number that is lower the more likely this failure caused the others."""
-    error_class = error_fields(failure).get("extraInfo", {}).get("error_class")
-    if error_class == HungRankError.__name__:
-        return 0
-    if failure.exitcode == EXIT_USER_ERROR:
-        return 1
-    if error_class == LostRankError.__name__:
-        return 4
-    if error_fields(failure):
-        return 2
-    # The agent itself ends the other ranks with SIGTERM.
-    return 5 if failure.exitcode == -signal.SIGTERM else 3
+    The agent itself ends the other ranks with SIGTERM.
+    """
+    return min(
+        failures.items(), key=lambda one: (one[1].exitcode == -signal.SIGTERM, one[1].timestamp)
+    )
 
 
 def error_fields(failure: ProcessFailure) -> dict[str, Any]:

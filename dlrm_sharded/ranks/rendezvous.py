@@ -10,12 +10,12 @@ store: torch's TCPStore; ranks find each other by it.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import socket
 import uuid
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -35,8 +35,6 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from dlrm_sharded.ranks.interfaces import is_loopback, source_towards
 from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
-
-T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 STORE_TIMEOUT_S = 60
@@ -82,26 +80,14 @@ def replace_rendezvous(config: LaunchConfig) -> None:
                 theirs.local_addr = reached_address(theirs)
             handler = rendezvous_handler_registry.create_handler(theirs)
             # Without an answer, an agent goes on to hear signals and the end of its ranks.
-            handler.num_nodes_waiting = _in_time(handler.num_nodes_waiting, 0)
-            handler.shutdown = _in_time(handler.shutdown, False)
+            for name in ("num_nodes_waiting", "shutdown"):
+                questions = StoreQuestions(QUESTION_S, RendezvousError)
+                setattr(handler, name, functools.partial(questions.ask, getattr(handler, name), 0))
         handler.get_backend = lambda: parameters.backend  # the registry compares them
         return cast(RendezvousHandler, handler)
 
     config.rdzv_backend = f"dlrm_sharded_{uuid.uuid4().hex}"  # a name cannot be registered twice
     rendezvous_handler_registry.register(config.rdzv_backend, create)
-
-
-def _in_time(question: Callable[[], T], otherwise: T) -> Callable[[], T]:
-    """Return a question to a store that may be gone, or may not answer."""
-    questions = StoreQuestions(QUESTION_S)
-
-    def ask() -> T:
-        try:
-            return questions.ask(question, otherwise)
-        except RendezvousError:
-            return otherwise
-
-    return ask
 
 
 def reached_address(parameters: RendezvousParameters) -> str | None:

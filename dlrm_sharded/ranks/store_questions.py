@@ -50,17 +50,19 @@ class StoreQuestions:
 
     Args:
         limit_s: time for one answer.
+        gone: errors that say that the store is gone, which is no answer either.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, *gone: type[Exception]) -> None:
         self._limit_s = limit_s
+        self._gone = gone
         self._thread: threading.Thread | None = None
 
     def ask(self, question: Callable[[], T], otherwise: T) -> T:
         """Return the answer, or `otherwise` if this or an earlier question is not answered.
 
         Raises:
-            Exception: what the question raises.
+            Exception: what else the question raises.
         """
         if self._thread is not None and self._thread.is_alive():
             return otherwise
@@ -77,6 +79,6 @@ class StoreQuestions:
         _threads.add(self._thread)
         self._thread.start()
         self._thread.join(self._limit_s)
-        if errors:
+        if errors and not isinstance(errors[0], self._gone):
             raise errors[0]
         return answers[0] if answers else otherwise

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -33,7 +32,6 @@ from dlrm_sharded.ranks.job_store import JobStore, ranks_text
 from dlrm_sharded.ranks.store_questions import StoreQuestions
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 STALL_S = 30.0
 SLOW_STEPS = 5
@@ -142,7 +140,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._main = threading.get_ident()
         self._store: dist.Store | None = None
-        self._questions = StoreQuestions(ANSWER_S + STORE_S)
+        self._questions = StoreQuestions(ANSWER_S + STORE_S, RuntimeError, ConfigError)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
@@ -204,7 +202,7 @@ class Watch:
 
     def _go_on(self, stalled: Beat) -> None:
         if (store := self._store) is not None:
-            self._in_time(lambda: store.delete_key(f"report_{self.job.rank}"))
+            self._questions.ask(lambda: store.delete_key(f"report_{self.job.rank}"), False)
         if self.speaks_for_host and not self._end.is_set():
             stalled_s = time.monotonic() - stalled.at_s
             self._say(f"progress again {stalled_s:.0f} s after step {stalled.step}")
@@ -227,7 +225,7 @@ class Watch:
             collective = pending_collective()
         place = f"in {collective or function_name(frames)}"
         own = Report(self.job.rank, socket.gethostname(), place, collective is not None)
-        reports = self._in_time(lambda: self._exchange(own))
+        reports = self._questions.ask(lambda: self._exchange(own), None)
         if reports is not None:
             return stall_text(reports), reports[0].rank == own.rank
         store = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -270,16 +268,9 @@ class Watch:
 
     def _reported_once(self, error: LostRankError) -> LostRankError:
         """Let one rank report the error for all; each does if the store does not answer."""
-        if self._in_time(lambda: self.job.reported_once(error)) is None:
+        if self._questions.ask(lambda: self.job.reported_once(error), None) is None:
             error.__cause__ = RankError(error, failed_rank=0, reporter=self.job.rank)
         return error
-
-    def _in_time(self, question: Callable[[], T]) -> T | None:
-        """Ask the store; None if it does not answer, or its server is gone."""
-        try:
-            return self._questions.ask(question, None)
-        except (RuntimeError, ConfigError, LostRankError):
-            return None
 
 
 def stall_text(reports: Sequence[Report]) -> str:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.files.errors import ConfigError, PreemptedError, UnsavedError
+from dlrm_sharded.files.errors import ConfigError, PreemptedError
 from dlrm_sharded.ranks import watch
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE, is_restart
@@ -45,11 +45,6 @@ def raise_alone(rank: Rank, folder: Path) -> None:
     if rank.rank == 1:
         raise ConfigError("rank one has no data")
     exchange()
-
-
-def raise_unsaved(rank: Rank, folder: Path) -> None:
-    with all_or_none():
-        raise UnsavedError("the last checkpoint could not be written: the disk is full")
 
 
 def fail(rank: Rank, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -82,7 +81,6 @@ def poll(app: SweepApp, status: AppStatus | None, *, at_s: float) -> None:
             "failed",
             "the scheduler says OUT_OF_MEMORY; ValueError: no",
         ),
-        (AppStatus(AppState.FAILED, msg="TIMEOUT"), False, (), "failed", "says TIMEOUT"),
         (AppStatus(AppState.FAILED, msg="PREEMPTED"), False, (), "preempted", "nodes"),
         (AppStatus(AppState.CANCELLED, msg="CANCELLED by 7"), False, (), "cancelled", "by 7"),
         (AppStatus(AppState.PENDING), False, (), "pending", None),
@@ -179,22 +177,14 @@ def test_a_failed_job_with_retries_left_may_be_queued_late(tmp_path):
     assert job.state == "pending"
     poll(app, failed_after(0), at_s=6 + PATIENCE_S)
     assert job.state == "pending"
-
-
-@pytest.mark.parametrize("restarts", [0, -1], ids=["one_left", "not_told"])
-def test_a_failed_job_that_is_not_queued_again_has_failed(restarts, tmp_path):
-    app, job = after(RUNNING, tmp_path, retries=1)
-    poll(app, failed_after(restarts), at_s=5.0)
-    assert job.state == "running"
-    poll(app, failed_after(restarts), at_s=5 + PATIENCE_S)
-    assert job.state == "failed"
-    assert job.seconds == 5.0
+    poll(app, failed_after(0), at_s=6 + 2 * PATIENCE_S)
+    assert (job.state, job.seconds) == ("failed", 6 + PATIENCE_S)
 
 
 @pytest.mark.parametrize(
     ("retries", "restarts"),
-    [(0, 0), (2, 2), (2, 3), (0, -1)],
-    ids=["none_wanted", "used_up", "preempted_too", "none_told"],
+    [(0, 0), (2, 2), (2, 3)],
+    ids=["none_wanted", "used_up", "preempted_too"],
 )
 def test_a_failure_without_retries_left_is_the_end(retries, restarts, tmp_path):
     app, job = after(RUNNING, tmp_path, retries=retries)
@@ -242,10 +232,4 @@ ODD_SWEEPS = {
 def test_a_damaged_sweep_is_refused(content, tmp_path):
     (tmp_path / RECORD).write_text(content)
     with pytest.raises(ConfigError, match=str(tmp_path / RECORD)):
-        recorded_jobs(tmp_path)
-
-
-def test_a_pipe_in_the_place_of_a_sweep_is_refused(tmp_path):
-    os.mkfifo(tmp_path / RECORD)
-    with pytest.raises(ConfigError, match="it is not a regular file"):
         recorded_jobs(tmp_path)

@@ -81,12 +81,6 @@ def test_an_error_that_the_user_can_fix(what, start):
         assert len(lines) == 1
 
 
-def test_an_error_of_the_environment_is_said_once(start):
-    """It ends with 1, as a bug does, but has no traceback."""
-    [line] = ended(start("raise_unsaved"), 1)
-    assert line == "error: the last checkpoint could not be written: the disk is full"
-
-
 def test_a_wrong_command_line_is_not_tried_again(start):
     """A program that ends with 2 before it could write a message for the launcher."""
     lines = ended(start("misuse", "--max-restarts", "2"), 2)
@@ -98,13 +92,6 @@ def test_a_bug(start):
     assert lines[-1] == ("error: rank 1 failed with ValueError: a bug (its traceback is above)")
     assert "\n".join(lines).count("Traceback") == 1
     assert "ChildFailedError" not in "\n".join(lines)
-
-
-def test_torchruns_summary_has_the_message(start):
-    """Plain torchrun ends with 1 and its own summary."""
-    lines = ended(start("raise_agreed", launcher="torchrun"), 1)
-    summary = lines[max(i for i, line in enumerate(lines) if line.startswith("Root Cause")) :]
-    assert any(re.search(r"traceback : rank one has no data", line) for line in summary)
 
 
 def test_restarts(start, tmp_path):

@@ -71,12 +71,6 @@ def test_a_block_within_a_block_is_of_its_group(alone):
     assert torch.distributed.is_initialized()
 
 
-def test_group_ends_after_an_error(cpu):
-    with pytest.raises(KeyError), process_group():
-        fail_alone()
-    assert not torch.distributed.is_initialized()
-
-
 def all_or_nothing(fn: Callable[[], None]) -> None:
     with all_or_none():
         fn()
@@ -127,13 +121,6 @@ def left_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield left
     if torch.distributed.is_initialized():
         leave()
-
-
-@pytest.mark.parametrize("name", ON_ALL_RANKS)
-def test_nccl_ends_properly_after_an_error_of_all_ranks(name, left_groups):
-    with pytest.raises(ConfigError), process_group():
-        ON_ALL_RANKS[name](Mock(side_effect=ConfigError("bad")))
-    assert left_groups == ["nccl"]
 
 
 def test_products_of_measurements_are_rounded_as_in_trainings(left_groups, tf32):
