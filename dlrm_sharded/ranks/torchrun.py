@@ -230,7 +230,8 @@ def _reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
     rank, failure = cause(failures)
     fields = error_fields(failure)
     if fields:  # TorchX takes the reason from the launcher's error file
-        get_error_handler().dump_error_file(failure.error_file, failure.exitcode)
+        with contextlib.suppress(OSError):
+            get_error_handler().dump_error_file(failure.error_file, failure.exitcode)
     if failure.exitcode == EXIT_USER_ERROR:
         return EXIT_USER_ERROR, fields.get("extraInfo", {}).get("line", "")
     if "message" not in fields:
