@@ -14,6 +14,7 @@ import functools
 import os
 import socket
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from dlrm_sharded.ranks.interfaces import is_loopback, source_towards
 from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
 
 LOOPBACK = "127.0.0.1"
+ADDRESS_KEY = "dlrm_sharded_address"
 STORE_TIMEOUT_S = 60
 
 
@@ -76,9 +78,9 @@ def replace_rendezvous(config: LaunchConfig) -> None:
             os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             theirs = copy.copy(parameters)
             theirs.backend = backend
-            if backend == "c10d":
-                theirs.local_addr = reached_address(theirs)
+            address = reached_address(theirs) if backend == "c10d" else parameters.local_addr
             handler = rendezvous_handler_registry.create_handler(theirs)
+            handler.next_rendezvous = functools.partial(_meet, handler.next_rendezvous, address)
             # Without an answer, an agent goes on to hear signals and the end of its ranks.
             for name in ("num_nodes_waiting", "shutdown"):
                 questions = StoreQuestions(QUESTION_S, RendezvousError)
@@ -88,6 +90,20 @@ def replace_rendezvous(config: LaunchConfig) -> None:
 
     config.rdzv_backend = f"dlrm_sharded_{uuid.uuid4().hex}"  # a name cannot be registered twice
     rendezvous_handler_registry.register(config.rdzv_backend, create)
+
+
+def _meet(next_rendezvous: Callable[[], RendezvousInfo], address: str | None) -> RendezvousInfo:
+    """Return where ranks meet, at the address by which other hosts reach the one of rank 0.
+
+    torch orders hosts by their names, and would have ranks meet at such a name.
+    """
+    info = next_rendezvous()
+    theirs = info.bootstrap_store_info
+    assert theirs is not None
+    if info.rank == 0:
+        info.store.set(ADDRESS_KEY, address or theirs.master_addr)
+    served = RendezvousStoreInfo(info.store.get(ADDRESS_KEY).decode(), theirs.master_port)
+    return RendezvousInfo(info.store, info.rank, info.world_size, served)
 
 
 def reached_address(parameters: RendezvousParameters) -> str | None:
