@@ -39,6 +39,9 @@ from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
 
 LOOPBACK = "127.0.0.1"
 ADDRESS_KEY = "dlrm_sharded_address"
+ONE_STORE_OFF = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""torch's variable that lets each start have a store of its own."""
+
 STORE_TIMEOUT_S = 60
 
 
@@ -74,13 +77,11 @@ def replace_rendezvous(config: LaunchConfig) -> None:
     def create(parameters: RendezvousParameters) -> RendezvousHandler:
         handler: Any = LoopbackRendezvous(parameters.run_id)
         if parameters.max_nodes > 1:
-            # each start has a store of its own, which its rank 0 serves
-            os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             theirs = copy.copy(parameters)
             theirs.backend = backend
             address = reached_address(theirs) if backend == "c10d" else parameters.local_addr
             handler = rendezvous_handler_registry.create_handler(theirs)
-            handler.next_rendezvous = functools.partial(_meet, handler.next_rendezvous, address)
+            handler.next_rendezvous = functools.partial(_meet, handler.next_rendezvous, address, [])
             # Without an answer, an agent goes on to hear signals and the end of its ranks.
             for name in ("num_nodes_waiting", "shutdown"):
                 questions = StoreQuestions(QUESTION_S, RendezvousError)
@@ -92,18 +93,28 @@ def replace_rendezvous(config: LaunchConfig) -> None:
     rendezvous_handler_registry.register(config.rdzv_backend, create)
 
 
-def _meet(next_rendezvous: Callable[[], RendezvousInfo], address: str | None) -> RendezvousInfo:
-    """Return where ranks meet, at the address by which other hosts reach the one of rank 0.
+def _meet(
+    next_rendezvous: Callable[[], RendezvousInfo], address: str | None, served: list[TCPStore]
+) -> RendezvousInfo:
+    """Return where ranks meet: in a store of this start, at an address that other hosts reach.
 
     torch orders hosts by their names, and would have ranks meet at such a name.
+
+    Args:
+        served: the store that this launcher serves, if its host has rank 0.
     """
+    os.environ[ONE_STORE_OFF] = "1"
     info = next_rendezvous()
+    os.environ[ONE_STORE_OFF] = "0"  # launchers serve the stores, so they answer if a rank dies
     theirs = info.bootstrap_store_info
     assert theirs is not None
     if info.rank == 0:
-        info.store.set(ADDRESS_KEY, address or theirs.master_addr)
-    served = RendezvousStoreInfo(info.store.get(ADDRESS_KEY).decode(), theirs.master_port)
-    return RendezvousInfo(info.store, info.rank, info.world_size, served)
+        own, port = address or theirs.master_addr, theirs.master_port
+        timeout = timedelta(seconds=STORE_TIMEOUT_S)
+        served[:] = [TCPStore(own, port, None, True, timeout, wait_for_workers=False)]
+        info.store.set(ADDRESS_KEY, own)
+    reached = RendezvousStoreInfo(info.store.get(ADDRESS_KEY).decode(), theirs.master_port)
+    return RendezvousInfo(info.store, info.rank, info.world_size, reached)
 
 
 def reached_address(parameters: RendezvousParameters) -> str | None:
