@@ -86,13 +86,11 @@ def test_measured_costs_decide_by_rounds():
 @pytest.mark.parametrize(
     ("costs", "expected"),
     [
-        ([2.0, 4.0, 6.0, 8.0, 10.0, 12.0], "none of them is cheaper than a"),
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "b costs a x 0.5000 [0.5000, 0.5000]"),
         ([1.0, 6.0, 3.0, 12.0, 5.0, 6.0], "] tie"),
         ([3.0, 6.0, 9.0, 12.0, 15.0, 18.0], "none of them is cheaper than a"),
-        ([None] * 6, "none of them is cheaper than a"),
     ],
-    ids=["equal", "better", "perhaps", "worse", "no_plan"],
+    ids=["better", "perhaps", "worse"],
 )
 def test_the_result_in_a_sentence(costs, expected):
     found = scores(entries_of(a=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0], b=costs), "a")

@@ -1,5 +1,6 @@
 """Runs are found wherever they lie, each once, and what is broken or missing has a reason."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,41 +9,9 @@ import pytest
 
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.runs.run_folder import Run, find_runs
+from tests.unit.runs.test_result import result_of
 
-
-def by_stage(
-    fwd_compute: float, fwd_comm: float, bwd_comm: float, bwd_compute: float, name: str = "{}"
-) -> dict[str, float]:
-    """Times under the names of their stages."""
-    times = {"fwd_compute": fwd_compute, "fwd_comm": fwd_comm}
-    times |= {"bwd_comm": bwd_comm, "bwd_compute": bwd_compute}
-    return {name.format(stage): ms for stage, ms in times.items()}
-
-
-RESULT: dict[str, Any] = {
-    "sharder": "dim",
-    "world_size": 2,
-    "batch_size": 64,
-    "device": "cpu: test",
-    "embedding_cost_ms": 10.0,
-    "critical_path_ms": 14.0,
-    "stages_ms": by_stage(4.0, 3.0, 3.0, 4.0),
-    "per_rank": [
-        by_stage(1.0, 2.0, 3.0, 4.0, "{}_ms"),
-        by_stage(4.0, 3.0, 2.0, 0.0, "{}_ms"),
-    ],
-    "predicted_ms": 9.0,
-    "predicted_critical_path_ms": 10.0,
-    "predicted_stages_ms": by_stage(3.5, 2.0, 2.5, 2.0),
-    "predicted_input_dist_ms": None,
-    "lower_bound_ms": 8.0,
-    "gap": 0.125,
-    "samples_per_s": None,
-    "plan_solve_s": 0.25,
-    "versions": {"torch": "2.13.0", "python": "3.11"},
-    "commit": "abc",
-    "seed": 3,
-}
+RESULT: dict[str, Any] = {**dataclasses.asdict(result_of()), "sharder": "dim"}
 
 
 def write_run(
@@ -65,10 +34,6 @@ def write_sweep(folder: Path, *jobs: dict[str, Any]) -> None:
     (folder / "sweep.json").write_text(json.dumps({"jobs": jobs}))
 
 
-def known_metrics(run: Run) -> dict[str, float]:
-    return {name: value for name, value in run.result.metrics.items() if value is not None}
-
-
 def only(folder: Path) -> Run:
     (run,), _ = find_runs([folder])
     return run
@@ -81,19 +46,7 @@ def test_a_run_with_all_it_says(tmp_path):
     assert (run.name, run.sharder, run.seed) == ("dim", "dim", 3)
     assert run.state == "succeeded"
     assert (run.setting, run.options) == ("batch_size=64 data.x=1", "seed=9")
-    assert run.result.commit == "abc"
-    assert known_metrics(run) == {
-        "embedding_cost_ms": 10.0,
-        "critical_path_ms": 14.0,
-        **by_stage(4.0, 3.0, 3.0, 4.0, "{}_ms"),
-        **by_stage(1.0, 2.0, 3.0, 4.0, "slowest_rank_{}_ms"),
-        "predicted_ms": 9.0,
-        "predicted_critical_path_ms": 10.0,
-        **by_stage(3.5, 2.0, 2.5, 2.0, "predicted_{}_ms"),
-        "lower_bound_ms": 8.0,
-        "gap": 0.125,
-        "plan_solve_s": 0.25,
-    }
+    assert run.result == dataclasses.replace(result_of(), sharder="dim")
 
 
 @pytest.mark.parametrize(
@@ -125,35 +78,17 @@ def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path, text):
     assert (run.sharder, run.seed) == ("dim", 1)
 
 
-def test_a_run_that_did_not_finish_names_its_log(tmp_path):
-    write_run(tmp_path / "dim_0", ["sharder=dim"])
-    (tmp_path / "dim_0" / "train.log").write_text("[09:45:08] error: first\n")
-    run = only(tmp_path)
-    assert (run.state, run.reason, run.log) == ("unfinished", None, "dim_0/train.log")
-
-
 def test_jobs_of_a_sweep_that_left_nothing(tmp_path):
-    choices = {"sharder": "dim"}
-    write_sweep(
-        tmp_path,
-        {"overrides": ["seed=1"], "choices": choices, "folder": "dim_0", "state": "not_started"},
-        {
-            "overrides": ["sharder=size", "seed=2"],
-            "folder": "size_1",
-            "state": "failed",
-            "reason": "out of memory",
-            "log": "logs/1.txt",
-            "seconds": 2.5,
-        },
-    )
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "1.txt").touch()
-    first, second = find_runs([tmp_path])[0]
-    found = first.name, first.sharder, first.seed, first.state
-    assert found == ("dim_0", "dim", 1, "not_started")
-    assert (first.reason, first.log) == (None, None)
-    assert (second.sharder, second.state, second.reason) == ("size", "failed", "out of memory")
-    assert (second.log, second.seconds) == ("logs/1.txt", 2.5)
+    first = {"overrides": ["seed=1"], "choices": {"sharder": "dim"}, "folder": "dim_0"}
+    second = {"overrides": ["sharder=size"], "folder": "size_1", "log": "1.txt", "seconds": 2.5}
+    second |= {"state": "failed", "reason": "out of memory"}
+    write_sweep(tmp_path, first | {"state": "not_started"}, second)
+    (tmp_path / "1.txt").touch()
+    one, other = find_runs([tmp_path])[0]
+    assert (one.name, one.sharder, one.seed, one.state) == ("dim_0", "dim", 1, "not_started")
+    assert (one.reason, one.log) == (None, None)
+    assert (other.sharder, other.state, other.reason) == ("size", "failed", "out of memory")
+    assert (other.log, other.seconds) == ("1.txt", 2.5)
 
 
 @pytest.mark.parametrize(
@@ -187,19 +122,13 @@ def test_each_run_once_however_it_is_reached(tmp_path):
         ("sweep/dim_0", "failed"),
         ("sweep/size_1", "failed"),
     ]
-
-
-def test_a_run_of_a_sweep_given_alone_keeps_its_state(tmp_path):
-    write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
-    write_sweep(tmp_path, *({"folder": name, "state": "cancelled"} for name in ("dim_0", "size_1")))
-    run = only(tmp_path / "dim_0")
-    assert (run.name, run.state) == ("dim_0", "cancelled")
+    alone = only(sweep / "dim_0")
+    assert (alone.name, alone.state) == ("dim_0", "failed")
 
 
 def test_a_tree_of_sweeps_and_runs(tmp_path):
     for folder in ("sweep/dim_0", "sweep/dim_1", "2026/size", "deep/er/random"):
         write_run(tmp_path / folder, [], RESULT)
-    (tmp_path / "sweep" / "multirun.yaml").write_text("")  # Hydra's own launcher: no sweep.json
     write_run(tmp_path / ".cache" / "dim", [], RESULT)
     write_run(tmp_path / "other_tool", None, {"score": 1})
     write_run(tmp_path / "copied", None, RESULT)
