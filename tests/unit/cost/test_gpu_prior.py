@@ -38,15 +38,14 @@ def lookup_ms(
     return float(forward), float(backward)
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        with_topology(task, compute_device="cuda")
-        for name, task in small_tasks().items()
-        if name != "w2-odd_names"
-    ],
-    ids=[name for name in small_tasks() if name != "w2-odd_names"],
-)
+TASKS = {
+    name: with_topology(task, compute_device="cuda")
+    for name, task in small_tasks().items()
+    if name != "w2-odd_names"
+}
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_search_and_bound_may_rely_on_it(task: ShardingTask) -> None:
     check_cost_model(learned_cost_model(H100), task)
 

@@ -174,9 +174,7 @@ def test_a_fit_learns_the_made_up_hardware(
     ("stated", "measured", "unknown"),
     [
         ({}, (), ["intra", "inter"]),
-        ({"intra_host_bytes_per_s": 1e9}, (), ["inter"]),
         ({"inter_host_bytes_per_s": 1e9}, ("intra",), []),
-        ({}, ("inter",), ["intra"]),
     ],
 )
 def test_links_are_unknown_unless_measured_or_stated(
