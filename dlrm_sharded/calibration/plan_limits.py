@@ -14,8 +14,8 @@ from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, memory_of
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.device_memory import free_bytes
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.ranks.rank_memory import free_bytes
 
 BATCH_SIZES = {
     "cpu": (1024, 2048, 4096, 8192),

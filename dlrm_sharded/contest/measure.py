@@ -26,9 +26,9 @@ from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids, with_measured
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.device_memory import free_bytes
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.distributed import Rank, process_group
-from dlrm_sharded.ranks.rank_memory import free_bytes
 
 MEASUREMENTS = "measurements.jsonl"
 OPTIMIZER = "rowwise_adagrad"

@@ -35,8 +35,8 @@ from dlrm_sharded.hardware.torch_defaults import torch_defaults
 from dlrm_sharded.job.first_run import after_first_run
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
+from dlrm_sharded.ranks.device_memory import with_memory_of_all_ranks
 from dlrm_sharded.ranks.distributed import detect_topology
-from dlrm_sharded.ranks.rank_memory import with_memory_of_all_ranks
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.plan_file import PlanFileSharder
 from dlrm_sharded.sharders.planning import Diagnose, Planner

@@ -22,8 +22,8 @@ from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
+from dlrm_sharded.ranks.device_memory import available_host_bytes, used_and_available_bytes
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.ranks.rank_memory import available_host_bytes, used_and_available_bytes
 from dlrm_sharded.training.dense_memory import trace_dense
 from dlrm_sharded.training.memory import Workload, estimate_host_memory, estimate_memory
 from dlrm_sharded.training.rank_memory import Budget, RankMemory, memory_text

@@ -27,6 +27,7 @@ from dlrm_sharded.files.errors import (
 from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks.alike import check_before_group
 from dlrm_sharded.ranks.attempt import rank_number
+from dlrm_sharded.ranks.device_memory import free_bytes
 from dlrm_sharded.ranks.devices import allow_tf32, column_limit, device_type
 from dlrm_sharded.ranks.host_links import connect_hosts
 from dlrm_sharded.ranks.job_store import JobStore
@@ -36,7 +37,6 @@ from dlrm_sharded.ranks.process import (
     keep_freed_memory,
     num_cores,
 )
-from dlrm_sharded.ranks.rank_memory import free_bytes
 from dlrm_sharded.ranks.watch import Heartbeat, Watch
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from dlrm_sharded.drop_in import sharded_planner
 from dlrm_sharded.drop_in.job_ranks import rank_in_group
 from dlrm_sharded.files.errors import ConfigError, RankError
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.device_memory import available_host_bytes
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
-from dlrm_sharded.ranks.rank_memory import available_host_bytes
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.torchrec_modules import table_configs
 from tests.preloaded import ROOT

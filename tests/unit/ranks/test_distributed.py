@@ -14,7 +14,7 @@ import torch
 
 from dlrm_sharded.files.errors import ConfigError, DivergenceError, InfeasibleTaskError, RankError
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.ranks import distributed, rank_memory
+from dlrm_sharded.ranks import device_memory, distributed
 from dlrm_sharded.ranks.agreement import (
     all_or_none,
     on_rank_zero,
@@ -49,7 +49,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def free_gib(monkeypatch: pytest.MonkeyPatch, cpu: None) -> int:
     """Memory that the host is said to have."""
-    monkeypatch.setattr(rank_memory, "available_host_bytes", lambda: 100 * GIB)
+    monkeypatch.setattr(device_memory, "available_host_bytes", lambda: 100 * GIB)
     return 100
 
 
@@ -207,7 +207,7 @@ atexit.register(print, "the interpreter ends the group")
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.ranks import distributed, rank_memory
+from dlrm_sharded.ranks import device_memory, distributed
 
 start = torch.distributed.init_process_group
 torch.distributed.init_process_group = lambda backend, device_id, **others: start("gloo", **others)

@@ -12,8 +12,8 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks import distributed
+from dlrm_sharded.ranks.device_memory import used_and_available_bytes
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
-from dlrm_sharded.ranks.rank_memory import used_and_available_bytes
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 from dlrm_sharded.training import progress
 from dlrm_sharded.training.result import peak_memory_gib

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.ranks.rank_memory import available_host_bytes, free_in, memory_groups
+from dlrm_sharded.ranks.device_memory import available_host_bytes, free_in, memory_groups
 
 V2 = {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 1\ninactive_file 200"}
 V1 = {
