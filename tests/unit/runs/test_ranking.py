@@ -32,6 +32,17 @@ def test_the_interval_has_the_true_ratio_in_19_of_20_cases(draw: Draw, num: int)
     assert 0.935 <= share <= 0.99
 
 
+@pytest.mark.parametrize(("num", "rank"), [(6, 0), (8, 3), (12, 13), (16, 29), (25, 89), (30, 137)])
+def test_the_interval_ends_at_the_ranks_of_wilcoxons_table(num: int, rank: int) -> None:
+    """Critical values of signed ranks, two-sided 0.05."""
+    logs = np.random.default_rng(num).normal(size=num)
+    one, other = np.triu_indices(num)
+    means = np.sort((logs[one] + logs[other]) / 2)
+    found = paired_ratio(np.exp(logs), np.ones(num))
+    assert found is not None
+    assert np.log([found.low, found.high]) == pytest.approx([means[rank], means[-1 - rank]])
+
+
 def test_what_disturbs_both_of_a_pair_does_not_count() -> None:
     rng = np.random.default_rng(1)
     disturbed, noise = rng.uniform(1.0, 5.0, 12), rng.normal(0.0, 0.01, 12)
