@@ -39,7 +39,7 @@ OUTLIER_FACTOR = 3.0
 OUTLIER_SPREADS = 6.0
 """Likewise in standard deviations of the other samples, estimated from their median deviation."""
 
-NUM_AGREEING, AGREEING_FACTOR = 3, 5.0
+NUM_AGREEING, AGREEING_FACTOR = 3, 2.0
 """Number of samples that agree with each other, to a factor, and are no outliers: the hardware has
 changed."""
 

@@ -70,7 +70,10 @@ def checked_names(key: str, names: object, *, example: str) -> list[str]:
 
 
 def _value(text: str) -> Any:
+    """Read a number, a list in brackets or null; anything else is a text."""
     try:
-        return yaml.safe_load(text)
+        found = yaml.safe_load(text)
     except yaml.YAMLError:  # such as a glob, *.gz
         return text
+    is_text = not isinstance(found, int | float | None) and not text.startswith("[")
+    return text if is_text else found
