@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from dlrm_sharded.explain.text import difference, rounding
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from dlrm_sharded.plans.standing import within_text
 from dlrm_sharded.runs.result import NOT_TIMED
 
 if TYPE_CHECKING:  # loads torch
@@ -40,7 +39,8 @@ def prediction_text(report: PlanReport, measured: PlanCost) -> tuple[str, bool]:
     expected = None if report.standing is None else report.standing.error
     if expected is None or most_ms <= least_ms * (1 + max(expected, CLOCK_ERROR)):
         return text, False
-    return f"{text}, beyond the expected {within_text(expected)}; {ADVICE}", True
+    apart = f"a factor of {most_ms / least_ms:.2f} apart, beyond the expected {1 + expected:.2f}"
+    return f"{text}; the critical paths are {apart}; {ADVICE}", True
 
 
 def closing_text(

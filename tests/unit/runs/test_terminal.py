@@ -51,7 +51,7 @@ def test_an_error_beyond_what_was_expected(error: float, is_surprise: bool) -> N
     report = PlanReport("dim", 0.5, cost=PREDICTED, standing=Standing("prior", "cpu", error=error))
     text, said = prediction_text(report, MEASURED)
     assert said == is_surprise
-    assert ("beyond the expected within about 60 %; `dlrm-calibrate`" in text) == is_surprise
+    assert ("apart, beyond the expected 1.60; `dlrm-calibrate`" in text) == is_surprise
 
 
 @pytest.mark.parametrize("cost", [PREDICTED, None], ids=["predicted", "unpredicted"])
