@@ -12,12 +12,14 @@ from dlrm_sharded.cost.communication import (
     EXCHANGES,
     REDUCE_TERMS,
     CommunicationModel,
+    Hosts,
 )
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.exchange_curves import ExchangeCurves, Exchanges
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.sequences import SequencePrices
+from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.cost.widest import WIDEST_TERMS, WidestShard
 from dlrm_sharded.hardware.artifact import Arrays, Artifact
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
@@ -74,7 +76,7 @@ def model_of_artifact(read: Artifact, spec: GpuSpec | None = None) -> LearnedCos
         spec: the GPU whose exchanges are curves; None for lines.
     """
     meta, arrays = read.meta, read.arrays
-    return LearnedCostModel(
+    model = LearnedCostModel(
         _compute_of(arrays, meta["device"]),
         _exchanges_of(arrays, spec),
         name=meta["hardware"],
@@ -82,6 +84,10 @@ def model_of_artifact(read: Artifact, spec: GpuSpec | None = None) -> LearnedCos
         ranges={name: (float(low), float(high)) for name, (low, high) in meta["ranges"].items()},
         measured_links=tuple(meta["measured_links"]),
     )
+    check_trial_plans(
+        lambda tried: model.predict_workload(tried, Hosts(tried.world_size, tried.world_size))
+    )
+    return model
 
 
 def _compute_of(arrays: Arrays, device: str) -> ComputeModel:

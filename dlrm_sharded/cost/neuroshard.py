@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.prior import standing_of_artifact
+from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import Arrays, built_from, load_artifact
@@ -203,12 +204,15 @@ def neuroshard_cost_model(context: RunContext, artifact: str | None = None) -> N
     kind = cost_model_kind(KIND)
     loaded = load_artifact(artifact, kind, PAPER_FEATURES, context)
     with built_from(loaded, kind):
-        return NeuroShardCostModel(
-            from_arrays(loaded.arrays),
+        nets = from_arrays(loaded.arrays)
+        model = NeuroShardCostModel(
+            nets,
             name=loaded.meta["hardware"],
             device=loaded.meta["device"],
             standing=standing_of_artifact(loaded),
         )
+        check_trial_plans(model.predict_workload, [1, *map(int, nets.communication)])
+        return model
 
 
 def table_features(workload: Workload) -> Floats:
