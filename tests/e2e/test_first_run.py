@@ -48,7 +48,9 @@ def test_the_first_run_measures_and_the_second_does_not(tmp_path: Path) -> None:
     assert ANNOUNCED not in second.stderr
     assert "is a prior" not in second.stderr
     assert prices_of(tmp_path / "second") == "measured"
-    assert json.loads((tmp_path / "second" / "plan.json").read_text())["prices"]["num_runs"] == 1
+    num_runs = json.loads((tmp_path / "second" / "plan.json").read_text())["prices"]["num_runs"]
+    # under load, a run may take several times as long as the plans before it
+    assert num_runs == 1 or "is left out, because the others contradict" in second.stderr
 
 
 def test_a_sweep_measures_once_though_other_work_disturbs(tmp_path: Path) -> None:
