@@ -65,7 +65,7 @@ class Cuts:
 
     @property
     def is_on_all_ranks(self) -> bool:
-        """Whether every rank has a piece of every table; else vectors are in the all-to-all."""
+        """Every rank has a piece of every table; else vectors are in the all-to-all."""
         return self.layout not in ("columns", "host_rows")
 
     def without(self, tables: Mask) -> Cuts:

@@ -219,5 +219,6 @@ def _read_yaml(path: Path) -> Any:
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
         if path.is_file():
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            # either loader makes plain values alone
             return yaml.load(path.read_text(encoding="utf-8"), loader)
     return None

@@ -1,4 +1,4 @@
-"""What the ranks of a sweep in rounds do.
+"""The ranks of a sweep run its jobs in rounds.
 
 All combinations of the sweep run in these processes: each trains once, and then all are measured
 again in rounds, in an order that is drawn anew for each round.

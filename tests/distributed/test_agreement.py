@@ -92,7 +92,7 @@ CASES: dict[str, tuple[Callable[[Rank], None], tuple[str, ...]]] = {
         (f"UnlikeRanksError: {UNLIKE}",) * 2,
     ),
 }
-"""What ranks do, and what rank 0 and rank 1 raise then; rank 0 reports it."""
+"""Maps what ranks do to what rank 0 and rank 1 raise then; rank 0 reports it."""
 
 
 MEMORY = {

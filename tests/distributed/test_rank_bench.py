@@ -31,7 +31,7 @@ CONFIG = MeasureConfig(iterations=3, warmup=1, num_batches=2, time_budget_s=0.1)
 
 
 def measured_with(rank: Rank) -> dict[str, Any]:
-    """What is measured of bags and sequences: tables whole, columns of one, and a block of rows."""
+    """Whole tables, columns of one, and a block of rows are measured, of bags and of sequences."""
     bag, whole, again = TABLES
     ids = draw_ids(TABLES, batch_size=BATCH_SIZE, num_batches=2, seed=0)
     shards = [

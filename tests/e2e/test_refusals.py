@@ -1,4 +1,4 @@
-"""What commands cannot do is one message and exit code 2, and nothing is written."""
+"""Commands refuse what they cannot do with one message and exit code 2, and write nothing."""
 
 import importlib
 from pathlib import Path

@@ -42,7 +42,7 @@ VISIBLE = [
     (f"{UUIDS[2]},{UUIDS[7]}", [UUIDS[2]]),
     (PARTS[1], [PARTS[1]]),
 ]
-"""What is listed, and what is visible of it."""
+"""Maps the GPUs that are listed to those that are visible."""
 
 
 @pytest.mark.parametrize(("listed", "visible"), VISIBLE, ids=str)

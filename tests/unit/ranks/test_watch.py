@@ -1,4 +1,4 @@
-"""What is said when no step ends: after which time, by whom, and of whom."""
+"""When no step ends, the watch says after which time, which ranks report, and who is waited for."""
 
 import socket
 import threading
