@@ -20,12 +20,7 @@ class Zipf(AccessDistribution):
     """
 
     def __init__(
-        self,
-        num_ids: int,
-        exponent: float,
-        *,
-        num_exact: int = 512,
-        ranges_per_octave: int = 32,
+        self, num_ids: int, exponent: float, *, num_exact: int = 512, ranges_per_octave: int = 32
     ) -> None:
         edges = _range_edges(num_ids, num_exact, ranges_per_octave)
         super().__init__(edges, _range_masses(edges, exponent, min(num_ids, num_exact)))

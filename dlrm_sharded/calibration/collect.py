@@ -33,12 +33,7 @@ from dlrm_sharded.measuring.stage_clock import max_over_ranks
 from dlrm_sharded.model.torchrec_adapter import to_torchrec
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
-from dlrm_sharded.ranks.distributed import (
-    Rank,
-    has_core_for_each,
-    leave_group,
-    new_group_of,
-)
+from dlrm_sharded.ranks.distributed import Rank, has_core_for_each, leave_group, new_group_of
 from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch, core_wait_s
 
@@ -149,11 +144,7 @@ class _Measurer:
         )
 
     def measure(
-        self,
-        drawn: DrawnPlan,
-        number: int,
-        rng: np.random.Generator,
-        group: dist.ProcessGroup,
+        self, drawn: DrawnPlan, number: int, rng: np.random.Generator, group: dist.ProcessGroup
     ) -> tuple[Sample, Disturbance]:
         """Measure a plan on the first ranks of the job, which call it together.
 
@@ -166,10 +157,7 @@ class _Measurer:
         rank, world_size = self._rank, drawn.world_size
         batches = [
             draw_batch(
-                drawn.tables,
-                drawn.batch_size // world_size,
-                batch_rng,
-                batch_size=drawn.batch_size,
+                drawn.tables, drawn.batch_size // world_size, batch_rng, batch_size=drawn.batch_size
             )
             for batch_rng in rng.spawn(world_size)[rank.rank].spawn(MEASURE.num_batches)
         ]

@@ -26,13 +26,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from dlrm_sharded.calibration.disturbance import NOISE
-from dlrm_sharded.calibration.observed import (
-    OF_SEQUENCES,
-    Observed,
-    observed_times,
-    sums_by_time,
-)
-from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.calibration.observed import OF_SEQUENCES, Observed, sums_by_time
 from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES
 from dlrm_sharded.cost.exchange_curves import Exchanges
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -93,11 +87,6 @@ class Factors:
         return dict(of_lookups) | {
             kind: (of, self.exchange_slopes.get(kind)) for kind, of in self.exchanges.items()
         }
-
-
-def fit_factors(prior: LearnedCostModel, samples: Sequence[Sample]) -> Factors:
-    """Return the factors that bring a prior near the measured times of plans."""
-    return fitted_to([observed_times(prior, sample) for sample in samples])
 
 
 def fitted_to(observed: Sequence[Mapping[str, Observed]]) -> Factors:

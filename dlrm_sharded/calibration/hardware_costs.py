@@ -12,11 +12,7 @@ from typing import Any
 
 from dlrm_sharded.calibration.disturbance import is_disturbed
 from dlrm_sharded.calibration.priors import learned_cost_model
-from dlrm_sharded.calibration.sample_store import (
-    conditions_of,
-    sample_store,
-    store_in,
-)
+from dlrm_sharded.calibration.sample_store import conditions_of, sample_store, store_in
 from dlrm_sharded.calibration.samples import RUN, Sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import is_price_file, read_prices, write_prices
@@ -193,11 +189,7 @@ def budget_in_s(calibrate: object) -> float | None:
 
 
 def _name_in_snapshot(
-    context: RunContext,
-    artifact: str | None,
-    gpu: Mapping[str, Any] | None,
-    *,
-    is_measured: bool,
+    context: RunContext, artifact: str | None, gpu: Mapping[str, Any] | None, *, is_measured: bool
 ) -> str:
     """Return a name for the costs of jobs that must share them: alike but for data and sharder."""
     of_run = context.hardware

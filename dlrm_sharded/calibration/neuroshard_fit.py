@@ -41,7 +41,7 @@ def fit_paper(samples: Sequence[Sample], *, seed: int, num_steps: int) -> PaperN
                 [(rank.fwd_comm_ms, rank.bwd_comm_ms) for rank in samples[i].cost.per_rank]
                 for i in chosen
             ]
-            predicted = nets.communicate(torch.tensor(columns, dtype=torch.float32))
+            predicted = nets.communicate(columns)
             loss = loss + nn.functional.mse_loss(predicted, torch.tensor(times))
         loss.backward()
         optimizer.step()
@@ -60,7 +60,5 @@ def _compute_loss(
         for sample in samples
         for stages in sample.cost.per_rank
     ]
-    predicted = nets.compute(
-        torch.tensor(features, dtype=torch.float32), torch.tensor(rank), int(starts[-1])
-    )
+    predicted = nets.compute(features, rank, int(starts[-1]))
     return nn.functional.mse_loss(predicted, torch.tensor(times))

@@ -116,11 +116,7 @@ def observed_exchanges(
 
 
 def _of_exchange(
-    communication: CommunicationModel,
-    kind: str,
-    workload: Workload,
-    hosts: Hosts,
-    times_ms: Floats,
+    communication: CommunicationModel, kind: str, workload: Workload, hosts: Hosts, times_ms: Floats
 ) -> Observed:
     """Return the times [W] of an exchange: rows for bags, sequences, and their row blocks."""
     exchanges = [communication.exchange_of(kind, workload)]

@@ -17,10 +17,7 @@ from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.device_memory import free_bytes
 from dlrm_sharded.ranks.distributed import Rank
 
-BATCH_SIZES = {
-    "cpu": (1024, 2048, 4096, 8192),
-    "cuda": (8192, 16384, 32768, 65536, 131072),
-}
+BATCH_SIZES = {"cpu": (1024, 2048, 4096, 8192), "cuda": (8192, 16384, 32768, 65536, 131072)}
 """Global batch sizes by type of device: on a GPU, those at which bandwidth decides and not the
 launch of kernels."""
 

@@ -10,22 +10,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from dlrm_sharded.cost.communication import (
-    EXCHANGES,
-    STATED,
-    CommunicationModel,
-    with_stated,
-)
+from dlrm_sharded.cost.communication import EXCHANGES, STATED, CommunicationModel, with_stated
 from dlrm_sharded.cost.gpu_prior import gpu_cost_model
 from dlrm_sharded.cost.learned import KIND, LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import learned_features, model_of_artifact
 from dlrm_sharded.cost.prior import standing_of_artifact
-from dlrm_sharded.hardware.artifact import (
-    SHIPPED,
-    Artifact,
-    built_from,
-    load_artifact,
-)
+from dlrm_sharded.hardware.artifact import SHIPPED, Artifact, built_from, load_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.hardware.context import RunContext

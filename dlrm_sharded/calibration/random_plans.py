@@ -13,12 +13,7 @@ import dataclasses
 import numpy as np
 
 from dlrm_sharded.accesses.patterns import MAX_EXPONENT, ZipfAccesses, draw_accesses
-from dlrm_sharded.calibration.plan_limits import (
-    MIN_ROWS,
-    PlanLimits,
-    whole_blocks,
-    within_limits,
-)
+from dlrm_sharded.calibration.plan_limits import MIN_ROWS, PlanLimits, whole_blocks, within_limits
 from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 

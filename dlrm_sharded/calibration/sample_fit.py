@@ -104,9 +104,7 @@ def fit_samples(prior: LearnedCostModel, samples: Sequence[Sample]) -> SampleFit
 
 
 def _left_out(
-    prior: LearnedCostModel,
-    samples: Sequence[Sample],
-    observed: Sequence[Mapping[str, Observed]],
+    prior: LearnedCostModel, samples: Sequence[Sample], observed: Sequence[Mapping[str, Observed]]
 ) -> Iterator[tuple[PlanCost, Sample]]:
     """Yield predictions of all samples, each by a fit that has not seen it; none of a single one.
 

@@ -166,14 +166,6 @@ class Sample:
         )
 
     @property
-    def has_replicas(self) -> bool:
-        return any(shard.replicated for shard in self.shards)
-
-    @property
-    def has_sequences(self) -> bool:
-        return not all(shard.pooled for shard in self.shards)
-
-    @property
     def hosts(self) -> Hosts:
         """How the ranks lay on hosts."""
         return Hosts(self.world_size, self.ranks_per_host)

@@ -107,14 +107,7 @@ def model_state(
                 by_row[key] = logical(key, rows, len(bounds[table.name]) - 1)
     dense = _dense_weights(model)
     buffers = tuple(key for name, _ in model.named_buffers() if (key := dense_key(name)) in dense)
-    return ModelState(
-        weights | dense,
-        _dense_optimizer(optimizer),
-        fused,
-        by_row,
-        bounds,
-        buffers,
-    )
+    return ModelState(weights | dense, _dense_optimizer(optimizer), fused, by_row, bounds, buffers)
 
 
 def table_key(table: str) -> str:

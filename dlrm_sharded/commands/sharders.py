@@ -222,6 +222,5 @@ def config_of_sharder(config_name: str, sharder: str) -> DictConfig:
             raise ConfigError(f"sharder {sharder!r} has the setting {setting!r}, must be key=value")
     overrides = list(HydraConfig.get().overrides.task)
     return compose(
-        config_name,
-        [*overrides, f"+{KEY}={name}", *(f"{KEY}.{setting}" for setting in settings)],
+        config_name, [*overrides, f"+{KEY}={name}", *(f"{KEY}.{setting}" for setting in settings)]
     )

@@ -9,11 +9,7 @@ from typing import ClassVar
 
 from dlrm_sharded.cost.base import PricedTask, workload_cost
 from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, gpu_codecs
-from dlrm_sharded.cost.communication import (
-    LINKS,
-    CommunicationModel,
-    Hosts,
-)
+from dlrm_sharded.cost.communication import LINKS, CommunicationModel, Hosts
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves, Exchanges
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles

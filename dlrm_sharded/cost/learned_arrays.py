@@ -19,7 +19,7 @@ from dlrm_sharded.cost.exchange_curves import ExchangeCurves, Exchanges
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.sequences import SequencePrices
-from dlrm_sharded.cost.trial import check_trial_plans
+from dlrm_sharded.cost.trial import try_predicting
 from dlrm_sharded.cost.widest import WIDEST_TERMS, WidestShard
 from dlrm_sharded.hardware.artifact import Arrays, Artifact
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
@@ -84,7 +84,7 @@ def model_of_artifact(read: Artifact, spec: GpuSpec | None = None) -> LearnedCos
         ranges={name: (float(low), float(high)) for name, (low, high) in meta["ranges"].items()},
         measured_links=tuple(meta["measured_links"]),
     )
-    check_trial_plans(
+    try_predicting(
         lambda tried: model.predict_workload(tried, Hosts(tried.world_size, tried.world_size))
     )
     return model

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.prior import standing_of_artifact
-from dlrm_sharded.cost.trial import check_trial_plans
+from dlrm_sharded.cost.trial import try_predicting
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import Arrays, built_from, load_artifact
@@ -75,16 +75,22 @@ class PaperNets(nn.Module):
         self.register_buffer("scale_mean", torch.zeros(len(TABLE_FEATURES)))
         self.register_buffer("scale_std", torch.ones(len(TABLE_FEATURES)))
 
-    def compute(self, features: Tensor, rank: Tensor, num_ranks: int) -> Tensor:
-        """Return forward and backward ms [ranks, 2] for tables [S, features] on ranks [S]."""
-        tables = self.table((features - self.scale_mean) / self.scale_std)
-        sums = torch.zeros(num_ranks, tables.shape[1]).index_add(0, rank, tables)
-        return self.rank(sums)
+    def vectors(self, features: Floats) -> Tensor:
+        """Return [S, V], the outputs of the first net for `TABLE_FEATURES` of shards [S, F]."""
+        scaled = (torch.tensor(features, dtype=torch.float32) - self.scale_mean) / self.scale_std
+        found: Tensor = self.table(scaled)
+        return found
 
-    def communicate(self, columns: Tensor) -> Tensor:
+    def compute(self, features: Floats, rank: NDArray[np.int64], num_ranks: int) -> Tensor:
+        """Return forward and backward ms [ranks, 2] for shards [S, F] on ranks [S]."""
+        vectors = self.vectors(features)
+        sums = torch.zeros(num_ranks, vectors.shape[1])
+        return self.rank(sums.index_add(0, torch.tensor(rank), vectors))
+
+    def communicate(self, columns: Floats) -> Tensor:
         """Return forward and backward ms [N, W, 2] for thousands of columns by rank [N, W]."""
-        times: Tensor = self.communication[str(columns.shape[1])](columns)
-        return times.view(*columns.shape, 2)
+        net = self.communication[str(columns.shape[1])]
+        return net(torch.tensor(columns, dtype=torch.float32)).view(*columns.shape, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +140,10 @@ class NeuroShardCostModel:
         size = workload.world_size
         self.check_world_size(size)
         with torch.no_grad():
-            compute = self.nets.compute(
-                torch.tensor(table_features(workload), dtype=torch.float32),
-                torch.tensor(workload.rank),
-                size,
-            )
+            compute = self.nets.compute(table_features(workload), workload.rank, size)
             comm = torch.zeros(size, 2)
             if size > 1:
-                columns = torch.tensor(columns_by_rank(workload), dtype=torch.float32)
-                comm = self.nets.communicate(columns[None])[0]
+                comm = self.nets.communicate(columns_by_rank(workload)[None])[0]
         return PlanCost.from_stages(
             {
                 FWD_COMPUTE: compute[:, 0].tolist(),
@@ -178,25 +179,20 @@ class NetCosts:
                 np.array([each.reuse_histogram for each in tables]),
             ]
         )
-        nets = self.model.nets
         with torch.no_grad():
-            scaled = torch.tensor(features, dtype=torch.float32) - nets.scale_mean
-            found: Floats = nets.table(scaled / nets.scale_std).double().numpy()
-        return found
+            return self.model.nets.vectors(features).double().numpy()
 
     def compute_ms(self, sums: Floats) -> Floats:
         """Return [K], computation in both directions of ranks with sums of vectors [K, V]."""
         with torch.no_grad():
-            times = self.model.nets.rank(torch.tensor(sums, dtype=torch.float32))
-        found: Floats = times.double().sum(dim=1).numpy()
-        return found
+            times: Tensor = self.model.nets.rank(torch.tensor(sums, dtype=torch.float32))
+        return times.double().sum(dim=1).numpy()
 
     def exchanges_ms(self, num_cols: Floats, num_shards: Floats) -> Iterator[Floats]:
         """Yield [N, W], all exchanges of ranks with columns [N, W]; none on one rank."""
         if num_cols.shape[1] > 1:
             with torch.no_grad():
-                columns = torch.tensor(num_cols / 1e3, dtype=torch.float32)
-                yield self.model.nets.communicate(columns).double().sum(dim=2).numpy()
+                yield self.model.nets.communicate(num_cols / 1e3).double().sum(dim=2).numpy()
 
 
 def neuroshard_cost_model(context: RunContext, artifact: str | None = None) -> NeuroShardCostModel:
@@ -211,7 +207,7 @@ def neuroshard_cost_model(context: RunContext, artifact: str | None = None) -> N
             device=loaded.meta["device"],
             standing=standing_of_artifact(loaded),
         )
-        check_trial_plans(model.predict_workload, [1, *map(int, nets.communication)])
+        try_predicting(model.predict_workload, [1, *map(int, nets.communication)])
         return model
 
 

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.exchange_prices import (
-    ExchangePrices,
-    LeastExchangePrices,
-    ReducePrices,
-)
+from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
 from dlrm_sharded.cost.shapes import BlockShapes, Shapes
 from dlrm_sharded.cost.workload import Floats, Indices, Mask
 

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.workload import (
-    FLOAT_BYTES,
-    Floats,
-    Indices,
-    Mask,
-    TableArrays,
-)
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Indices, Mask, TableArrays
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, num_equal_shards, row_layout, trained_layouts
 from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
@@ -195,10 +189,7 @@ class PiecePricer:
     """Prices pieces of the tables of a task whose tables all have a reuse histogram."""
 
     def __init__(
-        self,
-        task: ShardingTask,
-        compute: ComputeModel,
-        sequences: Sequence[float] = (1.0, 1.0),
+        self, task: ShardingTask, compute: ComputeModel, sequences: Sequence[float] = (1.0, 1.0)
     ) -> None:
         self.tables = TableArrays(task.tables, task.topology, task.batch_size)
         self._task, self._compute, self._sequences = task, compute, sequences

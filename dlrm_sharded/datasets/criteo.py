@@ -83,11 +83,7 @@ class CriteoDataset:
         ids = torch.from_numpy(self._blocks.rows(0, self.batch_size).ids)
         return tuple(
             profiled_table(
-                name,
-                num_embeddings,
-                self._embedding_dim,
-                ids=column,
-                num_samples=self.batch_size,
+                name, num_embeddings, self._embedding_dim, ids=column, num_samples=self.batch_size
             )
             for name, num_embeddings, column in zip(
                 manifest.feature_names, manifest.num_embeddings, ids, strict=True

@@ -35,9 +35,7 @@ PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16"}
 
 
 def find_tables(
-    model: nn.Module,
-    sharders: Sequence[ModuleSharder[Any]],
-    topology: Topology,
+    model: nn.Module, sharders: Sequence[ModuleSharder[Any]], topology: Topology
 ) -> list[ModuleTables]:
     """Return the modules of a model that the sharders can shard, with their tables.
 

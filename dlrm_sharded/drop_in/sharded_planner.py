@@ -230,11 +230,7 @@ class ShardedPlanner(TorchRecPlanner):
         )
         if self.data is not None:
             task = with_measured_accesses(
-                task,
-                tables.modules,
-                self.data,
-                kjts_of=self.kjts_of,
-                max_batches=self.max_batches,
+                task, tables.modules, self.data, kjts_of=self.kjts_of, max_batches=self.max_batches
             )
         return ModelTask(task, tables, optimizer_of_tables(found))
 

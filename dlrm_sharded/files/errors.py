@@ -117,12 +117,7 @@ class RankError(Exception):
     """
 
     def __init__(
-        self,
-        error: BaseException,
-        *,
-        failed_rank: int,
-        reporter: int,
-        on_all_ranks: bool = False,
+        self, error: BaseException, *, failed_rank: int, reporter: int, on_all_ranks: bool = False
     ) -> None:
         super().__init__(f"raised on rank {failed_rank}, reported by rank {reporter}")
         self.__cause__ = error.__cause__

@@ -187,12 +187,7 @@ def _metas(kind: Kind, calibrated: Path | None) -> Iterator[tuple[Path, dict[str
 
 
 def load_artifact(
-    artifact: str | None,
-    kind: Kind,
-    features: Features,
-    context: RunContext,
-    *,
-    warns: bool = True,
+    artifact: str | None, kind: Kind, features: Features, context: RunContext, *, warns: bool = True
 ) -> Artifact:
     """Read a named artefact, or the one that fits the run's hardware; warn if the run differs.
 

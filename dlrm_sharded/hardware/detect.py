@@ -110,8 +110,7 @@ def release_memory(device: torch.device) -> None:
 def read_fingerprint(device: torch.device) -> Fingerprint:
     """Return the fingerprint of the hardware that this process computes on."""
     cpu = read_cpu(
-        threads=torch.get_num_threads(),
-        torch_capability=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(), torch_capability=torch.backends.cpu.get_cpu_capability()
     )
     return Fingerprint(cpu, read_gpu(device) if device.type == "cuda" else None)
 

@@ -49,11 +49,7 @@ def build_sharded(
     sharded = shard_model(model, plan, task.tables, task.topology, seed=settings.seed)
     optimizer = settings.optimizer.build(sharded)
     state = model_state(
-        sharded,
-        optimizer,
-        plan,
-        task.tables,
-        embedding_optimizer=settings.optimizer.embedding,
+        sharded, optimizer, plan, task.tables, embedding_optimizer=settings.optimizer.embedding
     )
     return Built(sharded, optimizer, state)
 

@@ -64,11 +64,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         journal = sample_store(context, settings.journal, outbox=outbox)
         planner = settings.planner.planner(context) if rank.is_zero else None
     start = find_start(
-        folder,
-        rank,
-        resume=settings.resume,
-        init_from=settings.init_from,
-        config=settings.config,
+        folder, rank, resume=settings.resume, init_from=settings.init_from, config=settings.config
     )
     # A dataset may convert its files at first use, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))

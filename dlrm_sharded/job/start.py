@@ -122,12 +122,7 @@ def _decide_alike(written: Any, now: Any) -> bool:
 
 
 def find_start(
-    folder: RunFolder,
-    rank: Rank,
-    *,
-    resume: object,
-    init_from: object,
-    config: Mapping[str, Any],
+    folder: RunFolder, rank: Rank, *, resume: object, init_from: object, config: Mapping[str, Any]
 ) -> Start:
     """Return what the run begins from; a collective of all ranks.
 

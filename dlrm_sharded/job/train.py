@@ -66,11 +66,7 @@ def _write_before_training(
 
 
 def _trainer(
-    writer: RunWriter,
-    prepared: Prepared,
-    planned: Planned,
-    built: Built,
-    progress: Progress,
+    writer: RunWriter, prepared: Prepared, planned: Planned, built: Built, progress: Progress
 ) -> Trainer:
     settings, folder = prepared.settings, prepared.folder
     return Trainer(
@@ -119,10 +115,7 @@ def _first_state(prepared: Prepared, planned: Planned, built: Built) -> RunState
         seed=settings.seed,
         epoch_batches=len(prepared.streams["train"]),
         world_size=prepared.rank.world_size,
-        optimizers={
-            "embedding": settings.optimizer.embedding,
-            "dense": settings.optimizer.dense,
-        },
+        optimizers={"embedding": settings.optimizer.embedding, "dense": settings.optimizer.dense},
         column_bounds=built.state.column_bounds,
         buffers=built.state.buffers,
         progress={},

@@ -13,11 +13,7 @@ from dlrm_sharded.measuring.drawn_table import DrawnTable
 
 
 def draw_batch(
-    tables: Sequence[DrawnTable],
-    num_samples: int,
-    rng: np.random.Generator,
-    *,
-    batch_size: int,
+    tables: Sequence[DrawnTable], num_samples: int, rng: np.random.Generator, *, batch_size: int
 ) -> KeyedJaggedTensor:
     """Draw the ids of one batch; each sample has the mean number of ids, rounded up or down.
 

@@ -15,12 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dlrm_sharded.model.replicas import (
-    ReplicaWeights,
-    ShardedTables,
-    replica_lookups,
-    replicas_of,
-)
+from dlrm_sharded.model.replicas import ReplicaWeights, ShardedTables, replica_lookups, replicas_of
 
 
 class ReplicaStages:

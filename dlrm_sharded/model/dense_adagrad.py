@@ -25,12 +25,7 @@ class DenseAdagrad(Adagrad):
     """
 
     def __init__(
-        self,
-        weights: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        fused: bool | None,
-        eps: float = 1e-10,
+        self, weights: Iterable[nn.Parameter], *, lr: float, fused: bool | None, eps: float = 1e-10
     ) -> None:
         super().__init__(list(weights), lr=lr, fused=fused, foreach=not fused, eps=eps)
         self._tie_step_counts()

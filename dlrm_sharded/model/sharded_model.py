@@ -41,12 +41,7 @@ FP16_LOSS_SCALE = 1024.0
 
 
 def shard_model(
-    model: Dlrm,
-    plan: ShardingPlan,
-    tables: Sequence[Table],
-    topology: Topology,
-    *,
-    seed: int,
+    model: Dlrm, plan: ShardingPlan, tables: Sequence[Table], topology: Topology, *, seed: int
 ) -> DistributedModelParallel:
     """Shard the model by a plan, in TorchRec's DistributedModelParallel; a collective of all ranks.
 

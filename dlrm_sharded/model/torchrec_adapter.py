@@ -108,9 +108,7 @@ def to_torchrec(
     return EmbeddingModuleShardingPlan(
         {
             module_name(table.name): parameter_sharding(
-                shards[table.name],
-                layout_of(shards[table.name], table, topology),
-                topology,
+                shards[table.name], layout_of(shards[table.name], table, topology), topology
             )
             for table in tables
         }

@@ -30,10 +30,7 @@ EXCHANGE_BYTES = {
 QUANTIZED = ("int8", "fp8")
 """Precisions whose numbers cannot be added up, so that reductions carry fp16 in their place."""
 
-DEVICE_PRECISIONS = {
-    "cpu": ("fp32", "fp16", "bf16", "int8"),
-    "cuda": tuple(EXCHANGE_BYTES),
-}
+DEVICE_PRECISIONS = {"cpu": ("fp32", "fp16", "bf16", "int8"), "cuda": tuple(EXCHANGE_BYTES)}
 """Precisions that ranks exchange, by the type of device: FBGEMM converts to fp8 on GPUs only."""
 
 SAMPLE_MULTIPLE = 8

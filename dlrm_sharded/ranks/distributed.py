@@ -31,12 +31,7 @@ from dlrm_sharded.ranks.device_memory import free_bytes
 from dlrm_sharded.ranks.devices import allow_tf32, column_limit, device_type
 from dlrm_sharded.ranks.host_links import connect_hosts
 from dlrm_sharded.ranks.job_store import JobStore
-from dlrm_sharded.ranks.process import (
-    die_with_parent,
-    forget_frames,
-    keep_freed_memory,
-    num_cores,
-)
+from dlrm_sharded.ranks.process import die_with_parent, forget_frames, keep_freed_memory, num_cores
 from dlrm_sharded.ranks.watch import Heartbeat, Watch
 
 log = logging.getLogger(__name__)

@@ -43,12 +43,7 @@ from torch.distributed.run import (
     parse_min_max_nnodes,
 )
 
-from dlrm_sharded.files.errors import (
-    EXIT_ERROR,
-    EXIT_USER_ERROR,
-    ConfigError,
-    LostRankError,
-)
+from dlrm_sharded.files.errors import EXIT_ERROR, EXIT_USER_ERROR, ConfigError, LostRankError
 from dlrm_sharded.ranks.host_agent import (
     LIMIT_AFTER_END_S,
     LIMIT_AFTER_SIGNAL_S,

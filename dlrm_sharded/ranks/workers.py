@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar
 
-from dlrm_sharded.files.errors import InfeasibleTaskError, UserError
+from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.ranks.process import die_with_parent
 
 T = TypeVar("T")
@@ -36,12 +36,10 @@ class Refusal:
     """The reason why a function has no result: an error's message, or that its time was over.
 
     Args:
-        is_infeasible: whether the error says that no plan fits.
         seconds: time until this was known.
     """
 
     message: str
-    is_infeasible: bool = False
     seconds: float = field(default=0.0, compare=False)
 
 
@@ -136,7 +134,7 @@ def _run(sender: Connection, function: Callable[[], object], parent: int) -> Non
     try:
         result = function()
     except UserError as error:
-        result = Refusal(str(error), isinstance(error, InfeasibleTaskError))
+        result = Refusal(str(error))
     except Exception as error:
         # a sharder of the user's may raise anything, and the others go on
         log.warning("%s", traceback.format_exc())

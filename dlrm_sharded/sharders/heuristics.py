@@ -135,10 +135,7 @@ def first_fit(_: NDArray[np.float64], free: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def _place(
-    task: ShardingTask,
-    tables: list[Table],
-    weights: list[float],
-    ranking: Ranking,
+    task: ShardingTask, tables: list[Table], weights: list[float], ranking: Ranking
 ) -> ShardingPlan:
     """Place tables in the given order if memory allows, else with ever more large tables first.
 

@@ -113,8 +113,7 @@ class TorchRecSharder:
                 f"{search.num_proposals:,}",
             )
         plan = dataclasses.replace(
-            plan,
-            shards=tuple(dataclasses.replace(s, table=names[s.table]) for s in plan.shards),
+            plan, shards=tuple(dataclasses.replace(s, table=names[s.table]) for s in plan.shards)
         )
         try:
             validate(plan, task)

@@ -87,10 +87,7 @@ class Workload:
 
 
 def estimate_memory(
-    plan: ShardingPlan,
-    task: ShardingTask,
-    workload: Workload,
-    process_bytes: Sequence[int],
+    plan: ShardingPlan, task: ShardingTask, workload: Workload, process_bytes: Sequence[int]
 ) -> tuple[RankMemory, ...]:
     """Estimate the memory of every rank at its peak, on a GPU that of the GPU alone.
 
@@ -298,9 +295,7 @@ def _moments_of_training(
         held += FLOAT_BYTES * num_samples * (workload.num_dense + 1)
     return [
         RankMemory(  # exchange of the vectors
-            ids=ids,
-            vectors=held + (1 + num_ahead) * vectors,
-            exchange=(1 + num_ahead) * exchange,
+            ids=ids, vectors=held + (1 + num_ahead) * vectors, exchange=(1 + num_ahead) * exchange
         ),
         RankMemory(  # dense part
             ids=ids,

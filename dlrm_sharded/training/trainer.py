@@ -34,12 +34,7 @@ from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.ranks.watch import OnStall
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.id_report import IdReport
-from dlrm_sharded.training.pipeline import (
-    evaluate,
-    make_pipeline,
-    set_schedule_step,
-    settle,
-)
+from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step, settle
 from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler

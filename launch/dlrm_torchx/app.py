@@ -119,11 +119,7 @@ def torchrun_app(
         **{key: value.replace("$", "$$") for key, value in (env or {}).items()},
     }
     command = torchrun_command(
-        module,
-        arguments,
-        shape,
-        python="python" if image else sys.executable,
-        rdzv_port=port,
+        module, arguments, shape, python="python" if image else sys.executable, rdzv_port=port
     )
     role = Role(
         name=ROLE,

@@ -15,10 +15,7 @@ from tests.launch.two_hosts import CLOSED, OPEN, Host, two_hosts, why_not
 from tests.processes import wait_until
 
 REASON = why_not()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 Job = Sequence["subprocess.Popen[str]"]
 PORT = "29431"

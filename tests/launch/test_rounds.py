@@ -179,9 +179,7 @@ def test_rounds_need_a_function_that_measures(application: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "sweeper",
-    ["hydra.sweeper.max_batch_size=1", "hydra/sweeper=optuna"],
-    ids=["batches", "optuna"],
+    "sweeper", ["hydra.sweeper.max_batch_size=1", "hydra/sweeper=optuna"], ids=["batches", "optuna"]
 )
 def test_rounds_need_all_combinations_at_once(sweeper, tmp_path):
     """Round 0 of one batch and round 0 of the next would count as a pair."""

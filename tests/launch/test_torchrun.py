@@ -221,8 +221,7 @@ def test_nothing_listens_to_the_network(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "place"),
-    [("sleep", "all_reduce in exchange"), ("stop", "all_gather_object in stop")],
+    ("what", "place"), [("sleep", "all_reduce in exchange"), ("stop", "all_gather_object in stop")]
 )
 def test_a_hung_rank_is_named(what, place, start):
     env = {"HUNG_RANK": "1"}

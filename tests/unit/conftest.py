@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.factor_fit import fitted_to
+from dlrm_sharded.calibration.observed import observed_times
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.gpu_prior import gpu_cost_model
@@ -80,7 +81,7 @@ def costs() -> tuple[Sample, ...]:
 def model(costs: tuple[Sample, ...]) -> LearnedCostModel:
     """The packaged model of a CPU, fitted to plans on the made-up hardware."""
     prior = learned_cost_model(RunContext("cpu"), OF_A_CPU)
-    fitted = fit_factors(prior, costs).applied(prior)
+    fitted = fitted_to([observed_times(prior, each) for each in costs]).applied(prior)
     return dataclasses.replace(fitted, name="made up", standing=None, correction=None)
 
 

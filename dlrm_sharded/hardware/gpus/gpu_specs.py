@@ -16,12 +16,7 @@ from dlrm_sharded.plans.task import MEMORY_KEYS
 GENERIC = "h100_sxm"
 """Key of the GPU whose figures are used for an unknown data-centre GPU."""
 
-MOST_COMMON = {
-    "v100": "v100_sxm",
-    "a100": "a100_sxm_80gb",
-    "a800": "a800_sxm",
-    "h100": "h100_sxm",
-}
+MOST_COMMON = {"v100": "v100_sxm", "a100": "a100_sxm_80gb", "a800": "a800_sxm", "h100": "h100_sxm"}
 """The variant that users mean if they name none."""
 
 STATED_REQUIRED = ("memory_gb_per_s", "link_gb_per_s")

@@ -35,10 +35,7 @@ OPTIONS = sorted(
 )
 BATCH_SIZE = 96
 TABLES = (Table("a", 10, 4, 1.0), Table("b", 20, 8, 2.0), Table("c", 30, 16, 0.5))
-PROFILED_TABLE = Table(
-    *("profiled", 40, 4, 1.0),
-    reuse_histogram=(0.5, 0.5, *(0.0,) * 15),
-)
+PROFILED_TABLE = Table(*("profiled", 40, 4, 1.0), reuse_histogram=(0.5, 0.5, *(0.0,) * 15))
 RANDOM = "sharder._target_=dlrm_sharded.sharders.heuristics.RandomSharder"
 
 

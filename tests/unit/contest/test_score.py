@@ -107,7 +107,7 @@ def test_the_picture_has_each_interval():
     found = scores(entries_of(a=[1, 2, 3, 4, 5, 6], b=[2, 3, 4, 5, 6, 7], c=[None] * 6), "a")
     axes = plot_scores(found, "a").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
-        *("a (6/6)", "b (6/6)", "c (0/6)"),
+        *("a (6/6)", "b (6/6)", "c (0/6)")
     ]
     ends = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
     assert {(one.ratio.low, one.ratio.high) for one in found[:2]} <= {*ends}

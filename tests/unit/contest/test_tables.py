@@ -50,12 +50,12 @@ def test_rows_of_ranks_and_shards(tmp_path, file_format):
     ranks, shards = (frame.to_dicts() for frame in others)
     assert [plans.height, len(ranks), len(shards)] == [4, 4, 6]
     assert [(row["sharder"], row["rank"], row["total_ms"]) for row in ranks] == [
-        *(("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 2.0), ("b", 1, 4.0)),
+        *(("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 2.0), ("b", 1, 4.0))
     ]
     assert ranks[1]["bwd_comm_ms"] == 0.5
     assert [row["memory_bytes"] for row in ranks] == [144, 432] * 2
     assert [(row["table"], row["end_col"], row["compute_ms"]) for row in shards[:2]] == [
-        *(("x", 4, 1.0), ("y", 8, 2.0)),
+        *(("x", 4, 1.0), ("y", 8, 2.0))
     ]
 
 

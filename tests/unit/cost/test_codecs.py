@@ -7,10 +7,7 @@ import pytest
 
 from dlrm_sharded import Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.codecs import (
-    CodecTimes,
-    gpu_codecs,
-)
+from dlrm_sharded.cost.codecs import CodecTimes, gpu_codecs
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -46,10 +43,7 @@ HOSTS = Hosts(2, 2)
 VOLUME = np.array([3e6, 1e6])
 COLUMNS = Exchange(VOLUME, np.ones(2), ())
 ROWS = Exchange(np.zeros(2), np.zeros(2), (Reduce(2, np.full(2, 2e6), np.ones(2), np.ones(2)),))
-CODECS = {
-    "fp16": CodecTimes(0.01, 0.02, 0.04, 0.08, 0.16),
-    "int8": CodecTimes(0.1, 0.2, 0.4, 0.8),
-}
+CODECS = {"fp16": CodecTimes(0.01, 0.02, 0.04, 0.08, 0.16), "int8": CodecTimes(0.1, 0.2, 0.4, 0.8)}
 
 
 def times(precision: ExchangePrecision, kind: str, exchange: Exchange) -> Floats:

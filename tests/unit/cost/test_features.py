@@ -6,10 +6,7 @@ import pytest
 from dlrm_sharded import ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.cost.features import (
-    CPU_WORK,
-    work_of,
-)
+from dlrm_sharded.cost.features import CPU_WORK, work_of
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan

@@ -172,10 +172,7 @@ def test_a_fit_learns_the_made_up_hardware(
 
 @pytest.mark.parametrize(
     ("stated", "measured", "unknown"),
-    [
-        ({}, (), ["intra", "inter"]),
-        ({"inter_host_bytes_per_s": 1e9}, ("intra",), []),
-    ],
+    [({}, (), ["intra", "inter"]), ({"inter_host_bytes_per_s": 1e9}, ("intra",), [])],
 )
 def test_links_are_unknown_unless_measured_or_stated(
     stated: dict[str, float], measured: tuple[str, ...], unknown: list[str]

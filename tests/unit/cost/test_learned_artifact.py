@@ -12,6 +12,7 @@ from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import Arrays, write_artifact
 from dlrm_sharded.plans.standing import Standing
 from tests.unit.hardware.made_up import HARDWARE, with_probe
@@ -48,6 +49,18 @@ def test_the_models_own_hardware(of_known_hardware: str, model: LearnedCostModel
     arrays, _ = fitted(model)
     assert_same_arrays(to_arrays(found.compute, found.communication), arrays)
     assert (found.ranges, found.measured_links) == (model.ranges, model.measured_links)
+
+
+@pytest.mark.parametrize("name", ["exchange", "reduce", "all_reduce"])
+def test_lines_of_another_shape_are_refused(
+    name: str, model: LearnedCostModel, tmp_path: Path
+) -> None:
+    """Only plans with row blocks or replicas use some of them, and would be the first to fail."""
+    arrays, meta = fitted(model)
+    arrays[name] = arrays[name][..., :-1]
+    path = write_artifact(tmp_path, f"learned-short_{name}", arrays, meta | HARDWARE.to_meta())
+    with pytest.raises(DataError, match="is no usable cost model"):
+        learned_cost_model(RunContext("cpu", HARDWARE), str(path))
 
 
 def test_a_prior_is_scaled_by_the_probes(

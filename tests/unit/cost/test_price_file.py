@@ -90,8 +90,7 @@ def test_gpus_that_share_a_snapshot_have_costs_of_their_own(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("plan", "prices"),
-    [("plan.json", "prices.safetensors"), ("b.json", "b.prices.safetensors")],
+    ("plan", "prices"), [("plan.json", "prices.safetensors"), ("b.json", "b.prices.safetensors")]
 )
 def test_lies_beside_the_plan(plan: str, prices: str, tmp_path: Path) -> None:
     assert prices_beside(tmp_path / plan) == tmp_path / prices

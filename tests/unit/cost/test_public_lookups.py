@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.gpu_lookups import (
-    LEFT_OUT_ERRORS,
-    LOOKUP_ERROR,
-)
-from tests.unit.cost.public_lookups import (
-    FITTED_LOOKUPS,
-    FITTED_SOURCES,
-    PublicLookup,
-)
+from dlrm_sharded.cost.gpu_lookups import LEFT_OUT_ERRORS, LOOKUP_ERROR
+from tests.unit.cost.public_lookups import FITTED_LOOKUPS, FITTED_SOURCES, PublicLookup
 
 H100_SOURCES = ("recsys-examples", "torchrec 2365")
 

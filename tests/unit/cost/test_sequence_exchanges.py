@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_sharded.calibration.factor_fit import fit_factors
+from dlrm_sharded.calibration.factor_fit import fitted_to
+from dlrm_sharded.calibration.observed import observed_times
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import (
@@ -28,11 +29,7 @@ from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.cost.hardware import measured_plans
-from tests.unit.cost.test_bound_lemmas import (
-    at_least,
-    communication_models,
-    hosts_and_volumes,
-)
+from tests.unit.cost.test_bound_lemmas import at_least, communication_models, hosts_and_volumes
 from tests.unit.made_up import USED_ONCE
 
 PRIOR = learned_cost_model(RunContext("cpu"))
@@ -136,5 +133,6 @@ def plans() -> list[Sample]:
 def test_a_fit_finds_the_counts(plans: list[Sample]) -> None:
     bags = dataclasses.replace(PRIOR.communication, sequences=one_byte_each())
     prior = dataclasses.replace(PRIOR, communication=bags)
-    adapted = fit_factors(prior, measured(plans)).applied(prior)
+    observed = [observed_times(prior, each) for each in measured(plans)]
+    adapted = fitted_to(observed).applied(prior)
     assert adapted.communication.sequences == pytest.approx(COUNTS, rel=0.15)

@@ -37,18 +37,9 @@ DIFFERENT = {
     "more_cores": (with_cpu(cores=8), ("cores: 8 here, 2 there",)),
     "more_threads": (with_cpu(threads=2), ("threads: 2 here, 1 there",)),
     "a_switch": (with_cpu(switches=("A=1",)), ("switches: A=1 here only",)),
-    "half_the_speed": (
-        with_probe(gather_gb_per_s=0.5),
-        (f"random gather: 0.5 {SPEED}",),
-    ),
-    "twice_the_speed": (
-        with_probe(copy_gb_per_s=2),
-        (f"memory bandwidth: 2 {SPEED}",),
-    ),
-    "slow_links": (
-        with_exchange(gb_per_s=0.4),
-        (f"all-to-all bandwidth: 0.4 {SPEED}",),
-    ),
+    "half_the_speed": (with_probe(gather_gb_per_s=0.5), (f"random gather: 0.5 {SPEED}",)),
+    "twice_the_speed": (with_probe(copy_gb_per_s=2), (f"memory bandwidth: 2 {SPEED}",)),
+    "slow_links": (with_exchange(gb_per_s=0.4), (f"all-to-all bandwidth: 0.4 {SPEED}",)),
 }
 
 

@@ -81,9 +81,7 @@ def test_finds_the_same_hardwares_then_the_closest(folders: tuple[Path, Path]) -
     assert chosen() == nearby
 
 
-def test_of_the_same_gpus_those_whose_ranks_exchange_come_first(
-    folders: tuple[Path, Path],
-) -> None:
+def test_of_the_same_gpus_those_whose_ranks_exchange_come_first(folders: tuple[Path, Path]) -> None:
     """A single GPU, whose other figures may be closer, says nothing of exchanges."""
     calibrated, _ = folders
     alone = dataclasses.replace(PROBE, exchange=None)

@@ -27,10 +27,7 @@ def test_a_job_sets_what_its_config_says_at_first(monkeypatch, tf32, kind, state
     settings: Any = SimpleNamespace(trainer=SimpleNamespace(tf32=stated))
     module, start = {
         "run": (run_module, lambda: run_module.run(settings, MagicMock(), Path())),
-        "round": (
-            rounds,
-            lambda: rounds.measure_round(settings, MagicMock(), Path(), MagicMock()),
-        ),
+        "round": (rounds, lambda: rounds.measure_round(settings, MagicMock(), Path(), MagicMock())),
     }[kind]
     monkeypatch.setattr(module, "owned_folder", begin)
     with pytest.raises(BegunError, match=f"^{stated}$"):

@@ -6,12 +6,7 @@ import pytest
 
 from dlrm_sharded.datasets.presets import embedding_demo
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.job.trained_config import (
-    facts_of_data,
-    facts_of_start,
-    flat,
-    refused_and_changed,
-)
+from dlrm_sharded.job.trained_config import facts_of_data, facts_of_start, flat, refused_and_changed
 
 WRITTEN: dict[str, Any] = {
     "batch_size": 256,

@@ -85,10 +85,7 @@ INVALID = {
         r"cols \[8, 12\) are in two shards",
     ),
     "twice": (plan(shard(0), shard(1)), r"cols \[0, 16\) are in two shards"),
-    "gap": (
-        plan(shard(0, cols=(0, 4)), shard(1, cols=(8, 16))),
-        r"cols \[4, 8\) are in no shard",
-    ),
+    "gap": (plan(shard(0, cols=(0, 4)), shard(1, cols=(8, 16))), r"cols \[4, 8\) are in no shard"),
     "end_gap": (plan(shard(0, cols=(0, 4))), r"cols \[4, 16\) are in no shard"),
     "row_gap": (plan(shard(0, rows=(0, 50))), r"split by rows as rank 0: \[0, 50\); TorchRec"),
     "uneven_rows": (

@@ -34,14 +34,8 @@ def test_what_trains() -> None:
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (
-            column_shards(TABLES[0], (0, 8), (1, 8)),
-            "'t0' .* in column shards on a cpu",
-        ),
-        (
-            column_shards(TABLES[0], (0, 12), (1, 4)),
-            "'t0' .* in column shards on a cpu",
-        ),
+        (column_shards(TABLES[0], (0, 8), (1, 8)), "'t0' .* in column shards on a cpu"),
+        (column_shards(TABLES[0], (0, 12), (1, 4)), "'t0' .* in column shards on a cpu"),
         (RowBlocks(range(2)).shards(TABLES[0]), "'t0' .* row blocks on the ranks of one host"),
         (Replicas(4).shards(TABLES[0]), "'t0' .* in replicas on a cpu"),
     ],
@@ -76,8 +70,5 @@ def test_whole_sequences_have_a_lookup_of_their_own() -> None:
     """TorchRec has one for each sharding type."""
     topology = Topology(4, 10**6)
     bag = dataclasses.replace(TABLES[1], pooled=True)
-    for shards, table, name in (
-        (WHOLE, TABLES[1], "table_wise"),
-        (WHOLE, bag, "column_wise"),
-    ):
+    for shards, table, name in ((WHOLE, TABLES[1], "table_wise"), (WHOLE, bag, "column_wise")):
         assert layout_of(shards, table, topology).torchrec_type(topology) == name

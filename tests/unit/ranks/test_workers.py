@@ -43,7 +43,7 @@ def ended(functions, limit_s=LONG_S, num_workers=2) -> list[object]:
 def test_results_and_reasons() -> None:
     assert ended([lambda: 1, refused, broken, killed, lambda: 2]) == [
         1,
-        Refusal("no room", is_infeasible=True),
+        Refusal("no room"),
         Refusal("KeyError: 'bug'"),
         Refusal("its process ended with exit code -9"),
         2,

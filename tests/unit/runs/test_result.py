@@ -112,10 +112,7 @@ def test_all_that_a_run_says(tmp_path):
         "critical_path_ms": 14.0,
         "stages_ms": by_stage(4.0, 3.0, 3.0, 4.0),
         "input_dist_ms": 0.75,
-        "per_rank": [
-            by_stage(1.0, 2.0, 3.0, 4.0, "{}_ms"),
-            by_stage(4.0, 3.0, 2.0, 0.0, "{}_ms"),
-        ],
+        "per_rank": [by_stage(1.0, 2.0, 3.0, 4.0, "{}_ms"), by_stage(4.0, 3.0, 2.0, 0.0, "{}_ms")],
         "imbalance": 10 / 9.5,
         "spread": {"fwd_compute": 0.1},
         "launch_ms": {"fwd_compute": 0.25, "fwd_comm": 0.125},
