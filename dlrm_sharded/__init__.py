@@ -21,7 +21,8 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology, read_task, task_from_frame
+from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
+from dlrm_sharded.plans.task_frame import task_from_frame
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
 

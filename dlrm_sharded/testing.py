@@ -35,13 +35,7 @@ from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import (
-    MAX_BYTES,
-    ShardingTask,
-    Topology,
-    with_optimizer,
-    without_memory_limit,
-)
+from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer, without_memory_limit
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder, sharder_name
 
@@ -55,20 +49,19 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
     """Assert the properties of a sharder that the trainer relies on.
 
     The sharder returns a valid plan or raises a `ShardingError` with a message, a second sharder
-    does the same, and the task and the global random states stay as they are. Under an optimizer
-    that trains no replicas, the sharder makes none.
+    does the same, and the task and the global random states stay as they are. Where the optimizer
+    trains no replicas, there are none.
 
     Args:
-        make: builds the sharder; called twice, or three times if its plan has replicas.
+        make: builds the sharder; called several times.
 
     Returns:
         The plan; None if there was an error.
     """
     task_before = copy.deepcopy(task)
     states_before = _random_states()
-    sharder = make()
-    assert sharder_name(sharder), "the sharder has no name"
-    outcomes = [_outcome(sharder, task), _outcome(make(), task)]
+    assert sharder_name(make()), "the sharder has no name"
+    outcomes = [_outcome(make(), task), _outcome(make(), task)]
     assert task == task_before, "the sharder changed the task"
     assert _random_states() == states_before, "the sharder used a global random state"
     assert outcomes[0] == outcomes[1], "the sharder is not deterministic"
@@ -112,8 +105,7 @@ def check_cost_model(model: CostModel, task: ShardingTask) -> None:
     docs/notes/lower_bound.md. These are checked on random plans of the task, whose memory is
     ignored, with a relative tolerance of 1e-9.
     """
-    topology = dataclasses.replace(task.topology, memory_bytes=MAX_BYTES, memory_bytes_by_rank=None)
-    task = with_profiles(dataclasses.replace(task, topology=topology))
+    task = with_profiles(without_memory_limit(task))
     rng = random.Random(0)
     plans = [_random_plan(task, rng) for _ in range(NUM_RANDOM_PLANS)]
     costs = [model.predict(plan, task) for plan in plans]
@@ -159,10 +151,8 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
             whole = dataset.batch(split, index, rank=0, world_size=1)
             _check_shapes(whole, dataset, world_size=1)
             check_batch(whole, dataset.tables)
-            again = make().batch(split, index, rank=0, world_size=1)
-            assert _samples([whole]) == _samples([again]), (
-                f"{split} batch {index} is not repeatable"
-            )
+            again = _samples([make().batch(split, index, rank=0, world_size=1)])
+            assert _samples([whole]) == again, f"{split} batch {index} is not repeatable"
             for world_size in world_sizes:
                 if dataset.batch_size % world_size:
                     continue
@@ -221,17 +211,14 @@ def small_tasks() -> dict[str, ShardingTask]:
 
     def task(
         world_size: int,
-        tables: list[tuple[int, int, float]],
+        shapes: list[tuple[int, int, float]],
         memory: int,
-        by_rank: tuple[int, ...] | None = None,
+        memory_bytes_by_rank: tuple[int, ...] | None = None,
     ) -> ShardingTask:
-        return ShardingTask(
-            tables=tuple(Table(f"t{i}", *shape) for i, shape in enumerate(tables)),
-            topology=Topology(
-                world_size, memory, compute_device="cpu", memory_bytes_by_rank=by_rank
-            ),
-            batch_size=64 * world_size,
-        )
+        tables = tuple(Table(f"t{i}", *shape) for i, shape in enumerate(shapes))
+        ranks = Topology(world_size, memory, memory_bytes_by_rank=memory_bytes_by_rank)
+        on_cpus = dataclasses.replace(ranks, compute_device="cpu")
+        return ShardingTask(tables, on_cpus, batch_size=64 * world_size)
 
     mixed = [(1000, 16, 3.0), (50, 128, 1.0), (3, 4, 0.0), (20_000, 8, 20.5), (700, 768, 2.0)]
     return {
@@ -356,9 +343,5 @@ def _outcome(sharder: Sharder, task: ShardingTask) -> ShardingPlan | str:
 
 
 def _random_states() -> tuple[object, ...]:
-    numpy_state = np.random.get_state(legacy=True)
-    return (
-        random.getstate(),
-        tuple(np.asarray(part).tobytes() for part in numpy_state),
-        torch.random.get_rng_state().numpy().tobytes(),
-    )
+    of_numpy = tuple(np.asarray(part).tobytes() for part in np.random.get_state(legacy=True))
+    return random.getstate(), of_numpy, torch.random.get_rng_state().numpy().tobytes()

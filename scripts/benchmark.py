@@ -1,11 +1,10 @@
 """Compare sharders, and training here with a plain TorchRec script. Tables are printed.
 
 python scripts/benchmark.py plans    dlrm-compare on presets and task sets
-python scripts/benchmark.py sweep    train with every sharder and compare the runs
 python scripts/benchmark.py plain    steps of the trainer and of a plain TorchRec script, in turns
 python scripts/benchmark.py host     what a step takes of the host, here and in TorchRec's pipeline
 
-plans and sweep hand arguments with "=" on: plans --sets paper num=20 sharders=[dim,torchrec].
+plans hands arguments with "=" on: plans --sets paper num=20 sharders=[dim,torchrec].
 plain trains a DLRM with both; host trains MLPerf's DLRM-DCNv2 with the smallest tensors, and on a
 CPU stands for the host of a GPU without its launches, streams and page-locked copies.
 """
@@ -22,7 +21,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,50 +28,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
-from torchrec.datasets.utils import Batch
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner
-from torchrec.distributed.planner import Topology as TorchRecTopology
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from dlrm_sharded import Planner, RunContext, learned_cost_model, make_sharder
-from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.text_table import Column, TextTable
-from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.model.dlrm import dlrm, dlrm_dcnv2
-from dlrm_sharded.model.optimizers import OptimizerConfig
-from dlrm_sharded.model.sharded_model import shard_model
-from dlrm_sharded.model.torchrec_adapter import bag_configs
 from dlrm_sharded.model.torchrec_overhead import record_always, record_for_profilers_only
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.agreement import on_rank_zero
-from dlrm_sharded.ranks.distributed import Rank, detect_topology, process_group
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from models import FULL, OPTIMIZER, TINY, our_training, plain_training, stream
 
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "preset"
 SETS = ("paper", "feasibility", "scale_whole", "models")
-SWEEP = ("dlrm_sharded.train", "-m", "sharder=glob(*,exclude=plan_file)")
-SHARDER = "search"
 PLAIN, OURS = "TorchRec", "dlrm_sharded"
-NUM_DENSE, NUM_BATCHES = 13, 4
-LEARNING_RATE = 0.01
-OPTIMIZER = OptimizerConfig(
-    embedding="rowwise_adagrad",
-    embedding_learning_rate=LEARNING_RATE,
-    dense="adagrad",
-    dense_learning_rate=LEARNING_RATE,
-)
+NUM_BATCHES = 4
 WARMUP_STEPS, PROFILED_STEPS = 5, 3
 
 
@@ -91,114 +58,6 @@ def run_modules(commands: Sequence[Sequence[str]]) -> int:
     """Run Python modules one after another, and return the first exit code that is not 0."""
     codes = [subprocess.run([sys.executable, "-m", *words]).returncode for words in commands]
     return next(filter(None, codes), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A DLRM that both sides train; with cross layers it is DLRM-DCNv2 in bfloat16.
-
-    Args:
-        cross: number and rank of the cross layers.
-    """
-
-    tables: tuple[Table, ...]
-    dense_layers: tuple[int, ...]
-    over_layers: tuple[int, ...]
-    cross: tuple[int, int] | None = None
-
-    def batches(self, batch_size: int, num: int) -> SyntheticDataset:
-        """Return batches that are all made before the first one is used."""
-        return SyntheticDataset(
-            self.tables,
-            batch_size=batch_size,
-            num_train_batches=num,
-            num_val_batches=0,
-            pregenerate=True,
-        )
-
-
-FULL = Model(
-    tuple(Table(f"cat_{i}", 100_000, 64, 1.0) for i in range(26)),
-    (512, 256, 64),
-    (512, 512, 256, 1),
-)
-TINY = Model(
-    tuple(Table(f"cat_{i}", 100, 4, 1.0) for i in range(26)), (4, 4, 4), (4, 4, 4, 4, 1), (3, 4)
-)
-Training = tuple[DistributedModelParallel, CombinedOptimizer]
-
-
-class Bfloat16Train(DLRMTrain):
-    """TorchRec's model with its loss, under autocast as a user writes it."""
-
-    def __init__(self, model: DLRM_DCN, device: torch.device) -> None:
-        super().__init__(model)
-        self.device_type = device.type
-
-    def forward(self, batch: Batch) -> Any:
-        with torch.autocast(self.device_type, torch.bfloat16):
-            return super().forward(batch)
-
-
-def plain_training(model: Model, rank: Rank, batch_size: int) -> Training:
-    """Return TorchRec's model, sharded by its planner, and its optimizers, as its examples do."""
-    collection = EmbeddingBagCollection(
-        tables=bag_configs(model.tables), device=torch.device("meta")
-    )
-    layers = (list(model.dense_layers), list(model.over_layers))
-    constraints = None
-    if model.cross is None:
-        dlrm_model = DLRM(collection, NUM_DENSE, *layers, dense_device=rank.device)
-        train = DLRMTrain(dlrm_model)
-    else:
-        # whole tables on both sides, so that the same operators are compared
-        constraints = {t.name: ParameterConstraints(["table_wise"]) for t in model.tables}
-        dcn = DLRM_DCN(collection, NUM_DENSE, *layers, *model.cross, dense_device=rank.device)
-        train = Bfloat16Train(dcn, rank.device)
-    apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": LEARNING_RATE})
-    topology = TorchRecTopology(
-        rank.world_size, rank.device.type, local_world_size=rank.local_world_size
-    )
-    planner = EmbeddingShardingPlanner(
-        topology=topology, batch_size=batch_size // rank.world_size, constraints=constraints
-    )
-    sharders = [EmbeddingBagCollectionSharder()]
-    plan = planner.collective_plan(train, sharders, dist.group.WORLD)
-    wrapped = DistributedModelParallel(train, device=rank.device, plan=plan, sharders=sharders)
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(wrapped.named_parameters())),
-        lambda parameters: torch.optim.Adagrad(parameters, lr=LEARNING_RATE),
-    )
-    return wrapped, CombinedOptimizer([wrapped.fused_optimizer, dense])
-
-
-def our_training(
-    model: Model, rank: Rank, batch_size: int, sharder: str = SHARDER, **options: Any
-) -> Training:
-    """Return the same model as a training run here builds it.
-
-    Args:
-        options: further ones of the model, such as `compile_mode`.
-    """
-    task = ShardingTask(model.tables, detect_topology(), batch_size)
-    context = RunContext(rank.device.type, detect_hardware(rank))
-    cost_model = learned_cost_model(context)
-    planner = Planner(make_sharder(sharder, cost_model, run=context), cost_model)
-    plan, _ = on_rank_zero(lambda: planner.plan(task))
-    options |= {"dense_layers": model.dense_layers, "over_layers": model.over_layers}
-    if model.cross is None:
-        built = dlrm(model.tables, NUM_DENSE, device=rank.device, **options)
-    else:
-        num, cross_rank = model.cross
-        options |= {"num_cross_layers": num, "cross_rank": cross_rank, "bf16": True}
-        built = dlrm_dcnv2(model.tables, NUM_DENSE, device=rank.device, **options)
-    OPTIMIZER.fuse_into(built)
-    sharded = shard_model(built, plan, task.tables, task.topology, seed=0)
-    return sharded, OPTIMIZER.build(sharded)
-
-
-def stream(dataset: SyntheticDataset, rank: Rank, split: Any = "train") -> BatchStream:
-    return BatchStream(dataset, split, rank=rank.rank, world_size=rank.world_size)
 
 
 def plain(rank: Rank, *, batch_size: int, steps: int, rounds: int) -> str:
@@ -355,7 +214,7 @@ def on_ranks(options: argparse.Namespace) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; `overrides` has what is for dlrm-compare or dlrm-train."""
+    """Read the command line; `overrides` has what is for dlrm-compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -364,19 +223,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     plans.add_argument("--sets", type=lambda text: text.split(","), default=SETS)
     plans.add_argument("--out", type=Path, default=Path("comparison"))
     timed = {"plain": (2048, 12, 24), "host": (64, 40, 12)}
-    for name in ("sweep", *timed):
+    for name, (batch_size, steps, rounds) in timed.items():
         part = parts.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         part.add_argument("--ranks", type=int, default=2, help="ranks of a run")
-        if name in timed:
-            batch_size, steps, rounds = timed[name]
-            part.add_argument("--batch-size", type=int, default=batch_size, help="of all ranks")
-            part.add_argument("--steps", type=int, default=steps, help="of one loop in one round")
-            part.add_argument("--rounds", type=int, default=rounds, help="at least 1")
+        part.add_argument("--batch-size", type=int, default=batch_size, help="of all ranks")
+        part.add_argument("--steps", type=int, default=steps, help="of one loop in one round")
+        part.add_argument("--rounds", type=int, default=rounds, help="at least 1")
         if name == "host":
             part.add_argument("--compile-mode", help="of one more loop")
     options, overrides = parser.parse_known_args(words)
-    takes_overrides = options.part in ("plans", "sweep")
-    if wrong := [word for word in overrides if "=" not in word or not takes_overrides]:
+    if wrong := [word for word in overrides if "=" not in word or options.part != "plans"]:
         parser.error(f"unknown arguments: {' '.join(wrong)}")
     options.overrides = overrides
     return options
@@ -386,9 +242,6 @@ def main() -> int:
     options = parse(sys.argv[1:])
     if options.part == "plans":
         return run_modules(compare_commands(options.sets, options.out, options.overrides))
-    if options.part == "sweep":
-        ranks = f"hydra.launcher.j=1x{options.ranks}"
-        return run_modules([[*SWEEP, ranks, *options.overrides]])
     return on_ranks(options)
 
 

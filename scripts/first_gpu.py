@@ -43,7 +43,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-import benchmark
+import models
 from dlrm_sharded import Planner, RunContext, learned_cost_model, make_sharder
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.contest.measure import Rounds, measure_plans
@@ -360,7 +360,7 @@ def mlperf(part: Part) -> None:
         part.run_cases(cases, seconds=2 if part.small else 12)
 
 
-def dcnv2(small: bool) -> benchmark.Model:
+def dcnv2(small: bool) -> models.Model:
     """Return MLPerf's model; its tables have at most 10 million rows, 34 GiB in all."""
     max_rows = 1000 if small else 10_000_000
     tables = tuple(
@@ -368,12 +368,12 @@ def dcnv2(small: bool) -> benchmark.Model:
         for table in mlperf_dcnv2()
     )
     if small:
-        return benchmark.Model(tables, (32, 128), (32, 1), (3, 16))
-    return benchmark.Model(tables, (512, 256, 128), (1024, 1024, 512, 256, 1), (3, 512))
+        return models.Model(tables, (32, 128), (32, 1), (3, 16))
+    return models.Model(tables, (512, 256, 128), (1024, 1024, 512, 256, 1), (3, 512))
 
 
 def step_figures(
-    part: Part, case: Case, model: benchmark.Model, data: Callable[[int], Any], rank: Rank
+    part: Part, case: Case, model: models.Model, data: Callable[[int], Any], rank: Rank
 ) -> dict[str, Any]:
     """Train some steps, and return what they take of the GPU and of the host's main thread."""
     warmup, timed, profiled = (1, 3, 2) if part.small else (8, 40, 5)
@@ -382,9 +382,9 @@ def step_figures(
         torch.cuda.empty_cache()  # of the case before
         torch.cuda.reset_peak_memory_stats()
     options = {"compile_mode": case.compile_mode, "dense_graph": case.dense_graph}
-    training = benchmark.our_training(model, rank, case.batch_size, "size_lookup", **options)
+    training = models.our_training(model, rank, case.batch_size, "size_lookup", **options)
     pipeline: Any = make_pipeline(case.pipeline, *training, rank.device)
-    stream = benchmark.stream(data(case.batch_size), rank)
+    stream = models.stream(data(case.batch_size), rank)
     path = part.out / "traces" / f"{case.name.replace(', ', '_').replace(' ', '_')}.json.gz"
     with Prefetcher(endless(stream), depth=2, device=rank.device) as batches:
         step = functools.partial(pipeline.progress, batches)
@@ -474,7 +474,7 @@ def trained(part: Part, name: str, ranks: int, overrides: Sequence[str]) -> dict
     return figures | ({"error": f"exit code {code}"} if code else {})
 
 
-SHARDERS = (benchmark.SHARDER, "torchrec")
+SHARDERS = (models.SHARDER, "torchrec")
 NVLINK_BYTES_PER_S = 450e9
 """Bandwidth of an H100 to the GPUs of its host, in one direction, as its maker states it."""
 

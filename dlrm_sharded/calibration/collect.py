@@ -112,14 +112,7 @@ def collect(
             if spent > MEASURING_SHARE:
                 break
     found = watch.conclude()
-    if measurer.num_exposed:
-        log.warning(
-            "%d measurements contain host time: the host is slow, or waits within a stage",
-            measurer.num_exposed,
-        )
-    del measurer  # with its memory for tables
-    gc.collect()  # sharded modules are in reference cycles
-    release_memory(rank.device)
+    measurer.close()
     return _other_work(rank, found)
 
 
@@ -178,6 +171,17 @@ class _Measurer:
             plan, task, measured.cost, kind=drawn.kind, number=number, accesses=patterns
         )
         return sample, disturbance
+
+    def close(self) -> None:
+        """Free the memory of tables, and warn of measurements that contain time of the host."""
+        del self._bench
+        gc.collect()  # sharded modules are in reference cycles
+        release_memory(self._rank.device)
+        if self.num_exposed:
+            log.warning(
+                "%d measurements contain host time: the host is slow, or waits within a stage",
+                self.num_exposed,
+            )
 
 
 def group_sizes(rank: Rank) -> tuple[int, list[int]]:

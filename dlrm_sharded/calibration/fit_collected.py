@@ -13,10 +13,10 @@ from dlrm_sharded.calibration.prediction_errors import Errors, prediction_errors
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_fit import fit_samples
 from dlrm_sharded.calibration.samples import COMPUTATION, Sample, workload_of_sample
-from dlrm_sharded.cost import neuroshard
+from dlrm_sharded.cost import published_nets
 from dlrm_sharded.cost.features import EXTENT
-from dlrm_sharded.cost.neuroshard import NeuroShardCostModel
 from dlrm_sharded.cost.price_file import write_prices
+from dlrm_sharded.cost.published_nets import NeuroShardCostModel
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.artifact import (
@@ -29,7 +29,7 @@ from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, cost_model_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.standing import Standing
 
-MIN_PLANS = {"learned": 3, neuroshard.KIND: 100}
+MIN_PLANS = {"learned": 3, published_nets.KIND: 100}
 """Smallest numbers of plans of computation for a fit, by the kind of the model."""
 
 TEST_SHARE = 0.2
@@ -71,7 +71,7 @@ def fit_neuroshard(
         seed: of the networks, and of the plans that they are tested on.
         num_steps: steps of Adam.
     """
-    _check_number(samples, neuroshard.KIND)
+    _check_number(samples, published_nets.KIND)
     assert context.hardware is not None
     numbers = np.array(sorted({sample.number for sample in samples}))
     chosen = np.random.default_rng(seed).random(len(numbers)) < TEST_SHARE
@@ -89,19 +89,19 @@ def fit_neuroshard(
         if sample.number in unseen
     )
     meta = {
-        "kind": neuroshard.KIND,
+        "kind": published_nets.KIND,
         "device": context.device,
         "versions": versions(),
         "commit": commit(),
         "optimizer": context.optimizer,
         **context.hardware.to_meta(),
-        "features": neuroshard.PAPER_FEATURES,
+        "features": published_nets.PAPER_FEATURES,
         "ranges": dict.fromkeys(EXTENT, (0.0, 0.0)),
         "measured_links": [],
         "held_out_errors": errors,
     }
-    name = name_in_folder(out, cost_model_kind(neuroshard.KIND), context.hardware)
-    return write_artifact(out, name, neuroshard.to_arrays(nets), meta), errors
+    name = name_in_folder(out, cost_model_kind(published_nets.KIND), context.hardware)
+    return write_artifact(out, name, published_nets.to_arrays(nets), meta), errors
 
 
 def _check_number(samples: Sequence[Sample], kind: str) -> None:

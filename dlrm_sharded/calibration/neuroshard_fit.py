@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.neuroshard import PaperNets, columns_by_rank, table_features
+from dlrm_sharded.cost.published_nets import PaperNets, columns_by_rank, table_features
 from dlrm_sharded.cost.workload import Workload
 
 RANKS_PER_BATCH, LEARNING_RATE = 512, 1e-3

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.calibration.disturbance import reliability
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel, Hosts
+from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import INPUT_DIST

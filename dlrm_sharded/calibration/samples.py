@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
-from dlrm_sharded.cost.communication import Hosts
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.files.errors import DataError, shortened
 from dlrm_sharded.files.json_forms import read_form

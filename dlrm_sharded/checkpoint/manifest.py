@@ -221,32 +221,29 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
         DamagedCheckpointError: a part is missing, truncated, changed, or has other blocks.
         CheckpointError: the disk refuses to read a part.
     """
-    expected_blocks = manifest.blocks_by_part()
+    folder, expected_blocks = manifest.folder, manifest.blocks_by_part()
     for name in sorted(manifest.files)[share::num_shares]:
         expected = manifest.files[name]
         try:
-            with local_file(manifest.folder / name) as path:
+            with local_file(folder / name) as path:
                 size_bytes = path.stat().st_size
                 if size_bytes != expected.size_bytes:
                     raise _damaged(
-                        manifest.folder,
-                        f"{name} has {size_bytes:,} B instead of {expected.size_bytes:,} B",
+                        folder, f"{name} has {size_bytes:,} B instead of {expected.size_bytes:,} B"
                     )
                 crc32, written = _file_checksum(path), _written_blocks(path)
         except MISSING as error:
-            raise _damaged(manifest.folder, f"{name}: {error.strerror}") from None
+            raise _damaged(folder, f"{name}: {error.strerror}") from None
         except OSError as error:
-            raise CheckpointError(
-                f"{manifest.folder} cannot be read: {name}: {error.strerror}"
-            ) from None
+            raise CheckpointError(f"{folder} cannot be read: {name}: {error.strerror}") from None
         if crc32 != expected.crc32:
-            raise _damaged(manifest.folder, f"{name} was changed after it was written")
+            raise _damaged(folder, f"{name} was changed after it was written")
         for tensor, block in expected_blocks[name]:
             dtype = manifest.tensors[tensor].dtype
             form, found = (DTYPES.get(dtype, dtype), block.sizes), written.get(block.key)
             if found != form:
                 raise _damaged(
-                    manifest.folder,
+                    folder,
                     f"{name} has {block.key} as {_block_text(found)}, {FILE_NAME} says "
                     f"{_block_text(form)}",
                 )

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.communication import CommunicationModel, Hosts
+from dlrm_sharded.cost.communication import CommunicationModel
 from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError, UserError, shortened
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -176,8 +177,7 @@ def predict_plan(model: CostModel, plan: ShardingPlan, task: ShardingTask) -> Pl
 
 def caveat_of(model: CostModel | None, topology: Topology) -> str | None:
     """Return why a model's predictions say little about these ranks; None if nothing is known."""
-    caveat = getattr(model, "caveat", None)
-    return None if caveat is None else caveat(topology)
+    return caveat(topology) if (caveat := getattr(model, "caveat", None)) else None
 
 
 def costs_name(model: CostModel) -> str:

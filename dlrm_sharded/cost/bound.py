@@ -45,9 +45,8 @@ LEAST_MS = 1e-6
 LOADED_SHARE = 0.1
 """Row blocks on one host that take a rank this share of the ranks' mean are worth a test."""
 
-HOST_WEIGHTS = np.array(
-    list(itertools.product((0.0, 0.1, 0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0)))
-)
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+HOST_WEIGHTS = np.array(list(itertools.product(sorted((*_SHARES, 0.1)), _SHARES)))
 """[C, 2], weights of the work and of the volumes on a host that has a table's row blocks.
 
 Work on it weighs the same as on other ranks at 0, and alone counts at 1; volumes the same at 1.
@@ -59,11 +58,9 @@ FAR_MS = 1e300
 LEAST_ROOM_MS = 1e-9
 """Keeps the time that a rank has for its work above zero."""
 
-RANGES_PER_OCTAVE = 16
-"""Ranges of what every rank pays, between a time and twice that time."""
-
-NUM_OCTAVES = 4
-"""The ranges of costs that every rank pays go from the limit down to 2 ** -4 of it."""
+RANGES_PER_OCTAVE, NUM_OCTAVES = 16, 4
+"""Ranges of what every rank pays between a time and twice that time, and such octaves below the
+limit."""
 
 WEIGHTS = np.array([*np.arange(-10, 10) / 10, 1.0, 1.5, 2.0, 3.0, 4.0])
 """Weights of what every rank pays, beside the mean over ranks, in the test of a range."""

@@ -12,7 +12,7 @@ rank is a formula of the sum of its shards' vectors. The search relies on that. 
 also depends on the rank's widest shard, see `widest.py`; that is a formula of the sum, too.
 
 This replaces NeuroShard's computation model (arXiv:2305.01868, sec. 3.2), which has none of these
-properties and is off by 30 to 54 % on single tables; `neuroshard.py` has that one.
+properties and is off by 30 to 54 % on single tables; `published_nets.py` has that one.
 
 Letters: N ranks, S shards, K work terms, C numbers of a profile, J cache levels, A numbers of a
 shard by which it crowds others, Q parts of the time that this takes, V = 2 (1 + J) + A + 1, P = K +

@@ -26,13 +26,11 @@ import numpy as np
 
 from dlrm_sharded.cost.communication import (
     EXCHANGE_PARTS,
-    EXCHANGE_TERMS,
     EXCHANGES,
-    REDUCE_TERMS,
     CommunicationModel,
-    Hosts,
     one_byte_each,
 )
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Floats, Workload
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM, INPUT_DIST

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
     EXCHANGES,
     HARDLY_ANY,
     STEP_EXCHANGES,
     CommunicationModel,
-    Hosts,
 )
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, Hosts
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.plan_cost import FWD_COMM
 
@@ -59,9 +58,8 @@ class ReducePrices:
     @classmethod
     def of_gradients(cls, model: CommunicationModel, hosts: Hosts) -> ReducePrices:
         """Return the prices of the all-reduce of the gradients of replicas, a byte of weights."""
-        fixed_ms, with_bytes_ms = model.all_reduce_ms(
-            np.array([HARDLY_ANY, EVEN_BYTES]), hosts
-        ).tolist()
+        num_bytes = np.array([HARDLY_ANY, EVEN_BYTES])
+        fixed_ms, with_bytes_ms = model.all_reduce_ms(num_bytes, hosts).tolist()
         return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, 0.0)
 
 

@@ -2,7 +2,7 @@
 
 Bytes that come from memory take a time that falls with the nominal memory bandwidth. What the
 multiprocessors do takes a number of their cycles: samples, ids, sorting, warps, and rows from the
-L2 cache. `LookupFigures` are the same for all GPUs. They were fitted to public measurements on two
+L2 cache. These figures are the same for all GPUs. They were fitted to public measurements on two
 kinds of H100 and a V100; docs/notes/hardware_priors.md says how well they predict each of these
 sources without it, and `tests/unit/cost/public_lookups.py` has them. Two figures are not fitted:
 
@@ -14,7 +14,6 @@ sources without it, and `tests/unit/cost/public_lookups.py` has them. Two figure
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,33 +27,24 @@ STREAM_SHARE = 0.8
 """Part of the nominal memory bandwidth that streaming through memory reaches, by aiconfigurator."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookupFigures:
-    """Figures of lookups for every GPU, in cycles of multiprocessors and in times of its memory.
+SAMPLE_CYCLES = 15.1
+"""Cycles of a multiprocessor for a sample of a table, in the forward pass."""
 
-    Args:
-        sample_cycles: a sample of a table, in the forward pass.
-        id_cycles: an id in the forward pass.
-        warp_cycles: a warp that handles a row, in both directions.
-        line_cycles: a cache line of a row or a gradient, from the L2 cache.
-        read_factor: a line from beyond the L2 cache, in addition, as a multiple of the time that
-            its bytes take at the nominal bandwidth.
-        write_factor: a line of pooled vectors, likewise.
-        update_factor: a line that an update reads or writes, likewise.
-        backward_id_cycles: an id in the backward pass, beside sorting.
-    """
+ID_CYCLES, BACKWARD_ID_CYCLES = 5.9, 23.6
+"""Those for an id in the forward pass, and in the backward pass beside sorting."""
 
-    sample_cycles: float = 15.1
-    id_cycles: float = 5.9
-    warp_cycles: float = 4.5
-    line_cycles: float = 2.1
-    read_factor: float = 1.0
-    write_factor: float = 1.0
-    update_factor: float = 1.8
-    backward_id_cycles: float = 23.6
+WARP_CYCLES = 4.5
+"""Those for a warp that handles a row, in both directions."""
 
+LINE_CYCLES = 2.1
+"""Those for a cache line of a row or a gradient, from the L2 cache."""
 
-FITTED = LookupFigures()
+READ_FACTOR = WRITE_FACTOR = 1.0
+"""Time of a line from beyond the L2 cache, in addition, and of a line of pooled vectors, as
+multiples of the time that its bytes take at the nominal bandwidth."""
+
+UPDATE_FACTOR = 1.8
+"""Time of a line that an update reads or writes, likewise."""
 
 SORT_CYCLES = 4.0
 """Cycles of a multiprocessor for an id in one pass of the backward pass's sort."""
@@ -102,18 +92,18 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
     """Return the computation of lookups on a GPU, with a fused optimizer of the tables."""
     work = DEVICE_WORK["cuda"]
     line_ms = _LINE_BYTES * 1e3 / (spec.memory_gb_per_s * 1e6)
-    update_ms = FITTED.update_factor * line_ms
+    update_ms = UPDATE_FACTOR * line_ms
     update_lines, row_lines = UPDATE_LINES[optimizer or DEFAULT_OPTIMIZER]
-    near_ms = cycles_ms(spec, FITTED.line_cycles)
-    beyond_ms = FITTED.read_factor * line_ms
+    near_ms = cycles_ms(spec, LINE_CYCLES)
+    beyond_ms = READ_FACTOR * line_ms
     forward = {
-        "bags": cycles_ms(spec, FITTED.sample_cycles),
-        "pooled_columns": FITTED.write_factor * line_ms,
-        "ids": cycles_ms(spec, FITTED.id_cycles),
+        "bags": cycles_ms(spec, SAMPLE_CYCLES),
+        "pooled_columns": WRITE_FACTOR * line_ms,
+        "ids": cycles_ms(spec, ID_CYCLES),
         **_cached(work, "rows", near_ms, beyond_ms, spec.l2_mb),
     }
     backward = {
-        "ids": cycles_ms(spec, FITTED.backward_id_cycles),
+        "ids": cycles_ms(spec, BACKWARD_ID_CYCLES),
         "id_sort_passes": cycles_ms(spec, SORT_CYCLES),
         **_cached(work, "gradients", near_ms, beyond_ms, spec.l2_mb),
         "unique_ids": row_lines * update_ms,
@@ -129,7 +119,7 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
         backward=_constant_prices(work, backward, NUM_KERNELS[1]),
         device=work,
         # groups of threads as large as the widest shard needs hold up the ids of all shards
-        crowding=WidestShard(np.full((2, 2), cycles_ms(spec, FITTED.warp_cycles))),
+        crowding=WidestShard(np.full((2, 2), cycles_ms(spec, WARP_CYCLES))),
         dense=DensePrices(mb_ms=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s)),
     )
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from dlrm_sharded.cost.communication import LINKS
 from dlrm_sharded.cost.exchange_curves import ExchangeCurves
+from dlrm_sharded.cost.exchange_terms import LINKS
 from dlrm_sharded.cost.features import EXTENT
 from dlrm_sharded.cost.gpu_lookups import LEFT_OUT_ERRORS, LOOKUP_ERROR, MEASURED_ERROR, gpu_compute
 from dlrm_sharded.cost.learned import ANY_VALUE, LearnedCostModel

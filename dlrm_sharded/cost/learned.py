@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from dlrm_sharded.cost.base import PricedTask, workload_cost
 from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, gpu_codecs
-from dlrm_sharded.cost.communication import LINKS, CommunicationModel, Hosts
+from dlrm_sharded.cost.communication import CommunicationModel
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves, Exchanges
+from dlrm_sharded.cost.exchange_terms import LINKS, Hosts
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import EXTENT, extent_of
 from dlrm_sharded.cost.workload import Workload, workload_of_plan

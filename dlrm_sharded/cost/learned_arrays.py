@@ -7,15 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
-    EXCHANGES,
-    REDUCE_TERMS,
-    CommunicationModel,
-    Hosts,
-)
+from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.exchange_curves import ExchangeCurves, Exchanges
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.sequences import SequencePrices
@@ -122,8 +117,9 @@ def _compute_of(arrays: Arrays, device: str) -> ComputeModel:
 def _exchanges_of(arrays: Arrays, spec: GpuSpec | None) -> Exchanges:
     sequences = arrays["sequence_bytes"]
     if spec is None:
-        lines = arrays["exchange"], arrays["reduce"], arrays["all_reduce"]
-        return CommunicationModel(*lines, sequences)
+        return CommunicationModel(
+            arrays["exchange"], arrays["reduce"], arrays["all_reduce"], sequences
+        )
     curves = ExchangeCurves(HostCollectives(spec), sequences=sequences)
     factors = {kind: arrays[CURVES + kind] for kind in EXCHANGES if CURVES + kind in arrays}
     return curves.scaled(factors) if factors else curves  # 0.2 wrote no factors of priors

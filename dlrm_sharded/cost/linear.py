@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.communication import STATED, Hosts
+from dlrm_sharded.cost.communication import STATED
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.files.errors import check_number
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions

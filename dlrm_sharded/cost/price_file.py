@@ -73,11 +73,9 @@ def read_prices(path: Path) -> LearnedCostModel:
     meta, standing, spec = read.meta, None, None
     with built_from(read, PRICES):  # files of 0.2 have further fields
         if meta["standing"] is not None:
-            name = "the standing of the prices"
-            standing = read_form(meta["standing"], Standing, name=name, may_have_others=True)
+            standing = read_form(meta["standing"], Standing, name="standing", may_have_others=True)
         if meta["gpu"] is not None:
-            name = "the GPU of the prices"
-            spec = read_form(meta["gpu"], GpuSpec, name=name, may_have_others=True)
+            spec = read_form(meta["gpu"], GpuSpec, name="gpu", may_have_others=True)
         model = model_of_artifact(read, spec)
         return dataclasses.replace(model, standing=standing, correction=meta["correction"])
 

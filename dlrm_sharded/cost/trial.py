@@ -15,10 +15,10 @@ from dlrm_sharded.plans.task import Topology
 MAX_TIME_MS = 1e9
 """Longest time of a stage that a model may predict for the trial: more than 11 days."""
 
-_USED_ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
+_NONE = (0.0,) * (NUM_REUSE_BINS - 1)
 _TABLES = (
-    Table("small", 10, 4, 1.0, _USED_ONCE),
-    Table("large", 10**6, 128, 20.0, _USED_ONCE[::-1]),
+    Table("small", 10, 4, 1.0, (1.0, *_NONE)),
+    Table("large", 10**6, 128, 20.0, (*_NONE, 1.0)),
 )
 
 

@@ -6,7 +6,7 @@ import logging
 import reprlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -90,6 +90,15 @@ def with_measured_accesses(
     )
     for text in warnings.values():
         log.warning("%s; a training looks up other rows", text)
+    _warn_of_what_is_missing(task, num_samples, found)
+    return task.with_values(
+        pooling_factor={name: values.numel() / num_samples for name, values in found.items()},
+        reuse_histogram={name: reuse_histogram(values) for name, values in found.items()},
+    )
+
+
+def _warn_of_what_is_missing(task: ShardingTask, num_samples: int, found: Collection[str]) -> None:
+    """Warn of fewer samples than a global batch has, and of tables that were not found."""
     if num_samples < task.batch_size:
         log.warning(
             "data has %d samples, and a global batch %d, in which ids repeat more often; give more "
@@ -99,10 +108,6 @@ def with_measured_accesses(
         )
     if missing := [table.name for table in task.tables if table.name not in found]:
         log.warning("data has no feature of %s; their accesses are assumed", ", ".join(missing))
-    return task.with_values(
-        pooling_factor={name: values.numel() / num_samples for name, values in found.items()},
-        reuse_histogram={name: reuse_histogram(values) for name, values in found.items()},
-    )
 
 
 def _kjts_of_batches(

@@ -10,7 +10,7 @@ RENAMED: dict[str, str] = {
         "dlrm_sharded.calibration.hardware_costs.hardware_cost_model"
     ),
     "dlrm_sharded.cost.neuroshard_paper.paper_cost_model": (
-        "dlrm_sharded.cost.neuroshard.neuroshard_cost_model"
+        "dlrm_sharded.cost.published_nets.neuroshard_cost_model"
     ),
     "dlrm_sharded.sharders.baselines.neuroshard_paper.NeuroShardPaperSharder": (
         "dlrm_sharded.sharders.neuroshard.published_sharder"

@@ -32,9 +32,6 @@ BANDWIDTHS = ("intra_host_bytes_per_s", "inter_host_bytes_per_s")
 
 MAX_BATCH_SIZE = 2**40
 
-FRAME_COLUMNS = ("name", "num_embeddings", "embedding_dim", "pooling_factor")
-"""Columns of a data frame of tables, such as an inventory in a csv file."""
-
 GIB = 2**30
 REPLICA_GRADIENT_BYTES = 8
 """Memory for the gradient of one weight of a replica, as its lookup and as the all-reduce has it.
@@ -344,27 +341,3 @@ def read_task(path: str | Path) -> ShardingTask:
     """
     fields = read_json_object(path, noun="task")
     return ShardingTask.from_json(fields, name=f"the task file {path}")
-
-
-def task_from_frame(frame: Any, topology: Topology, batch_size: int) -> ShardingTask:
-    """Return the task whose tables are the rows of a data frame.
-
-    Args:
-        frame: of polars, pandas or Arrow, with the columns `FRAME_COLUMNS`, and reuse_histogram if
-            it is known, which mean what they do for a `Table`. Other columns are left alone.
-        batch_size: global, samples of all ranks together.
-
-    Raises:
-        ConfigError: a column is missing, or a value cannot be that of a table.
-    """
-    import polars as pl  # takes longer to load than most plans to make
-
-    rows = frame if isinstance(frame, pl.DataFrame) else pl.DataFrame(frame)
-    if missing := [column for column in FRAME_COLUMNS if column not in rows.columns]:
-        raise ConfigError(
-            f"the frame has no column {', '.join(missing)}; it needs {', '.join(FRAME_COLUMNS)}"
-        )
-    profile = {"reuse_histogram"} & {*rows.columns}
-    chosen = rows.select(*FRAME_COLUMNS, *profile).iter_rows(named=True)
-    tables = tuple(Table(**row) for row in chosen)
-    return ShardingTask(tables, topology, batch_size)

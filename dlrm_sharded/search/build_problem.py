@@ -20,16 +20,9 @@ from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, trained_layouts
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.loads import LoadWeights
 from dlrm_sharded.search.pricing import Pricing
-from dlrm_sharded.search.problem import (
-    Blocks,
-    Demand,
-    LoadWeights,
-    Mask,
-    Number,
-    Problem,
-    RankGroup,
-)
+from dlrm_sharded.search.problem import Blocks, Demand, Mask, Number, Problem, RankGroup
 
 MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
@@ -54,33 +47,25 @@ def build_problem(
         split_error: share of its computation by which a piece of a table is priced higher, so that
             no split is made for a gain that is within the model's error.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
-        all_replicas: whether to offer replicas also of tables for which they do not seem to pay,
-            as an earlier plan may have them.
+        all_replicas: whether to offer those that seem not to pay, as an earlier plan has them.
     """
-    task, hosts = priced.task, priced.hosts
+    task, compute, hosts = priced.task, priced.compute, priced.hosts
     prices = ExchangePrices.from_model(priced.communication, hosts)
-    shapes = Shapes.from_task(
-        task, priced.compute, max_widths=max_widths, sequences=prices.sequences
-    )
+    shapes = Shapes.from_task(task, compute, max_widths=max_widths, sequences=prices.sequences)
     units = _Units.from_task(task, constraints)
     kept = _kept_shapes(shapes, units)
     columns = kept.pieces(shapes.columns)
     pricing = Pricing(
-        compute=priced.compute,
+        compute=compute,
         prices=prices,
         weights=LoadWeights(critical_path_share, prices),
         split_error=split_error,
         mean_read_mb=float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size,
     )
-    split_errors = np.full((len(kept.num_shards), 1), split_error)
-    split_errors[kept.first_shape[1:] - 1] = 0.0  # a whole unit is not split
-    load, margin = pricing.load(columns, split_errors)
+    load, margin = pricing.load(columns, np.where(kept.is_split[:, None], split_error, 0.0))
     capacity_bytes = constraints.capacity(task.topology)
-    replicable = _replicable(shapes, units, capacity_bytes)
-    _check_replicable(units.must_replicate & ~replicable, units, task, capacity_bytes)
-    if constraints.replicate != "auto":
-        replicable &= units.must_replicate
-    elif not all_replicas:
+    replicable = _replicable(shapes, units, task, constraints, capacity_bytes)
+    if constraints.replicate == "auto" and not all_replicas:
         replicable &= _may_pay(shapes, pricing, units, replicable, load, kept.first_shape)
     groups, blocks = _groups_and_blocks(shapes, pricing, units, replicable)
     return Problem(
@@ -197,6 +182,13 @@ class _KeptShapes:
     num_shards: Floats
     possible: Mask
 
+    @property
+    def is_split(self) -> Mask:
+        """[N], whether the shape is a part of its unit: all but the last one of each are."""
+        is_split = np.ones(len(self.num_shards), dtype=bool)
+        is_split[self.first_shape[1:] - 1] = False
+        return is_split
+
     def pieces(self, pieces: Pieces) -> Pieces:
         """Return what the units' shapes add to a rank: the sum over their tables."""
         return Pieces(
@@ -287,18 +279,30 @@ def _groups_and_blocks(
     return tuple(groups), tuple(blocks)
 
 
-def _replicable(shapes: Shapes, units: _Units, capacity_bytes: Indices) -> Mask:
-    """Return [U], units that may be on every rank, as far as memory and constraints are known."""
-    if shapes.replicas is None:
-        return np.zeros(len(units.tables), dtype=bool)
-    size_bytes = shapes.replicas.block.size_bytes[units.first_table]
-    return (
-        shapes.replicas.possible[units.first_table]
-        & (size_bytes <= capacity_bytes.min())
-        & units.is_movable  # a unit of several tables stays together, and on one rank
-        & ~units.separated.any(axis=1)
-        & units.allowed_on_a_group(len(capacity_bytes))
-    )
+def _replicable(
+    shapes: Shapes,
+    units: _Units,
+    task: ShardingTask,
+    constraints: Constraints,
+    capacity_bytes: Indices,
+) -> Mask:
+    """Return [U], units that may be on every rank, or that must be if constraints name them.
+
+    Raises:
+        InfeasibleTaskError: a unit that must be replicated cannot be.
+    """
+    replicable = np.zeros(len(units.tables), dtype=bool)
+    if shapes.replicas is not None:
+        size_bytes = shapes.replicas.block.size_bytes[units.first_table]
+        replicable = (
+            shapes.replicas.possible[units.first_table]
+            & (size_bytes <= capacity_bytes.min())
+            & units.is_movable  # a unit of several tables stays together, and on one rank
+            & ~units.separated.any(axis=1)
+            & units.allowed_on_a_group(len(capacity_bytes))
+        )
+    _check_replicable(units.must_replicate & ~replicable, units, task, capacity_bytes)
+    return replicable if constraints.replicate == "auto" else units.must_replicate
 
 
 def _may_pay(

@@ -13,7 +13,8 @@ from dlrm_sharded.cost.compute import READ_MB, ComputeModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, ReducePrices
 from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats, Indices
-from dlrm_sharded.search.problem import NUM_LOADS, Blocks, Demand, LoadWeights, Mask
+from dlrm_sharded.search.loads import NUM_LOADS, LoadWeights
+from dlrm_sharded.search.problem import Blocks, Demand, Mask
 
 
 @dataclass(frozen=True, slots=True)

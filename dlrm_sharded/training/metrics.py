@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.ranks.agreement import reported_by_rank_zero
+
+log = logging.getLogger(__name__)
+
+CHANCE_MARGIN = 0.01
+"""Distance of the AUROC from 0.5 up to which the model counts as no better than chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +78,16 @@ class Evaluator:
             auroc=float(self._auroc.compute()),
             normalized_entropy=log_loss / count / entropy,
             num_samples=int(count),
+        )
+
+
+def warn_of_chance(evaluation: Evaluation, step: int) -> None:
+    """Warn of predictions after a step that rank no better than chance."""
+    auroc = evaluation.auroc
+    if auroc is not None and abs(auroc - 0.5) < CHANCE_MARGIN:
+        log.warning(
+            "AUROC is %.4f at step %d: the model ranks no better than chance; train longer, or "
+            "look at the learning rates and at how labels and features belong together",
+            auroc,
+            step,
         )

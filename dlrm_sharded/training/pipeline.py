@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
@@ -40,6 +41,8 @@ NEED_STREAMS = ("fused_sparse_dist", "semi_sync")
 """Pipelines that TorchRec has for devices with streams only."""
 
 Steps: TypeAlias = TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]]
+
+log = logging.getLogger(__name__)
 
 
 def set_schedule_step(scheduler: LRScheduler, step: int) -> None:
@@ -92,6 +95,13 @@ def make_pipeline(
             "model.dense_graph overwrites their gradients; take sparse_dist"
         )
     make = _class_of(name)
+    if not PIPELINES[name].is_exact:
+        log.info(
+            "trainer.pipeline=%s: after trainer.semi_sync_after steps, the vectors of a step are "
+            "looked up before the tables' update of the step before, so losses are not those of "
+            "base",
+            name,
+        )
     if PIPELINES[name].next_lookup:
         make = _with_current_rates(make)
     options = {"start_batch": num_synchronous} if name == "semi_sync" else {}

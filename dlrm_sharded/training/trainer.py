@@ -6,7 +6,6 @@ import functools
 import itertools
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -34,19 +33,17 @@ from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.ranks.watch import OnStall
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.id_report import IdReport
+from dlrm_sharded.training.metrics import warn_of_chance
 from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step, settle
-from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.result import TrainingResult, check_dense_weights, peak_memory_gib
+from dlrm_sharded.training.steady_steps import SteadySteps
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from dlrm_sharded.training.window import ClosedWindow, Window
 
 log = logging.getLogger(__name__)
-
-CHANCE_MARGIN = 0.01
-"""Distance of the AUROC from 0.5 up to which the model counts as no better than chance."""
 
 LogScalar = Callable[[str, float, int], None]
 """Logs a tag's value at a step."""
@@ -107,8 +104,9 @@ class Trainer:
                 num_steps=self._num_steps,
             )
         self._unread: deque[ClosedWindow] = deque()
-        self._step_ms: list[float] = start.step_ms.tolist()
-        self._steady_since_s = self._steady_until_s = float("nan")
+        self._steady = SteadySteps(
+            start, self._profiler, num_warmup=config.num_warmup_steps, num_steps=self._num_steps
+        )
         self._loss = start.loss
         self._evaluation = start.evaluation
         self._evaluated_step = start.evaluated_step
@@ -123,13 +121,6 @@ class Trainer:
         """
         allow_tf32(self.config.tf32)
         self.model.train()
-        if self.rank.is_zero and not PIPELINES[self._pipeline_name].is_exact:
-            log.info(
-                "trainer.pipeline=%s: from step %d on, the vectors of a step are looked up before "
-                "the tables' update of the step before, so losses are not those of base",
-                self._pipeline_name,
-                self.config.semi_sync_after + 2,
-            )
         watch = SurroundingsWatch()
         # A False would show the bar to users who set TQDM_DISABLE.
         hidden = {} if self.rank.is_zero else {"disable": True}
@@ -151,16 +142,12 @@ class Trainer:
 
     def _train(self, bar: ProgressBar) -> None:
         first_step = self.start.step - len(self.start.window_losses)
-        if self.start.step > self.config.num_warmup_steps:
-            self._steady_since_s = time.perf_counter() - self.start.steady_s
-        if self.start.step == self._num_steps:
-            self._steady_until_s = time.perf_counter()
+        self._steady.begin()
         self._make_up_for_evaluation()
         earlier = list(self.start.window_losses.to(self.rank.device))
         window = Window(first_step, self.rank, earlier=earlier)
         for num_done in range(self.start.step + 1, self._num_steps + 1):
-            if num_done == self.config.num_warmup_steps + 1:
-                self._steady_since_s = time.perf_counter()
+            self._steady.before_step(num_done)
             if self._profiler is not None and num_done == self._profiler.steps[0]:
                 window = self._next_window(num_done - 1, window)
                 self._profiler.start()
@@ -172,13 +159,11 @@ class Trainer:
             window.add(loss)
             if self._profiler is not None and num_done in self._profiler.steps:
                 window = self._profiled(self._profiler, num_done, window)
-            is_last = num_done == self._num_steps
             evaluates = self._evaluates(num_done)
             if evaluates or self._is_every(self.config.log_every_steps, num_done):
                 window = self._next_window(num_done, window)
                 self._report(bar, num_unread=0 if evaluates else 1)
-            if is_last:
-                self._steady_until_s = time.perf_counter()
+            self._steady.after_step(num_done)
             if evaluates:
                 self._evaluate(num_done)
                 window = Window(num_done, self.rank)
@@ -237,7 +222,7 @@ class Trainer:
         self._report(bar, num_unread=0)
         if window.num_steps:
             self._finite_losses(ClosedWindow(window, faults=self.train_stream.check.take(step)))
-        steady_s = self._steady_s(step)
+        steady_s = self._steady.seconds(step)
         return Progress(
             step=step,
             loss=self._loss,
@@ -245,21 +230,9 @@ class Trainer:
             evaluated_step=self._evaluated_step,
             steady_s=0.0 if math.isnan(steady_s) else steady_s,
             window_losses=window.losses,
-            step_ms=torch.tensor(self._step_ms),
+            step_ms=torch.tensor(self._steady.step_ms),
             ids_out_of_range=dict(self._ids.counts),
         )
-
-    def _steady_s(self, step: int) -> float:
-        """Return the time of the steps after the warm-up, as if none had been traced."""
-        until_s = time.perf_counter() if math.isnan(self._steady_until_s) else self._steady_until_s
-        steady_s = until_s - self._steady_since_s
-        if self._profiler is None or not self._profiler.num_done:
-            return steady_s
-        num_steps = step - self.config.num_warmup_steps
-        num_untraced = num_steps - self._profiler.num_done
-        if num_untraced < 1:
-            return float("nan")
-        return (steady_s - self._profiler.spent_s) * num_steps / num_untraced
 
     def _report(self, bar: ProgressBar | None, *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""
@@ -274,7 +247,7 @@ class Trainer:
                 continue
             step_ms = window.step_ms()
             warm_step = self.start.step + self.config.num_warmup_steps
-            self._step_ms += step_ms[max(0, warm_step - window.first_timed_step) :]
+            self._steady.step_ms += step_ms[max(0, warm_step - window.first_timed_step) :]
             median_ms = float(np.median(step_ms))
             samples_per_s = self.batch_size / median_ms * 1e3
             self.log_scalar("train/step_ms", median_ms, step)
@@ -337,31 +310,22 @@ class Trainer:
             return
         self._evaluation, self._evaluated_step = evaluation, step
         for tag in ("auroc", "normalized_entropy"):
-            value = getattr(self._evaluation, tag)
+            value = getattr(evaluation, tag)
             if value is not None:
                 self.log_scalar(f"eval/{tag}", value, step)
-        auroc = self._evaluation.auroc
-        if self.rank.is_zero and auroc is not None and abs(auroc - 0.5) < CHANCE_MARGIN:
-            log.warning(
-                "AUROC is %.4f at step %d: the model ranks no better than chance; train longer, or "
-                "look at the learning rates and at how labels and features belong together",
-                auroc,
-                step,
-            )
+        if self.rank.is_zero:
+            warn_of_chance(evaluation, step)
 
     def _result(self, surroundings: Surroundings) -> TrainingResult:
-        # A run that is all warm-up has no steady step; its throughput stays unknown (nan).
-        steps_ms = np.array(self._step_ms or [float("nan")])
-        median_ms, slow_ms = np.percentile(steps_ms, [50, 90])
+        median_ms = self._steady.percentile_ms(50)
+        overall, of_slow_ones = self._steady.samples_per_s(self.batch_size)
         peak_gib, reserved_gib = peak_memory_gib(self.rank)
         return TrainingResult(
             num_steps=self._num_steps,
-            step_ms=float(median_ms),
-            samples_per_s=float(self.batch_size / median_ms * 1e3),
-            samples_per_s_p10=float(self.batch_size / slow_ms * 1e3),
-            samples_per_s_overall=self.batch_size
-            * (self._num_steps - self.config.num_warmup_steps)
-            / self._steady_s(self._num_steps),
+            step_ms=median_ms,
+            samples_per_s=self.batch_size / median_ms * 1e3,
+            samples_per_s_p10=of_slow_ones,
+            samples_per_s_overall=overall,
             loss=self._loss,
             evaluation=self._evaluation,
             peak_gib=peak_gib,

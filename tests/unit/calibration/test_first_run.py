@@ -14,7 +14,8 @@ from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_fit import fit_samples
 from dlrm_sharded.calibration.sample_store import sample_store
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.cost.communication import EXCHANGES, Hosts
+from dlrm_sharded.cost.communication import EXCHANGES
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 
 from dlrm_sharded.cost import bound
 from dlrm_sharded.cost.bound import Relaxation, lower_bound_ms
-from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
-    EXCHANGES,
-    REDUCE_TERMS,
-    STEP_EXCHANGES,
-    CommunicationModel,
-    Hosts,
-)
+from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.plans.layouts import RowBlocks

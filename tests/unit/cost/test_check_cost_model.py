@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.communication import EXCHANGE_TERMS
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS
 from dlrm_sharded.cost.features import CPU_WORK
-from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
+from dlrm_sharded.cost.published_nets import neuroshard_cost_model
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.cost.worked_bound import worked_model, worked_task

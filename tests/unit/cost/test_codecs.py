@@ -8,14 +8,9 @@ import pytest
 from dlrm_sharded import Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.codecs import CodecTimes, gpu_codecs
-from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
-    EXCHANGES,
-    REDUCE_TERMS,
-    CommunicationModel,
-    Hosts,
-)
+from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
 from dlrm_sharded.plans.plan import with_precisions

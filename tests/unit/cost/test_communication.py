@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.communication import STATED, Hosts
+from dlrm_sharded.cost.communication import STATED
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Exchange, Reduce
 from dlrm_sharded.plans.plan import ShardingPlan

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs

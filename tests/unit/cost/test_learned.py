@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dlrm_sharded import RunContext, Shard
 from dlrm_sharded.calibration.prediction_errors import prediction_errors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.communication import Hosts
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.gpu_prior import gpu_cost_model
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan

@@ -9,7 +9,7 @@ import pytest
 from dlrm_sharded import RunContext
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.communication import EXCHANGE_TERMS
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
 from dlrm_sharded.files.errors import DataError

@@ -12,15 +12,13 @@ from dlrm_sharded.calibration.observed import observed_times
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
     EXCHANGES,
-    REDUCE_TERMS,
     STEP_EXCHANGES,
     CommunicationModel,
-    Hosts,
     one_byte_each,
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import RowBlocks

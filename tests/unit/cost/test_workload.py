@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.priors import learned_cost_model
-from dlrm_sharded.cost.communication import HARDLY_ANY, STEP_EXCHANGES, Hosts
+from dlrm_sharded.cost.communication import HARDLY_ANY, STEP_EXCHANGES
+from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.shapes import PiecePricer
 from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext

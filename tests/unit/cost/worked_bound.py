@@ -3,14 +3,9 @@
 import numpy as np
 
 from dlrm_sharded import ShardingTask, Table
-from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
-    EXCHANGES,
-    LINKS,
-    REDUCE_TERMS,
-    CommunicationModel,
-)
+from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, LINKS, REDUCE_TERMS
 from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, DeviceWork
 from dlrm_sharded.cost.learned import LearnedCostModel
 from tests.unit.made_up import USED_ONCE, task_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded import DataError, RunContext, learned_cost_model
-from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
+from dlrm_sharded.cost.published_nets import neuroshard_cost_model
 from dlrm_sharded.hardware.artifact import CALIBRATED, SHIPPED
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.rl.policy import load_policy

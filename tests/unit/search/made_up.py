@@ -17,14 +17,9 @@ import numpy as np
 from dlrm_sharded import Constraints, PlanCost, RunContext, SharderContext, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.priors import learned_cost_model
-from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
-    EXCHANGES,
-    LINKS,
-    REDUCE_TERMS,
-    CommunicationModel,
-)
+from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
+from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, LINKS, REDUCE_TERMS
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.sequences import SequencePrices

@@ -14,7 +14,7 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.sharders import make_planner, make_sharder
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
+from dlrm_sharded.cost.published_nets import neuroshard_cost_model
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.plan import ShardingPlan

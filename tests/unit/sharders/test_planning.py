@@ -17,7 +17,7 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.neuroshard import neuroshard_cost_model
+from dlrm_sharded.cost.published_nets import neuroshard_cost_model
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.plans.plan_cost import STAGES

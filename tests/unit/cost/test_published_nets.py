@@ -10,7 +10,7 @@ from dlrm_sharded import ConfigError, RunContext, ShardingPlan, ShardingTask
 from dlrm_sharded.calibration.fit_collected import fit_neuroshard
 from dlrm_sharded.calibration.neuroshard_fit import fit_paper
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
-from dlrm_sharded.cost.neuroshard import (
+from dlrm_sharded.cost.published_nets import (
     NeuroShardCostModel,
     PaperNets,
     from_arrays,
