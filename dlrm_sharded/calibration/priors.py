@@ -17,8 +17,8 @@ from dlrm_sharded.cost.learned_arrays import learned_features, model_of_artifact
 from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.hardware.artifact import SHIPPED, Artifact, built_from, load_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
-from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.match import Match
 from dlrm_sharded.plans.standing import Standing
 
 log = logging.getLogger(__name__)

@@ -43,8 +43,8 @@ from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.ranks.process import num_cores
+from dlrm_sharded.rl.learned_policy import POLICY_FEATURES, LearnedPolicy, read_net, to_arrays
 from dlrm_sharded.rl.nets import PlacementNet
-from dlrm_sharded.rl.policy import POLICY_FEATURES, LearnedPolicy, read_net, to_arrays
 from dlrm_sharded.rl.tasks import TaskPool
 from dlrm_sharded.rl.training import MeasurePlan, PolicyTraining, RoundResult
 from dlrm_sharded.sharders.base import Sharder

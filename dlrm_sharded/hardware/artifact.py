@@ -26,9 +26,9 @@ from safetensors.numpy import save
 from dlrm_sharded.files.errors import DataError, check_path
 from dlrm_sharded.files.json_files import open_regular, replace_file
 from dlrm_sharded.hardware.artifact_kinds import Kind
-from dlrm_sharded.hardware.compare import EXCHANGE, Match, compare
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.hardware.match import EXCHANGE, Match, compare
 
 log = logging.getLogger(__name__)
 

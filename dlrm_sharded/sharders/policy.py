@@ -12,7 +12,7 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.plans.validation import why_too_large, why_too_wide
 from dlrm_sharded.rl.base import Policy
-from dlrm_sharded.rl.policy import ALWAYS, AUTO, load_policy
+from dlrm_sharded.rl.learned_policy import ALWAYS, AUTO, load_policy
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import least_loaded, place_greedily
 from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
@@ -98,7 +98,7 @@ def policy_sharder(
     """Build a sharder with the policy that a method trained for some hardware.
 
     Args:
-        prices: one of `rl.policy.WITH_COSTS`, whether the policy reads the run's costs in place of
+        prices: one of `rl.learned_policy.WITH_COSTS`, whether the policy reads the run's costs in place of
             those that its network predicts; `never` as published, `auto` on other hardware.
         options: arguments of `PolicySharder`.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.hardware.compare import UNNAMED
+from dlrm_sharded.hardware.match import UNNAMED
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.plans.validation import validate

@@ -15,7 +15,7 @@ from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, HEADER
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.rl.policy import METHODS, load_policy
+from dlrm_sharded.rl.learned_policy import METHODS, load_policy
 from dlrm_sharded.sharders.heuristics import WEIGHTS
 from tests import preloaded
 from tests.e2e.runs import environment, events_of

@@ -12,7 +12,7 @@ from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.hardware.artifact import artifact_name, find_artifact, write_artifact
 from dlrm_sharded.hardware.artifact_kinds import RETUNE, policy_kind
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, read_net, to_arrays
+from dlrm_sharded.rl.learned_policy import METHODS, POLICY_FEATURES, read_net, to_arrays
 from tests.unit.commands.conftest import composed_config
 from tests.unit.rl.cases import random_net
 

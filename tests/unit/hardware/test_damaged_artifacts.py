@@ -11,7 +11,7 @@ from dlrm_sharded import DataError, RunContext, learned_cost_model
 from dlrm_sharded.cost.published_nets import neuroshard_cost_model
 from dlrm_sharded.hardware.artifact import CALIBRATED, SHIPPED
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.rl.policy import load_policy
+from dlrm_sharded.rl.learned_policy import load_policy
 from tests.unit.damage import change_a_byte
 
 Load = Callable[[RunContext, str | None], object]

@@ -9,8 +9,8 @@ import torch
 
 from dlrm_sharded.files.user_cache import CACHE_VARIABLE
 from dlrm_sharded.hardware import detect
-from dlrm_sharded.hardware.compare import compare
 from dlrm_sharded.hardware.detect import local_hardware, read_fingerprint
+from dlrm_sharded.hardware.match import compare
 from dlrm_sharded.hardware.probe import FIGURES, Probe
 from dlrm_sharded.hardware.probing import measure_probe
 from tests.unit.hardware.made_up import PROBE

@@ -14,8 +14,8 @@ from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.rl.learned_policy import METHODS
 from dlrm_sharded.rl.nets import PlacementNet
-from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool
 from dlrm_sharded.rl.training import PolicyTraining, RoundSchedule, TrainingMethod

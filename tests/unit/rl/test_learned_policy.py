@@ -15,8 +15,14 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.rl.env import roll_out
+from dlrm_sharded.rl.learned_policy import (
+    METHODS,
+    POLICY_FEATURES,
+    LearnedPolicy,
+    load_policy,
+    to_arrays,
+)
 from dlrm_sharded.rl.nets import PlacementNet
-from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, LearnedPolicy, load_policy, to_arrays
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from tests.unit.made_up import task_of
 from tests.unit.rl.cases import BATCH_SIZE, predicted, random_net, small_pool, trained

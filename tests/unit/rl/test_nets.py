@@ -9,8 +9,8 @@ from torch import Tensor
 from dlrm_sharded.rl.autoshard import AutoShard
 from dlrm_sharded.rl.dreamshard import DreamShard, advantages
 from dlrm_sharded.rl.env import Placements, replayed_log_probs, roll_out
+from dlrm_sharded.rl.learned_policy import METHODS
 from dlrm_sharded.rl.nets import VECTOR_SIZE, PlacementNet
-from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from tests.unit.rl.cases import drawn_inputs, random_net, small_pool, trained
 

@@ -14,8 +14,8 @@ from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.rl.learned_policy import METHODS
 from dlrm_sharded.rl.nets import sums_by_rank
-from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.rank_costs import RankCosts
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder

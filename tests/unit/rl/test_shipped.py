@@ -7,7 +7,7 @@ import pytest
 
 from dlrm_sharded import RunContext, Sharder, SharderContext, learned_cost_model, validate
 from dlrm_sharded.datasets.table_kinds import TABLE_KINDS
-from dlrm_sharded.rl.policy import METHODS
+from dlrm_sharded.rl.learned_policy import METHODS
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import policy_sharder
 from tests.unit.rl.cases import yaml_pool

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from dlrm_sharded.hardware.compare import compare
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.hardware.match import compare
 from tests.unit.hardware.made_up import (
     HARDWARE,
     ON_GPU,
