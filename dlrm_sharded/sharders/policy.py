@@ -98,8 +98,8 @@ def policy_sharder(
     """Build a sharder with the policy that a method trained for some hardware.
 
     Args:
-        prices: one of `rl.learned_policy.WITH_COSTS`, whether the policy reads the run's costs in place of
-            those that its network predicts; `never` as published, `auto` on other hardware.
+        prices: one of `rl.learned_policy.WITH_COSTS`, whether the policy reads the run's costs in
+            place of those that its network predicts; `never` as published, `auto` on other hardware.
         options: arguments of `PolicySharder`.
     """
     can_price = prices == ALWAYS or is_additive(context.cost_model)
