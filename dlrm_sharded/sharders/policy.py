@@ -99,7 +99,8 @@ def policy_sharder(
 
     Args:
         prices: one of `rl.learned_policy.WITH_COSTS`, whether the policy reads the run's costs in
-            place of those that its network predicts; `never` as published, `auto` on other hardware.
+            place of those that its network predicts: `never` as published, `auto` on other
+            hardware.
         options: arguments of `PolicySharder`.
     """
     can_price = prices == ALWAYS or is_additive(context.cost_model)
