@@ -46,7 +46,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import models
 from dlrm_sharded import Planner, RunContext, learned_cost_model, make_sharder
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.contest.measure import Rounds, measure_plans
+from dlrm_sharded.contest.plan_measurements import Rounds, measure_plans
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.detect import local_hardware
@@ -316,7 +316,7 @@ ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MlperfCase:
     """One way to train DLRM-DCNv2."""
 
     batch_size: int
@@ -331,16 +331,16 @@ class Case:
         return f"{self.batch_size} {self.pipeline}{compiled}{graph}"
 
 
-def mlperf_cases(sizes: Sequence[int], *, compiles: bool, on_cuda: bool) -> list[Case]:
+def mlperf_cases(sizes: Sequence[int], *, compiles: bool, on_cuda: bool) -> list[MlperfCase]:
     """Return pipelines by compilation and graph; those that take long to compile come last."""
     cases = [
-        Case(size, pipeline, mode, graph)
+        MlperfCase(size, pipeline, mode, graph)
         for mode, size in itertools.product((None, "auto", "reduce-overhead"), sizes)
         for graph, pipeline in itertools.product((False, True), ("sparse_dist", "base"))
         if not (graph and mode == "reduce-overhead")
     ]
     need_streams = ("semi_sync", "fused_sparse_dist") if on_cuda else ()
-    cases += [Case(sizes[0], pipeline) for pipeline in ("sparse_dist_lite", *need_streams)]
+    cases += [MlperfCase(sizes[0], pipeline) for pipeline in ("sparse_dist_lite", *need_streams)]
     cases.sort(key=lambda case: case.compile_mode is not None)
     return [case for case in cases if compiles or case.compile_mode is None]
 
@@ -373,7 +373,7 @@ def dcnv2(small: bool) -> models.Model:
 
 
 def step_figures(
-    part: Part, case: Case, model: models.Model, data: Callable[[int], Any], rank: Rank
+    part: Part, case: MlperfCase, model: models.Model, data: Callable[[int], Any], rank: Rank
 ) -> dict[str, Any]:
     """Train some steps, and return what they take of the GPU and of the host's main thread."""
     warmup, timed, profiled = (1, 3, 2) if part.small else (8, 40, 5)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlrm_sharded.checkpoint.logical import Piece
 from dlrm_sharded.checkpoint.manifest import Manifest
-from dlrm_sharded.checkpoint.safetensors_file import Entry, bytes_of, header
+from dlrm_sharded.checkpoint.safetensors_file import TensorEntry, bytes_of, header
 from dlrm_sharded.checkpoint.storage import is_table, read_pieces, torch_dtype
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import sync_folder, write_durably
@@ -107,10 +107,10 @@ def _write_file(path: Path, manifest: Manifest, names: Mapping[str, str]) -> Non
     write_durably(path, content())
 
 
-def _entries(manifest: Manifest, names: Mapping[str, str]) -> Iterator[Entry]:
+def _entries(manifest: Manifest, names: Mapping[str, str]) -> Iterator[TensorEntry]:
     for name, in_file in names.items():
         tensor = manifest.tensors[name]
-        yield Entry(in_file, tensor.dtype, tensor.shape, _size_bytes(manifest, name))
+        yield TensorEntry(in_file, tensor.dtype, tensor.shape, _size_bytes(manifest, name))
 
 
 def _blocks(manifest: Manifest, name: str) -> Iterator[Tensor]:

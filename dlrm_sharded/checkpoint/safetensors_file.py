@@ -19,7 +19,7 @@ ALIGNMENT = 8
 """Headers end at multiples of this, padded with spaces."""
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor of a file, as the header describes it.
 
     Args:
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     size_bytes: int
 
 
-def header(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> bytes:
+def header(entries: Iterable[TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the length of a header, and the header: JSON with the place of each tensor.
 
     Args:
@@ -58,7 +58,7 @@ def content_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     names = sorted(tensors, key=lambda name: (places[dtypes[name]], name))
     yield header(
-        Entry(name, dtypes[name], tensors[name].shape, tensors[name].nbytes) for name in names
+        TensorEntry(name, dtypes[name], tensors[name].shape, tensors[name].nbytes) for name in names
     )
     for name in names:
         yield bytes_of(tensors[name])

@@ -58,10 +58,10 @@ def hydra_main(cfg: DictConfig) -> None:
         setting = _setting(cfg, sharders)
         tasks = on_topologies(cfg, _tasks(cfg))
         if cfg.measured:
-            from dlrm_sharded.contest import measure  # loads torch, which no case needs
+            from dlrm_sharded.contest import plan_measurements  # loads torch, which no case needs
 
             for one in tasks:
-                measure.check_measurable(one.name, one.task)
+                plan_measurements.check_measurable(one.name, one.task)
         cases = _cases(cfg, sharders, tasks)
         setting = dataclasses.replace(setting, prices=_prices_text(cases))
         out = setting.out
@@ -81,9 +81,9 @@ def hydra_main(cfg: DictConfig) -> None:
             entries = run_cases(cases, out, limit_s=cfg.limit_s, num_workers=setting.num_workers)
             measurements = {}
             if cfg.measured:
-                rounds = measure.Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
-                measurements = measure.measure_tasks(entries, out, rounds)
-            from dlrm_sharded.contest.report import write_report  # loads polars and matplotlib
+                rounds = plan_measurements.Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
+                measurements = plan_measurements.measure_tasks(entries, out, rounds)
+            from dlrm_sharded.contest.summary import write_report  # loads polars and matplotlib
 
             for line in write_report(entries, measurements, setting):
                 log.info("%s", line)

@@ -43,7 +43,7 @@ CONVERT_AGAIN = "remove the folder and convert again"
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class BlocksManifest:
     """Describes a folder of blocks.
 
     Args:
@@ -75,7 +75,7 @@ class Manifest:
         replace_file(folder / MANIFEST, (text + "\n").encode())
 
     @classmethod
-    def load(cls, folder: Path) -> Manifest:
+    def load(cls, folder: Path) -> BlocksManifest:
         path = folder / MANIFEST
         damaged = f"{path} is damaged, so {CONVERT_AGAIN}"
         try:
@@ -168,7 +168,7 @@ class BlockWriter:
 
     def finish(
         self, *, num_train_rows: int, num_embeddings: tuple[int, ...], source: Mapping[str, Any]
-    ) -> Manifest:
+    ) -> BlocksManifest:
         """Pad the last block, complete the files and write the manifest."""
         assert self._num_id_rows == self._num_rows >= num_train_rows
         padding = -self._num_rows % self._block_rows
@@ -177,7 +177,7 @@ class BlockWriter:
             self._dense.append(np.zeros((padding, self._num_dense)))
             self._labels.append(np.zeros(padding))
         num_blocks = (self._num_rows + padding) // self._block_rows
-        manifest = Manifest(
+        manifest = BlocksManifest(
             num_rows=self._num_rows,
             num_train_rows=num_train_rows,
             block_rows=self._block_rows,
@@ -243,7 +243,7 @@ class BlockReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.manifest = Manifest.load(folder)
+        self.manifest = BlocksManifest.load(folder)
         self._folder = folder
         for name in DTYPES:
             _check_size(folder / name, self.manifest.file_bytes[name])

@@ -30,7 +30,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split, profiled_table, share_of_batch
-from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlockReader, Manifest
+from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlockReader, BlocksManifest
 from dlrm_sharded.datasets.criteo_convert import convert, is_converted
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_path
@@ -153,7 +153,7 @@ class _OneHotTemplate:
         return KeyedJaggedTensor(values=ids.reshape(-1).to(ID_DTYPE), **self._parts)
 
 
-def _check_source(manifest: Manifest, source: CriteoSource, blocks_dir: Path) -> None:
+def _check_source(manifest: BlocksManifest, source: CriteoSource, blocks_dir: Path) -> None:
     """Raise DataError if settings or remaining TSVs differ from those of the conversion."""
     expected: dict[str, type] = {"settings": dict, "train_files": list, "val_files": list}
     for key, form in expected.items():

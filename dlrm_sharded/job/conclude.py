@@ -15,7 +15,7 @@ from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.runs.result import RunResult, read_result, run_result, write_result
 from dlrm_sharded.runs.terminal import closing_text
-from dlrm_sharded.training.result import TrainingResult
+from dlrm_sharded.training.training_result import TrainingResult
 
 log = logging.getLogger(__name__)
 

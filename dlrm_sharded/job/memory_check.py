@@ -25,7 +25,7 @@ from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.device_memory import available_host_bytes, used_and_available_bytes
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.dense_memory import trace_dense
-from dlrm_sharded.training.memory import Workload, estimate_host_memory, estimate_memory
+from dlrm_sharded.training.memory import MemoryNeeds, estimate_host_memory, estimate_memory
 from dlrm_sharded.training.rank_memory import Budget, RankMemory, memory_text
 from dlrm_sharded.training.trainer import TrainerConfig
 
@@ -39,7 +39,7 @@ CUDA_LIBRARY_BYTES = 2**28
 """Workspaces and kernels that CUDA's libraries load on a device after its context is there."""
 
 
-def traced_workload(
+def traced_needs(
     build: Callable[[torch.device], Dlrm],
     dataset: Dataset,
     optimizer: OptimizerConfig,
@@ -47,7 +47,7 @@ def traced_workload(
     measure: MeasureConfig,
     *,
     rank: Rank,
-) -> Workload:
+) -> MemoryNeeds:
     """Return what a run does besides its tables and plan; the model is traced without memory.
 
     Args:
@@ -70,7 +70,7 @@ def traced_workload(
             num_val_batches=num_val,
             world_size=rank.world_size,
         )
-    return Workload(
+    return MemoryNeeds(
         dense=dense,
         dense_state_bytes=DENSE_STATE_TENSORS[optimizer.dense] * dense.parameter_bytes,
         num_dense=dataset.num_dense,
@@ -109,7 +109,7 @@ class CheckedMemory:
 def check_memory(
     plan: ShardingPlan,
     task: ShardingTask,
-    workload: Workload,
+    needs: MemoryNeeds,
     rank: Rank,
     *,
     checkpoint: CheckpointConfig | None = None,
@@ -126,7 +126,7 @@ def check_memory(
     Raises:
         InfeasibleTaskError: the ranks need more memory than there is; all ranks raise it.
     """
-    estimated = _estimator(plan, task, workload, rank)
+    estimated = _estimator(plan, task, needs, rank)
     wanted = checkpoint.background if checkpoint is not None and checkpoint.is_enabled else False
     copies = wanted is not False
     budgets = estimated(copies)
@@ -150,7 +150,7 @@ def check_memory(
 
 
 def _estimator(
-    plan: ShardingPlan, task: ShardingTask, workload: Workload, rank: Rank
+    plan: ShardingPlan, task: ShardingTask, needs: MemoryNeeds, rank: Rank
 ) -> Callable[[bool], list[Budget]]:
     """Return what estimates memory with or without copies for checkpoints; a collective.
 
@@ -167,7 +167,7 @@ def _estimator(
         available = [value - CUDA_LIBRARY_BYTES for value in available]
 
     def estimated(copies: bool) -> list[Budget]:
-        with_copy = dataclasses.replace(workload, checkpoint_copy=copies)
+        with_copy = dataclasses.replace(needs, checkpoint_copy=copies)
         per_host = rank.local_world_size
         budget = Budget(
             ranks=estimate_memory(plan, task, with_copy, used),

@@ -55,7 +55,7 @@ def plan(prepared: Prepared) -> Planned:
     memory = check_memory(
         sharding_plan,
         prepared.task,
-        prepared.workload,
+        prepared.needs,
         prepared.rank,
         checkpoint=settings.trainer.checkpoint,
         refuses=settings.check_memory and not settings.dry_run,

@@ -12,7 +12,7 @@ from dlrm_sharded.files.line_file import OUTBOX
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.job.first_run import after_first_run
-from dlrm_sharded.job.memory_check import traced_workload
+from dlrm_sharded.job.memory_check import traced_needs
 from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.start import Start, check_length, find_start
@@ -23,7 +23,7 @@ from dlrm_sharded.ranks.alike import check_in_group
 from dlrm_sharded.ranks.device_memory import with_memory_of_all_ranks
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.planning import Planner
-from dlrm_sharded.training.memory import Workload
+from dlrm_sharded.training.memory import MemoryNeeds
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Prepared:
         journal: earlier runs on this hardware; None if the run neither reads nor adds to them.
         planner: on rank 0 alone.
         streams: batches of this rank, by split.
-        workload: what the run does besides its tables and plan.
+        needs: what the run does besides its tables and plan.
     """
 
     settings: JobSettings
@@ -47,7 +47,7 @@ class Prepared:
     streams: Mapping[Split, BatchStream]
     start: Start
     task: ShardingTask
-    workload: Workload
+    needs: MemoryNeeds
 
 
 def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
@@ -88,8 +88,8 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             snapshot=settings.price_snapshot,
         )
         planner = None if found is None else found[0]
-    workload = on_rank_zero(
-        lambda: traced_workload(
+    needs = on_rank_zero(
+        lambda: traced_needs(
             functools.partial(settings.build_model, task),
             settings.dataset,
             settings.optimizer,
@@ -98,6 +98,4 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             rank=rank,
         )
     )
-    return Prepared(
-        settings, rank, folder, context, journal, planner, streams, start, task, workload
-    )
+    return Prepared(settings, rank, folder, context, journal, planner, streams, start, task, needs)

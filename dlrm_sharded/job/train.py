@@ -21,8 +21,8 @@ from dlrm_sharded.runs.run_events import HPARAMS, RunWriter
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.profiler import TRACE_FOLDER
 from dlrm_sharded.training.progress import Progress
-from dlrm_sharded.training.result import TrainingResult
 from dlrm_sharded.training.trainer import Trainer
+from dlrm_sharded.training.training_result import TrainingResult
 
 log = logging.getLogger(__name__)
 

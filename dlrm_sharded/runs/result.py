@@ -27,7 +27,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 
 if TYPE_CHECKING:  # both load torch
     from dlrm_sharded.measuring.measure import MeasuredCost
-    from dlrm_sharded.training.result import TrainingResult
+    from dlrm_sharded.training.training_result import TrainingResult
 
 FILE_NAME = "result.json"
 

@@ -35,7 +35,7 @@ from dlrm_sharded.plans.task import ShardingTask
 if TYPE_CHECKING:  # loads torch, or takes a second
     from matplotlib.figure import Figure
 
-    from dlrm_sharded.training.result import TrainingResult
+    from dlrm_sharded.training.training_result import TrainingResult
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.runs.result import NOT_TIMED
 
 if TYPE_CHECKING:  # loads torch
-    from dlrm_sharded.training.result import TrainingResult
+    from dlrm_sharded.training.training_result import TrainingResult
 
 CLOCK_ERROR = 0.15
 """Relative error of one measurement, which no cost model can foresee."""

@@ -57,7 +57,7 @@ PINNED_BATCH_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class MemoryNeeds:
     """The parts of a run, besides its task and plan, that take memory on a rank.
 
     Args:
@@ -87,7 +87,7 @@ class Workload:
 
 
 def estimate_memory(
-    plan: ShardingPlan, task: ShardingTask, workload: Workload, process_bytes: Sequence[int]
+    plan: ShardingPlan, task: ShardingTask, needs: MemoryNeeds, process_bytes: Sequence[int]
 ) -> tuple[RankMemory, ...]:
     """Estimate the memory of every rank at its peak, on a GPU that of the GPU alone.
 
@@ -95,13 +95,13 @@ def estimate_memory(
         process_bytes: measured memory of each rank's process before anything is built.
     """
     return tuple(
-        _estimate(_RankLoad.of(rank, plan, task), task, workload, process_bytes[rank])
+        _estimate(_RankLoad.of(rank, plan, task), task, needs, process_bytes[rank])
         for rank in range(plan.world_size)
     )
 
 
 def estimate_host_memory(
-    plan: ShardingPlan, task: ShardingTask, workload: Workload
+    plan: ShardingPlan, task: ShardingTask, needs: MemoryNeeds
 ) -> tuple[RankMemory, ...]:
     """Estimate the host memory that every rank on a GPU takes besides its process.
 
@@ -110,10 +110,10 @@ def estimate_host_memory(
     """
 
     def estimate(shards: Sequence[Shard]) -> RankMemory:
-        copy = copied_bytes(shards, task.topology, dense_bytes=workload.dense_bytes)
+        copy = copied_bytes(shards, task.topology, dense_bytes=needs.dense_bytes)
         return RankMemory(
-            cached_batches=PINNED_BATCH_FACTOR * workload.cached_batch_bytes,
-            checkpoint_copy=copy if workload.checkpoint_copy else min(copy, PART_BYTES),
+            cached_batches=PINNED_BATCH_FACTOR * needs.cached_batch_bytes,
+            checkpoint_copy=copy if needs.checkpoint_copy else min(copy, PART_BYTES),
         )
 
     return tuple(map(estimate, plan.shards_by_rank()))
@@ -196,12 +196,12 @@ class _RankLoad:
 
 
 def _estimate(
-    load: _RankLoad, task: ShardingTask, workload: Workload, process_bytes: int
+    load: _RankLoad, task: ShardingTask, needs: MemoryNeeds, process_bytes: int
 ) -> RankMemory:
     device = task.topology.compute_device
-    dense = workload.dense
-    measuring = _moments_of_measurement(load, task, workload)
-    training_step = _moments_of_training(load, task, workload)
+    dense = needs.dense
+    measuring = _moments_of_measurement(load, task, needs)
+    training_step = _moments_of_training(load, task, needs)
     measurement, training = _largest(measuring), _largest(training_step)
     peak = max(measurement, training, key=lambda moment: moment.needed)
     if device == "cuda":
@@ -217,7 +217,7 @@ def _estimate(
         heap = HEAP_FACTOR * _vectors(measurement)
         heap += max(0, HEAP_FACTOR * _vectors(training) - free)
         slack = max(0, int(heap) - _vectors(peak)) + int((ID_HEAP_FACTOR - 1) * peak.ids)
-    copied = load.weight_bytes + load.state_bytes + workload.dense_bytes
+    copied = load.weight_bytes + load.state_bytes + needs.dense_bytes
     exchanges = task.topology.world_size > 1
     return dataclasses.replace(
         peak,
@@ -225,14 +225,14 @@ def _estimate(
         table_weights=load.weight_bytes,
         table_optimizer=load.state_bytes,
         replica_gradients=peak.replica_gradients + load.replica_gradient_bytes,
-        dense=dense.parameter_bytes + workload.dense_bytes,  # with gradients
+        dense=dense.parameter_bytes + needs.dense_bytes,  # with gradients
         # with DDP's buckets, or the gradients that a graph gives
-        exchange=peak.exchange + (exchanges or _has_graphs(task, workload)) * dense.parameter_bytes,
-        evaluation=EVALUATION_BYTES_PER_SAMPLE * workload.num_eval_samples,
+        exchange=peak.exchange + (exchanges or _has_graphs(task, needs)) * dense.parameter_bytes,
+        evaluation=EVALUATION_BYTES_PER_SAMPLE * needs.num_eval_samples,
         nccl=NCCL_BYTES if device == "cuda" and exchanges else 0,
         slack=slack,
-        cached_batches=workload.cached_batch_bytes if device == "cpu" else 0,
-        checkpoint_copy=copied if device == "cpu" and workload.checkpoint_copy else 0,
+        cached_batches=needs.cached_batch_bytes if device == "cpu" else 0,
+        checkpoint_copy=copied if device == "cpu" and needs.checkpoint_copy else 0,
     )
 
 
@@ -245,7 +245,7 @@ def _vectors(moment: RankMemory) -> int:
 
 
 def _moments_of_measurement(
-    load: _RankLoad, task: ShardingTask, workload: Workload
+    load: _RankLoad, task: ShardingTask, needs: MemoryNeeds
 ) -> list[RankMemory]:
     """Return what lives only for a while, at two moments of measuring the embedding cost.
 
@@ -254,7 +254,7 @@ def _moments_of_measurement(
     """
     exchanges = task.topology.world_size > 1
     local, pooled = load.local_bytes, load.pooled_bytes
-    ids = workload.num_measured_batches * _batch_bytes(load, task, workload) + _received(load, task)
+    ids = needs.num_measured_batches * _batch_bytes(load, task, needs) + _received(load, task)
     sorting = SORT_BYTES_PER_ID[task.topology.compute_device] * load.ids
     return [
         RankMemory(  # gradients, which are zeros, on their way back
@@ -272,7 +272,7 @@ def _moments_of_measurement(
 
 
 def _moments_of_training(
-    load: _RankLoad, task: ShardingTask, workload: Workload
+    load: _RankLoad, task: ShardingTask, needs: MemoryNeeds
 ) -> list[RankMemory]:
     """Return what lives only for a while, at three moments of a training step.
 
@@ -281,25 +281,25 @@ def _moments_of_training(
     exchanges = task.topology.world_size > 1
     device = task.topology.compute_device
     local, pooled = load.local_bytes, load.pooled_bytes
-    pipeline = PIPELINES[workload.pipeline]
+    pipeline = PIPELINES[needs.pipeline]
     # the next step has been looked up and is exchanged before the backward pass of this one
     num_ahead = int(pipeline.next_lookup == "backward")
-    ids = pipeline.num_batches * _batch_bytes(load, task, workload)
+    ids = pipeline.num_batches * _batch_bytes(load, task, needs)
     ids += (1 + num_ahead) * _received(load, task)
     ids += (pipeline.num_arrived - 1 - num_ahead) * _arrived(load, task)
     vectors, exchange = pooled + exchanges * local, exchanges * load.exchanged_bytes
     held = 0
-    if _has_graphs(task, workload):  # which copy features and labels
+    if _has_graphs(task, needs):  # which copy features and labels
         num_samples = task.batch_size // task.topology.world_size
-        held = workload.dense.activation_bytes
-        held += FLOAT_BYTES * num_samples * (workload.num_dense + 1)
+        held = needs.dense.activation_bytes
+        held += FLOAT_BYTES * num_samples * (needs.num_dense + 1)
     return [
         RankMemory(  # exchange of the vectors
             ids=ids, vectors=held + (1 + num_ahead) * vectors, exchange=(1 + num_ahead) * exchange
         ),
         RankMemory(  # dense part
             ids=ids,
-            vectors=num_ahead * vectors + workload.dense.activation_bytes,
+            vectors=num_ahead * vectors + needs.dense.activation_bytes,
             exchange=num_ahead * exchange,
         ),
         RankMemory(  # update of the tables
@@ -310,17 +310,17 @@ def _moments_of_training(
     ]
 
 
-def _has_graphs(task: ShardingTask, workload: Workload) -> bool:
-    return workload.dense.has_graphs and task.topology.compute_device == "cuda"
+def _has_graphs(task: ShardingTask, needs: MemoryNeeds) -> bool:
+    return needs.dense.has_graphs and task.topology.compute_device == "cuda"
 
 
-def _batch_bytes(load: _RankLoad, task: ShardingTask, workload: Workload) -> int:
+def _batch_bytes(load: _RankLoad, task: ShardingTask, needs: MemoryNeeds) -> int:
     """Return the memory of a rank's share of a batch, as the dataset gives it."""
     local_batch_size = task.batch_size // task.topology.world_size
     return (
         ID_BYTES * load.local_ids
         + LENGTH_BYTES * load.local_lengths
-        + FLOAT_BYTES * local_batch_size * (workload.num_dense + 1)
+        + FLOAT_BYTES * local_batch_size * (needs.num_dense + 1)
     )
 
 

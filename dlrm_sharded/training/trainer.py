@@ -38,9 +38,13 @@ from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
-from dlrm_sharded.training.result import TrainingResult, check_dense_weights, peak_memory_gib
 from dlrm_sharded.training.steady_steps import SteadySteps
 from dlrm_sharded.training.trainer_config import TrainerConfig
+from dlrm_sharded.training.training_result import (
+    TrainingResult,
+    check_dense_weights,
+    peak_memory_gib,
+)
 from dlrm_sharded.training.window import ClosedWindow, Window
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import pytest
 
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
-from dlrm_sharded.datasets.blocks import Manifest
+from dlrm_sharded.datasets.blocks import BlocksManifest
 from dlrm_sharded.files import json_files
 from dlrm_sharded.files.errors import ConfigError, UserError
 from dlrm_sharded.files.json_files import read_file, read_json_object, replace_file, write_json
@@ -32,7 +32,7 @@ def test_what_json_does_not_have_is_not_written(value, tmp_path):
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "an object": ("run.json", lambda path: read_json_object(path, noun="run")),
     "a checkpoint": ("manifest.json", lambda path: read_manifest(path.parent)),
-    "a dataset": ("manifest.json", lambda path: Manifest.load(path.parent)),
+    "a dataset": ("manifest.json", lambda path: BlocksManifest.load(path.parent)),
     "lines": ("cases.jsonl", lambda path: LineFile(path, "case").read(dict)),
     "a line more": ("cases.jsonl", lambda path: LineFile(path, "case").append({})),
     "a claim": (".owner", lambda path: owner.claim(path.parent).release()),

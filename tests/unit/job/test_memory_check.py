@@ -14,14 +14,14 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.dense_memory import DenseMemory
-from dlrm_sharded.training.memory import Workload
+from dlrm_sharded.training.memory import MemoryNeeds
 from dlrm_sharded.training.rank_memory import RankMemory
 
 TABLE = Table("t", 2**25, 128, 1.0)
 """16 GiB of weights."""
 
 DENSE = DenseMemory(parameter_bytes=5000, buffer_bytes=300, activation_bytes=70_000)
-WORKLOAD = Workload(
+NEEDS = MemoryNeeds(
     dense=DENSE, dense_state_bytes=5000, num_dense=13, num_measured_batches=1, num_eval_samples=1
 )
 
@@ -43,7 +43,7 @@ def checked(
     return check_memory(
         ShardingPlan.from_ranks(task, [0]),
         task,
-        WORKLOAD,
+        NEEDS,
         dataclasses.replace(rank, device=torch.device(device)),
         checkpoint=CheckpointConfig(every_s=600, background=background),
         refuses=True,

@@ -16,7 +16,7 @@ from dlrm_sharded.ranks.device_memory import used_and_available_bytes
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 from dlrm_sharded.training import progress
-from dlrm_sharded.training.result import peak_memory_gib
+from dlrm_sharded.training.training_result import peak_memory_gib
 from dlrm_sharded.training.window import ClosedWindow, Window
 from tests.cuda import FREE_BYTES, GPU, NAME, TOTAL_BYTES, Gpu, install_gpu
 from tests.unit.checkpoint.cases import run_state

@@ -25,7 +25,7 @@ from dlrm_sharded.runs.result import (
     write_result,
 )
 from dlrm_sharded.training.metrics import Evaluation
-from dlrm_sharded.training.result import TrainingResult
+from dlrm_sharded.training.training_result import TrainingResult
 
 
 def by_stage(

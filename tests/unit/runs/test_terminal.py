@@ -9,7 +9,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
 from dlrm_sharded.training.metrics import Evaluation
-from dlrm_sharded.training.result import TrainingResult
+from dlrm_sharded.training.training_result import TrainingResult
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
 from tests.unit.runs.test_result import PREDICTED as PREDICTED_COST
 from tests.unit.runs.test_result import SURROUNDINGS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import first_gpu
-from first_gpu import Case, Part
+from first_gpu import MlperfCase, Part
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
@@ -22,8 +22,8 @@ def test_cases_that_compile_come_last() -> None:
     compiled = [case.compile_mode is not None for case in cases]
     assert compiled == sorted(compiled)
     assert len({case.name for case in cases}) == len(cases) == 23
-    assert cases[0] == Case(8, "sparse_dist")
-    assert Case(8, "base", "auto", dense_graph=True) in cases
+    assert cases[0] == MlperfCase(8, "sparse_dist")
+    assert MlperfCase(8, "base", "auto", dense_graph=True) in cases
     assert not [c for c in cases if c.dense_graph and c.compile_mode == "reduce-overhead"]
 
 

@@ -17,14 +17,19 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.dense_memory import DenseMemory, trace_dense
-from dlrm_sharded.training.memory import NCCL_BYTES, Workload, estimate_host_memory, estimate_memory
+from dlrm_sharded.training.memory import (
+    NCCL_BYTES,
+    MemoryNeeds,
+    estimate_host_memory,
+    estimate_memory,
+)
 from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.rank_memory import Budget, RankMemory
 
 TABLES = (Table("a", 1000, 16, 10.0), Table("b", 4000, 8, 1.0))
 MIB = 2**20
 DENSE = DenseMemory(parameter_bytes=5000, buffer_bytes=300, activation_bytes=70_000)
-WORKLOAD = Workload(
+NEEDS = MemoryNeeds(
     dense=DENSE,
     dense_state_bytes=5000,
     num_dense=13,
@@ -62,7 +67,7 @@ def traced(build_model: Callable[[torch.device], Dlrm], batch_size: int = 64) ->
 
 def test_what_lives_for_the_whole_run_is_exact():
     task = task_of(2)
-    (first, second) = estimate_memory(ShardingPlan.from_ranks(task, [0, 1]), task, WORKLOAD, [7, 8])
+    (first, second) = estimate_memory(ShardingPlan.from_ranks(task, [0, 1]), task, NEEDS, [7, 8])
     assert (first.table_weights, first.table_optimizer) == (4 * 1000 * 16, 4 * 1000)
     assert (second.table_weights, second.table_optimizer) == (4 * 4000 * 8, 4 * 4000)
     assert (first.process, second.process) == (7, 8)
@@ -75,10 +80,10 @@ def test_what_lives_for_the_whole_run_is_exact():
 def test_a_checkpoint_copies_the_model():
     """On a CPU the process holds the copy, of all but gradients."""
     task = task_of(1)
-    copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
+    copying = dataclasses.replace(NEEDS, checkpoint_copy=True)
     plan = ShardingPlan.from_ranks(task, [0, 0])
     (without,), (with_copy,) = (
-        estimate_memory(plan, task, workload, [0]) for workload in (WORKLOAD, copying)
+        estimate_memory(plan, task, needs, [0]) for needs in (NEEDS, copying)
     )
     dense_bytes = 5000 + 300 + 5000
     tables = without.table_weights + without.table_optimizer
@@ -91,7 +96,7 @@ def test_replicas_have_gradients_and_their_own_samples():
     task = task_of(2)
     whole = ShardingPlan.from_ranks(task, [0, 0])
     replicated = ShardingPlan(2, tuple(s for t in TABLES for s in Replicas(2).shards(t)))
-    copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
+    copying = dataclasses.replace(NEEDS, checkpoint_copy=True)
     (alone, _), (first, second) = (
         estimate_memory(plan, task, copying, [0, 0]) for plan in (whole, replicated)
     )
@@ -111,7 +116,7 @@ def test_row_blocks_share_the_ids_of_their_table():
     halves = [Shard("a", rank, (500 * rank, 500 * (rank + 1)), (0, 16)) for rank in range(2)]
     split = ShardingPlan(2, (*halves, Shard.whole(TABLES[1], 1)))
     whole = ShardingPlan.from_ranks(task, [0, 1])
-    ids = [estimate_memory(plan, task, WORKLOAD, [0, 0])[0].ids for plan in (whole, split)]
+    ids = [estimate_memory(plan, task, NEEDS, [0, 0])[0].ids for plan in (whole, split)]
     assert ids[1] < ids[0]
 
 
@@ -132,8 +137,8 @@ def test_what_the_measurement_needs_is_counted(world_size, rank, ids, vectors, e
     """
     task = task_of(world_size, device="cuda")
     dense = dataclasses.replace(DENSE, activation_bytes=0)
-    workload = dataclasses.replace(WORKLOAD, dense=dense, pipeline="base")
-    memory = estimate_memory(ShardingPlan.from_ranks(task, [0, 0]), task, workload, [0, 0])[rank]
+    needs = dataclasses.replace(NEEDS, dense=dense, pipeline="base")
+    memory = estimate_memory(ShardingPlan.from_ranks(task, [0, 0]), task, needs, [0, 0])[rank]
     buckets = DENSE.parameter_bytes if world_size > 1 else 0
     assert (memory.ids, memory.vectors, memory.exchange) == (ids, vectors, exchange + buckets)
 
@@ -147,8 +152,8 @@ def test_a_pipeline_holds_batches_and_vectors_of_later_steps():
     task = task_of(2, device="cuda")
     plan, more = ShardingPlan.from_ranks(task, [0, 0]), {}
     for name in PIPELINES:
-        workload = dataclasses.replace(WORKLOAD, pipeline=name, num_measured_batches=0)
-        memory = estimate_memory(plan, task, workload, [0, 0])[0]
+        needs = dataclasses.replace(NEEDS, pipeline=name, num_measured_batches=0)
+        memory = estimate_memory(plan, task, needs, [0, 0])[0]
         more[name] = (memory.ids, memory.vectors, memory.exchange)
     arrived, looked_up = 4 * 704 + 8 * 128, 8 * (704 + 128)
     pipelined = (3456 + arrived, 0, 0)
@@ -165,9 +170,9 @@ def test_a_gpu_and_its_host_have_budgets_of_their_own():
     """Copies and cached batches take host memory, and none of the GPU's."""
     task = task_of(1, device="cuda")
     plan = ShardingPlan(1, (Shard.whole(TABLES[0], 0), Shard("b", 0, (0, 4000), (0, 8))))
-    copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
+    copying = dataclasses.replace(NEEDS, checkpoint_copy=True)
     (without,), (with_copy,) = (
-        estimate_memory(plan, task, workload, [0]) for workload in (WORKLOAD, copying)
+        estimate_memory(plan, task, needs, [0]) for needs in (NEEDS, copying)
     )
     assert without == with_copy
     assert (without.checkpoint_copy, without.cached_batches) == (0, 0)
@@ -181,7 +186,7 @@ def test_a_gpu_and_its_host_have_budgets_of_their_own():
 def test_without_a_whole_copy_one_block_at_a_time_is_copied():
     tables = (Table("a", 2**20, 64, 1.0),)
     task = dataclasses.replace(task_of(1, device="cuda"), tables=tables)
-    (host,) = estimate_host_memory(ShardingPlan.from_ranks(task, [0]), task, WORKLOAD)
+    (host,) = estimate_host_memory(ShardingPlan.from_ranks(task, [0]), task, NEEDS)
     assert host.checkpoint_copy == 64 * MIB
 
 
@@ -189,7 +194,7 @@ def test_without_a_whole_copy_one_block_at_a_time_is_copied():
 def test_a_gpu_needs_more_than_its_tensors(world_size, nccl):
     task = task_of(world_size, device="cuda")
     memory = estimate_memory(
-        ShardingPlan.from_ranks(task, [0, 0]), task, WORKLOAD, [GIB] * world_size
+        ShardingPlan.from_ranks(task, [0, 0]), task, NEEDS, [GIB] * world_size
     )[0]
     assert memory.nccl == nccl
     assert memory.slack > 0
@@ -257,8 +262,8 @@ def test_graphs_hold_activations_while_tables_are_updated(world_size):
 
     def peak(**changes: Any) -> RankMemory:
         dense = dataclasses.replace(DENSE, **changes)
-        workload = dataclasses.replace(WORKLOAD, dense=dense, num_measured_batches=0)
-        return estimate_memory(ShardingPlan.from_ranks(task, [0, 0]), task, workload, [0, 0])[0]
+        needs = dataclasses.replace(NEEDS, dense=dense, num_measured_batches=0)
+        return estimate_memory(ShardingPlan.from_ranks(task, [0, 0]), task, needs, [0, 0])[0]
 
     update, without, with_graph = peak(activation_bytes=0), peak(), peak(has_graphs=True)
     assert update.vectors < without.vectors == DENSE.activation_bytes
@@ -272,7 +277,7 @@ def test_graphs_hold_activations_while_tables_are_updated(world_size):
 def test_graphs_are_none_on_a_cpu():
     task = task_of(2)
     graphs = dataclasses.replace(DENSE, has_graphs=True)
-    with_graphs = dataclasses.replace(WORKLOAD, dense=graphs)
+    with_graphs = dataclasses.replace(NEEDS, dense=graphs)
     plan = ShardingPlan.from_ranks(task, [0, 0])
-    found = [estimate_memory(plan, task, workload, [0, 0]) for workload in (WORKLOAD, with_graphs)]
+    found = [estimate_memory(plan, task, needs, [0, 0]) for needs in (NEEDS, with_graphs)]
     assert found[0] == found[1]

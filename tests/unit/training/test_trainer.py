@@ -25,8 +25,8 @@ from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
-from dlrm_sharded.training.result import TrainingResult
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from dlrm_sharded.training.training_result import TrainingResult
 from tests.unit.checkpoint.cases import STATE, checkpoints_of_run, write
 
 BATCH_SIZE = 4

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from dlrm_sharded.contest.cases import Measurement, Setting
-from dlrm_sharded.contest.tables import by_plan, write_tables
+from dlrm_sharded.contest.scores import by_plan, write_tables
 from tests.unit.contest.entries import cost_of, entry_of
 
 ENTRIES = [

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.contest import tables
 from dlrm_sharded.contest.cases import Measurement, Setting
-from dlrm_sharded.contest.report import failures, notes, plot_scores, score_table, verdict
-from dlrm_sharded.contest.tables import by_plan
+from dlrm_sharded.contest.scores import by_plan, scores
+from dlrm_sharded.contest.summary import failures, notes, plot_scores, score_table, verdict
 from tests.unit.contest.entries import cost_of, entry_of
 
 
@@ -20,17 +19,17 @@ def entries_of(**costs):
     ]
 
 
-def scores(entries, reference, measurements=None):
-    return tables.scores(by_plan(entries, measurements or {}, reference), margin=1e-3)
+def scored(entries, reference, measurements=None):
+    return scores(by_plan(entries, measurements or {}, reference), margin=1e-3)
 
 
 def first_note(entries):
     setting = Setting(Path("out"), "a", 1e-3, 1, 9.0, "prices", "csv")
-    return notes(scores(entries, "a"), by_plan(entries, {}, "a"), setting)[0]
+    return notes(scored(entries, "a"), by_plan(entries, {}, "a"), setting)[0]
 
 
 def test_ratios_are_of_the_tasks_that_all_solve():
-    found = scores(entries_of(a=[2, 2, 9, None], b=[1, 4, None, 1]), "a")
+    found = scored(entries_of(a=[2, 2, 9, None], b=[1, 4, None, 1]), "a")
     assert [(one.num_solved, one.plans.height) for one in found] == [(3, 4), (3, 4)]
     [reference, other] = found
     assert (reference.ratio.ratio, reference.tally) == (1.0, (0, 3, 0))
@@ -41,7 +40,7 @@ def test_ratios_are_of_the_tasks_that_all_solve():
 
 def test_a_sharder_without_any_plan_empties_no_mean():
     entries = entries_of(a=[2, 2], b=[1, 1], c=[None, None])
-    found = scores(entries, "a")
+    found = scored(entries, "a")
     assert [one.ratio and one.ratio.ratio for one in found] == [1.0, 0.5, None]
     assert found[2].tally == (0, 0, 2)
     text = first_note(entries)
@@ -49,7 +48,7 @@ def test_a_sharder_without_any_plan_empties_no_mean():
 
 
 def test_no_task_in_common():
-    found = scores(entries_of(a=[2, None], b=[None, 1]), "a")
+    found = scored(entries_of(a=[2, None], b=[None, 1]), "a")
     assert [one.ratio for one in found] == [None, None]
     assert score_table(found, "a").rows[1][1:4] == ["1/2", None, "1/0/1"]
 
@@ -58,7 +57,7 @@ def test_no_task_in_common():
     ("ms", "expected"), [(0.5, (1, 0, 0)), (0.9995, (0, 1, 0)), (1.002, (0, 0, 1))], ids=str
 )
 def test_a_margin_is_a_tie(ms, expected):
-    assert scores(entries_of(a=[1.0], b=[ms]), "a")[1].tally == expected
+    assert scored(entries_of(a=[1.0], b=[ms]), "a")[1].tally == expected
 
 
 def test_the_gap_is_from_the_best_bound_of_any_sharder():
@@ -75,9 +74,9 @@ def test_measured_costs_decide_by_rounds():
     mixed = rounds | {"b": (3.0, 2.0, 2.1, 2.0, 2.5, 2.0)}
     costs = {"a": cost_of(2.0), "b": cost_of(1.0)}
     measured = {"t0": Measurement(apart, costs), "t1": Measurement(mixed, costs)}
-    [_, other] = scores(entries_of(a=[1, 1], b=[1, 1]), "a", measured)
+    [_, other] = scored(entries_of(a=[1, 1], b=[1, 1]), "a", measured)
     assert other.measured_tally == (1, 1, 0)
-    assert scores(entries_of(a=[1, 1], b=[1, 1]), "b", measured)[0].measured_tally == (0, 1, 1)
+    assert scored(entries_of(a=[1, 1], b=[1, 1]), "b", measured)[0].measured_tally == (0, 1, 1)
     assert other.measured.ratio == pytest.approx(0.5)
     assert other.ratio.ratio == 1.0
     assert "measured / a [95 %]" in score_table([other], "a").text()
@@ -93,7 +92,7 @@ def test_measured_costs_decide_by_rounds():
     ids=["better", "perhaps", "worse"],
 )
 def test_the_result_in_a_sentence(costs, expected):
-    found = scores(entries_of(a=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0], b=costs), "a")
+    found = scored(entries_of(a=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0], b=costs), "a")
     assert expected in verdict(found, "a")
 
 
@@ -104,7 +103,7 @@ def test_cases_without_a_plan_are_named():
 
 
 def test_the_picture_has_each_interval():
-    found = scores(entries_of(a=[1, 2, 3, 4, 5, 6], b=[2, 3, 4, 5, 6, 7], c=[None] * 6), "a")
+    found = scored(entries_of(a=[1, 2, 3, 4, 5, 6], b=[2, 3, 4, 5, 6, 7], c=[None] * 6), "a")
     axes = plot_scores(found, "a").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         *("a (6/6)", "b (6/6)", "c (0/6)")

@@ -12,7 +12,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from dlrm_sharded.contest.cases import Entry, Measurement, Setting
-from dlrm_sharded.contest.tables import Score, by_plan, in_common, scores, write_tables
+from dlrm_sharded.contest.scores import Score, by_plan, in_common, scores, write_tables
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
