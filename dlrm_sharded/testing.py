@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import CostModel, PricedTask, price
+from dlrm_sharded.cost.base import CostModel, PricedTask, price, with_assumed_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
@@ -105,7 +104,7 @@ def check_cost_model(model: CostModel, task: ShardingTask) -> None:
     docs/notes/lower_bound.md. These are checked on random plans of the task, whose memory is
     ignored, with a relative tolerance of 1e-9.
     """
-    task = with_profiles(without_memory_limit(task))
+    task = with_assumed_profiles(model, without_memory_limit(task))
     rng = random.Random(0)
     plans = [_random_plan(task, rng) for _ in range(NUM_RANDOM_PLANS)]
     costs = [model.predict(plan, task) for plan in plans]

@@ -10,19 +10,15 @@ Letters: R rows of a table, D its columns, C its column shards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.batched_embedding_kernel import (
-    BatchedFusedEmbedding,
-    BatchedFusedEmbeddingBag,
-)
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
-from dlrm_sharded.model.replicas import ShardedTables, replica_states, replicas_of
+from dlrm_sharded.model.fused_lookups import fused_lookups
+from dlrm_sharded.model.replicas import replica_states, replicas_of
 from dlrm_sharded.model.sharded_model import EMBEDDINGS, sharded_embeddings
 from dlrm_sharded.model.torchrec_adapter import table_name
 from dlrm_sharded.plans.plan import Interval, ShardingPlan
@@ -133,26 +129,6 @@ def column_bounds(plan: ShardingPlan) -> ColumnBounds:
     }
 
 
-def set_fused_steps(model: nn.Module, step: int) -> None:
-    """Set FBGEMM's step counts, from which Adam corrects its bias."""
-    for kernel in fused_kernels(model):
-        kernel.emb_module.iter.fill_(step)
-        kernel.emb_module.iter_cpu.fill_(step)
-
-
-@contextmanager
-def fused_steps_kept(model: nn.Module) -> Iterator[None]:
-    """Restore FBGEMM's step counts at the end of the block; it counts all lookups as steps."""
-    fused = [kernel.emb_module for kernel in fused_kernels(model)]
-    steps = [(module.iter.clone(), module.iter_cpu.clone()) for module in fused]
-    try:
-        yield
-    finally:
-        for module, (step, step_cpu) in zip(fused, steps, strict=True):
-            module.iter.copy_(step)
-            module.iter_cpu.copy_(step_cpu)
-
-
 @dataclass(frozen=True, slots=True)
 class TableShard:
     """A shard or replica of a table on this rank, in the memory of its lookup.
@@ -172,7 +148,7 @@ class TableShard:
 
 def table_shards(model: nn.Module) -> Iterator[TableShard]:
     """Yield the shards of this rank that are in fused lookups."""
-    for kernel in fused_kernels(model):
+    for kernel in fused_lookups(model):
         lookup = kernel.emb_module
         weights = lookup.split_embedding_weights()
         states = lookup.split_optimizer_states() or [()] * len(weights)
@@ -197,16 +173,6 @@ def table_replicas(model: nn.Module, optimizer: CombinedOptimizer) -> Iterator[T
         for table, weight in replicas.by_table(replicas.weights.detach()):
             num_rows, num_cols = weight.shape
             yield TableShard(table, (0, num_rows), (0, num_cols), weight, states[table])
-
-
-def fused_kernels(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag | BatchedFusedEmbedding]:
-    """Yield the fused lookups of this rank, of bags and of sequences."""
-    for embeddings in model.modules():
-        if isinstance(embeddings, ShardedTables):
-            for lookup in embeddings._lookups:  # a plain list: `modules()` misses them
-                for module in lookup.modules():
-                    if isinstance(module, BatchedFusedEmbeddingBag | BatchedFusedEmbedding):
-                        yield module
 
 
 def _dense_weights(model: nn.Module) -> dict[str, LogicalTensor]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dlrm_sharded.checkpoint.model_state import set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
 from dlrm_sharded.job.build import Built
 from dlrm_sharded.job.plan import Planned, begin
 from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.model.fused_lookups import set_fused_steps
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.training.progress import Progress, read_progress
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from dlrm_sharded.checkpoint.model_state import fused_steps_kept
 from dlrm_sharded.files.errors import check_count, check_number
 from dlrm_sharded.measuring.replica_stages import ReplicaStages, replica_stages
 from dlrm_sharded.measuring.stage_clock import Iteration, StageClock, max_over_ranks
+from dlrm_sharded.model.fused_lookups import fused_steps_kept
 from dlrm_sharded.model.replicas import ShardedTables
 from dlrm_sharded.plans.plan_cost import (
     BWD_COMM,

@@ -20,10 +20,10 @@ from torchrec.distributed.train_pipeline import (
 )
 from torchrec.optim.keyed import CombinedOptimizer
 
-from dlrm_sharded.checkpoint.model_state import fused_steps_kept, set_fused_steps
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.compiled import uncompiled
 from dlrm_sharded.model.dense_graph import DenseGraph
+from dlrm_sharded.model.fused_lookups import fused_steps_kept, set_fused_steps
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
 from dlrm_sharded.training.pipelines import PIPELINES

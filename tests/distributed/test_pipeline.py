@@ -15,11 +15,11 @@ import pytest
 from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.checkpoint.model_state import fused_kernels, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.datasets.id_check import IdCheck
 from dlrm_sharded.files.errors import PreemptedError
+from dlrm_sharded.model.fused_lookups import fused_lookups, set_fused_steps
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import meeting
@@ -187,7 +187,7 @@ class Run:
         assert saver.failure is None
 
     def num_lookups(self) -> list[float]:
-        return [float(kernel.emb_module.iter_cpu) for kernel in fused_kernels(self._model)]
+        return [float(kernel.emb_module.iter_cpu) for kernel in fused_lookups(self._model)]
 
     def _log(self, tag: str, value: float, step: int) -> None:
         if tag in ("train/loss", "eval/normalized_entropy"):

@@ -9,10 +9,10 @@ import torch
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from dlrm_sharded.accesses.patterns import UniformAccesses
-from dlrm_sharded.checkpoint.model_state import fused_kernels
 from dlrm_sharded.measuring import bench as bench_module
 from dlrm_sharded.measuring.measure import MeasureConfig
 from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids
+from dlrm_sharded.model.fused_lookups import fused_lookups
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
@@ -75,7 +75,7 @@ def measured_with(rank: Rank) -> dict[str, Any]:
 
 def state_of(embeddings: Any) -> list[torch.Tensor]:
     """Return weights, optimizer state and step counts of a module's lookups, copied."""
-    kernels = list(fused_kernels(embeddings))
+    kernels = list(fused_lookups(embeddings))
     tensors = [t for kernel in kernels for t in kernel.emb_module.state_dict().values()]
     return [t.clone() for t in [*tensors, *(kernel.emb_module.iter for kernel in kernels)]]
 

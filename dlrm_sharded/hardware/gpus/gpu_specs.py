@@ -11,7 +11,6 @@ from importlib.resources import files
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_number
-from dlrm_sharded.plans.task import MEMORY_KEYS
 
 GENERIC = "h100_sxm"
 """Key of the GPU whose figures are used for an unknown data-centre GPU."""
@@ -71,7 +70,7 @@ class GpuSpec:
         """Raise ConfigError if a user states more memory of a rank than the GPU has."""
         if self.memory_gib is not None and stated_gib > self.memory_gib:
             raise ConfigError(
-                f"{stated_gib:,.4g} GiB of a rank are stated for tables ({MEMORY_KEYS}), and "
+                f"{stated_gib:,.4g} GiB of a rank are stated for tables (topology.memory_gib), and "
                 f"hardware = {self.key} has {self.memory_gib:g} GiB; state at most that"
             )
 
