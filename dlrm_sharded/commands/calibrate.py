@@ -36,7 +36,7 @@ from dlrm_sharded.calibration.sample_store import (
 )
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import refuse_unused, run_hydra
+from dlrm_sharded.commands.hydra_app import check_overrides, run_hydra
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import check_path, folder_to_write
@@ -123,7 +123,7 @@ def _check(cfg: DictConfig) -> None:
     if cfg.costs is not None:
         check_path("costs", cfg.costs)
         of_measuring = ("minutes", "num_ranks", "optimizer", "batch_sizes", "journal")
-        refuse_unused(dict.fromkeys(of_measuring, MEASURES_NOTHING))
+        check_overrides(dict.fromkeys(of_measuring, MEASURES_NOTHING))
         return
     check_number("minutes", cfg.minutes, above=True)
     if cfg.num_ranks is not None:

@@ -19,8 +19,9 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
+from dlrm_sharded.commands.asked_task import unused_of_costs
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import check_overrides, refuse_unused, run_hydra
+from dlrm_sharded.commands.hydra_app import check_overrides, run_hydra
 from dlrm_sharded.commands.sharders import (
     config_of_sharder,
     plain,
@@ -28,7 +29,6 @@ from dlrm_sharded.commands.sharders import (
     quoted_lists,
     run_context,
 )
-from dlrm_sharded.commands.task import unused_of_costs
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.commands.yamls import CONF_DIR
@@ -91,10 +91,10 @@ def hydra_main(cfg: DictConfig) -> None:
 
 def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
     """Check the values of a config that say how the comparison is made and written."""
-    check_overrides({}, unused_of_costs(cfg))
+    check_overrides(unused_of_costs(cfg))
     check_flag("measured", cfg.measured)
     if not cfg.measured:
-        refuse_unused(dict.fromkeys(("rounds", "iterations"), "measured=true measures plans"))
+        check_overrides(dict.fromkeys(("rounds", "iterations"), "measured=true measures plans"))
     check_count("seed", cfg.seed, least=0)
     check_number("tie", cfg.tie, most=1.0)
     check_number("limit_s", cfg.limit_s, above=True)

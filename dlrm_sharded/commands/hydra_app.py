@@ -59,30 +59,16 @@ def command_line() -> list[Any]:
     return OverridesParser.create().parse_overrides(texts)
 
 
-def refuse_unused(reasons: Mapping[str, str]) -> None:
-    """Refuse overrides that cannot have an effect.
-
-    A key is unused with all keys below it. An override that sets nothing (null) is not refused.
-
-    Args:
-        reasons: why a key has no effect, and what would have one, by the key.
-
-    Raises:
-        ConfigError: the command line has such an override.
-    """
-    for override in command_line():
-        key = override.key_or_group
-        for unused, reason in reasons.items():
-            if f"{key}.".startswith(f"{unused}.") and override.value() is not None:
-                raise ConfigError(f"{override.input_line} has no effect: {reason}")
-
-
-def check_overrides(used: Mapping[str, Collection[str]], unused: Mapping[str, str]) -> None:
+def check_overrides(
+    unused: Mapping[str, str], used: Mapping[str, Collection[str]] | None = None
+) -> None:
     """Refuse overrides that cannot have an effect, and lists where one option is used.
 
+    An override that sets nothing (null) is not refused.
+
     Args:
+        unused: why a key, with all keys below it, has no effect, and what would have one.
         used: the keys that the command uses, of each group of which it does not use all.
-        unused: as of `refuse_unused`.
 
     Raises:
         ConfigError: the command line has such an override.
@@ -90,18 +76,19 @@ def check_overrides(used: Mapping[str, Collection[str]], unused: Mapping[str, st
     groups = {folder.name for folder in CONF_DIR.iterdir() if folder.is_dir()}
     groups -= {"experiment"}  # experiments are made to be merged
     for override in command_line():
-        group, _, key = override.key_or_group.partition(".")
-        if group in groups and not key and isinstance(override.value(), list):
+        name, value = override.key_or_group, override.value()
+        group, _, key = name.partition(".")
+        if not key and group in groups and isinstance(value, list):
             raise ConfigError(
                 f"{override.input_line} is a list, and one {group} is used; "
                 "dlrm-train -m tries several, dlrm-compare several sharders"
             )
-        if key and group in used and key not in used[group] and override.value() is not None:
-            raise ConfigError(
-                f"{override.input_line} has no effect: this command uses of {group} "
-                f"{', '.join(used[group])}"
-            )
-    refuse_unused(unused)
+        reasons = dict(unused)
+        if key and used and group in used and key not in used[group]:
+            reasons[name] = f"this command uses of {group} {', '.join(used[group])}"
+        for unused_key, reason in reasons.items():
+            if f"{name}.".startswith(f"{unused_key}.") and value is not None:
+                raise ConfigError(f"{override.input_line} has no effect: {reason}")
 
 
 def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) -> list[str]:

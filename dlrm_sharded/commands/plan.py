@@ -18,12 +18,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
+from dlrm_sharded.commands.asked_task import HERE, asked_task
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.first_run import planners_here
 from dlrm_sharded.commands.hydra_app import run_hydra
 from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.sharders import planner_factory, run_context
-from dlrm_sharded.commands.task import HERE, asked_task
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.cost.price_file import prices_beside, write_prices

@@ -12,9 +12,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.calibration.hardware_costs import budget_in_s
+from dlrm_sharded.commands.asked_task import HERE
 from dlrm_sharded.commands.hydra_app import command_line, instantiate
 from dlrm_sharded.commands.removed import why_key_of_search, why_removed
-from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
 from dlrm_sharded.commands.yamls import option_node, options_of
 from dlrm_sharded.cost.base import CostModel

@@ -13,15 +13,16 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
-from dlrm_sharded.commands.hydra_app import refuse_unused
+from dlrm_sharded.commands.asked_task import check_batch_size
+from dlrm_sharded.commands.hydra_app import check_overrides, instantiate
 from dlrm_sharded.commands.sharders import plain
-from dlrm_sharded.commands.task import check_batch_size, stated_topology
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
-from dlrm_sharded.plans.task import MAX_RANKS, ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB, MAX_RANKS, OPTIMIZER_KEYS, ShardingTask, Topology
+from dlrm_sharded.plans.topology_settings import TopologySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[Compar
         ConfigError: a topology names no GPU, or ranks do not fill its hosts or share the batch.
     """
     if cfg.topologies is None:
-        refuse_unused({"ranks": "topologies= has the hosts of the ranks; name some of them"})
+        check_overrides({"ranks": "topologies= has the hosts of the ranks; name some of them"})
         return list(tasks)
-    refuse_unused({"hardware": "topologies name their GPUs"})
+    check_overrides({"hardware": "topologies name their GPUs"})
     names = checked_names("topologies", _as_list(cfg.topologies), example="[h100_80gb]")
     sizes = [] if cfg.ranks is None else _as_list(cfg.ranks)
     for size in sizes:
@@ -87,23 +88,24 @@ def _on(one: ComparedTask, name: str, node: DictConfig, num_ranks: int) -> Compa
 
 def _topology(name: str, node: DictConfig, num_ranks: int, of_task: Topology) -> Topology:
     """Return so many ranks on the hosts of a topology, with the optimizer state of the task."""
-    if node.get("hardware") is None:
+    settings: TopologySettings = instantiate(node)
+    if settings.hardware is None:
         raise ConfigError(f"topology {name} names no hardware, such as h100_sxm; use one that does")
-    spec = named_gpu_spec(node.hardware, key=f"hardware of topology {name}")
-    per_host = node.get("gpus_per_host") or spec.gpus_of_domain
+    spec = named_gpu_spec(settings.hardware, key=f"hardware of topology {name}")
+    assert spec.memory_gib is not None, "all GPUs with a name have one"
+    per_host = settings.gpus_per_host or spec.gpus_of_domain
     check_count(f"gpus_per_host of topology {name}", per_host, least=1)
     if num_ranks > per_host and num_ranks % per_host:
         raise ConfigError(f"{num_ranks} ranks do not fill hosts of {per_host} GPUs ({name})")
-    node = node.copy()
-    with open_dict(node):
-        node.world_size, node.ranks_per_host = num_ranks, min(num_ranks, per_host)
-        node.compute_device = "cuda"
-        if node.memory_gib is None:
-            assert spec.memory_gib is not None, "all GPUs with a name have one"
-            node.memory_gib = node.memory_fraction * spec.memory_gib
-    memory = (of_task.bytes_per_element, of_task.optimizer_bytes_per_row)
-    return dataclasses.replace(
-        stated_topology(node, memory), optimizer_bytes_by_table=of_task.optimizer_bytes_by_table
+    ranks = dataclasses.replace(
+        settings,
+        world_size=num_ranks,
+        ranks_per_host=min(num_ranks, per_host),
+        compute_device="cuda",
+    )
+    of_optimizer = (*OPTIMIZER_KEYS, "optimizer_bytes_by_table")
+    return ranks.topology(
+        spec.memory_gib * GIB, **{key: getattr(of_task, key) for key in of_optimizer}
     )
 
 

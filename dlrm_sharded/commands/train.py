@@ -13,10 +13,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dlrm_sharded.commands.asked_task import LINKS, build_dataset, check_batch_size
 from dlrm_sharded.commands.hydra_app import check_overrides, instantiate
 from dlrm_sharded.commands.own_folder import hydra_files
 from dlrm_sharded.commands.sharders import asked_precision, planner_factory, start_budget
-from dlrm_sharded.commands.task import LINKS, build_dataset, check_batch_size
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.id_check import BOUNDS
 from dlrm_sharded.explain.diagnosis import diagnose
@@ -27,9 +27,8 @@ from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.trained_config import facts_of_start, flat
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.precision import why_not_exchanged
-from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, reported_by_rank_zero
-from dlrm_sharded.ranks.distributed import Rank, process_group
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, process_group
 from dlrm_sharded.runs.result import OBJECTIVES
 
 MAX_TIMEOUT_S = 1e8
@@ -75,7 +74,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         if cfg.get(group) is None:
             raise ConfigError(f"{group} is null; name one of conf/{group}")
     memory = "memory_fraction" if cfg.topology.memory_gib is None else "memory_gib"
-    check_overrides({"topology": ("_target_", memory, "reserved_gib", *LINKS)}, {})
+    check_overrides({}, {"topology": ("_target_", memory, "reserved_gib", *LINKS)})
     check_batch_size(cfg.batch_size, rank.world_size)
     check_count("seed", cfg.seed, least=0)
     for key in ("explain", "check_memory", "dry_run"):
@@ -89,7 +88,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     local_batch_size = cfg.batch_size // rank.world_size
     if reason := why_not_exchanged(asked_precision(cfg), rank.device.type, local_batch_size):
         raise ConfigError(reason)
-    topology: Topology = instantiate(cfg.topology)
+    topology = detect_topology(instantiate(cfg.topology), rank=rank)
     data = OmegaConf.to_container(cfg.data, resolve=True)
     return JobSettings(
         dataset=_dataset(json.dumps(data), cfg.batch_size),

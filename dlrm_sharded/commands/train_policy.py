@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import instantiate, refuse_unused, run_hydra
+from dlrm_sharded.commands.hydra_app import check_overrides, instantiate, run_hydra
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
@@ -181,7 +181,7 @@ def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str
     if cfg.costs not in COSTS:
         raise ConfigError(f"costs is {cfg.costs!r}; known: {', '.join(COSTS)}")
     if cfg.costs != "measured":
-        refuse_unused({"measure": "costs=predicted measures nothing; costs=measured does"})
+        check_overrides({"measure": "costs=predicted measures nothing; costs=measured does"})
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
     optimizer = cfg.optimizer.embedding

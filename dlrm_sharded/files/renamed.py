@@ -21,8 +21,11 @@ RENAMED: dict[str, str] = {
     "dlrm_sharded.sharders.neuroshard.neuroshard_sharder": (
         "dlrm_sharded.sharders.search.search_sharder"
     ),
+    "dlrm_sharded.ranks.distributed.detect_topology": (
+        "dlrm_sharded.plans.topology_settings.TopologySettings"
+    ),
 }
-"""Present names by those of 0.2; none of these is a name of today."""
+"""Present names by those of 0.2; none of these is a target of today's configs."""
 
 
 def with_present_target(node: Mapping[str, Any]) -> dict[str, Any]:

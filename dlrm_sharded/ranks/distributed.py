@@ -5,6 +5,7 @@ No other module starts or ends a process group.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
@@ -17,14 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.files.errors import (
-    ConfigError,
-    HungRankError,
-    LostRankError,
-    RankError,
-    check_number,
-)
-from dlrm_sharded.plans.task import GIB, Topology
+from dlrm_sharded.files.errors import ConfigError, HungRankError, LostRankError, RankError
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.plans.topology_settings import TopologySettings
 from dlrm_sharded.ranks.alike import check_before_group
 from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.device_memory import free_bytes
@@ -272,59 +268,30 @@ def _leave_group() -> None:
 
 
 def detect_topology(
+    settings: TopologySettings | None = None,
     *,
-    memory_gib: float | None = None,
-    memory_fraction: float = 0.7,
-    reserved_gib: float = 0.0,
-    intra_host_gb_per_s: float | None = None,
-    inter_host_gb_per_s: float | None = None,
-    hardware: str | None = None,
-    gpus_per_host: int | None = None,
     group: dist.ProcessGroup | None = None,
     rank: Rank | None = None,
 ) -> Topology:
     """Return the topology of this job, with the memory that is free on this rank's device.
 
     Args:
-        memory_gib: memory of a rank for tables; None for `memory_fraction` of the free memory.
-        memory_fraction: fraction for tables; activations, buffers and dense layers get the rest.
-        reserved_gib: subtracted from either, for everything else that a rank holds.
-        intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of a rank in one direction, in GB/s.
-        hardware, gpus_per_host: what plans for such a topology assume. A job finds out its own.
+        settings: what a config says of memory and bandwidths; the ranks are those of the job.
         group: group of the ranks; None for all ranks of the job.
         rank: this process; None for what `rank_from_environment` says.
 
     Raises:
-        ConfigError: a figure is out of range, or `reserved_gib` leaves nothing for tables.
+        ConfigError: `reserved_gib` leaves nothing for tables.
     """
-    check_number("topology.memory_fraction", memory_fraction, most=1.0, above=True)
-    check_number("topology.reserved_gib", reserved_gib)
-    for key, value in (
-        ("memory_gib", memory_gib),
-        ("intra_host_gb_per_s", intra_host_gb_per_s),
-        ("inter_host_gb_per_s", inter_host_gb_per_s),
-    ):
-        if value is not None:
-            check_number(f"topology.{key}", value, above=True)
     rank = rank or rank_from_environment()
-    limit_bytes = memory_fraction * free_bytes(rank) if memory_gib is None else memory_gib * GIB
-    memory_bytes = int(limit_bytes - reserved_gib * GIB)
-    if reserved_gib and memory_bytes < 1:
-        source = "memory_fraction of what is free" if memory_gib is None else "memory_gib"
-        raise ConfigError(
-            f"topology.reserved_gib is {reserved_gib:g}, which leaves nothing for tables of the "
-            f"{limit_bytes / GIB:.2f} GiB of rank {rank.rank} (topology.{source}); reserve less"
-        )
     world_size = dist.get_world_size(group) if dist.is_initialized() else rank.world_size
-    return Topology(
+    ranks = dataclasses.replace(
+        settings or TopologySettings(),
         world_size=world_size,
-        local_world_size=ranks_per_host(rank, world_size),
-        memory_bytes=memory_bytes,
+        ranks_per_host=ranks_per_host(rank, world_size),
         compute_device=rank.device.type,
-        intra_host_bytes_per_s=intra_host_gb_per_s and intra_host_gb_per_s * 1e9,
-        inter_host_bytes_per_s=inter_host_gb_per_s and inter_host_gb_per_s * 1e9,
-        column_limit=column_limit(rank.device.type),
     )
+    return ranks.topology(free_bytes(rank), column_limit=column_limit(rank.device.type))
 
 
 def ranks_per_host(rank: Rank, world_size: int) -> int:

@@ -21,6 +21,7 @@ from dlrm_sharded.drop_in import sharded_planner
 from dlrm_sharded.drop_in.job_ranks import rank_in_group
 from dlrm_sharded.files.errors import ConfigError, RankError
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.plans.topology_settings import TopologySettings
 from dlrm_sharded.ranks.device_memory import available_host_bytes
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.heuristics import GreedySharder
@@ -94,7 +95,7 @@ def test_a_topology_of_another_job_is_refused():
 def plan_with_memory(rank: Rank, memory_bytes: list[int]) -> list[list[int]]:
     """Ranks of every table, where the ranks found so much memory."""
     sharded_planner.detect_topology = functools.partial(
-        detect_topology, memory_gib=memory_bytes[rank.rank] / GIB
+        detect_topology, TopologySettings(memory_gib=memory_bytes[rank.rank] / GIB)
     )
     return ranks_of_tables()
 
@@ -111,7 +112,8 @@ def refuse_on_the_last_rank(rank: Rank) -> list[Any]:
     outcome = None
     if rank.rank:
         sharded_planner.detect_topology = functools.partial(
-            detect_topology, memory_gib=1.0, reserved_gib=2.0 if rank.rank == 2 else 0.0
+            detect_topology,
+            TopologySettings(memory_gib=1.0, reserved_gib=2.0 if rank.rank == 2 else 0.0),
         )
         try:
             ranks_of_tables(pg=group)

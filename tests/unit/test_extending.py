@@ -21,8 +21,8 @@ from dlrm_sharded import Planner, RunContext, ShardingTask, Table, validate
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
 from dlrm_sharded.calibration.samples import workload_of_sample
+from dlrm_sharded.commands.asked_task import build_dataset
 from dlrm_sharded.commands.sharders import planner_factory
-from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.job.first_run import _needs_measuring

@@ -1,5 +1,6 @@
 """Every yaml of conf/ composes and builds; a new one is tested as soon as it is there."""
 
+import dataclasses
 import inspect
 import re
 import tracemalloc
@@ -11,9 +12,9 @@ from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from dlrm_sharded.commands.asked_task import asked_task, build_dataset
 from dlrm_sharded.commands.hydra_app import instantiate as build
 from dlrm_sharded.commands.sharders import drop_keys_of_replaced_class, planner_factory
-from dlrm_sharded.commands.task import asked_task, build_dataset
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.files.errors import ConfigError
@@ -23,7 +24,8 @@ from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.ranks.distributed import detect_topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.training.trainer import TrainerConfig
@@ -136,15 +138,12 @@ def test_optimizers_and_trainers_build(option):
 @pytest.mark.parametrize("name", names("topology"))
 def test_topology_builds(name):
     cfg = composed_config("train", f"topology={name}").topology
-    topology = instantiate(cfg)
-    assert isinstance(topology, Topology)
+    topology = detect_topology(instantiate(cfg))
     assert topology.world_size == 1
     if cfg.memory_gib is not None:
         assert topology.memory_bytes == cfg.memory_gib * GIB
         assert topology.intra_host_bytes_per_s > topology.inter_host_bytes_per_s > 1e9
-        reserved = instantiate(
-            composed_config("train", f"topology={name}", "topology.reserved_gib=4.5").topology
-        )
+        reserved = detect_topology(dataclasses.replace(instantiate(cfg), reserved_gib=4.5))
         assert topology.memory_bytes - reserved.memory_bytes == 4.5 * GIB
 
 

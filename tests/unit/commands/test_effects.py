@@ -4,7 +4,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from dlrm_sharded.commands.task import asked_task
+from dlrm_sharded.commands.asked_task import asked_task
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json

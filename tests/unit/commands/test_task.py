@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlrm_sharded.commands.task import asked_task
+from dlrm_sharded.commands.asked_task import asked_task
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table

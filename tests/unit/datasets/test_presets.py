@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.commands.task import build_dataset
+from dlrm_sharded.commands.asked_task import build_dataset
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.datasets import presets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset

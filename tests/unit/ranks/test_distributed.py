@@ -14,6 +14,7 @@ import torch
 
 from dlrm_sharded.files.errors import ConfigError, DivergenceError, InfeasibleTaskError, RankError
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.plans.topology_settings import TopologySettings
 from dlrm_sharded.ranks import device_memory, distributed
 from dlrm_sharded.ranks.agreement import (
     all_or_none,
@@ -249,7 +250,9 @@ def test_topology_of_two_hosts(free_gib, monkeypatch):
     """The ranks of a host share its memory."""
     for key, value in SECOND_HOST.items():
         monkeypatch.setenv(key, value)
-    topology = detect_topology(memory_fraction=1, intra_host_gb_per_s=300, inter_host_gb_per_s=25)
+    topology = detect_topology(
+        TopologySettings(memory_fraction=1, intra_host_gb_per_s=300, inter_host_gb_per_s=25)
+    )
     assert (topology.world_size, topology.ranks_per_host) == (8, 4)
     assert topology.memory_bytes == free_gib * GIB // 4
     assert topology.intra_host_bytes_per_s == 300e9
@@ -268,7 +271,7 @@ def test_topology_of_two_hosts(free_gib, monkeypatch):
 )
 def test_reserved_memory(free_gib, options, gib):
     assert free_gib == 100
-    assert detect_topology(**options).memory_bytes == gib * GIB
+    assert detect_topology(TopologySettings(**options)).memory_bytes == gib * GIB
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.plans.topology_settings import TopologySettings
 from dlrm_sharded.ranks import distributed
 from dlrm_sharded.ranks.device_memory import used_and_available_bytes
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
@@ -52,7 +53,7 @@ def test_more_ranks_than_gpus(gpu: Gpu) -> None:
 @pytest.mark.usefixtures("no_torchrun", "gpu")
 def test_memory_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "device_type", lambda: "cuda")
-    topology = detect_topology(memory_fraction=0.5)
+    topology = detect_topology(TopologySettings(memory_fraction=0.5))
     assert topology.memory_bytes == FREE_BYTES // 2
     assert topology.compute_device == "cuda"
     assert used_and_available_bytes(RANK) == (TOTAL_BYTES - FREE_BYTES, FREE_BYTES)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.commands.task import build_dataset
+from dlrm_sharded.commands.asked_task import build_dataset
 from dlrm_sharded.datasets.criteo_sample import CriteoSampleDataset, sample_rows
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.user_cache import CACHE_VARIABLE

@@ -13,17 +13,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.hydra_app import check_overrides, command_line, instantiate
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.task import (
-    GIB,
     MAX_BATCH_SIZE,
-    MAX_RANKS,
+    OPTIMIZER_KEYS,
     ShardingTask,
-    Topology,
     read_task,
     with_optimizer,
 )
+from dlrm_sharded.plans.topology_settings import TopologySettings
 
 if TYPE_CHECKING:
     from dlrm_sharded.datasets.base import Dataset
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HERE = "here"
-BYTES_PER_GB = 1e9
 KEYS_OF_DATA = ("topology", "batch_size", "task_out")
 """Keys that say of data what a task.json says itself."""
 
@@ -57,7 +55,7 @@ def asked_task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
         raise ConfigError(
             "name either task=task.json or data=, one of conf/data, and not both, to plan from"
         )
-    check_overrides(USED, _unused(cfg))
+    check_overrides(_unused(cfg), USED)
     if cfg.task is None:
         return _task_of_data(cfg)
     task = _task_of_file(cfg)
@@ -132,7 +130,8 @@ def _task_of_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
     """Return the task of the data, whose tables have the profile measured on it."""
     check_count("batch_size", cfg.batch_size, least=1, most=MAX_BATCH_SIZE)
     embedding = instantiate(cfg.optimizer).embedding
-    topology = stated_topology(cfg.topology, memory_of(embedding))
+    settings: TopologySettings = instantiate(cfg.topology)
+    topology = settings.topology(**dict(zip(OPTIMIZER_KEYS, memory_of(embedding), strict=True)))
     check_batch_size(cfg.batch_size, topology.world_size)
     dataset = build_dataset(cfg)
     return ShardingTask(dataset.tables, topology, cfg.batch_size, embedding), dataset
@@ -158,51 +157,3 @@ def _task_of_file(cfg: DictConfig) -> ShardingTask:
         raise ConfigError(f"the tables take {memory}, the memory of {reason}")
     log.info("the optimizer of the tables is %s, %s: %s", known or "unknown", source, memory)
     return task
-
-
-def stated_topology(node: DictConfig, memory: tuple[int, int]) -> Topology:
-    """Return the ranks that a config states.
-
-    Args:
-        memory: of a weight with its optimizer state, and of the state of a row, in bytes.
-    """
-    check_hosts(node)
-    if node.memory_gib is None:
-        raise ConfigError(
-            "topology.memory_gib is not set; a plan from data needs the memory of a rank for "
-            "tables, in GiB"
-        )
-    check_number("topology.memory_gib", node.memory_gib, above=True)
-    check_number("topology.reserved_gib", node.reserved_gib)
-    if node.reserved_gib >= node.memory_gib:
-        raise ConfigError(
-            f"topology.reserved_gib is {node.reserved_gib:g}, which leaves nothing of "
-            f"topology.memory_gib = {node.memory_gib:g}; reserve less"
-        )
-    bandwidths = {}
-    for link in ("intra_host", "inter_host"):
-        gb_per_s = node[f"{link}_gb_per_s"]
-        if gb_per_s is not None:
-            check_number(f"topology.{link}_gb_per_s", gb_per_s, above=True)
-            bandwidths[f"{link}_bytes_per_s"] = gb_per_s * BYTES_PER_GB
-    return Topology(
-        world_size=node.world_size,
-        memory_bytes=int((node.memory_gib - node.reserved_gib) * GIB),
-        local_world_size=node.ranks_per_host,
-        bytes_per_element=memory[0],
-        optimizer_bytes_per_row=memory[1],
-        compute_device=node.compute_device,
-        **bandwidths,
-    )
-
-
-def check_hosts(node: DictConfig) -> None:
-    """Refuse ranks that cannot be on equal hosts, by the names that a config has for them."""
-    if node.ranks_per_host is not None:
-        check_count("topology.ranks_per_host", node.ranks_per_host, least=1)
-    check_count("topology.world_size", node.world_size, least=1, most=MAX_RANKS)
-    if node.ranks_per_host is not None and node.world_size % node.ranks_per_host:
-        raise ConfigError(
-            f"topology.ranks_per_host is {node.ranks_per_host}, must divide topology.world_size = "
-            f"{node.world_size}"
-        )
