@@ -12,6 +12,8 @@ REQUIREMENTS ?= requirements/$(DEVICE).txt
 VENV := .venv-$(basename $(notdir $(REQUIREMENTS)))
 BIN := $(VENV)/bin
 
+# Without NPROC, runs of a sweep have the ranks of their experiment, or else one for each GPU, or two.
+SWEEP_RANKS := $(if $(NPROC),hydra.launcher.j=1x$(NPROC))
 ifeq ($(DEVICE),cuda)
 NPROC ?= $(words $(or $(GPUS),none))
 # The demo for the CPU is so small that on a GPU all plans take equally long.
@@ -31,8 +33,7 @@ run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 install: $(VENV)/installed  ## make the environment, which every other target does by itself
 
 sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="seed=0,1,2"
-	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(ARGS) "sharder=glob(*,exclude=plan_file)" \
-	    hydra.launcher.j=1x$(NPROC)
+	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(SWEEP_RANKS) $(ARGS) "sharder=glob(*,exclude=plan_file)"
 
 MINUTES ?= 2
 calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10

@@ -24,23 +24,16 @@ MAX_RANK_TICKS = 16
 """Largest number of ranks for which each rank has a tick and each prediction a bar."""
 
 
-def plot_cost_by_rank(
-    cost: PlanCost,
-    *,
-    predicted: PlanCost | None = None,
-    max_ms: float | None = None,
-    num_ranks: int | None = None,
-    label: str = "ms per step",
-) -> Figure:
+def plot_cost_by_rank(cost: PlanCost, *, predicted: PlanCost | None = None) -> Figure:
     """Draw the four stages of every rank as stacked bars.
+
+    The time axis ends at a round number, so that similar runs mostly share it.
 
     Args:
         predicted: drawn as thin bars below the others; for many ranks, as marks where bars end.
-        max_ms: end of the time axis; figures that are compared by eye share it. None for a round
-            number, which similar runs mostly share.
-        num_ranks: end of the axis of ranks; None for the ranks of `cost`.
     """
     figure, axes = thumbnail()
+    label = "ms per step"
     ranks = np.arange(len(cost.per_rank), dtype=np.float64)
     longest_ms = cost.cost_ms if predicted is None else max(cost.cost_ms, predicted.cost_ms)
     if predicted is None or len(ranks) > MAX_RANK_TICKS:
@@ -53,8 +46,8 @@ def plot_cost_by_rank(
         unnamed = [""] * len(STAGES)
         stack_bars(axes, ranks + 0.29, unnamed, _stage_widths(predicted), height=0.22)
         label = f"{label} (thin: predicted)"
-    axes.set_xlim(0, _rounded_up(longest_ms) if max_ms is None else max_ms)
-    _finish_ranks(figure, axes, num_ranks or len(ranks), label, columns=4)
+    axes.set_xlim(0, _rounded_up(longest_ms))
+    _finish_ranks(figure, axes, len(ranks), label, columns=4)
     return figure
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from dlrm_sharded.plans.plan_report import with_costs
-from dlrm_sharded.runs.ranking import NO_RATIOS, Ranking, Ratios, measured, rank
+from dlrm_sharded.runs.ranking import NO_RANKING, NO_RATIOS, Ranking, Ratios, measured, rank
 from dlrm_sharded.runs.result import METRICS, RunResult, setting_text
 from dlrm_sharded.runs.rounds import Round, read_rounds
 from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
@@ -25,9 +25,6 @@ PREDICTION_ERROR = "prediction_error"
 """Predicted embedding cost over the measured one, minus 1."""
 
 FIGURES = (*METRICS, PREDICTION_ERROR)
-TRAINING = -1
-"""Number of the round of figures that a training has measured."""
-
 HARDWARE = ("world_size", "device")
 PLATFORM = (*HARDWARE, "versions")
 CONDITIONS = ("setting", *PLATFORM)
@@ -49,7 +46,6 @@ class Row:
 
     label: str
     conditions: Mapping[str, str]
-    runs: Sequence[Run]
     fields: Mapping[str, Any]
     ratios: Ratios
 
@@ -95,27 +91,22 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     runs = sorted(runs, key=lambda run: _by_number(run.setting))
     table = run_table(runs)
     rankings = _rankings(table, runs)
-    ratios = {
-        (label, *conditions): found
-        for conditions, ranking in rankings.items()
-        for label, found in ranking.ratios.items()
-    }
     found = summary_table(table).to_dicts()
-    of_name = {run.name: run for run in runs}
+    of_group = [rankings.get(tuple(map(fields.get, CONDITIONS)), NO_RANKING) for fields in found]
     rows = [
         Row(
             label=fields["label"],
             conditions=conditions,
-            runs=[of_name[name] for name in fields.pop("names")],
             fields=fields,
-            ratios=ratios.get(tuple(fields[name] for name in ("label", *CONDITIONS)), NO_RATIOS),
+            ratios=ranking.ratios.get(fields["label"], NO_RATIOS),
         )
-        for fields, conditions in zip(found, _conditions(found), strict=True)
+        for fields, conditions, ranking in zip(found, _conditions(found), of_group, strict=True)
     ]
     rows.sort(key=_order)
     conclusions = [
-        f"{setting}: {ranking.conclusion()}" if len(rankings) > 1 else ranking.conclusion()
+        f"{setting}: {text}" if len(rankings) > 1 else text
         for (setting, *_), ranking in rankings.items()
+        for text in filter(None, (ranking.conclusion(), ranking.relation()))
     ]
     return Comparison(table=table, rows=rows, conclusions=conclusions, problems=problems)
 
@@ -145,7 +136,6 @@ def summary_table(table: pl.DataFrame) -> pl.DataFrame:
     return table.group_by(
         "label", "sharder", "costs", "options", *CONDITIONS, maintain_order=True
     ).agg(
-        pl.col("run").alias("names"),
         pl.len().alias("runs"),
         succeeded.sum().alias("succeeded"),
         pl.col("seed").filter(succeeded).drop_nulls().n_unique().alias("seeds"),
@@ -186,11 +176,11 @@ def _rankings(table: pl.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...],
     ):
         if run.result is not None:
             found: Mapping[int, Round | RunResult] = read_rounds(run.folder)
-            found = found or {TRAINING: run.result}
+            found = found or {-1: run.result}  # as if the training were a round
             rows = measured(label, run.seed, run.folder, found)
             measurements.setdefault(tuple(conditions), []).extend(rows)
     rankings = {key: rank(rows, baseline=BASELINE) for key, rows in measurements.items()}
-    return {key: ranking for key, ranking in rankings.items() if ranking is not None}
+    return {key: ranking for key, ranking in rankings.items() if ranking.ratios}
 
 
 def _order(row: Row) -> tuple[object, ...]:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from dlrm_sharded.explain.figures import legend_above, plot_cost_by_rank, stack_bars, thumbnail
+from dlrm_sharded.explain.figures import legend_above, stack_bars, thumbnail
 from dlrm_sharded.explain.text import STAGE_TITLES
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import BASELINE, Comparison, Row
@@ -24,7 +25,7 @@ from dlrm_sharded.runs.ranking import NO_RATIOS, PairedRatio
 from dlrm_sharded.runs.run_events import EventFile
 
 EVENT_FILE_SUFFIX = ".comparison"
-WRITTEN = f"events.out.tfevents.*{EVENT_FILE_SUFFIX}", "comparison.*.png", "cost_by_rank.*.png"
+WRITTEN = f"events.out.tfevents.*{EVENT_FILE_SUFFIX}", "comparison.*.png"
 """Patterns of the files that a later comparison replaces."""
 
 MAX_FILE_NAME = 100
@@ -32,6 +33,10 @@ MAX_FILE_NAME = 100
 
 ROWS_OF_ONE_HEIGHT = 6
 """Number of rows from which on figures get higher."""
+
+MARKERS = "osD^v<>phX"
+FASTEST = PairedRatio(1.0, 1.0, 1.0, 0)
+"""Figures of the fastest row, relative to its own."""
 
 MAX_NAME = 36
 MAX_CONDITIONS = 8
@@ -84,11 +89,12 @@ def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
             figures[_tag("comparison", name, *conditions)] = _plot(rows, bars, end)
     for conditions, rows in grouped.items():
         if any(row.ratios["fastest_over"] for row in rows):
-            ratios = {"": [_throughput_ratio(row) for row in rows]}
+            ratios = {"": [_over_fastest(row)[1] for row in rows]}
             figures[_tag("comparison", "relative_throughput", *conditions)] = plot_ratios(
                 [_name(row) for row in rows], ratios, "throughput / the fastest's, 95 % intervals"
             )
-    return figures | _costs_by_rank(shown)
+            figures[_tag("comparison", "cost_and_throughput", *conditions)] = _plot_relation(rows)
+    return figures
 
 
 def plot_ratios(
@@ -109,10 +115,9 @@ def plot_ratios(
             if ratio is None:
                 continue
             place = row + 0.16 * (2 * number - len(series) + 1)
-            if ratio.low > 0:
-                axes.plot([ratio.low, ratio.high], [place] * 2, color=color, lw=1.5)
-            hollow = ratio.is_tie and ratio.low < ratio.high
-            axes.plot(ratio.ratio, place, "o", color=color, mfc="white" if hollow else color)
+            axes.errorbar(
+                ratio.ratio, place, xerr=_error_bar(ratio), fmt="o", color=color, mfc=_face(ratio)
+            )
             text, at = f"{ratio.ratio:.3f}", (ratio.ratio, place)
             axes.annotate(text, at, (0, 5), textcoords="offset points", ha="center", size=8)
     axes.margins(x=0.15)  # for the numbers
@@ -121,35 +126,53 @@ def plot_ratios(
     return figure
 
 
-def _throughput_ratio(row: Row) -> PairedRatio | None:
-    """Return the throughput over that of the fastest."""
+def _plot_relation(rows: Sequence[Row]) -> Figure:
+    """Draw the throughput of each row over its embedding cost, both relative to the fastest's.
+
+    Rows that tie with the fastest are hollow. Rows are on the dotted curve if a step takes as many
+    times as long as its embeddings.
+    """
+    figure, axes = thumbnail(4.2)
+    for row, marker in zip(rows, itertools.cycle(MARKERS), strict=False):
+        cost, speed = _over_fastest(row)
+        if cost is not None and speed is not None:
+            bars = _error_bar(speed), _error_bar(cost)
+            axes.errorbar(
+                cost.ratio, speed.ratio, *bars, marker, mfc=_face(speed), label=_name(row)
+            )
+    costs = np.linspace(*axes.get_xlim())
+    axes.plot(costs, 1 / costs, color="gray", lw=0.8, ls=":", zorder=0)
+    axes.set_xlabel("embedding cost / the fastest's, 95 % intervals")
+    axes.set_ylabel("throughput / the fastest's")
+    legend_above(figure, columns=2)
+    return figure
+
+
+def _error_bar(ratio: PairedRatio) -> list[list[float]] | None:
+    """Return how far the interval reaches to both sides; None if there is none."""
+    if math.isinf(ratio.high):
+        return None
+    return [[ratio.ratio - ratio.low], [ratio.high - ratio.ratio]]
+
+
+def _face(ratio: PairedRatio) -> str | None:
+    """Return the color that fills the point of a ratio: white for a tie; None for its own."""
+    return "white" if ratio.is_tie and ratio.low < ratio.high else None
+
+
+def _over_fastest(row: Row) -> tuple[PairedRatio | None, PairedRatio | None]:
+    """Return embedding cost and throughput over those of the fastest; None where not known."""
     behind = row.ratios["fastest_over"]
     if behind is None:
-        return PairedRatio(1.0, 1.0, 1.0, 0) if row.ratios is not NO_RATIOS else None
+        return (FASTEST, FASTEST) if row.ratios is not NO_RATIOS else (None, None)
     high = 1 / behind.low if behind.low else math.inf
-    return PairedRatio(1 / behind.ratio, 1 / behind.high, high, behind.num_pairs)
+    speed = PairedRatio(1 / behind.ratio, 1 / behind.high, high, behind.num_pairs)
+    return row.ratios["cost_over_fastest"], speed
 
 
 def _tag(*names: str) -> str:
     """Join names to a tag; TensorBoard groups by the part before the first slash."""
     return "/".join(name.replace("/", "_") for name in names)
-
-
-def _costs_by_rank(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Draw the first run of each row that has the costs of its ranks."""
-    found = {}
-    for row in rows:
-        costs = [(run.name, run.result.cost) for run in row.runs if run.result is not None]
-        if known := [(name, cost) for name, cost in costs if cost is not None]:
-            found[_tag("cost_by_rank", row.label, *row.conditions.values())] = known[0]
-    max_ms = 1.05 * max((cost.cost_ms for _, cost in found.values()), default=0.0)
-    num_ranks = max((len(cost.per_rank) for _, cost in found.values()), default=0)
-    return {
-        tag: plot_cost_by_rank(
-            cost, max_ms=max_ms, num_ranks=num_ranks, label=f"ms per step of {_cut(run)}"
-        )
-        for tag, (run, cost) in found.items()
-    }
 
 
 def _end(rows: Sequence[Row], bars: Bars) -> float:

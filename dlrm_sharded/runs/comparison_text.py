@@ -21,6 +21,7 @@ MEANS = {
     "samples/s": ("samples_per_s", ",.0f"),
     "x random [95 %]": ("over_random", ""),
     "fastest x [95 %]": ("fastest_over", ""),
+    "cost x [95 %]": ("cost_over_fastest", ""),
 }
 STAGE_MEANS = {
     "critical path, ms": ("critical_path_ms", ",.2f"),
@@ -32,10 +33,10 @@ STAGE_MEANS = {
 
 ABOUT_MEANS = """\
 Figures are means over the runs that succeeded, ± their standard deviation (n - 1). "x random" is
-the throughput over that of random, and "fastest x" that of the fastest over that of the row, with
-95 % intervals from pairs of runs with the same seed and round; no distribution is assumed, and runs
-with the same plan count as one. Gap is an upper limit on how far the plan's predicted embedding
-cost is above the lowest possible one."""
+the throughput over that of random, "fastest x" that of the fastest over that of the row, and "cost
+x" the embedding cost over that of the fastest, with 95 % intervals from pairs of runs with the same
+seed and round; runs with the same plan count as one. Gap is an upper limit on how far the plan's
+predicted embedding cost is above the lowest possible one."""
 ABOUT_STAGES = """\
 Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the
 stages; input dist, the redistribution of the ids, comes before them. The embedding cost is their

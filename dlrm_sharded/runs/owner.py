@@ -17,7 +17,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -36,17 +35,14 @@ SIGN_OF_LIFE_S = 5.0
 SILENCE_S = 60.0
 """Time without a touch after which an owner on another machine is taken for dead."""
 
-LOOK_S = 0.2
-"""Time between two looks at another owner."""
-
 
 class RunOwner:
     """This process's claim on a folder, with a thread that touches its file."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._folder, self._path, self._key = folder, folder / FILE_NAME, key
-        now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-        name = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
+        since = time.strftime("%Y-%m-%d %H:%M:%S+00:00", time.gmtime())
+        name = f"process {os.getpid()} on {socket.gethostname()}, since {since}"
         self._claim = name.encode() + _boot()
         self._file = self._locked_file()
         self._ended = threading.Event()
@@ -62,7 +58,6 @@ class RunOwner:
             LostFolderError: another process owns the folder.
             OSError: the folder cannot be made or read.
         """
-        self._folder.mkdir(exist_ok=True)
         if not self._path.exists():
             with suppress(ConfigError):  # another process was faster
                 self._file = self._locked_file()
@@ -88,36 +83,35 @@ class RunOwner:
         Raises:
             ConfigError: another process owns the folder.
         """
+        self._folder.mkdir(parents=True, exist_ok=True)
         file = self._path.open("a+b", buffering=0)
         os.register_at_fork(after_in_child=file.close)  # or a child would keep the lock
+        is_locked: bool | None = True
         try:
-            is_locked = _lock(file)
-            found = read_file(self._path)
-            knows_locks = is_locked and found.endswith(_boot())
-            if is_locked is False or (found and not knows_locks and self._gives_sign(found)):
-                raise ConfigError(
-                    f"{self._folder} belongs to a job that is in progress: {_name(found)}; wait "
-                    f"for its end, stop it, or give another {self._key}"
-                )
-            if found:
-                log.warning("%s was left without a word by %s", self._folder, _name(found))
-            file.truncate(0)
-            file.write(self._claim)
-        except BaseException:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # another process has the lock, or there are none on this disk
+            is_locked = False if isinstance(error, BlockingIOError) else None
+        found = read_file(self._path)
+        knows_locks = is_locked and found.endswith(_boot())
+        if is_locked is False or (found and not knows_locks and self._gives_sign(found)):
             file.close()
-            raise
+            raise ConfigError(
+                f"{self._folder} belongs to a job that is in progress: {_name(found)}; wait for "
+                f"its end, stop it, or give another {self._key}"
+            )
+        if found:
+            log.warning("%s was left without a word by %s", self._folder, _name(found))
+        file.truncate(0)
+        file.write(self._claim)
         return file
 
     def _gives_sign(self, found: bytes) -> bool:
         """Return whether the owner that wrote `found` touches its file within a minute."""
         message = "%s is owned by %s on another machine; waiting %.0f s for a sign of life"
         log.warning(message, self._folder, _name(found), SILENCE_S)
-        first = self._last_touch()
-        for _ in range(round(SILENCE_S / LOOK_S)):
-            time.sleep(LOOK_S)
-            if self._last_touch() != first:
-                return True
-        return False
+        before = self._last_touch()
+        time.sleep(SILENCE_S)
+        return self._last_touch() != before
 
     def _last_touch(self) -> int:
         with self._path.open("rb") as file:  # NFS asks its server when a file is opened
@@ -145,19 +139,9 @@ def claim(folder: Path, *, key: str = "hydra.run.dir") -> RunOwner:
     """
     folder = folder.resolve()
     if folder not in _held:
-        folder.mkdir(parents=True, exist_ok=True)
         _held[folder] = RunOwner(folder, key)
         atexit.register(_held[folder].release)
     return _held[folder]
-
-
-def _lock(file: IO[bytes]) -> bool | None:
-    """Lock a file; return whether it was free, or None if its file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if isinstance(error, BlockingIOError) else None
-    return True
 
 
 def _name(found: bytes) -> str:
@@ -167,7 +151,4 @@ def _name(found: bytes) -> str:
 
 def _boot() -> bytes:
     """Return the end of a claim, which identifies the running kernel."""
-    try:
-        return b"\n" + Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        return f"\n{socket.gethostname()}\n".encode()
+    return b"\n" + Path("/proc/sys/kernel/random/boot_id").read_bytes()

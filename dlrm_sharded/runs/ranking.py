@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from scipy.stats import norm
+from scipy.stats import norm, spearmanr
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import read_json_object
@@ -36,6 +36,9 @@ one of 16 cases."""
 
 TOLD_APART = 0.02
 """Difference for which the conclusion says how many rounds would tell it."""
+
+MIN_PLANS = 5
+"""Number of different plans from which on their costs and throughputs are correlated."""
 
 PAIR = ("seed", "round")
 SPEED, COST = "samples_per_s", "embedding_cost_ms"
@@ -93,7 +96,10 @@ NO_RATIOS: Ratios = dict.fromkeys(("fastest_over", "cost_over_fastest", "over_ra
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Ratios by label, from the fastest to the slowest; a round has `num_seeds` pairs."""
+    """Ratios by label, from the fastest to the slowest; a round has `num_seeds` pairs.
+
+    Without two sharders that have a pair there is no label.
+    """
 
     ratios: Mapping[str, Ratios]
     num_seeds: int
@@ -101,8 +107,9 @@ class Ranking:
     @property
     def behind(self) -> dict[str, PairedRatio]:
         """How far each of the others is behind the fastest."""
-        found = {label: ratios["fastest_over"] for label, ratios in self.ratios.items()}
-        return {label: ratio for label, ratio in found.items() if ratio is not None}
+        return {
+            name: over for name, found in self.ratios.items() if (over := found["fastest_over"])
+        }
 
     def left_out(self, difference: float) -> set[str]:
         """Return who need not be measured any more to find the fastest to a difference.
@@ -125,6 +132,33 @@ class Ranking:
             return f"{said}; they differ by less than {TOLD_APART:.0%}, if at all"
         advice = f"hydra.launcher.rounds={math.ceil(max(needed)[0] / self.num_seeds)} or more"
         return f"{said}; {advice} would tell {TOLD_APART:.0%} apart"
+
+    def relation(self) -> str | None:
+        """Say how embedding cost and throughput go together, and what that does not show.
+
+        Sharders with the same plan count as one. None for less than `MIN_PLANS`, or without
+        intervals. The interval is that of Fisher's transformation, with the variance of Fieller,
+        Hartley and Pearson (1957), for which a perfect order is one halfway to the next best.
+        """
+        behind = self.behind.values()
+        ratios = [(one["cost_over_fastest"], one["fastest_over"]) for one in self.ratios.values()]
+        plans = {(1, 1), *((cost.ratio, 1 / over.ratio) for cost, over in ratios if cost and over)}
+        if len(plans) < MIN_PLANS or any(math.isinf(over.high) for over in behind):
+            return None
+        found = float(spearmanr([*plans]).statistic)
+        most = 1 - 6 / (len(plans) ** 3 - len(plans))
+        half_width = norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt(1.06 / (len(plans) - 3))
+        middle = math.atanh(max(-most, min(found, most)))
+        low, high = math.tanh(middle - half_width), math.tanh(middle + half_width)
+        num_ties = sum(over.is_tie for over in behind)
+        return (
+            f"embedding cost and throughput of {len(plans)} plans have a rank correlation of "
+            f"{found:.2f} [{low:.2f}, {high:.2f}] (Spearman); noise orders the fastest and its "
+            f"{num_ties} ties, and all tie in a model whose step exchanges or the dense part decide"
+        )
+
+
+NO_RANKING = Ranking({}, 0)
 
 
 def paired_ratio(
@@ -170,8 +204,8 @@ def measured(
     ]
 
 
-def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> Ranking | None:
-    """Rank sharders by their throughput; None without two that have a pair.
+def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> Ranking:
+    """Rank sharders by their throughput.
 
     The fastest is who is faster than most others, not all of which need have all pairs.
 
@@ -180,14 +214,14 @@ def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> R
         baseline: label of the sharder that `over_random` is over.
     """
     if not rows:
-        return None
+        return NO_RANKING
     found = pl.DataFrame(rows, schema_overrides={SPEED: pl.Float64, COST: pl.Float64})
     speeds, costs = (_by_label(found, name) for name in (SPEED, COST))
     labels = sorted({*speeds.columns} - {*PAIR})
     over = {pair: _ratio(speeds, *pair) for pair in itertools.permutations(labels, 2)}
     won = Counter(pair[0] for pair, ratio in over.items() if ratio is not None and ratio.ratio >= 1)
     if not won:
-        return None
+        return NO_RANKING
     first = max(labels, key=won.__getitem__)
     behind = {label: ratio for label in labels if (ratio := over.get((first, label))) is not None}
     ratios = {

@@ -130,10 +130,6 @@ class RunResult:
             figures[f"slowest_rank_{stage}_ms"] = ms
         return figures
 
-    @property
-    def has_metrics(self) -> bool:
-        return any(value is not None for value in self.metrics.values())
-
 
 _FORMS = {
     key: typing.get_args(hint)[0]

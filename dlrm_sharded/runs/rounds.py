@@ -8,10 +8,10 @@ model vary more than those of another.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -63,12 +63,8 @@ def rounds_file(run_dir: Path) -> LineFile:
 
 def read_rounds(run_dir: Path) -> dict[int, Round]:
     """Return the rounds of a run by number; of one that was measured again, the latest counts."""
-
-    def parse(fields: Mapping[str, Any]) -> Round:
-        return read_form(fields, Round, name="a round")
-
-    rounds = rounds_file(run_dir).latest(parse, most=10**6).values()
-    return {found.round: found for found in rounds}
+    file, parse = rounds_file(run_dir), functools.partial(read_form, form=Round, name="a round")
+    return {found.round: found for found in file.latest(parse, most=10**6).values()}
 
 
 def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:

@@ -17,8 +17,9 @@ import yaml
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.runs.result import RunResult, read_result, setting_text
+from dlrm_sharded.runs.result import FILE_NAME, RunResult, read_result, setting_text
 
+OVERRIDES = ".hydra/overrides.yaml"
 SUCCEEDED = "succeeded"
 SKIPPED = "skipped"
 """State of a job that a sweep left out on purpose."""
@@ -120,13 +121,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    if (folder / ".hydra" / "overrides.yaml").is_file():
-        return True
-    try:
-        result = read_result(folder)
-    except ConfigError:
-        return True
-    return result is not None and result.has_metrics  # else another tool's file
+    return any((folder / name).is_file() for name in (FILE_NAME, OVERRIDES))
 
 
 def _jobs(sweep: Path) -> tuple[Job, ...]:
@@ -148,7 +143,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
     result, unreadable = None, None
     try:
         result = read_result(folder)
-        if result is not None and not result.has_metrics:
+        if result is not None and not set(result.metrics.values()) - {None}:
             unreadable = "result.json has no figures"
     except ConfigError as error:
         unreadable = str(error)
@@ -186,7 +181,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
 
 def _overrides(folder: Path, job: Job) -> dict[str, str] | None:
     """Return the overrides by key, without Hydra's own; None where they are not known."""
-    lines = job.overrides or _read_yaml(folder / ".hydra" / "overrides.yaml")
+    lines = job.overrides or _read_yaml(folder / OVERRIDES)
     if not isinstance(lines, list | tuple):
         return None
     pairs = (str(line).lstrip("+").partition("=") for line in lines)

@@ -89,6 +89,5 @@ class RoundsOrder:
             by_setting.setdefault(" ".join(parts), []).extend(rows)
         left_out: set[str] = set()
         for rows in by_setting.values():
-            if (ranking := rank(rows)) is not None:
-                left_out |= ranking.left_out(self.until)
+            left_out |= rank(rows).left_out(self.until)
         return left_out

@@ -90,9 +90,8 @@ def test_images(page, tensorboard, results, shown):
     if shown == "runs":
         tags, runs = {"plan/cost_by_rank", "plan/memory_by_rank"}, [*results]
     else:
-        sharders = {result["sharder"] for result in results.values()}
-        tags = {f"comparison/{name}" for name in ("embedding_cost", "imbalance", "throughput")}
-        tags, runs = tags | {f"cost_by_rank/{sharder}" for sharder in sharders}, [COMPARISON]
+        names = ("embedding_cost", "imbalance", "throughput", "cost_and_throughput")
+        tags, runs = {f"comparison/{name}" for name in names}, [COMPARISON]
     only = quote(f"^({'|'.join(sorted(tags))})$")
     page.goto(f"{tensorboard}?darkMode=false#images&tagFilter={only}")
     expected = {(tag, run, True) for tag in tags for run in runs}

@@ -108,5 +108,6 @@ def test_the_picture_has_each_interval():
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         *("a (6/6)", "b (6/6)", "c (0/6)")
     ]
-    ends = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
-    assert {(one.ratio.low, one.ratio.high) for one in found[:2]} <= {*ends}
+    segments = [segment for bars in axes.collections for segment in bars.get_segments()]
+    ends = [tuple(segment[:, 0]) for segment in segments]
+    assert ends == [pytest.approx((one.ratio.low, one.ratio.high)) for one in found[:2]]

@@ -109,7 +109,12 @@ def test_make_starts_a_rank_for_every_visible_gpu(listed, ranks, make):
     assert f"--nproc-per-node {ranks or 2} " in commands
     assert ("experiment=gpu_demo" in commands) == (ranks is not None)
     assert ("requirements/cuda.txt" in commands) == (ranks is not None)
-    assert f"hydra.launcher.j=1x{ranks or 2}\n" in make(*DRY_RUN, "sweep", listed=listed)
+
+
+def test_make_leaves_the_ranks_of_a_sweep_to_its_experiment_unless_they_are_given(make):
+    """The launcher's default is one for each GPU."""
+    assert "hydra.launcher.j" not in make(*DRY_RUN, "sweep", listed=None)
+    assert " hydra.launcher.j=1x3 " in make(*DRY_RUN, "sweep", "NPROC=3", listed=None)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -231,6 +231,16 @@ def test_ratios_with_intervals_are_in_tables_files_and_pictures(tmp_path):
         line.get_markerfacecolor() for line in figure.axes[0].lines if line.get_marker() == "o"
     ]
     assert fills.count("white") == 1, "the tie"
+    axes = comparison_figures(comparison)["comparison/cost_and_throughput"].axes[0]
+    points = {bars.get_label(): bars.lines[0] for bars in axes.containers}
+    assert [*points] == ["random", "zz", "aa"]
+    assert points["aa"].get_xydata().tolist() == [[1.0, 1.0]], "the fastest"
+    assert points["random"].get_xydata() == pytest.approx(np.array([[1.205, 0.830]]), abs=1e-3)
+    assert [line.get_markerfacecolor() == "white" for line in points.values()] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_each_setting_has_its_ranking(tmp_path):

@@ -97,7 +97,7 @@ def test_tensorboard_reads_it(compared_sweep):
     assert set(events.Tags()["images"]) == {
         *(f"comparison/{name}" for name in ("embedding_cost", "throughput", "imbalance")),
         "comparison/relative_throughput",
-        *(f"cost_by_rank/{sharder}" for sharder in ("random", "dim")),
+        "comparison/cost_and_throughput",
     }
     (text,) = events.Tensors("comparison/summary/text_summary")
     shown = text.tensor_proto.string_val[0].decode()

@@ -1,6 +1,7 @@
 """Ratios of pairs: what differs is told, what is the same ties, and load decides nothing."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlrm_sharded.runs.ranking import MIN_PAIRS, PairedRatio, Ranking, measured, paired_ratio, rank
+from dlrm_sharded.runs.ranking import (
+    MIN_PAIRS,
+    NO_RANKING,
+    PairedRatio,
+    Ranking,
+    measured,
+    paired_ratio,
+    rank,
+)
 from tests.unit.runs.test_rounds import ROUND
 
 TRUE = 1.05
@@ -106,18 +115,12 @@ def sweep(
     return rows
 
 
-def ranked(rows: list[dict[str, Any]], **options: Any) -> Ranking:
-    found = rank(rows, **options)
-    assert found is not None
-    return found
-
-
 def test_one_sharder_under_two_names_ties() -> None:
     """In 19 of 20 sweeps at least, as the interval promises; the same plan always does."""
     rng = np.random.default_rng(0)
-    ties = [ranked(sweep(rng, {"a": 1.0, "b": 1.0})).behind for _ in range(100)]
+    ties = [rank(sweep(rng, {"a": 1.0, "b": 1.0})).behind for _ in range(100)]
     assert sum(ratio.is_tie for behind in ties for ratio in behind.values()) >= 90
-    found = ranked(sweep(rng, {"a": 1.0, "b": 1.0}, same_plan=("a", "b")))
+    found = rank(sweep(rng, {"a": 1.0, "b": 1.0}, same_plan=("a", "b")))
     assert found.conclusion() == "a ties with b; they differ by less than 2%, if at all"
 
 
@@ -127,7 +130,7 @@ def test_a_planted_difference_is_told(difference: float, num_rounds: int) -> Non
     told = 0
     for _ in range(60):
         speeds = {"slow": 1.0, "fast": 1 + difference}
-        found = ranked(sweep(rng, speeds, num_rounds=num_rounds, noise=0.02))
+        found = rank(sweep(rng, speeds, num_rounds=num_rounds, noise=0.02))
         told += found.conclusion().startswith("fast is the fastest, with 95 % confidence")
     assert told >= 56
 
@@ -135,7 +138,7 @@ def test_a_planted_difference_is_told(difference: float, num_rounds: int) -> Non
 def test_all_are_compared_with_the_fastest_and_the_baseline() -> None:
     rng = np.random.default_rng(3)
     rows = sweep(rng, {"random": 1.0, "dim": 1.1, "size": 2.0, "lookup": 2.0}, noise=0.001)
-    found = ranked(rows, baseline="random")
+    found = rank(rows, baseline="random")
     first, second, *others = found.ratios
     assert {first, second} == {"size", "lookup"}
     assert others == ["dim", "random"]
@@ -155,13 +158,14 @@ def test_a_tie_says_how_many_rounds_would_tell() -> None:
     )
 
 
-def test_what_was_not_measured_together_is_not_ranked() -> None:
+def test_what_was_not_measured_together_is_not_rank() -> None:
     rows = sweep(np.random.default_rng(6), {"a": 1.0, "b": 1.0}, num_seeds=1)
     apart = [row | {"seed": 7} if row["label"] == "b" else row for row in rows]
-    assert rank(apart) is None
-    assert rank(rows[:6]) is None
-    assert rank([]) is None
-    part = ranked([row for row in rows if row["label"] == "a" or row["round"] < 3])
+    for others in (apart, rows[:6], []):
+        assert rank(others) == NO_RANKING
+        assert rank(others).relation() is None
+        assert rank(others).left_out(0.02) == set()
+    part = rank([row for row in rows if row["label"] == "a" or row["round"] < 3])
     assert {ratio.num_pairs for ratio in part.behind.values()} == {3}
 
 
@@ -173,3 +177,30 @@ def test_a_run_without_a_plan_is_like_no_other(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
     assert rows[2]["plan"] != rows[0]["plan"]
     assert (rows[0]["seed"], rows[0]["round"], rows[0]["samples_per_s"]) == (0, 4, 1.0)
+
+
+@pytest.mark.parametrize(("order", "low", "high"), [(1, -1.0, -0.93), (0, -0.7, 0.7)])
+def test_cost_and_throughput_are_related_as_far_as_they_are(
+    order: int, low: float, high: float
+) -> None:
+    """The interval contains the correlation of the ranks, and none is certain."""
+    rng = np.random.default_rng(0)
+    costs = dict(zip("abcdefgh", np.linspace(1.0, 2.0, 8), strict=True))
+    speeds = costs if order else dict.fromkeys(costs, 1.0)
+    rows = sweep(rng, {label: 1 / speed for label, speed in speeds.items()}, num_seeds=1)
+    for row in rows:
+        row["embedding_cost_ms"] = costs[row["label"]] * float(np.exp(0.001 * rng.normal()))
+    text = rank(rows).relation()
+    assert text is not None
+    found = [float(number) for number in re.findall(r"-?\d\.\d\d", text)]
+    assert low <= found[0] <= high
+    assert -1.0 <= found[1] <= found[0] <= found[2] <= 1.0
+    assert found[2] - found[1] > 0.02
+    assert "of 8 plans" in text
+
+
+def test_few_plans_or_few_rounds_say_nothing_of_the_relation() -> None:
+    rng, speeds = np.random.default_rng(0), dict.fromkeys("abcde", 1.0)
+    assert rank(sweep(rng, speeds, num_seeds=1)).relation()
+    assert rank(sweep(rng, speeds, num_seeds=1, num_rounds=5)).relation() is None
+    assert rank(sweep(rng, speeds, num_seeds=1, same_plan=("a", "b"))).relation() is None

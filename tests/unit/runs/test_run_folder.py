@@ -132,8 +132,9 @@ def test_a_tree_of_sweeps_and_runs(tmp_path):
     write_run(tmp_path / ".cache" / "dim", [], RESULT)
     write_run(tmp_path / "other_tool", None, {"score": 1})
     write_run(tmp_path / "copied", None, RESULT)
-    names = [run.name for run in find_runs([tmp_path])[0]]
-    assert names == ["2026/size", "copied", "deep/er/random", "sweep/dim_0", "sweep/dim_1"]
+    states = {run.name: run.state for run in find_runs([tmp_path])[0]}
+    assert states.pop("other_tool") == "unreadable"
+    assert [*states] == ["2026/size", "copied", "deep/er/random", "sweep/dim_0", "sweep/dim_1"]
 
 
 def test_the_sharder_is_named_as_it_was_chosen(tmp_path):
