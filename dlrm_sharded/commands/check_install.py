@@ -15,7 +15,7 @@ from dlrm_sharded.ranks.gpus import driver_version
 from dlrm_sharded.ranks.version_sets import (
     FBGEMM,
     Build,
-    install_command_here,
+    install_command,
     installed_versions,
     repair_command,
     unknown_torch,
@@ -50,7 +50,7 @@ def installation() -> str:
         reason = f" ({unknown})" if (unknown := unknown_torch(installed)) else ""
         return (
             f"plans task files and compares runs; {packages}; to train and measure "
-            f"as well, run: {install_command_here()}{reason}"
+            f"as well, run: {install_command()}{reason}"
         )
     import torch
 

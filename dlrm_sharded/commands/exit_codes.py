@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from dlrm_sharded.files.errors import (
 )
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.attempt import rank_number
-from dlrm_sharded.ranks.process import check_encoding, forget_frames, quiet_without_reader
+from dlrm_sharded.ranks.process import forget_frames, quiet_without_reader
 from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     _runs_command |= not all_ranks_alike
     is_agreed = False
     try:
-        check_encoding()
+        if isinstance(sys.stdout, io.TextIOWrapper):  # whose locale may not know every character
+            sys.stdout.reconfigure(errors="backslashreplace")
         with quiet_without_reader(), _raised_signals():
             yield
     except KeyboardInterrupt as error:

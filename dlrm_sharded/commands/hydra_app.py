@@ -20,7 +20,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks.attempt import started
-from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE, check_threads, die_with_parent
+from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE, die_with_parent
 
 
 def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) -> None:
@@ -40,7 +40,6 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
     OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)
     sys.path.append(str(Path.cwd()))  # where users keep their own sharders and datasets
     with exit_codes(all_ranks_alike=True):
-        check_threads()
         sys.argv[1:] = _arguments(sys.argv[1:], rank=os.environ.get("RANK"), quiet=quiet)
         hydra_main()
 

@@ -13,16 +13,19 @@ import inspect
 import json
 import logging
 import re
+import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlrm_sharded.contest.forks import in_forks
 from dlrm_sharded.cost.base import price
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.explain.diagnosis import shard_costs
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError, UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
@@ -30,7 +33,6 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.workers import Refusal, in_processes
 from dlrm_sharded.sharders.planning import Planner
 
 CASES, PLANS = "cases.jsonl", "plans"
@@ -165,29 +167,23 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
     if found:
         log.info("%d of %d cases are taken over from %s", len(found), len(cases), out)
 
-    def done(index: int, result: tuple[Outcome, dict[str, Any]] | Refusal) -> None:
-        key, case = missing[index], by_key[missing[index]]
-        if isinstance(result, Refusal):
-            outcome = Outcome(result.seconds, limit_s, result.message)
-        else:
-            outcome, plan = result
-            path = plan_path(out, case.task_name, case.sharder)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, plan)
-        file.append({"key": key, "outcome": dataclasses.asdict(outcome)})
-        found[key] = outcome
-        cost = outcome.cost
-        text = f"no plan: {outcome.error}" if cost is None else f"{cost.cost_ms:.2f} ms"
-        name = f"{case.task_name}, {case.sharder}: {text}"
-        log.info("%d of %d: %s, in %.1f s", len(found), len(cases), name, outcome.solve_s)
-
+    functions = [functools.partial(_outcome, by_key[key], limit_s=limit_s) for key in missing]
     try:
-        in_processes(
-            [functools.partial(solve, by_key[key], limit_s=limit_s) for key in missing],
-            limit_s=limit_s,
-            num_workers=num_workers,
-            done=done,
-        )
+        for index, result in in_forks(functions, limit_s=limit_s, num_forks=num_workers):
+            key, case = missing[index], by_key[missing[index]]
+            if isinstance(result, str):
+                result = Outcome(limit_s, limit_s, result), None
+            outcome, plan = result
+            if plan is not None:
+                path = plan_path(out, case.task_name, case.sharder)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, plan)
+            file.append({"key": key, "outcome": dataclasses.asdict(outcome)})
+            found[key] = outcome
+            cost = outcome.cost
+            text = f"no plan: {outcome.error}" if cost is None else f"{cost.cost_ms:.2f} ms"
+            name = f"{case.task_name}, {case.sharder}: {text}"
+            log.info("%d of %d: %s, in %.1f s", len(found), len(cases), name, outcome.solve_s)
     except OSError as error:
         raise ConfigError(f"cannot write in out = {out}: {error.strerror}") from error
     log.info("%d cases planned", len(missing))
@@ -207,6 +203,19 @@ def _is_usable(case: Case, outcome: Outcome, out: Path, limit_s: float) -> bool:
     if outcome.error is not None:
         return outcome.limit_s >= limit_s
     return plan_path(out, case.task_name, case.sharder).exists()
+
+
+def _outcome(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any] | None]:
+    """Return what `solve` does, or an outcome with the reason why there is no plan."""
+    began_s = time.perf_counter()
+    try:
+        return solve(case, limit_s=limit_s)
+    except UserError as error:
+        reason = str(error)
+    except Exception as error:  # a sharder of the user's may raise anything, and the others go on
+        log.warning("%s", traceback.format_exc())
+        reason = f"{type(error).__name__}: {error}"
+    return Outcome(time.perf_counter() - began_s, limit_s, reason), None
 
 
 def solve(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any]]:

@@ -79,7 +79,6 @@ def _trainer(
         batch_size=settings.batch_size,
         rank=prepared.rank,
         log_scalar=writer.scalar,
-        log_stall=writer.stall,
         checkpoints=_checkpoints(writer, prepared, planned, built),
         start=progress,
         trace_folder=folder.path / TRACE_FOLDER,

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.datasets.base import SPLITS, Dataset
-from dlrm_sharded.files.errors import shortened
 from dlrm_sharded.files.provenance import versions
-from dlrm_sharded.ranks.alike import MISSING, listed
+from dlrm_sharded.ranks.alike import listed, shown
 
 DECIDES = ("batch_size", "seed", "data", "model", "optimizer.embedding", "optimizer.dense")
 """Keys, with all keys below them, that decide the samples, their order, and the model."""
@@ -96,7 +95,7 @@ def refused_and_changed(
             continue
         if before.get(key) == now.get(key):  # a key that only one of them has may be null there
             continue
-        text = f"{key} is {_shown(now, key)} and was {_shown(before, key)}"
+        text = f"{key} is {shown(now, key)} and was {shown(before, key)}"
         # keys that a version adds or renames are no reason to refuse its checkpoints
         is_in_both = key in before and key in now
         may_change = _is_path(key) or (_is_below(key, MAY_CHANGE) and key not in DECIDES)
@@ -114,10 +113,6 @@ def _is_below(key: str, groups: tuple[str, ...]) -> bool:
 
 def _is_path(key: str) -> bool:
     return key.rpartition(".")[2] in PATHS
-
-
-def _shown(config: Mapping[str, Any], key: str) -> str:
-    return shortened(config[key]) if key in config else MISSING
 
 
 def _joined(texts: list[str]) -> str | None:

@@ -24,19 +24,19 @@ POLL_S = 0.1
 def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
     """Run `fn` on rank 0 only; every rank returns its result or raises its exception."""
     source = 0 if group is None else dist.get_global_rank(group, 0)
+    error: Exception | None = None
     sent: list[Any] = [None, None]
     if dist.get_rank() == source:
         try:
-            result = fn()
-            pickle.dumps(result)  # fails here rather than in the broadcast, which others wait for
-        except Exception as error:
-            dist.broadcast_object_list([None, _sendable(error)], src=source, group=group)
-            raise error from _agreed(error, failed_rank=source, reporter=source, group=group)
-        dist.broadcast_object_list([result, None], src=source, group=group)
-        return result
+            sent[0] = fn()
+            pickle.dumps(sent[0])  # fails here rather than in the broadcast, for which others wait
+        except Exception as raised:
+            error, sent = raised, [None, _sendable(raised)]
     dist.broadcast_object_list(sent, src=source, group=group)
-    if sent[1] is not None:
-        raise sent[1] from _agreed(sent[1], failed_rank=source, reporter=source, group=group)
+    if (error := error or sent[1]) is not None:
+        raise error from RankError(
+            error, failed_rank=source, reporter=source, on_all_ranks=group is None
+        )
     return cast(T, sent[0])
 
 
@@ -78,15 +78,12 @@ def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     failed = next((rank for rank, other in enumerate(errors) if other is not None), None)
     if failed is None:
         return
-    mine = error if error is not None and failed == dist.get_rank(group) else errors[failed]
+    if error is None or failed != dist.get_rank(group):
+        error = errors[failed]
     failed, first = (r if group is None else dist.get_global_rank(group, r) for r in (failed, 0))
-    raise mine from _agreed(mine, failed_rank=failed, reporter=first, group=group)
-
-
-def _agreed(
-    error: Exception, *, failed_rank: int, reporter: int, group: dist.ProcessGroup | None
-) -> RankError:
-    return RankError(error, failed_rank=failed_rank, reporter=reporter, on_all_ranks=group is None)
+    raise error from RankError(
+        error, failed_rank=failed, reporter=first, on_all_ranks=group is None
+    )
 
 
 def reported_by_rank_zero(error: E) -> E:

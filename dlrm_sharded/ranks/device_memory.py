@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,10 +60,8 @@ def used_and_available_bytes(rank: Rank) -> tuple[int, int]:
 
 def available_host_bytes() -> int:
     """Return the memory that this host can give without swapping, within the container's limits."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+    found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
+    available = int(found[1]) * 1024 if found else 2**62
     groups = memory_groups(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
     return min([available, *(free for group in groups if (free := free_in(group)) is not None)])
 
@@ -80,28 +79,24 @@ def memory_groups(text: str, root: Path) -> list[Path]:
     """
     folders = []
     for line in text.splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            top = root
-        elif "memory" in controllers.split(","):
-            top = root / "memory"
-        else:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
             continue
+        top = root / "memory" if controllers else root
         own = top / path.lstrip("/")
-        folders += [own, *(parent for parent in own.parents if top in (parent, *parent.parents))]
+        folders += [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
     return folders
 
 
 def free_in(group: Path) -> int | None:
     """Return the memory that a control group can still give; None if it has no limit."""
-    for limit_name, used_name, inactive in (
+    for limit, used, inactive in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit = group / limit_name
-        if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        with contextlib.suppress(FileNotFoundError, ValueError):  # of another version, or "max"
+            limit_bytes = int((group / limit).read_text())
             # Inactive page cache counts as used, but the kernel frees it on demand.
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            used = int((group / used_name).read_text()) - int(stat[inactive])
-            return int(text) - used
+            return limit_bytes - int((group / used).read_text()) + int(stat[inactive])
     return None

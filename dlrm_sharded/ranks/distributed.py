@@ -123,39 +123,52 @@ def process_group(
         with _further_groups_end():
             yield rank
         return
-    on_cuda = rank.device.type == "cuda"
     _prepare_device(rank)
-    watch = _meet(rank, timeout_s, facts) if "MASTER_ADDR" in os.environ else None
-    job = None if watch is None else watch.job
+    watch = _meet(rank, timeout_s, facts)
     lost = None
     try:
-        global _group_timeout
-        _group_timeout = timedelta(seconds=job.group_timeout_s if job else timeout_s)
-        dist.init_process_group(
-            backend="nccl" if on_cuda else "gloo",
-            timeout=_group_timeout,
-            device_id=rank.device if on_cuda else None,
-            store=job.part("group") if job else dist.HashStore(),
-            rank=rank.rank,
-            world_size=rank.world_size,
-        )
-        if watch is not None:
-            watch.start()
+        _join(rank, watch.job)
+        watch.start()
         yield rank
     except BaseException as error:
-        if watch is not None:
-            watch.stop()
-            if isinstance(error, Exception):
-                lost = watch.explain(error)  # while others are still connected to this rank
-        _leave_after(error, lost, on_cuda=on_cuda)
+        watch.stop()
+        if isinstance(error, Exception):
+            lost = watch.explain(error)  # while others are still connected to this rank
+        _leave_after(error, lost, on_cuda=rank.device.type == "cuda")
         if lost is None:
             raise
     else:
-        if watch is not None:
-            watch.stop()
+        watch.stop()
         _leave_group()
     if lost is not None:
         raise lost
+
+
+def _meet(rank: Rank, timeout_s: float, facts: Mapping[str, Any] | None) -> Watch:
+    """Wait for all ranks, compare their facts and connect their hosts; return this rank's watch."""
+    if "MASTER_ADDR" in os.environ:
+        die_with_parent()
+    job = JobStore(rank.rank, rank.world_size, timeout_s)
+    job.meet()
+    if facts is not None:
+        alike = {**facts, "type of device": rank.device.type}
+        check_before_group(alike, job.part("facts"), rank.rank, rank.world_size)
+    connect_hosts(job.part("hosts"), rank.rank, rank.world_size)
+    return Watch(rank.heartbeat, job, speaks_for_host=rank.local_rank == 0)
+
+
+def _join(rank: Rank, job: JobStore) -> None:
+    global _group_timeout
+    _group_timeout = timedelta(seconds=job.group_timeout_s)
+    on_cuda = rank.device.type == "cuda"
+    dist.init_process_group(
+        backend="nccl" if on_cuda else "gloo",
+        timeout=_group_timeout,
+        device_id=rank.device if on_cuda else None,
+        store=job.part("group"),
+        rank=rank.rank,
+        world_size=rank.world_size,
+    )
 
 
 def _leave_after(error: BaseException, lost: LostRankError | None, *, on_cuda: bool) -> None:
@@ -170,23 +183,6 @@ def _leave_after(error: BaseException, lost: LostRankError | None, *, on_cuda: b
         forget_frames(error)
     if leaves:
         _leave_group()
-
-
-def _meet(rank: Rank, timeout_s: float, facts: Mapping[str, Any] | None) -> Watch:
-    """Wait for all ranks, compare their facts and connect their hosts; return this rank's watch."""
-    die_with_parent()
-    job = JobStore(rank.rank, rank.world_size, timeout_s)
-    job.meet()
-    if facts is not None:
-        alike = {**facts, "type of device": rank.device.type}
-        check_before_group(alike, job.part("facts"), rank.rank, rank.world_size)
-    connect_hosts(job.part("hosts"), rank.rank, rank.world_size)
-    return Watch(
-        heartbeat=rank.heartbeat,
-        job=job,
-        speaks_for_host=rank.local_rank == 0,
-        on_cuda=rank.device.type == "cuda",
-    )
 
 
 def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
@@ -223,24 +219,20 @@ def _further_groups_end() -> Iterator[None]:
     After an error that not all ranks have, others may be in a collective of such a group.
     """
     first = len(_further_groups)
+    leaves = True
     try:
         yield
     except Exception as error:
-        if _is_agreed(error):
-            _leave_further_groups(first)
+        leaves = _is_agreed(error)
         raise
-    _leave_further_groups(first)
+    finally:
+        for group in _further_groups[first:] if leaves else ():
+            leave_group(group)
 
 
 def _is_agreed(error: BaseException) -> bool:
     """Return whether all ranks of the job raise this error."""
     return isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
-
-
-def _leave_further_groups(first: int) -> None:
-    for group in _further_groups[first:]:
-        dist.destroy_process_group(group)
-    del _further_groups[first:]
 
 
 def _prepare_device(rank: Rank) -> None:

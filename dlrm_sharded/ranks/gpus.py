@@ -29,51 +29,35 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     Args:
         environment: environment of the process. `DLRM_SHARDED_DEVICE=cpu` hides all GPUs.
     """
-    listed = environment.get("CUDA_VISIBLE_DEVICES")
-    if listed in ("", "-1") or environment.get(DEVICE_VARIABLE) == "cpu":
+    num_gpus = _num_gpus()
+    if environment.get(DEVICE_VARIABLE) == "cpu" or num_gpus == 0:
         return []
-    uuids = _gpus_of_machine()
-    if listed is None:
-        return [str(index) for index in range(len(uuids))]
+    numbers = [str(number) for number in range(num_gpus)]
+    listed = environment.get("CUDA_VISIBLE_DEVICES", ",".join(numbers)).split(",")
 
-    def is_known(name: str) -> bool:
-        if name.isdecimal():
-            return int(name) < len(uuids)
-        is_gpu = name.startswith("GPU-") and any(uuid.startswith(name) for uuid in uuids)
-        return is_gpu or name.startswith("MIG-")  # a part of a divided GPU
+    def is_known(name: str) -> bool:  # a MIG is a part of a divided GPU
+        return name in numbers or name.startswith(("GPU-", "MIG-"))
 
-    return list(itertools.takewhile(is_known, map(str.strip, listed.split(","))))
+    return list(itertools.takewhile(is_known, map(str.strip, listed)))
 
 
 def driver_version() -> str | None:
     """Return the version of the loaded NVIDIA driver, or None if it cannot be read."""
-    if DRIVER_FILE.exists():
-        text = DRIVER_FILE.read_text()
-    else:  # as in Windows' subsystem for Linux
-        text = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
+    query = ("--query-gpu=driver_version", "--format=csv,noheader")  # in Windows' Linux
+    text = DRIVER_FILE.read_text() if DRIVER_FILE.exists() else nvidia_smi(*query)
     version = re.search(r"(?<!\S)\d{3,}(\.\d+)+", text)
     return None if version is None else version[0]
 
 
-def _gpus_of_machine() -> list[str]:
-    """Return the UUIDs of all GPUs, in the order of their numbers.
+def _num_gpus() -> int:
+    """Return the number of GPUs of this machine.
 
     If nvidia-smi is missing or fails, as it does while an update of the driver waits for a reboot,
     the files that CUDA would open are counted. A scheduler may deny a job to open them.
     """
-    lines = [line for line in nvidia_smi("-L").splitlines() if line.startswith("GPU")]
-    uuids = [re.search(r"UUID: ([^)\s]+)", line) for line in lines]
-    return [uuid[1] if uuid else "" for uuid in uuids] or [
-        "" for file in DEVICE_FILES.glob("nvidia[0-9]*") if _can_open(file)
-    ]
-
-
-def _can_open(file: Path) -> bool:
-    try:
-        os.close(os.open(file, os.O_RDWR))
-    except OSError:
-        return False
-    return True
+    if listed := re.findall(r"^GPU \d", nvidia_smi("-L"), re.MULTILINE):
+        return len(listed)
+    return sum(os.access(file, os.W_OK) for file in DEVICE_FILES.glob("nvidia[0-9]*"))
 
 
 def nvidia_smi(*options: str) -> str:

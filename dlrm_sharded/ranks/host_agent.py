@@ -8,17 +8,20 @@ signals. When they have not, it takes the store with it that other agents use.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from torch.distributed import launcher
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from dlrm_sharded.files.errors import EXIT_USER_ERROR, PreemptedError
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
@@ -34,6 +37,10 @@ MISTAKE = "dlrm_sharded_mistake"
 """Key of the agents' store: the line of an error of the user."""
 
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class RepeatedMistakeError(Exception):
     """Ranks ended with an error that they would end with again; the message is its line."""
 
@@ -41,13 +48,23 @@ class RepeatedMistakeError(Exception):
 class HostAgent(LocalElasticAgent):
     """An agent that ends with those of the other hosts, for the same reason."""
 
-    def __init__(self, say: Callable[[str], None], **arguments: Any) -> None:
+    made: ClassVar[list[HostAgent]] = []
+    """The agent of this process, once torch's launcher has made it."""
+
+    def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._say = say
         self._questions = StoreQuestions(QUESTION_S, RuntimeError)
         self._failures: Mapping[int, ProcessFailure] = {}
         self._num_starts = 0
         self._has_waited = False
+        self.made.append(self)
+        handler = self._worker_group.spec.rdzv_handler
+        if isinstance(handler, DynamicRendezvousHandler):
+            # Without an answer, an agent goes on to hear signals and the end of its ranks.
+            for name in ("num_nodes_waiting", "shutdown"):
+                questions = StoreQuestions(QUESTION_S, RendezvousError)
+                question = functools.partial(questions.ask, getattr(handler, name), 0)
+                setattr(handler, name, question)
 
     def ends(self) -> list[Mapping[str, Any]]:
         """Return what ranks of this host wrote of their ends after the last start.
@@ -96,32 +113,30 @@ class HostAgent(LocalElasticAgent):
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         if self._num_starts:
-            mistake, store = self.mistake(), self._store
-            assert store is not None, "the agents have met"
-            if mistake is None and self._questions.ask(lambda: store.check([MISTAKE]), False):
-                mistake = self._questions.ask(lambda: store.get(MISTAKE).decode(), None)
-            if mistake is not None:
-                raise RepeatedMistakeError(mistake)
-            reason = "ranks of another host have ended"
-            if self._failures:
-                _, failure = cause(self._failures)
-                reason = f"local rank {failure.local_rank} {end_text(failure.exitcode)}"
-            self._say(f"{reason}; all ranks start again (restart {self._num_starts})")
-            os.environ[RESTARTS_VARIABLE] = str(self._num_starts)
+            self._prepare_restart()
         self._num_starts += 1
+        # A store that torch has made for the ranks is for this start alone.
+        worker_group.spec.rdzv_handler._bootstrap_store_info = None  # type: ignore[attr-defined]
         super()._initialize_workers(worker_group)
 
+    def _prepare_restart(self) -> None:
+        """Say why all ranks start again.
 
-def use_host_agent(say: Callable[[str], None]) -> list[HostAgent]:
-    """Let torch's launcher make our agents; return the list to which it adds them."""
-    made: list[HostAgent] = []
-
-    def make(**arguments: Any) -> HostAgent:
-        made.append(HostAgent(say, **arguments))
-        return made[-1]
-
-    launcher.api.LocalElasticAgent = make  # type: ignore[assignment,misc]
-    return made
+        Raises:
+            RepeatedMistakeError: they would end again, as the user has made a mistake.
+        """
+        mistake, store = self.mistake(), self._store
+        assert store is not None, "the agents have met"
+        if mistake is None and self._questions.ask(lambda: store.check([MISTAKE]), False):
+            mistake = self._questions.ask(lambda: store.get(MISTAKE).decode(), None)
+        if mistake is not None:
+            raise RepeatedMistakeError(mistake)
+        reason = "ranks of another host have ended"
+        if self._failures:
+            _, failure = cause(self._failures)
+            reason = f"local rank {failure.local_rank} {end_text(failure.exitcode)}"
+        say(f"{reason}; all ranks start again (restart {self._num_starts})")
+        os.environ[RESTARTS_VARIABLE] = str(self._num_starts)
 
 
 def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
@@ -134,20 +149,12 @@ def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     )
 
 
-def error_fields(failure: ProcessFailure) -> dict[str, Any]:
-    """Return what the rank wrote to its error file."""
-    fields = failure.error_file_data.get("message")
-    return fields if isinstance(fields, dict) else {}
-
-
 def end_text(exit_code: int) -> str:
     """Return how a process ended."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
+    names = {number.value: number.name for number in signal.Signals}
+    name = names.get(-exit_code, f"signal {-exit_code}")
     hints = {
         "SIGKILL": "; Linux does so when memory runs out",
         "SIGABRT": "; NCCL does so when a collective takes longer than timeout_s, after torch's "

@@ -9,24 +9,22 @@ way: the interface and address of a host, at which its first rank listens for a 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import ipaddress
 import json
 import logging
 import os
 import socket
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from dlrm_sharded.files.errors import ConfigError, RankError
-from dlrm_sharded.ranks.interfaces import (
-    address_of,
-    interface_addresses,
-    interface_of,
-    is_loopback,
-    network_name,
-    source_towards,
-)
+from dlrm_sharded.ranks.job_store import listed
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,11 @@ GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 CONNECT_S = 10.0
 """Time in which a host answers a connection of another one."""
 
-MAX_SHOWN = 4
+SIOCGIFADDR = 0x8915
+"""Linux's request for the first IPv4 address of an interface, see netdevice(7)."""
+
+IFREQ_IPV4 = slice(20, 24)
+IPV6_TABLE = Path("/proc/net/if_inet6")
 
 
 def connect_hosts(store: dist.Store, rank: int, world_size: int) -> None:
@@ -69,9 +71,8 @@ def connect_hosts(store: dist.Store, rank: int, world_size: int) -> None:
     if not os.environ.get(GLOO_VARIABLE):
         os.environ[GLOO_VARIABLE] = ways[first_rank]["interface"]
     if rank == 0:
-        shown = ", ".join([*map(_text, ways.values())][:MAX_SHOWN])
-        more = ", ..." if len(ways) > MAX_SHOWN else ""
-        log.info("%d hosts are connected, tried in both directions: %s%s", len(ways), shown, more)
+        shown = listed([*map(_text, ways.values())], ", ")
+        log.info("%d hosts are connected, tried in both directions: %s", len(ways), shown)
 
 
 def _read(store: dist.Store, key: str, ranks: Sequence[int]) -> list[Any]:
@@ -85,34 +86,34 @@ def _try_host(store: dist.Store, rank: int, first_ranks: Sequence[int]) -> None:
     """
     failure = None
     way: dict[str, Any] = {"host": socket.gethostname()}
-    server = None
-    try:
-        way["interface"], way["address"] = _chosen(store, rank, first_ranks)
-        family = socket.AF_INET6 if ":" in way["address"] else socket.AF_INET
-        server = socket.create_server((way["address"], 0), family=family, backlog=socket.SOMAXCONN)
-        way["port"] = server.getsockname()[1]
-    except (ConfigError, OSError) as error:
-        failure = str(error)
-    store.set(f"way_{rank}", json.dumps(way))
-    ways = _read(store, "way", first_ranks)
-    for other in ways if all("port" in one for one in ways) else ():
-        if failure is None and (why := _why_not_connected(other)):
-            failure = f"{_text(way)} cannot connect to {_text(other)}: {why}"
-    store.set(f"failure_{rank}", json.dumps(failure))
-    _read(store, "failure", first_ranks)  # all of them have tried
-    if server is not None:
-        server.close()
+    with contextlib.ExitStack() as stack:
+        try:
+            way["interface"], way["address"] = _chosen(store, rank, first_ranks)
+            family = socket.AF_INET6 if ":" in way["address"] else socket.AF_INET
+            server = socket.create_server(
+                (way["address"], 0), family=family, backlog=socket.SOMAXCONN
+            )
+            way["port"] = stack.enter_context(server).getsockname()[1]
+        except (ConfigError, OSError) as error:
+            failure = str(error)
+        store.set(f"way_{rank}", json.dumps(way))
+        ways = _read(store, "way", first_ranks)
+        if all("port" in one for one in ways):
+            failures = (_why_not_connected(way, other) for other in ways)
+            failure = next(filter(None, failures), None)
+        store.set(f"failure_{rank}", json.dumps(failure))
+        _read(store, "failure", first_ranks)  # all of them have tried
 
 
-def _why_not_connected(way: dict[str, Any]) -> str | None:
+def _why_not_connected(way: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     try:
-        socket.create_connection((way["address"], way["port"]), CONNECT_S).close()
+        socket.create_connection((other["address"], other["port"]), CONNECT_S).close()
     except OSError as error:
-        return error.strerror or str(error)
+        return f"{_text(way)} cannot connect to {_text(other)}: {error.strerror or error}"
     return None
 
 
-def _text(way: dict[str, Any]) -> str:
+def _text(way: Mapping[str, Any]) -> str:
     return f"{way['host']} ({way['interface']}, {way['address']})"
 
 
@@ -124,21 +125,67 @@ def _chosen(store: dist.Store, rank: int, first_ranks: Sequence[int]) -> tuple[s
     """
     own, _ = source_towards(os.environ["MASTER_ADDR"])
     store.set(f"source_{rank}", json.dumps(own))
-    if named := os.environ.get(GLOO_VARIABLE, "").partition(",")[0]:
-        if address := address_of(named):
-            return named, address
-        known = ", ".join(f"{name} ({address})" for name, address in interface_addresses())
-        raise ConfigError(
-            f"{GLOO_VARIABLE} is {named!r} on {socket.gethostname()}, whose interfaces with an "
-            f"address are {known}"
-        )
-    named = os.environ.get(NCCL_VARIABLE, "").removeprefix("=")
-    if address := address_of(named):
-        return named, address
-    if is_loopback(own):  # the host of the job's store
-        other, *_ = _read(store, "source", [first for first in first_ranks if first != rank])
-        own, _ = source_towards(other)
-    interface = interface_of(own)
-    if interface is None:
-        raise ConfigError(f"no interface of {socket.gethostname()} has its address {own}")
-    return interface, address_of(interface) or own
+    addresses = interface_addresses()
+    first_addresses = dict(reversed(addresses))  # at which gloo listens
+    named = os.environ.get(GLOO_VARIABLE, "").partition(",")[0]
+    name = named or os.environ.get(NCCL_VARIABLE, "").removeprefix("=")
+    if not named and name not in first_addresses:
+        if is_loopback(own):  # the host of the job's store
+            other, *_ = _read(store, "source", [first for first in first_ranks if first != rank])
+            own, _ = source_towards(other)
+        name = {address: name for name, address in addresses}.get(own, "")
+    if name in first_addresses:
+        return name, first_addresses[name]
+    reason = f"{GLOO_VARIABLE} is {named!r}" if named else f"no interface has the address {own}"
+    known = ", ".join(f"{name} ({address})" for name, address in addresses)
+    raise ConfigError(
+        f"{reason} on {socket.gethostname()}, whose interfaces with an address are {known}"
+    )
+
+
+def network_name() -> str:
+    """Return what only processes with the same interfaces share.
+
+    Two containers of a machine differ, and so do hosts that were cloned with one host name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}_{Path('/proc/self/ns/net').stat().st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def interface_addresses() -> list[tuple[str, str]]:
+    """Return names and addresses of interfaces: the first IPv4 address of each, then IPv6.
+
+    gloo listens at the first address of an interface. IPv6 addresses of one link only are left out.
+    """
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no such address
+                request = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(any_socket, SIOCGIFADDR, request)
+                found.append((name, socket.inet_ntoa(answer[IFREQ_IPV4])))
+    lines = IPV6_TABLE.read_text().splitlines() if IPV6_TABLE.exists() else []
+    for digits, *_, name in map(str.split, lines):
+        address = ipaddress.IPv6Address(bytes.fromhex(digits))
+        if not address.is_link_local:
+            found.append((name, str(address)))
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def source_towards(host: str) -> tuple[str, str]:
+    """Return this host's address on the way to another one, and the other one's; sends nothing.
+
+    Raises:
+        OSError: the name is not known, or there is no way.
+    """
+    family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as way:
+        way.connect(target)
+        return str(way.getsockname()[0]), str(way.getpeername()[0])

@@ -38,14 +38,21 @@ PORT_TAKEN = "EADDRINUSE"
 
 TAKEN_TEXT = "is taken by another program, perhaps by another job; give all ranks a free port"
 
+MAX_NAMED = 5
+"""Ranks, hosts or differences that a message names."""
+
 NOBODY = -1
 """The reporter of an error that another rank has reported."""
 
 _num_groups = itertools.count()
+_store_of_one = dist.HashStore()
+"""The store of a job without a launcher, which has one rank."""
 
 
 def connect(timeout_s: float) -> dist.Store:
     """Connect to the job's store, which torchrun's agent serves, or else rank 0."""
+    if "MASTER_ADDR" not in os.environ:
+        return _store_of_one
     port = os.environ.get("MASTER_PORT", "")
     if not port.isdecimal():
         raise ConfigError(f"MASTER_PORT is {port!r}, must be a port; MASTER_ADDR is set")
@@ -53,10 +60,9 @@ def connect(timeout_s: float) -> dist.Store:
     store = open_store(
         os.environ["MASTER_ADDR"], int(port), is_master=is_master, timeout_s=timeout_s
     )
-    attempt = ""
-    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        # torchrun's store outlives a restart. With several agents, their counts may differ.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # torchrun's store outlives a restart. With several agents, their counts may differ.
+    is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else ""
     return dist.PrefixStore(f"dlrm_sharded_{attempt}", store)
 
 
@@ -179,8 +185,13 @@ def _ended_error(value: bytes, rank: int) -> EndedRankError:
     return error
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks in words, the first few of many."""
-    shown = ", ".join(map(str, ranks[:8]))
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+def ranks_text(ranks: Sequence[int], hosts: Sequence[str] = ()) -> str:
+    """Return ranks in words, with their hosts if they are given; the first few of many."""
+    text = f"rank{'s' if len(ranks) > 1 else ''} {listed([*map(str, ranks)], ', ')}"
+    return f"{text} ({listed([*dict.fromkeys(hosts)], ', ')})" if hosts else text
+
+
+def listed(texts: Sequence[str], separator: str) -> str:
+    """Join texts, of which so many are named and all others counted."""
+    more = len(texts) - MAX_NAMED
+    return separator.join([*texts[:MAX_NAMED], *([f"{more} more"] if more > 0 else [])])

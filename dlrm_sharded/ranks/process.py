@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import os
-import re
 import select
 import signal
 import sys
@@ -36,9 +34,8 @@ ENDS_WITH_PARENT = "DLRM_SHARDED_ENDS_WITH_PARENT"
 
 
 NO_TEMPORARY_FOLDER = (
-    "no folder for temporary files is writable: neither $TMPDIR nor /tmp, /var/tmp, /usr/tmp and "
-    "the working folder; mount a file system at /tmp, such as tmpfs, or set TMPDIR. A run also "
-    "writes to hydra.run.dir, which is below runs in the working folder unless it is set"
+    "no folder for temporary files is writable; mount a file system at /tmp, such as tmpfs, or set "
+    "TMPDIR"
 )
 
 
@@ -55,26 +52,6 @@ def threads_of_a_rank(ranks_per_host: int) -> int:
     return max(num_cores() // ranks_per_host, 1)
 
 
-def check_threads() -> None:
-    """Forget an empty OMP_NUM_THREADS, and refuse one that OpenMP would ignore.
-
-    Every rank would then compute with all cores, which costs a factor.
-
-    Raises:
-        ConfigError: the variable is not a number of threads.
-    """
-    threads = os.environ.get("OMP_NUM_THREADS")
-    if threads is None or re.fullmatch(r"\s*\+?0*[1-9]\d*\s*(,.*)?", threads):  # or one per level
-        return
-    if not threads.strip():
-        del os.environ["OMP_NUM_THREADS"]
-        return
-    raise ConfigError(
-        f"OMP_NUM_THREADS is {threads!r}, must be an integer >= 1; unset it for one thread per "
-        f"core, of {num_cores()}, divided by the ranks of this host"
-    )
-
-
 def check_temporary_folder() -> None:
     """Refuse a machine without a writable folder for temporary files, which libraries need.
 
@@ -85,22 +62,6 @@ def check_temporary_folder() -> None:
         tempfile.gettempdir()
     except FileNotFoundError:
         raise ConfigError(NO_TEMPORARY_FOLDER) from None
-
-
-def check_encoding() -> None:
-    """Let what the locale cannot encode be printed as escapes, and refuse arguments that it lost.
-
-    Raises:
-        ConfigError: an argument is not in the locale's encoding.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    for argument in sys.argv[1:]:
-        if re.search("[\ud800-\udfff]", argument):
-            raise ConfigError(
-                f"the argument {argument!r} is not in {sys.getfilesystemencoding()}, the encoding "
-                "of this locale; set LC_ALL=C.UTF-8, or unset PYTHONUTF8"
-            )
 
 
 @contextmanager
@@ -166,16 +127,9 @@ def die_with_parent(parent: int = PARENT, number: signal.Signals = signal.SIGKIL
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
-        has_no_launcher = launcher and sees_processes() and start_ticks(launcher) is None
-        if has_no_launcher or os.getppid() != parent:  # it has died already: Linux sends nothing
+        has_launcher = not launcher or start_ticks(launcher) is not None
+        if not has_launcher or os.getppid() != parent:  # it has died already: Linux sends nothing
             os.kill(os.getpid(), number)
-
-
-def sees_processes() -> bool:
-    """Return whether /proc shows the processes of this namespace, and not those of another one."""
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
-    return False
 
 
 def start_ticks(pid: int) -> int | None:
@@ -216,7 +170,4 @@ def forget_peak_memory() -> None:
 
 def resident_bytes() -> int:
     """Return the memory that this process uses, with its share of files and libraries."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -11,8 +11,8 @@ import atexit
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,10 +20,7 @@ T = TypeVar("T")
 QUESTION_S = 5.0
 """Time in which the store of several hosts answers the agent of one."""
 
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads of this process that ask; those that are alive wait for an answer."""
-
-_exit_code: int | None = None
+THREAD_NAME = "question to a store"
 
 
 def end_despite_questions(code: int) -> None:
@@ -31,18 +28,16 @@ def end_despite_questions(code: int) -> None:
 
     Nor does it wait then for a process group that it has not left.
     """
-    global _exit_code
-    _exit_code = code
+    atexit.register(_end_if_unanswered, code)
 
 
-@atexit.register
-def _end_if_unanswered() -> None:
+def _end_if_unanswered(code: int) -> None:
     distributed = sys.modules.get("torch.distributed")
     has_group = distributed is not None and distributed.is_initialized()
-    if _exit_code is not None and (has_group or any(thread.is_alive() for thread in _threads)):
+    if has_group or any(thread.name == THREAD_NAME for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_exit_code)
+        os._exit(code)
 
 
 class StoreQuestions:
@@ -66,19 +61,18 @@ class StoreQuestions:
         """
         if self._thread is not None and self._thread.is_alive():
             return otherwise
-        answers: list[T] = []
-        errors: list[Exception] = []
+        answer: Future[T] = Future()
 
         def run() -> None:
             try:
-                answers.append(question())
+                answer.set_result(question())
             except Exception as error:
-                errors.append(error)
+                answer.set_exception(error)
 
-        self._thread = threading.Thread(target=run, daemon=True)
-        _threads.add(self._thread)
+        self._thread = threading.Thread(target=run, name=THREAD_NAME, daemon=True)
         self._thread.start()
         self._thread.join(self._limit_s)
-        if errors and not isinstance(errors[0], self._gone):
-            raise errors[0]
-        return answers[0] if answers else otherwise
+        try:
+            return answer.result() if answer.done() else otherwise
+        except self._gone:
+            return otherwise

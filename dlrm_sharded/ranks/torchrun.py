@@ -23,9 +23,8 @@ import socket
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from torch.distributed import DistNetworkError
+from torch.distributed import DistNetworkError, run
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
@@ -35,35 +34,28 @@ from torch.distributed.elastic.multiprocessing.errors import (
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-from torch.distributed.launcher.api import elastic_launch
-from torch.distributed.run import (
-    config_from_args,
-    determine_local_world_size,
-    parse_args,
-    parse_min_max_nnodes,
-)
+from torch.distributed.launcher import api
 
 from dlrm_sharded.files.errors import EXIT_ERROR, EXIT_USER_ERROR, ConfigError, LostRankError
 from dlrm_sharded.ranks.host_agent import (
     LIMIT_AFTER_END_S,
     LIMIT_AFTER_SIGNAL_S,
+    HostAgent,
     RepeatedMistakeError,
     cause,
     end_text,
-    error_fields,
-    use_host_agent,
+    say,
 )
 from dlrm_sharded.ranks.job_store import PORT_TAKEN, TAKEN_TEXT, open_store
 from dlrm_sharded.ranks.process import (
     ENDS_WITH_PARENT,
     LAUNCHER_VARIABLE,
     check_temporary_folder,
-    check_threads,
     die_with_parent,
     quiet_without_reader,
     threads_of_a_rank,
 )
-from dlrm_sharded.ranks.rendezvous import replace_rendezvous
+from dlrm_sharded.ranks.rendezvous import adapt_rendezvous
 from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 SHUTDOWN_S = 25
@@ -82,12 +74,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 ASKING_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ranks take as a request to stop; the others reach them as SIGTERM."""
 
-ELASTIC_LOGGER = "torch.distributed.elastic"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, and exit with the code that the ranks' end calls for."""
@@ -104,20 +90,20 @@ def launch(arguments: Sequence[str]) -> int:
         arguments: as torchrun takes them.
     """
     try:
-        return _launch(parse_args(list(arguments)))
+        return _launch(run.parse_args(list(arguments)))
     except ConfigError as error:
         say(f"error: {error}")
         return EXIT_USER_ERROR
 
 
 def _launch(args: argparse.Namespace) -> int:
-    num_hosts = parse_min_max_nnodes(args.nnodes)[1]
+    num_hosts = run.parse_min_max_nnodes(args.nnodes)[1]
     if args.rdzv_id == "none" and num_hosts == 1:
         args.rdzv_id = str(uuid.uuid4())
     _prepare_environment(args, num_hosts)
-    config, command, command_args = config_from_args(args)
-    replace_rendezvous(config)
-    agents = use_host_agent(say)
+    config, command, command_args = run.config_from_args(args)
+    adapt_rendezvous(config)
+    api.LocalElasticAgent = HostAgent  # type: ignore[assignment,misc]
     config.signals_to_handle = ""  # no handlers of torch's, which a second signal would call again
     stop = StopRequest()
     stop.install()
@@ -126,19 +112,19 @@ def _launch(args: argparse.Namespace) -> int:
     try:
         if num_hosts > 1 and args.rdzv_backend in ("static", "c10d"):
             _check_endpoint(config.rdzv_endpoint)
-        elastic_launch(config, command)(*command_args)
+        api.elastic_launch(config, command)(*command_args)
     except SignalException:
         return 128 + stop.number
     except RepeatedMistakeError as error:
-        return _conclude(EXIT_USER_ERROR, str(error), agents[0].ends())
+        return _conclude(EXIT_USER_ERROR, str(error))
     except ChildFailedError as error:
-        return _conclude(*_reason(error.failures), agents[0].ends())
+        return _conclude(*_reason(error.failures))
     except DistNetworkError as error:
         if PORT_TAKEN not in str(error):
             raise
         raise ConfigError(f"{config.rdzv_endpoint} {TAKEN_TEXT}") from error
     except RendezvousError as error:
-        if agents and agents[0].were_preempted():
+        if any(agent.were_preempted() for agent in HostAgent.made):
             return EXIT_PREEMPTED
         say(
             f"error: the hosts did not meet at {config.rdzv_endpoint}: {error}; the host that "
@@ -147,21 +133,24 @@ def _launch(args: argparse.Namespace) -> int:
         return EXIT_ERROR
     finally:
         with contextlib.suppress(SignalException):  # which ends no more than this wait
-            for agent in agents:
+            for agent in HostAgent.made:
                 agent.wait_for_others(LIMIT_AFTER_SIGNAL_S if stop.number else LIMIT_AFTER_END_S)
-    return EXIT_PREEMPTED if agents[0].were_preempted() else 0
+    return EXIT_PREEMPTED if any(agent.were_preempted() for agent in HostAgent.made) else 0
 
 
 def _prepare_environment(args: argparse.Namespace, num_hosts: int) -> None:
     """Set what ranks of this host have in common."""
-    check_threads()
     check_temporary_folder()
-    threads = threads_of_a_rank(determine_local_world_size(args.nproc_per_node))
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    threads = threads_of_a_rank(run.determine_local_world_size(args.nproc_per_node))
+    os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
     # a rank that crashes in a library says where, before it dies
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    if "LOGLEVEL" not in os.environ:  # whoever sets a level wants torch's lines
+        logger = logging.getLogger("torch.distributed.elastic")
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False
     if num_hosts == 1:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")
@@ -183,22 +172,16 @@ def _check_endpoint(endpoint: str) -> None:
         raise ConfigError(f"{endpoint} {TAKEN_TEXT}") from None
 
 
-class StopRequest(logging.Handler):
+class StopRequest:
     """The first signal that asks the job to end.
 
     Further ones are ignored: they would interrupt the agent while it waits for the ranks'
-    checkpoints, and schedulers send SIGTERM twice. It takes the agent's log in place of the
-    terminal, and says which ranks are killed because they have not ended in time.
+    checkpoints, and schedulers send SIGTERM twice.
     """
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.number = 0
+    number = 0
 
     def install(self) -> None:
-        logger = logging.getLogger(ELASTIC_LOGGER)
-        logger.addHandler(self)
-        logger.propagate = "LOGLEVEL" in os.environ  # whoever sets a level wants torch's lines
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
                 signal.signal(number, self._handle)
@@ -214,29 +197,24 @@ class StopRequest(logging.Handler):
             passed_on = number if number in ASKING_TO_STOP else signal.SIGTERM
             raise SignalException(f"stopped by signal {number}", signal.Signals(passed_on))
 
-    def emit(self, record: logging.LogRecord) -> None:
-        arguments = record.args if isinstance(record.args, tuple) else ()
-        if self.number and str(record.msg).startswith("Unable to shutdown") and arguments:
-            say(f"rank process {arguments[0]} did not end after SIGTERM and is killed")
-
 
 def _reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
     """Return the exit code and the line for the failure that has caused the others."""
     rank, failure = cause(failures)
-    fields = error_fields(failure)
-    if fields:  # TorchX takes the reason from the launcher's error file
-        with contextlib.suppress(OSError):
+    code = EXIT_USER_ERROR if failure.exitcode == EXIT_USER_ERROR else EXIT_ERROR
+    fields = failure.error_file_data.get("message")
+    if isinstance(fields, dict):
+        with contextlib.suppress(OSError):  # TorchX takes the reason from the launcher's file
             get_error_handler().dump_error_file(failure.error_file, failure.exitcode)
-    if failure.exitcode == EXIT_USER_ERROR:
-        return EXIT_USER_ERROR, fields.get("extraInfo", {}).get("line", "")
-    if "message" not in fields:
-        return EXIT_ERROR, f"error: rank {rank} {end_text(failure.exitcode)}"
-    shown = f"error: rank {rank} failed with {fields['message']} (its traceback is above)"
-    return EXIT_ERROR, fields.get("extraInfo", {}).get("line", shown)
+        shown = f"error: rank {rank} failed with {fields['message']} (its traceback is above)"
+        return code, fields.get("extraInfo", {}).get("line", shown)
+    shown = f"error: rank {rank} {end_text(failure.exitcode)}"
+    return code, "" if code == EXIT_USER_ERROR else shown
 
 
-def _conclude(code: int, line: str, ends: Sequence[Mapping[str, Any]]) -> int:
+def _conclude(code: int, line: str) -> int:
     """Print the line, unless the ranks of this host have shown it and nothing else; return code."""
+    ends = [end for agent in HostAgent.made for end in agent.ends()]
     if line and [end["line"] for end in ends if end["is_said"]] != [line]:
         say(line)
     return code

@@ -61,7 +61,7 @@ def version_problem(installed: Mapping[str, str]) -> str | None:
 
     Returns None if they belong together, and where none of the versions is known.
     """
-    installed = _with_modules(installed)
+    installed = {package: text for package, text in installed.items() if text != STAND_IN}
     sets = {package: _set_of(package, text) for package, text in installed.items()}
     for_cuda = installed.get(FBGEMM["cuda"], CPU_BUILD)
     if not {*FBGEMM.values()} - {*installed}:
@@ -75,13 +75,6 @@ def version_problem(installed: Mapping[str, str]) -> str | None:
     *others, last = [f"{package} {text}" for package, text in installed.items()]
     listed = f"{', '.join(others)} and {last}"
     return f"{listed} do not belong together: {reason}; run: {repair_command(installed)}"
-
-
-def _with_modules(installed: Mapping[str, str]) -> dict[str, str]:
-    """Return the packages without a stand-in for FBGEMM's build for CUDA."""
-    stand_in = installed.get(FBGEMM["cuda"], "")
-    is_there = stand_in == STAND_IN or (stand_in.endswith(CPU_BUILD) and FBGEMM["cpu"] in installed)
-    return {p: v for p, v in installed.items() if not (is_there and p == FBGEMM["cuda"])}
 
 
 def unknown_torch(installed: Mapping[str, str]) -> str | None:
@@ -99,42 +92,25 @@ def repair_command(installed: Mapping[str, str], build: Build | None = None) -> 
     Args:
         build: that of the device; None for what the packages and this machine say.
     """
-    build = build or build_of(installed)
     removed = " ".join(package for package in FBGEMM.values() if package in installed)
-    command = install_command(build, torch=installed.get("torch", ""))
-    return f"pip uninstall -y {removed} && {command}"
+    return f"pip uninstall -y {removed} && {install_command(build or build_of(installed))}"
 
 
-def install_command(build: Build, *, torch: str = "") -> str:
-    """Return the command that installs what training needs.
-
-    Args:
-        torch: version of the torch that is kept, if one of `SETS` has it.
-    """
-    versions = _set_of("torch", torch) or DEFAULTS[build]
-    torchrec = f"torchrec=={versions.torchrec}"
-    if versions == DEFAULTS[build]:
-        command, pins = f'pip install "dlrm_sharded[{build}]"', ""
-    else:
-        command = f'pip install "dlrm_sharded[beside-torch]" {FBGEMM[build]}=={versions.fbgemm}'
-        pins = f" {torchrec}"
+def install_command(build: Build | None = None) -> str:
+    """Return the command that installs what training needs: for this machine, or for a build."""
+    build = build or build_of(installed_versions())
+    command = f'pip install "dlrm_sharded[{build}]"'
     if build == "cuda":
-        return command + pins
+        return command
     # TorchRec requires FBGEMM's build for CUDA, which would replace the one for the CPU.
-    return f"{command} && pip install --no-deps {torchrec}"
-
-
-def install_command_here() -> str:
-    """Return the command that adds what training needs to the installed packages."""
-    installed = installed_versions()
-    return install_command(build_of(_with_modules(installed)), torch=installed.get("torch", ""))
+    return f"{command} && pip install --no-deps torchrec=={DEFAULTS[build].torchrec}"
 
 
 def missing_text(error: BaseException | None) -> str | None:
     """Return the message for an error about a missing package of training; None for others."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name in TRAINING_MODULES:
-            return f"this needs {error.name}, which is not installed; run: {install_command_here()}"
+            return f"this needs {error.name}, which is not installed; run: {install_command()}"
         error = error.__cause__ or error.__context__
     return None
 
@@ -144,12 +120,8 @@ def build_of(installed: Mapping[str, str]) -> Build:
     demanded = os.environ.get(DEVICE_VARIABLE)
     if demanded == "cpu" or installed.get("torch", "").endswith(CPU_BUILD):
         return "cpu"
-    if demanded == "cuda":
-        return "cuda"
-    present: list[Build] = [build for build, package in FBGEMM.items() if package in installed]
-    if len(present) == 1:
-        return present[0]
-    return "cuda" if visible_gpus() else "cpu"
+    has_build = installed.get(FBGEMM["cuda"], STAND_IN) != STAND_IN
+    return "cuda" if demanded == "cuda" or has_build or visible_gpus() else "cpu"
 
 
 def minor(text: str) -> str:

@@ -2,7 +2,7 @@
 
 beat: a step has ended.
 rest: time in which no step is expected to end, such as loading, compilation and evaluation.
-report: where a rank without progress is, which it tells the others through the job's store.
+report: where a rank without progress is, which it sends to the others through the job's store.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
 
 import torch.distributed as dist
 
 from dlrm_sharded.files.errors import ConfigError, HungRankError, LostRankError, RankError
-from dlrm_sharded.ranks.collective_names import (
-    collective_name,
-    frames_of,
-    function_name,
-    name_of_frames,
-)
-from dlrm_sharded.ranks.job_store import JobStore, ranks_text
+from dlrm_sharded.ranks.job_store import JobStore, listed, ranks_text
 from dlrm_sharded.ranks.store_questions import StoreQuestions
 
 log = logging.getLogger(__name__)
@@ -47,21 +44,26 @@ ANSWER_S = 3.0
 STORE_S = 2.0
 """Time in which the store answers, beside the time that ranks have."""
 
-MAX_SHOWN = 4
+GRACE_S = 5.0
+"""Time that a rank gives one that has left to report its error. The first rank that exits makes
+torchrun end all others, so that an error could be lost."""
 
-OF_GLOO = re.compile(r"gloo|pair closure")
+GLOO_ERROR = re.compile(r"gloo|pair closure")
 TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 CUT_OFF = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection refused|recv, error|failed to recv",
     re.IGNORECASE,
 )
 
-GRACE_S = 5.0
-"""Time that a rank gives one that has left to report its error. The first rank that exits makes
-torchrun end all others, so that an error could be lost."""
+COLLECTIVES = (
+    "torch.distributed.distributed_c10d",
+    "torch.autograd",
+    "torchrec.distributed.comm_ops",
+    "torchrec.distributed.dist_data",
+)
+"""Modules whose functions wait for other ranks: the backward pass does for gradients."""
 
-OnStall = Callable[[float, int, str], None]
-"""Called with the seconds without progress, the last step that has ended, and words about both."""
+LIBRARIES = {"torch", "torchrec", "fbgemm_gpu", *sys.stdlib_module_names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,6 @@ class Heartbeat:
     def __init__(self) -> None:
         self.last: Beat | None = None
         """None at rest."""
-        self.on_stall: OnStall | None = None
 
     def beat(self, step: int) -> None:
         """Note that a step has ended."""
@@ -88,13 +89,12 @@ class Heartbeat:
         self.last = Beat(step, now_s, interval_s)
 
     @contextmanager
-    def steps(self, on_stall: OnStall) -> Iterator[None]:
+    def steps(self) -> Iterator[None]:
         """Rest after the block, whose first beat begins the time in which steps are expected."""
-        self.on_stall = on_stall
         try:
             yield
         finally:
-            self.last = self.on_stall = None
+            self.last = None
 
     @contextmanager
     def rest(self) -> Iterator[None]:
@@ -111,7 +111,7 @@ class Report:
     """Where a rank without progress is.
 
     Args:
-        place: words for the collective or function that it is in.
+        place: the collective or function that it is in.
         waits: whether that is a collective.
     """
 
@@ -121,21 +121,19 @@ class Report:
     waits: bool
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Watch:
-    """A thread that speaks when no step ends, again at intervals that double, and when one does.
+    """A thread that speaks when no step ends, and when one does again.
 
     The first rank that can report speaks for all. A host that cannot reach the store says so.
 
     Args:
         speaks_for_host: whether this rank is the first of its host.
-        on_cuda: whether collectives are those of NCCL.
     """
 
     heartbeat: Heartbeat
     job: JobStore
     speaks_for_host: bool
-    on_cuda: bool
 
     def __post_init__(self) -> None:
         self._main = threading.get_ident()
@@ -154,51 +152,59 @@ class Watch:
             self._thread.join()
 
     def explain(self, error: Exception) -> LostRankError | None:
-        """Return what an error of a collective means, or None if it is not about other ranks."""
+        """Return what an error of a collective means, or None if it is not about other ranks.
+
+        One rank reports it for all; each does if the store does not answer.
+        """
         text = str(error)
-        if not isinstance(error, dist.DistError) and not OF_GLOO.search(text):
+        if not isinstance(error, dist.DistError) and not GLOO_ERROR.search(text):
             return None
-        place = collective_name(error)
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        place, _ = place_of(reversed(frames))
+        lost: LostRankError
         if TIMED_OUT.search(text):
-            return self._hung(place)
-        if not CUT_OFF.search(text):
-            return None
-        time.sleep(GRACE_S)
-        return self._reported_once(
-            LostRankError(
-                f"lost the connection to another rank in {place}: that rank has ended; its own "
+            what, _ = self._where_ranks_are(place, waits=True)
+            lost = HungRankError(
+                f"a collective has timed out (timeout_s is {self.job.timeout_s:g}): {what}. Raise "
+                "timeout_s if ranks are only slow"
+            )
+        elif CUT_OFF.search(text):
+            time.sleep(GRACE_S)
+            lost = LostRankError(
+                f"lost the connection to another rank {place}: that rank has ended; its own "
                 "message or that of its launcher says why"
             )
-        )
+        else:
+            return None
+        if self._questions.ask(lambda: self.job.reported_once(lost), None) is None:
+            lost.__cause__ = RankError(lost, failed_rank=0, reporter=self.job.rank)
+        return lost
 
     def _watch(self) -> None:
         stalled: Beat | None = None
-        num_told = 0
         while not self._end.wait(SAMPLE_S):
             beat = self.heartbeat.last
             if stalled is not None and beat is not stalled:
                 self._go_on(stalled)
-                stalled, num_told = None, 0
-            if beat is not None:
+                stalled = None
+            if beat is not None and stalled is None:
                 limit_s = max(STALL_S, SLOW_STEPS * beat.interval_s)
-                if time.monotonic() - beat.at_s >= limit_s * 2**num_told:
+                if time.monotonic() - beat.at_s >= limit_s:
                     stalled = beat
-                    num_told += 1
-                    self._tell(beat)
+                    self._report_stall(beat)
 
-    def _tell(self, beat: Beat) -> None:
-        what, speaks = self._where_ranks_are()
+    def _report_stall(self, beat: Beat) -> None:
+        frame = sys._current_frames().get(self._main)
+        place, waits = place_of(frame for frame, _ in traceback.walk_stack(frame))
+        what, speaks = self._where_ranks_are(place, waits=waits)
         if not speaks:
             return
         waited_s = time.monotonic() - beat.at_s
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited_s))
-        line = (
-            f"no progress for {waited_s:.0f} s: since {since}, after step {beat.step}, {what}; "
-            f"the run ends when a collective has waited for {self.job.timeout_s:g} s (timeout_s)"
+        self._say(
+            f"no progress for {waited_s:.0f} s: since {since}, after step {beat.step}, {what}; the "
+            f"run ends when a collective has waited for {self.job.timeout_s:g} s (timeout_s)"
         )
-        self._say(line)
-        if (on_stall := self.heartbeat.on_stall) is not None:
-            on_stall(waited_s, beat.step, line)
 
     def _go_on(self, stalled: Beat) -> None:
         if (store := self._store) is not None:
@@ -213,18 +219,13 @@ class Watch:
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def _where_ranks_are(self, collective: str | None = None) -> tuple[str, bool]:
+    def _where_ranks_are(self, place: str, *, waits: bool) -> tuple[str, bool]:
         """Return who waits where for whom, and whether this rank is to say it.
 
         Args:
-            collective: where this rank waits; None for what its main thread does now.
+            place, waits: as in the report of this rank.
         """
-        frames = frames_of(sys._current_frames().get(self._main))
-        collective = collective or name_of_frames(frames)
-        if collective is None and self.on_cuda:
-            collective = pending_collective()
-        place = f"in {collective or function_name(frames)}"
-        own = Report(self.job.rank, socket.gethostname(), place, collective is not None)
+        own = Report(self.job.rank, socket.gethostname(), place, waits)
         reports = self._questions.ask(lambda: self._exchange(own), None)
         if reports is not None:
             return stall_text(reports), reports[0].rank == own.rank
@@ -257,28 +258,11 @@ class Watch:
                 missing.append(Report(rank, host, "without an answer", waits=False))
         return came + missing
 
-    def _hung(self, collective: str) -> LostRankError:
-        what, _ = self._where_ranks_are(collective)
-        return self._reported_once(
-            HungRankError(
-                f"a collective has timed out (timeout_s is {self.job.timeout_s:g}): {what}. Raise "
-                "timeout_s if ranks are only slow"
-            )
-        )
-
-    def _reported_once(self, error: LostRankError) -> LostRankError:
-        """Let one rank report the error for all; each does if the store does not answer."""
-        if self._questions.ask(lambda: self.job.reported_once(error), None) is None:
-            error.__cause__ = RankError(error, failed_rank=0, reporter=self.job.rank)
-        return error
-
 
 def stall_text(reports: Sequence[Report]) -> str:
     """Return who waits where, and for whom."""
     waiting = [report for report in reports if report.waits]
     others = [report for report in reports if not report.waits]
-    if not others and len({report.place for report in waiting}) == 1:
-        return f"all ranks wait {waiting[0].place}, and nothing moves between them"
     text = f"waiting: {_places(waiting) or 'no rank'}"
     return f"{text}; waited for: {_places(others)}" if others else text
 
@@ -287,23 +271,26 @@ def _places(reports: Sequence[Report]) -> str:
     by_place: dict[str, list[Report]] = {}
     for report in reports:
         by_place.setdefault(report.place, []).append(report)
-    shown = []
-    for place, those in list(by_place.items())[:MAX_SHOWN]:
-        hosts = ", ".join(list(dict.fromkeys(report.host for report in those))[:MAX_SHOWN])
-        shown.append(f"{ranks_text([report.rank for report in those])} on {hosts} {place}")
-    return "; ".join(shown)
+    shown = [
+        f"{ranks_text([one.rank for one in those], [one.host for one in those])} {place}"
+        for place, those in by_place.items()
+    ]
+    return listed(shown, "; ")
 
 
-def pending_collective() -> str | None:
-    """Return words for the oldest collective that NCCL has not completed; None if there is none."""
-    from torch._C import _distributed_c10d
+def place_of(frames: Iterable[FrameType]) -> tuple[str, bool]:
+    """Return the collective or else the function that a call is in, and whether it is the former.
 
-    dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
-    if dump is None:  # torch without NCCL
-        return None
-    with suppress(RuntimeError, ValueError, KeyError):
-        for entry in json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", ()):
-            if entry["state"] != "completed":
-                name = entry["profiling_name"].removeprefix("nccl:")
-                return f"NCCL's {name}, number {entry['collective_seq_id']} of its group"
-    return None
+    Args:
+        frames: frames of the call, the innermost first.
+    """
+    collective, is_of_torchrec = "", False
+    for frame in frames:
+        module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_qualname
+        if module in COLLECTIVES and not is_of_torchrec:
+            collective, is_of_torchrec = function, module.startswith("torchrec.")
+        elif module.partition(".")[0] not in LIBRARIES:
+            if collective:
+                return f"in {collective} in {function}", True
+            return f"in {function} ({Path(frame.f_code.co_filename).name})", False
+    return f"in {collective or 'a library'}", bool(collective)

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -77,7 +76,6 @@ class EventFile:
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
         self._enabled = enabled  # until a write fails: then the end of the file may be cut
-        self._lock = threading.RLock()  # a stall is written by another thread
         self._flushed_s = time.monotonic()
         self._check_owner = check_owner
         self._events = io.BytesIO()
@@ -104,8 +102,7 @@ class EventFile:
 
     def position(self) -> tuple[str, int]:
         """Write all events to disk; return the name of the file and its size in bytes."""
-        with self._lock:
-            self._flush()
+        self._flush()
         return self._path.name, self._path.stat().st_size if self._path.exists() else 0
 
     def scalar(self, tag: str, value: float, step: int = 0) -> None:
@@ -125,10 +122,9 @@ class EventFile:
 
     def _add(self, step: int = 0, **content: object) -> None:
         event = Event(wall_time=time.time(), step=step, **content)
-        with self._lock:
-            self._records.write(event.SerializeToString())
-            if time.monotonic() - self._flushed_s > FLUSH_S:
-                self._flush()
+        self._records.write(event.SerializeToString())
+        if time.monotonic() - self._flushed_s > FLUSH_S:
+            self._flush()
 
     def _flush(self) -> None:
         events = self._events.getvalue()
@@ -157,11 +153,6 @@ class RunWriter(EventFile):
         super().__init__(run_dir, **options)
         self._goes_on = options.get("going_on") is not None
         self._run_scalars: dict[str, float] = {}
-
-    def stall(self, stalled_s: float, step: int, text: str) -> None:
-        """Write that no step has ended for so long after a step, and who waits for whom."""
-        self.scalar("train/stalled_s", stalled_s, step)
-        self.text("train/stall", text, step)
 
     def run_scalar(self, tag: str, value: float) -> None:
         """Write a figure of the run as a whole."""

@@ -30,7 +30,6 @@ from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
 from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
-from dlrm_sharded.ranks.watch import OnStall
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.id_report import IdReport
 from dlrm_sharded.training.metrics import warn_of_chance
@@ -59,7 +58,6 @@ class Trainer:
 
     Args:
         checkpoints: writes checkpoints; None for none.
-        log_stall: called, in another thread, while no step ends.
         start: where the training goes on.
         trace_folder: folder of the ranks' traces, if the config asks for them.
     """
@@ -74,7 +72,6 @@ class Trainer:
     batch_size: int
     rank: Rank
     log_scalar: LogScalar
-    log_stall: OnStall = lambda *_: None
     checkpoints: Checkpoints | None = None
     start: Progress = field(default_factory=Progress)
     trace_folder: Path | None = None
@@ -138,7 +135,7 @@ class Trainer:
                 stack.enter_context(self._profiler)
             if self.checkpoints is not None:
                 stack.enter_context(self.checkpoints)
-            stack.enter_context(self.rank.heartbeat.steps(self.log_stall))
+            stack.enter_context(self.rank.heartbeat.steps())
             self._train(bar)
         with all_or_none():
             check_dense_weights(self.model, self._num_steps)

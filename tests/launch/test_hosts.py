@@ -122,11 +122,11 @@ def test_a_dead_link_is_said_on_both_sides(start, hosts, tmp_path):
     server = [(tmp_path / "host_0").read_text() == host.name for host in hosts].index(True)
     waiting, cut_off = by_host[server], by_host[1 - server]
     assert re.search(
-        r"after step \d+, waiting: rank 0 on dlrm\d in all_reduce in train; "
-        r"waited for: rank 1 on dlrm\d without an answer; the run ends when",
+        r"after step \d+, waiting: rank 0 \(dlrm\d\) in all_reduce in train; "
+        r"waited for: rank 1 \(dlrm\d\) without an answer; the run ends when",
         waiting,
     ), waiting
-    assert "rank 1 on dlrm" in cut_off
+    assert "rank 1 (dlrm" in cut_off
     assert "in all_reduce in train, and cannot reach the job's store at " in cut_off
     hosts[1].ip("link", "set", OPEN, "up")
     for agent in agents:
@@ -142,5 +142,5 @@ def test_a_dead_link_ends_the_run_at_its_timeout(start, hosts, tmp_path):
     hosts[1].ip("link", "set", OPEN, "down")
     outputs = ["\n".join(ended(agent, 1)) for agent in agents]
     assert all("a collective has timed out (timeout_s is 15): " in output for output in outputs)
-    assert any("waited for: rank 1 on dlrm" in output for output in outputs)
+    assert any("waited for: rank 1 (dlrm" in output for output in outputs)
     assert any("cannot reach the job's store" in output for output in outputs)

@@ -226,7 +226,7 @@ def test_nothing_listens_to_the_network(start, tmp_path):
 def test_a_hung_rank_is_named(what, place, start):
     env = {"HUNG_RANK": "1"}
     [message] = ended(start(what, timeout_s=20, env=env, own_process=what == "stop"), 1)
-    who_waits = rf"waiting: rank 0 on \S+ in {place}; waited for: rank 1 on "
+    who_waits = rf"waiting: rank 0 \(\S+\) in {place}; waited for: rank 1 \("
     assert message.startswith("error: a collective has timed out (timeout_s is 20): ")
     assert re.search(who_waits, message), message
 
@@ -236,5 +236,5 @@ def test_a_hung_rank_that_serves_the_store(start):
     env = {"HUNG_RANK": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     job = start("stop", launcher="torchrun", timeout_s=20, env=env, own_process=True)
     output = "\n".join(ended(job, 1))
-    assert re.search(r"rank 1 on \S+ in all_gather_object in stop, and cannot reach", output)
+    assert re.search(r"rank 1 \(\S+\) in all_gather_object in stop, and cannot reach", output)
     assert output.count("Traceback") == 1, "torchrun's own"

@@ -20,18 +20,18 @@ COMMON = {"seed": 0, "data.alpha": 0.9}
         ([COMMON, COMMON, COMMON], ""),
         (
             [COMMON, COMMON | {"seed": 1}, COMMON],
-            "seed is 0 on 2 ranks from 0 to 2 (a, c) and 1 on rank 1 (b)",
+            "seed is 0 on ranks 0, 2 (a, c) and 1 on rank 1 (b)",
         ),
         (
             [COMMON, COMMON | {"version of torch": "2.13"}, COMMON | {"seed": True}],
-            "seed is 0 on 2 ranks from 0 to 1 (a, b) and True on rank 2 (c); "
-            "version of torch is not there on 2 ranks from 0 to 2 (a, c) and '2.13' on rank 1 (b)",
+            "seed is 0 on ranks 0, 1 (a, b) and True on rank 2 (c); "
+            "version of torch is not there on ranks 0, 2 (a, c) and '2.13' on rank 1 (b)",
         ),
     ],
     ids=["alike", "one_key", "a_key_of_one_rank"],
 )
 def test_differences_are_named_with_their_hosts(facts, text):
-    assert differences_text(facts, ["a", "b", "c"]) == text
+    assert differences_text([*zip("abc", facts, strict=True)]) == text
 
 
 def outcomes(store: dist.Store, facts: Mapping[int, dict[str, Any]]) -> dict[int, Exception | None]:
@@ -58,8 +58,8 @@ def test_all_ranks_raise_the_same_and_rank_zero_reports(monkeypatch):
     found = outcomes(dist.HashStore(), {0: COMMON, 1: COMMON | {"seed": 1}, 2: COMMON})
     messages = {str(error) for error in found.values()}
     assert messages == {
-        "the ranks were not started alike: seed is 0 on 2 ranks from 0 to 2 (node7) and 1 on rank "
-        "1 (node7); give all ranks the same overrides, and install the same versions on all hosts"
+        "the ranks were not started alike: seed is 0 on ranks 0, 2 (node7) and 1 on rank 1 "
+        "(node7); give all ranks the same overrides, and install the same versions on all hosts"
     }
     for error in found.values():
         assert isinstance(error, UnlikeRanksError)

@@ -1,7 +1,6 @@
 """Processes that lose their parent, and the memory that they had."""
 
 import mmap
-import os
 import resource
 import subprocess
 import sys
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.ranks.process import check_threads, forget_peak_memory
+from dlrm_sharded.ranks.process import forget_peak_memory
 
 CHILD = """
 import os, time
@@ -54,18 +52,3 @@ def test_forgets_the_peak():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     forget_peak_memory()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before - size / 2**11
-
-
-@pytest.mark.parametrize("threads", ["4", " +4 ", "4,2", " "])
-def test_threads_that_openmp_takes(threads, monkeypatch):
-    """No threads are as if unset."""
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    check_threads()
-    assert os.environ.get("OMP_NUM_THREADS", " ") == threads
-
-
-@pytest.mark.parametrize("threads", ["0", "abc", "2.5", "0,4"])
-def test_threads_that_openmp_ignores(threads, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{threads}'"):
-        check_threads()

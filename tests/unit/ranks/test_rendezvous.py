@@ -3,12 +3,18 @@
 import socket
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.launcher.api import LaunchConfig
 
 from dlrm_sharded.ranks import rendezvous
-from dlrm_sharded.ranks.rendezvous import reached_address
+from dlrm_sharded.ranks.rendezvous import adapt_rendezvous
 
 HERE, THERE, LOOPBACK = "10.0.0.1", "10.0.0.2", "127.0.1.1"
+
+
+def config(endpoint: str, **options: object) -> LaunchConfig:
+    return LaunchConfig(
+        2, 2, 1, run_id="job", rdzv_backend="c10d", rdzv_endpoint=f"{endpoint}:29500", **options
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,11 +42,15 @@ def test_the_address_of_this_host(
 
     monkeypatch.setattr(rendezvous, "source_towards", lambda host: way)
     monkeypatch.setattr(rendezvous, "_matches_machine_hostname", matches)
-    parameters = RendezvousParameters("c10d", f"{endpoint}:29500", "job", 1, 2)
-    assert (reached_address(parameters), parameters.config) == (address, options)
+    made = config(endpoint)
+    made.rdzv_configs.clear()
+    adapt_rendezvous(made)
+    assert (made.local_addr, made.rdzv_configs) == (address, options)
 
 
 def test_options_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendezvous, "source_towards", lambda host: (HERE, HERE))
-    parameters = RendezvousParameters("c10d", "a:1", "job", 1, 2, local_addr="mine", is_host=0)
-    assert (reached_address(parameters), parameters.config) == ("mine", {"is_host": 0})
+    made = config("a", local_addr="mine", rdzv_configs={"is_host": 0})
+    adapt_rendezvous(made)
+    assert made.local_addr == "mine"
+    assert made.rdzv_configs["is_host"] == 0

@@ -12,7 +12,6 @@ from dlrm_sharded.ranks.version_sets import (
     SETS,
     Build,
     VersionSet,
-    install_command,
     minor,
     missing_text,
     version_problem,
@@ -33,8 +32,7 @@ PROBLEMS: dict[str, tuple[tuple[str | None, ...], str, str]] = {
         ("2.13.0", None, "1.9.0", "1.9.2"),
         "torch 2.13.0, fbgemm-gpu 1.9.0 and torchrec 1.9.2 do not belong together: each FBGEMM is "
         "built for one torch",
-        'pip uninstall -y fbgemm-gpu && pip install "dlrm_sharded[beside-torch]" '
-        "fbgemm-gpu==1.8.0 torchrec==1.8.0",
+        'pip uninstall -y fbgemm-gpu && pip install "dlrm_sharded[cuda]"',
     ),
     "newer_torchrec_on_cpu": (
         ("2.13.0+cpu", "1.8.0", None, "1.9.2"),
@@ -81,7 +79,6 @@ def test_versions_that_do_not_belong_together(name):
     [
         *[(s.torch, None, s.fbgemm, s.torchrec) for s in SETS],
         *[(f"{s.torch}+cpu", s.fbgemm, "0+cpu", s.torchrec) for s in SETS],
-        ("2.13.0+cpu", "1.8.0", "1.8.0+cpu", "1.8.0"),
         ("2.14.0+cu130", None, "1.9.0+cu130", "1.9.0"),
         ("2.15.0", None, None, None),
         (None, None, None, None),
@@ -127,27 +124,6 @@ def test_extras_are_the_defaults(build):
     extras = project()["optional-dependencies"]
     assert {*extras[build]} == kept
     assert {name for name in extras if name.startswith(("cpu", "cuda"))} == {*FBGEMM}
-
-
-@pytest.mark.parametrize(
-    ("build", "torch", "command"),
-    [
-        ("cuda", "", 'pip install "dlrm_sharded[cuda]"'),
-        (
-            "cuda",
-            "2.11.0+cu130",
-            'pip install "dlrm_sharded[beside-torch]" fbgemm-gpu==1.6.0 torchrec==1.6.1',
-        ),
-        (
-            "cpu",
-            "2.14.1",
-            'pip install "dlrm_sharded[beside-torch]" fbgemm-gpu-cpu==1.9.0 && '
-            "pip install --no-deps torchrec==1.9.2",
-        ),
-    ],
-)
-def test_the_installed_torch_is_kept(build, torch, command):
-    assert install_command(build, torch=torch) == command
 
 
 def test_only_a_package_that_is_missing_is_called_missing():

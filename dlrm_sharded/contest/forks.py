@@ -1,0 +1,81 @@
+"""Runs functions in forks of this process, several at once, and ends those that take too long."""
+
+from __future__ import annotations
+
+import logging.handlers
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any
+
+from dlrm_sharded.ranks.process import die_with_parent
+
+MAX_RECORDS = 10_000
+"""Warnings that a fork keeps."""
+
+log = logging.getLogger(__name__)
+
+
+def in_forks(
+    functions: Sequence[Callable[[], Any]], *, limit_s: float, num_forks: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield the index of each function that has ended, and its result.
+
+    A new process instead of a fork would load torch for seconds. Warnings of all forks are logged
+    here, and those that differ only in their figures once. In place of the result of a fork that
+    has died, or has used up its time, is a text that says so.
+
+    Args:
+        limit_s: time of one function, which raises nothing.
+        num_forks: number of forks at once.
+    """
+    context = multiprocessing.get_context("fork")
+    warned: set[str] = set()
+    left = list(enumerate(functions))[::-1]
+    running: dict[Connection, tuple[int, ForkProcess, float]] = {}
+    while left or running:
+        while left and len(running) < num_forks:
+            index, function = left.pop()
+            receiver, sender = context.Pipe(duplex=False)
+            fork = context.Process(target=_run, args=(sender, function, os.getpid()), daemon=True)
+            running[receiver] = index, fork, time.monotonic() + limit_s
+            fork.start()
+            sender.close()
+        first_end = min(end for _, _, end in running.values())
+        ready = wait([*running], max(0.0, first_end - time.monotonic()))
+        for receiver, (index, fork, end) in [*running.items()]:
+            if receiver not in ready and time.monotonic() < end:
+                continue
+            result, warnings = f"it takes more than {limit_s:g} s", dict[str, str]()
+            if receiver in ready:
+                try:
+                    result, warnings = receiver.recv()
+                except EOFError:
+                    fork.join()
+                    result = f"its process ended with exit code {fork.exitcode}"
+            for kind in warnings.keys() - warned:
+                log.warning("%s", warnings[kind])
+            warned |= warnings.keys()
+            fork.kill()
+            del running[receiver]
+            yield index, result
+
+
+def _run(sender: Connection, function: Callable[[], object], parent: int) -> None:
+    """Send what a function returns; log nothing, because several forks would mix their lines."""
+    die_with_parent(parent)
+    os.setsid()  # Ctrl-C is the parent's, which ends its forks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    handler = logging.handlers.BufferingHandler(MAX_RECORDS)
+    handler.setLevel(logging.WARNING)
+    logging.getLogger().handlers = [handler]
+    if torch := sys.modules.get("torch"):  # planning loads it for few sharders
+        torch.set_num_threads(1)  # threads of the parent are not there
+    result = function()
+    ours = [record for record in handler.buffer if record.name.startswith("dlrm_sharded")]
+    sender.send((result, {str(record.msg): record.getMessage() for record in ours}))
