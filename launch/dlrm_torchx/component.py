@@ -4,17 +4,21 @@ Where the package is installed without its repository, they are `dlrm.train` and
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Dict, List, Optional  # noqa: UP035, the only types that TorchX's linter knows
 
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 from torchx.specs import AppDef, parse_mounts
 from torchx.specs.finder import ComponentValidationException
 
 from dlrm_sharded.checkpoint.folder import FOLDER_KEY
-from dlrm_sharded.files.errors import UserError
+from dlrm_sharded.commands.messages import readable_message
+from dlrm_sharded.commands.yamls import CONF_DIR
+from dlrm_sharded.files.errors import ConfigError, UserError
 from dlrm_torchx.app import JobShape, in_mounted_runs, storage_mounts, torchrun_app
-from dlrm_torchx.overrides import check_overrides
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +59,7 @@ def train(
     """
     with _shown_refusals():
         words = in_mounted_runs(overrides) if runs else list(overrides)
-        check_overrides(words)
+        _check_overrides(words)
         if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
             log.warning(
                 "results and checkpoints will lie in the container and go with it: give --runs, or "
@@ -120,3 +124,18 @@ def _shown_refusals() -> Iterator[None]:
         yield
     except UserError as error:
         raise ComponentValidationException(str(error)) from None
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Raise ConfigError, which lists the known keys or options, if the overrides do not compose."""
+    for override in overrides:
+        if override.startswith("-"):
+            raise ConfigError(
+                f"{override!r} is neither a Hydra override nor an option of the component (see "
+                "`torchx run launch/component.py:train --help`); options come before overrides"
+            )
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+            compose("train", list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(readable_message(error)) from None

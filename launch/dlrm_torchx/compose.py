@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ValueType
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.commands.own_folder import resolvable
-from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.jobs import SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 
 PRICES = "prices"
@@ -38,7 +37,7 @@ def prepare(
     with open_dict(job_config):
         job_config.hydra.sweep.subdir = subdir
     swept = swept_overrides(overrides, config)
-    job = SweepJob(
+    return SweepJob(
         num=num,
         title=" ".join([f"#{num}", *(swept or [subdir])]),
         overrides=list(OmegaConf.to_container(job_config.hydra.overrides.task)),  # type: ignore[arg-type]
@@ -46,10 +45,6 @@ def prepare(
         folder=sweep_dir / subdir,
         mailbox=JobMailbox(sweep_dir / ".torchx" / str(num)),
     )
-    missing_key = glob_without_value(job_config, config, hydra_context)
-    if missing_key is not None:
-        job.state, job.reason = JobState.SKIPPED, f"{missing_key} is not set"
-    return job
 
 
 def swept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
@@ -63,19 +58,3 @@ def swept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
         for text, item in zip(overrides, parse(list(overrides)), strict=True)
         if (item.get_key_element(), item.value()) not in constants
     ]
-
-
-def glob_without_value(
-    job_config: DictConfig, config: DictConfig, hydra_context: HydraContext
-) -> str | None:
-    """Return a key that an option needs, if a glob chose the option and the key has no value."""
-    parser = OverridesParser.create(config_loader=hydra_context.config_loader)
-    for override in parser.parse_overrides(list(config.hydra.overrides.task)):
-        if override.value_type is not ValueType.GLOB_CHOICE_SWEEP:
-            continue
-        key = override.get_key_element().lstrip("+").replace("/", ".")
-        node = OmegaConf.select(job_config, key)
-        missing = OmegaConf.missing_keys(node) if OmegaConf.is_config(node) else set()
-        if missing:
-            return min(missing)
-    return None

@@ -18,9 +18,7 @@ from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, AppStatus
 from torchx.specs.api import NONE, parse_app_handle
 
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import read_json_object
-from dlrm_sharded.files.json_forms import read_form
 from dlrm_torchx.app import ROLE
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import slurm_log
@@ -34,7 +32,7 @@ LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNOREC
 
 
 class JobState(enum.StrEnum):
-    """The states of schedulers, and `skipped`: a glob chose an option that lacks a value."""
+    """The states of schedulers, and that of a job before it is submitted."""
 
     NOT_STARTED = "not_started"
     PENDING = "pending"
@@ -43,7 +41,6 @@ class JobState(enum.StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
-    SKIPPED = "skipped"
 
     @property
     def is_active(self) -> bool:
@@ -219,15 +216,14 @@ class SweepApp:
         if status.state == AppState.SUCCEEDED:
             for job in self.active_jobs:
                 job.seconds = seconds
-                if self.in_rounds:
-                    job.fail("the ranks ended before it began")
-                elif not job.mailbox.has_return():
-                    job.fail(
-                        f"it succeeded, but its result is not in {job.mailbox.folder}; the sweep's "
-                        "folder must be on a disk that jobs share with this machine"
-                    )
-                else:
-                    job.take_end()
+                if job.take_end():
+                    continue
+                job.fail(
+                    "the ranks ended before it began"
+                    if self.in_rounds
+                    else f"it succeeded, but its result is not in {job.mailbox.folder}; the "
+                    "sweep's folder must be on a disk that jobs share with this machine"
+                )
             self.state = JobState.SUCCEEDED
         elif status.state == AppState.CANCELLED:
             by_whom = "by another command" if status.msg in ("", NONE) else status.msg
@@ -276,30 +272,7 @@ def state_of(status: AppStatus | None) -> JobState:
     return JobState.SUCCEEDED if succeeded else JobState.FAILED
 
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """The parts of a job in sweep.json that are read when a sweep is taken up."""
-
-    num: int
-    overrides: list[str]
-    state: JobState
-    app: str | None
-    log: str | None
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _SweepRecord:
-    jobs: list[JobRecord]
-
-
 def recorded_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
     """Return the records of the jobs of an earlier sweep in the folder, if there are any."""
     path = sweep_dir / RECORD
-    if not path.exists():
-        return []
-    fields = read_json_object(path, noun="sweep")
-    name = f"{path} is damaged, so that this sweep needs another hydra.sweep.dir"
-    read_form(fields, _SweepRecord, name=name, error=ConfigError, may_have_others=True)
-    jobs: list[dict[str, Any]] = fields["jobs"]
-    return jobs
+    return list(read_json_object(path, noun="sweep")["jobs"]) if path.exists() else []

@@ -100,15 +100,11 @@ def check_same_sweep(
     if here == there:
         return
     reason = f"it has {len(there)} jobs, and these are {len(here)}"
-    if len(there) > len(here) and there[: len(here)] == here:
-        reason = "it ran in batches, which cannot be taken up"
-    elif len(there) == len(here):
-        num = next(i for i in range(len(here)) if here[i] != there[i])
-        this, that = (
-            " ".join(item for item in one if item not in other)
-            for one, other in ((here[num], there[num]), (there[num], here[num]))
-        )
-        reason = f"its #{num} is {that!r}, and this one is {this!r}"
+    for num, (this, that) in enumerate(zip(here, there, strict=False)):
+        if this != that:
+            mine, others = sorted({*this} - {*that}), sorted({*that} - {*this})
+            reason = f"its #{num} is {' '.join(others)!r}, and this one is {' '.join(mine)!r}"
+            break
     raise ConfigError(
         f"{sweep_dir} holds a sweep already, with its comparison; give another hydra.sweep.dir, "
         f"or the overrides of that sweep to take it up ({reason})"
@@ -117,7 +113,7 @@ def check_same_sweep(
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
     """Return what Hydra's sweeper expects; the value of a job that did not succeed raises."""
-    failed = [job for job in jobs if job.state not in (JobState.SUCCEEDED, JobState.SKIPPED)]
+    failed = [job for job in jobs if job.state is not JobState.SUCCEEDED]
     lines = [f"{len(failed)} of {len(jobs)} jobs did not succeed; sweep in {short_path(sweep_dir)}"]
     for job in failed:
         where = ""
@@ -129,10 +125,9 @@ def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
     error = IncompleteSweepError("\n".join(lines))
     job_returns = []
     for job in jobs:
-        job_return = job.returned or JobReturn(overrides=job.overrides, cfg=job.config)
-        if job.returned is None:
-            skipped = job.state is JobState.SKIPPED
-            job_return.status = JobStatus.COMPLETED if skipped else JobStatus.FAILED
-            job_return.return_value = None if skipped else error
+        job_return = job.returned
+        if job_return is None:
+            job_return = JobReturn(overrides=job.overrides, cfg=job.config, status=JobStatus.FAILED)
+            job_return.return_value = error
         job_returns.append(job_return)
     return job_returns

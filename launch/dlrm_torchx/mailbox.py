@@ -56,17 +56,16 @@ class JobMailbox:
         for stale in self.folder.glob("*"):
             if stale.is_file():
                 stale.unlink()
-        # The pickle names modules, so a rank needs the search path before it can read the pickle.
-        environment = {"cwd": str(Path.cwd()), "sys_path": sys.path}
-        replace_file(self.folder / "environment.json", json.dumps(environment).encode())
-        replace_file(self.folder / "call.pickle", cloudpickle.dumps(call))
+        # The pickle of a call names modules, so a rank needs the search path before it reads it.
+        sent = (str(Path.cwd()), sys.path, cloudpickle.dumps(call))
+        replace_file(self.folder / "call.pickle", cloudpickle.dumps(sent))
 
     def receive_call(self) -> HydraCall:
         """Read the call, after changing to the driver's folder and to its module search path."""
-        environment = json.loads((self.folder / "environment.json").read_text())
-        os.chdir(environment["cwd"])
-        sys.path += [path for path in environment["sys_path"] if path not in sys.path]
-        call: HydraCall = cloudpickle.loads((self.folder / "call.pickle").read_bytes())
+        cwd, search_path, pickled = cloudpickle.loads((self.folder / "call.pickle").read_bytes())
+        os.chdir(cwd)
+        sys.path += [path for path in search_path if path not in sys.path]
+        call: HydraCall = cloudpickle.loads(pickled)
         return call
 
     def remove_earlier_attempts(self) -> None:

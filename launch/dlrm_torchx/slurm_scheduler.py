@@ -15,7 +15,6 @@ from torchx.runner.config import get_config
 from torchx.schedulers.api import (
     AppDryRunInfo,
     DescribeAppResponse,
-    ListAppResponse,
     Stream,
     filter_regex,
     split_lines_iterator,
@@ -121,16 +120,6 @@ class TolerantSlurmScheduler(SlurmScheduler):
 
     def _cancel_existing(self, app_id: str) -> None:
         subprocess.run(["scancel", app_id], check=True, timeout=CANCEL_TIMEOUT_S)
-
-    def list(self) -> list[ListAppResponse]:
-        """List the jobs of the accounting; TorchX would list the parts of a job as jobs."""
-        parts: dict[str, list[str]] = {}
-        for row in _rows(["sacct", *ACCOUNTING, "--allocations", "--starttime=1970-01-01"]):
-            parts.setdefault(row["JobID"].partition("+")[0], []).append(row["State"])
-        return [
-            ListAppResponse(app_id=job_id, state=_app_state(_worst(states)))
-            for job_id, states in parts.items()
-        ]
 
     def log_iter(
         self,

@@ -81,7 +81,7 @@ class Sweep:
         running: dict[str, JobState] = {}
         for job, record in zip(self._jobs, records, strict=True):
             handle, state = record["app"], JobState(record["state"])
-            if job.state is JobState.SKIPPED or handle is None:
+            if handle is None:
                 continue
             if state.is_active or in_rounds:  # the driver was killed
                 state = state_of(self._runner.status(handle))
@@ -116,9 +116,6 @@ class Sweep:
 
     def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
         jobs = [job for job in self._jobs if job.state is JobState.NOT_STARTED]
-        for job in self._jobs:
-            if job.state is JobState.SKIPPED:
-                log.info("%s: skipped: %s", job.title, job.reason)
         for job in jobs:
             state = Singleton.get_state()
             job.mailbox.send_call(HydraCall(task_function, job.config, hydra_context, state))
@@ -200,13 +197,12 @@ class Sweep:
         retries = 0 if self._options.is_local else self._options.max_retries
         if self._options.rounds is None:
             return SweepApp(jobs, jobs[0].mailbox, retries=retries)
-        jobs = [job for job in jobs if job.state is not JobState.SKIPPED]
         mailbox = JobMailbox(self._sweep_dir / ".torchx" / "rounds")
         return SweepApp(jobs, mailbox, in_rounds=True, retries=retries)
 
     def _order(self) -> RoundsOrder:
         assert self._options.rounds is not None
-        jobs = self._new_app(self._jobs).jobs
+        jobs = self._jobs
         if any("round" not in job.config for job in jobs):
             raise ConfigError("hydra.launcher.rounds needs a config with the key round")
         return RoundsOrder(

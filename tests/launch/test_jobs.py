@@ -1,6 +1,5 @@
 """What a sweep makes of a scheduler's words and of what the ranks left behind."""
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +11,8 @@ from omegaconf import OmegaConf
 from torchx.runner import Runner
 from torchx.specs import AppState, AppStatus
 
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_torchx.compose import swept_overrides
-from dlrm_torchx.jobs import RECORD, JobState, SweepApp, SweepJob, recorded_jobs
+from dlrm_torchx.jobs import JobState, SweepApp, SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import TolerantSlurmScheduler, _app_state
 from dlrm_torchx.sweep import Sweep
@@ -211,25 +209,3 @@ def test_how_often_slurm_has_started_a_job_again(queue, accounting, state, resta
     monkeypatch.setattr("dlrm_torchx.slurm_scheduler.subprocess.run", run)
     described = TolerantSlurmScheduler("session").describe("1")
     assert (described.state, described.num_restarts) == (state, restarts)
-
-
-GOOD_JOB = {
-    **{"num": 0, "overrides": ["a=1"], "state": "failed"},
-    **dict.fromkeys(("app", "log", "seconds")),
-}
-ODD_SWEEPS = {
-    "no file of JSON": "{",
-    "no jobs": "{}",
-    "a number of jobs": '{"jobs": 5}',
-    "a job that is a text": '{"jobs": ["a"]}',
-    "an unknown state": json.dumps({"jobs": [GOOD_JOB | {"state": "fine"}]}),
-    "an override that is a number": json.dumps({"jobs": [GOOD_JOB | {"overrides": [1]}]}),
-    "an app that is a number": json.dumps({"jobs": [GOOD_JOB | {"app": 7}]}),
-}
-
-
-@pytest.mark.parametrize("content", ODD_SWEEPS.values(), ids=ODD_SWEEPS)
-def test_a_damaged_sweep_is_refused(content, tmp_path):
-    (tmp_path / RECORD).write_text(content)
-    with pytest.raises(ConfigError, match=str(tmp_path / RECORD)):
-        recorded_jobs(tmp_path)
