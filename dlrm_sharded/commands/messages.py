@@ -18,7 +18,6 @@ from omegaconf.errors import (
 from dlrm_sharded.commands.removed import why_key_of_search, why_option_removed, why_removed
 from dlrm_sharded.commands.yamls import options_of
 from dlrm_sharded.files.errors import RankError, UserError
-from dlrm_sharded.ranks.process import NO_TEMPORARY_FOLDER
 from dlrm_sharded.ranks.version_sets import missing_text
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
@@ -50,7 +49,7 @@ def _message(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
-        return NO_TEMPORARY_FOLDER
+        return f"{error.strerror}; set TMPDIR to a folder that can be written"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, OSError) and error.errno in DISK_FAULTS:

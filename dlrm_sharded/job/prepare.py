@@ -18,8 +18,12 @@ from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.start import Start, check_length, find_start
 from dlrm_sharded.job.trained_config import facts_of_data
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
-from dlrm_sharded.ranks.alike import check_in_group
+from dlrm_sharded.ranks.agreement import (
+    all_or_none,
+    check_in_group,
+    on_rank_zero,
+    patiently_on_rank_zero,
+)
 from dlrm_sharded.ranks.device_memory import with_memory_of_all_ranks
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.planning import Planner

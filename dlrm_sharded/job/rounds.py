@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.datasets.base import SPLITS
@@ -24,7 +25,6 @@ from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.plans.plan import read_plan, with_precisions
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.ranks.agreement import all_or_none
-from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.rounds import Round, rounds_file
 from dlrm_sharded.training.trainer import Trainer
@@ -56,7 +56,7 @@ def measure_round(settings: JobSettings, rank: Rank, run_dir: Path, stretch: Str
         ConfigError: the folder has no plan, or another job owns it.
     """
     began = time.perf_counter()
-    allow_tf32(settings.trainer.tf32)
+    torch.backends.cuda.matmul.allow_tf32 = settings.trainer.tf32
     with owned_folder(run_dir, rank) as folder:
         with all_or_none():
             plan = read_plan(run_dir / "plan.json")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from dlrm_sharded.job.build import build, build_dry
 from dlrm_sharded.job.conclude import conclude, finished_objective
 from dlrm_sharded.job.measure import measure
@@ -13,7 +15,6 @@ from dlrm_sharded.job.resume import resume
 from dlrm_sharded.job.run_folder import owned_folder, with_checkpoints
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.train import train
-from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
 
 
@@ -22,7 +23,7 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
 
     Every step returns a frozen value on all ranks, or raises the same error on all of them.
     """
-    allow_tf32(settings.trainer.tf32)
+    torch.backends.cuda.matmul.allow_tf32 = settings.trainer.tf32
     with owned_folder(run_dir, rank) as owned:
         folder = with_checkpoints(
             owned, settings.trainer.checkpoint, rank, writes=not settings.dry_run

@@ -12,7 +12,8 @@ from typing import Any
 
 from dlrm_sharded.datasets.base import SPLITS, Dataset
 from dlrm_sharded.files.provenance import versions
-from dlrm_sharded.ranks.alike import listed, shown
+from dlrm_sharded.ranks.agreement import shown
+from dlrm_sharded.ranks.job_store import listed
 
 DECIDES = ("batch_size", "seed", "data", "model", "optimizer.embedding", "optimizer.dense")
 """Keys, with all keys below them, that decide the samples, their order, and the model."""

@@ -51,16 +51,6 @@ def column_limit(device: str) -> int | None:
     return OLD_COLUMN_LIMIT if device == "cuda" and is_old else None
 
 
-def allow_tf32(allowed: bool) -> None:
-    """Let GPUs round the factors of fp32 matrix products to TF32, or not.
-
-    It has to be called before anything is measured: products in fp32 take several times as long.
-    """
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-
-
 def _obstacle(num_gpus: int) -> str:
     """Say why torch cannot use the visible GPUs, and what to change."""
     import torch

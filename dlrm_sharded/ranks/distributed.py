@@ -21,10 +21,10 @@ import torch.distributed as dist
 from dlrm_sharded.files.errors import ConfigError, HungRankError, LostRankError, RankError
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.plans.topology_settings import TopologySettings
-from dlrm_sharded.ranks.alike import check_before_group
+from dlrm_sharded.ranks.agreement import check_before_group
 from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.device_memory import free_bytes
-from dlrm_sharded.ranks.devices import allow_tf32, column_limit, device_type
+from dlrm_sharded.ranks.devices import column_limit, device_type
 from dlrm_sharded.ranks.host_links import connect_hosts
 from dlrm_sharded.ranks.job_store import JobStore
 from dlrm_sharded.ranks.process import die_with_parent, forget_frames, keep_freed_memory, num_cores
@@ -107,7 +107,7 @@ def process_group(
 
     Args:
         timeout_s: time that a rank waits for the others.
-        facts: what all ranks must have alike, see `ranks.alike`; None for nothing.
+        facts: what all ranks must have alike, see `ranks.agreement`; None for nothing.
 
     Raises:
         ConfigError: the host shows fewer GPUs than it has ranks, torch cannot use them, or hosts
@@ -152,8 +152,8 @@ def _meet(rank: Rank, timeout_s: float, facts: Mapping[str, Any] | None) -> Watc
     job.meet()
     if facts is not None:
         alike = {**facts, "type of device": rank.device.type}
-        check_before_group(alike, job.part("facts"), rank.rank, rank.world_size)
-    connect_hosts(job.part("hosts"), rank.rank, rank.world_size)
+        check_before_group(alike, dist.PrefixStore("facts", job.store), rank.rank, rank.world_size)
+    connect_hosts(dist.PrefixStore("hosts", job.store), rank.rank, rank.world_size)
     return Watch(rank.heartbeat, job, speaks_for_host=rank.local_rank == 0)
 
 
@@ -165,7 +165,7 @@ def _join(rank: Rank, job: JobStore) -> None:
         backend="nccl" if on_cuda else "gloo",
         timeout=_group_timeout,
         device_id=rank.device if on_cuda else None,
-        store=job.part("group"),
+        store=dist.PrefixStore("group", job.store),
         rank=rank.rank,
         world_size=rank.world_size,
     )
@@ -246,7 +246,9 @@ def _prepare_device(rank: Rank) -> None:
             f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
         )
     torch.cuda.set_device(rank.device)
-    allow_tf32(True)  # as by default in a training; a run sets what its config says
+    torch.backends.cuda.matmul.allow_tf32 = (
+        True  # as by default in a training; a run sets what its config says
+    )
 
 
 def _leave_group() -> None:

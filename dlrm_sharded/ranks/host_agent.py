@@ -1,8 +1,14 @@
-"""The agent of a launcher, which starts and watches the ranks of one host.
+"""The agent of a launcher, which starts and watches the ranks of one host, and where agents meet.
+
+torchrun's own rendezvous listens on all network interfaces, even where all ranks run on one host,
+and serves one store for all restarts, in which restarted gloo ranks find the addresses of dead
+ranks (pytorch #135712). On several hosts, a launcher does not know how others reach its own.
 
 torchrun's own agent tries a mistake of the user again, and knows of no mistake that another host
 has found. When its ranks have ended well, it waits 300 s for agents that may be gone, deaf to
 signals. When they have not, it takes the store with it that other agents use.
+
+store: torch's TCPStore; ranks find each other by it.
 """
 
 from __future__ import annotations
@@ -12,20 +18,32 @@ import functools
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo, utils
+from torch.distributed.elastic.rendezvous.api import RendezvousError, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.launcher.api import LaunchConfig
 
 from dlrm_sharded.files.errors import EXIT_USER_ERROR, PreemptedError
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
+from dlrm_sharded.ranks.host_links import is_loopback, source_towards
 from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
+
+LOOPBACK = "127.0.0.1"
+BACKEND = "loopback"
+STORE_TIMEOUT_S = 60
 
 LIMIT_AFTER_SUCCESS_S = 300.0
 LIMIT_AFTER_END_S = 10.0
@@ -161,3 +179,65 @@ def end_text(exit_code: int) -> str:
         "flight recorder has written the collectives of each rank",
     }
     return f"was killed by {name}{hints.get(name, '')}"
+
+
+class LoopbackRendezvous(StaticTCPRendezvous):
+    """The rendezvous of one host: each start has a store of its own on the loopback interface.
+
+    The launcher serves it, so it answers even if rank 0 dies.
+    """
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        listener = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
+        self._store = store = TCPStore(
+            LOOPBACK,
+            port := listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=STORE_TIMEOUT_S),
+            master_listen_fd=listener.detach(),
+        )
+        served = RendezvousStoreInfo(LOOPBACK, port)
+        return RendezvousInfo(PrefixStore("agent", store), 0, 1, served)
+
+
+rendezvous_handler_registry.register(
+    BACKEND,
+    lambda parameters: LoopbackRendezvous(
+        LOOPBACK, 0, 0, 1, run_id=parameters.run_id, timeout=STORE_TIMEOUT_S
+    ),
+)
+
+
+def adapt_rendezvous(config: LaunchConfig) -> None:
+    """Let the ranks of one host meet on its loopback, and those of several where all reach them."""
+    if config.max_nodes == 1:
+        config.rdzv_backend = BACKEND
+    elif config.rdzv_backend == "c10d":
+        _set_reached_address(config)
+
+
+def _set_reached_address(config: LaunchConfig) -> None:
+    """Set an address by which other hosts reach this one, if one is known; the user's is kept.
+
+    torch takes what the system says of its own name, which can be the loopback, and other hosts
+    can know that name by another address or not at all. It also serves the rendezvous on the host
+    of the endpoint only if its own name resolves to the endpoint.
+    """
+    host, _ = utils.parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=DEFAULT_PORT)
+    try:
+        source, target = source_towards(host)
+    except OSError:  # the rendezvous says so
+        return
+    is_here = source == target or is_loopback(target)
+    try:
+        agrees = utils._matches_machine_hostname(host) == is_here
+    except OSError:  # its own name is not known
+        agrees = False
+    # Only names tell hosts apart that are loopback addresses of one machine: torch compares them.
+    if not agrees and not is_loopback(target):
+        config.rdzv_configs.setdefault("is_host", is_here)
+    config.local_addr = config.local_addr or (host if is_here else source)

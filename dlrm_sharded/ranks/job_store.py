@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.elastic.utils.store import barrier
 
 from dlrm_sharded.files.errors import (
     ConfigError,
@@ -99,16 +100,8 @@ def wait_for_all_ranks(timeout_s: float) -> None:
 
     It needs neither a device nor a connection between ranks: only the job's store.
     """
-    timeout = timedelta(seconds=timeout_s)
     store = dist.PrefixStore("end", connect(timeout_s))
-    world_size = int(os.environ["WORLD_SIZE"])
-    if store.add("arrivals", 1) == world_size:
-        store.set("all_are_here", "")
-    store.wait(["all_are_here"], timeout)
-    if store.add("departures", 1) == world_size:
-        store.set("all_have_left", "")
-    if rank_number() == 0:  # its process may serve the store to the others
-        store.wait(["all_have_left"], timeout)
+    barrier(store, int(os.environ["WORLD_SIZE"]), "all_are_here", timeout_s)
 
 
 def announce_end(message: str, *, is_reported: bool, timeout_s: float) -> None:
@@ -135,10 +128,6 @@ class JobStore:
         self._job = connect(timeout_s)
         self._prefix = f"group_{next(_num_groups)}"
         self.store = dist.PrefixStore(self._prefix, self._job)
-
-    def part(self, name: str) -> dist.Store:
-        """Return a part of the store with keys of its own."""
-        return dist.PrefixStore(name, self.store)
 
     def connect_again(self) -> dist.Store:
         """Return a connection of its own to this group's part of the store."""

@@ -8,15 +8,12 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from dlrm_sharded.files.errors import ConfigError
 
 PARENT = os.getppid()
 """The parent process when this module was loaded."""
@@ -33,12 +30,6 @@ ENDS_WITH_PARENT = "DLRM_SHARDED_ENDS_WITH_PARENT"
 """A launcher for which this is set ends when the process ends that started it."""
 
 
-NO_TEMPORARY_FOLDER = (
-    "no folder for temporary files is writable; mount a file system at /tmp, such as tmpfs, or set "
-    "TMPDIR"
-)
-
-
 def num_cores() -> int:
     """Return the number of cores that this process can use."""
     return len(os.sched_getaffinity(0))
@@ -50,18 +41,6 @@ def threads_of_a_rank(ranks_per_host: int) -> int:
     More threads than cores cost far more than fewer threads do.
     """
     return max(num_cores() // ranks_per_host, 1)
-
-
-def check_temporary_folder() -> None:
-    """Refuse a machine without a writable folder for temporary files, which libraries need.
-
-    Raises:
-        ConfigError: neither TMPDIR nor a usual folder is writable.
-    """
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError:
-        raise ConfigError(NO_TEMPORARY_FOLDER) from None
 
 
 @contextmanager
@@ -76,15 +55,11 @@ def quiet_without_reader() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # at the interpreter's end it could not be caught
     except BrokenPipeError:
-        outputs = select.poll()
-        for number in (1, 2):
-            outputs.register(number, 0)
-        broken = [number for number, event in outputs.poll(0) if event & select.POLLERR]
-        if not broken:  # but a socket
+        output = select.poll()
+        output.register(1, 0)
+        if not output.poll(0):  # it was a socket
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for number in broken:  # what is still buffered goes there
-            os.dup2(nowhere, number)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered goes there
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 

@@ -42,6 +42,7 @@ from dlrm_sharded.ranks.host_agent import (
     LIMIT_AFTER_SIGNAL_S,
     HostAgent,
     RepeatedMistakeError,
+    adapt_rendezvous,
     cause,
     end_text,
     say,
@@ -50,12 +51,10 @@ from dlrm_sharded.ranks.job_store import PORT_TAKEN, TAKEN_TEXT, open_store
 from dlrm_sharded.ranks.process import (
     ENDS_WITH_PARENT,
     LAUNCHER_VARIABLE,
-    check_temporary_folder,
     die_with_parent,
     quiet_without_reader,
     threads_of_a_rank,
 )
-from dlrm_sharded.ranks.rendezvous import adapt_rendezvous
 from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 SHUTDOWN_S = 25
@@ -103,6 +102,7 @@ def _launch(args: argparse.Namespace) -> int:
     _prepare_environment(args, num_hosts)
     config, command, command_args = run.config_from_args(args)
     adapt_rendezvous(config)
+    HostAgent.made.clear()
     api.LocalElasticAgent = HostAgent  # type: ignore[assignment,misc]
     config.signals_to_handle = ""  # no handlers of torch's, which a second signal would call again
     stop = StopRequest()
@@ -140,7 +140,6 @@ def _launch(args: argparse.Namespace) -> int:
 
 def _prepare_environment(args: argparse.Namespace, num_hosts: int) -> None:
     """Set what ranks of this host have in common."""
-    check_temporary_folder()
     threads = threads_of_a_rank(run.determine_local_world_size(args.nproc_per_node))
     os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
     # a rank that crashes in a library says where, before it dies

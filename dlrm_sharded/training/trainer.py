@@ -27,7 +27,6 @@ from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.model.compiled import agree_on_compilation
 from dlrm_sharded.model.dense_graph import release_graphs
 from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
-from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.training.checkpoints import Checkpoints
@@ -120,7 +119,7 @@ class Trainer:
             DataError: ids of a batch cannot be trained; all ranks raise it.
             DivergenceError: a loss, a prediction or a weight was not finite; all ranks raise it.
         """
-        allow_tf32(self.config.tf32)
+        torch.backends.cuda.matmul.allow_tf32 = self.config.tf32
         self.model.train()
         watch = SurroundingsWatch()
         # A False would show the bar to users who set TQDM_DISABLE.

@@ -14,8 +14,12 @@ import torch
 from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError, RankError
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.plans.task import Topology
-from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
-from dlrm_sharded.ranks.alike import check_in_group
+from dlrm_sharded.ranks.agreement import (
+    all_or_none,
+    check_in_group,
+    on_rank_zero,
+    patiently_on_rank_zero,
+)
 from dlrm_sharded.ranks.device_memory import with_memory_of_all_ranks
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.job_store import wait_for_all_ranks

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from dlrm_sharded.ranks.devices import allow_tf32
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests import preloaded
 
@@ -128,7 +127,7 @@ def main(call: str, result: str) -> None:
     torch.set_num_threads(1)
     fn, args = pickle.loads(Path(call).read_bytes())
     with process_group(timeout_s=HANGS_S) as rank:
-        allow_tf32(False)  # tests compare with what CPUs compute
+        torch.backends.cuda.matmul.allow_tf32 = False  # tests compare with what CPUs compute
         returned = fn(rank, *args)
         if rank.is_zero:
             torch.save(returned, result)

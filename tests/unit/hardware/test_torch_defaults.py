@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from dlrm_sharded.hardware.torch_defaults import torch_defaults
-from dlrm_sharded.ranks.devices import allow_tf32
 
 BACKENDS: Any = torch.backends
 LOGGERS = ("", "dlrm_sharded", "torch", "torchrec")
@@ -104,5 +103,5 @@ def test_a_block_has_the_defaults_and_leaves_no_trace() -> None:
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_training_sets_its_precision_after_either_switch(allowed: bool) -> None:
     with all_set():
-        allow_tf32(allowed)
+        torch.backends.cuda.matmul.allow_tf32 = allowed
         assert BACKENDS.cuda.matmul.fp32_precision == ("tf32" if allowed else "ieee")

@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from dlrm_sharded.files.errors import RankError, UnlikeRanksError
-from dlrm_sharded.ranks import alike
-from dlrm_sharded.ranks.alike import check_before_group, differences_text
+from dlrm_sharded.ranks import agreement
+from dlrm_sharded.ranks.agreement import check_before_group, differences_text
 
 COMMON = {"seed": 0, "data.alpha": 0.9}
 
@@ -54,7 +54,7 @@ def outcomes(store: dist.Store, facts: Mapping[int, dict[str, Any]]) -> dict[int
 
 
 def test_all_ranks_raise_the_same_and_rank_zero_reports(monkeypatch):
-    monkeypatch.setattr(alike.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(agreement.socket, "gethostname", lambda: "node7")
     found = outcomes(dist.HashStore(), {0: COMMON, 1: COMMON | {"seed": 1}, 2: COMMON})
     messages = {str(error) for error in found.values()}
     assert messages == {

@@ -5,8 +5,8 @@ import socket
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
-from dlrm_sharded.ranks import rendezvous
-from dlrm_sharded.ranks.rendezvous import adapt_rendezvous
+from dlrm_sharded.ranks import host_agent
+from dlrm_sharded.ranks.host_agent import adapt_rendezvous
 
 HERE, THERE, LOOPBACK = "10.0.0.1", "10.0.0.2", "127.0.1.1"
 
@@ -40,8 +40,8 @@ def test_the_address_of_this_host(
             raise socket.gaierror("unknown name")
         return torch_serves
 
-    monkeypatch.setattr(rendezvous, "source_towards", lambda host: way)
-    monkeypatch.setattr(rendezvous, "_matches_machine_hostname", matches)
+    monkeypatch.setattr(host_agent, "source_towards", lambda host: way)
+    monkeypatch.setattr(host_agent.utils, "_matches_machine_hostname", matches)
     made = config(endpoint)
     made.rdzv_configs.clear()
     adapt_rendezvous(made)
@@ -49,7 +49,7 @@ def test_the_address_of_this_host(
 
 
 def test_options_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rendezvous, "source_towards", lambda host: (HERE, HERE))
+    monkeypatch.setattr(host_agent, "source_towards", lambda host: (HERE, HERE))
     made = config("a", local_addr="mine", rdzv_configs={"is_host": 0})
     adapt_rendezvous(made)
     assert made.local_addr == "mine"
