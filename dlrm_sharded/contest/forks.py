@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -37,38 +36,36 @@ def in_forks(
     context = multiprocessing.get_context("fork")
     warned: set[str] = set()
     left = list(enumerate(functions))[::-1]
-    running: dict[Connection, tuple[int, ForkProcess, float]] = {}
+    running: dict[Connection, tuple[int, ForkProcess]] = {}
     while left or running:
         while left and len(running) < num_forks:
             index, function = left.pop()
             receiver, sender = context.Pipe(duplex=False)
-            fork = context.Process(target=_run, args=(sender, function, os.getpid()), daemon=True)
-            running[receiver] = index, fork, time.monotonic() + limit_s
+            arguments = (sender, function, limit_s, os.getpid())
+            fork = context.Process(target=_run, args=arguments, daemon=True)
+            running[receiver] = index, fork
             fork.start()
             sender.close()
-        first_end = min(end for _, _, end in running.values())
-        ready = wait([*running], max(0.0, first_end - time.monotonic()))
-        for receiver, (index, fork, end) in [*running.items()]:
-            if receiver not in ready and time.monotonic() < end:
-                continue
-            result, warnings = f"it takes more than {limit_s:g} s", dict[str, str]()
-            if receiver in ready:
-                try:
-                    result, warnings = receiver.recv()
-                except EOFError:
-                    fork.join()
-                    result = f"its process ended with exit code {fork.exitcode}"
+        ready = wait([*running])
+        for receiver in [one for one in running if one in ready]:
+            index, fork = running.pop(receiver)
+            try:
+                result, warnings = receiver.recv()
+            except EOFError:
+                fork.join()
+                result, warnings = f"its process ended with exit code {fork.exitcode}", {}
+                if fork.exitcode == -signal.SIGALRM:
+                    result = f"it takes more than {limit_s:g} s"
             for kind in warnings.keys() - warned:
                 log.warning("%s", warnings[kind])
             warned |= warnings.keys()
-            fork.kill()
-            del running[receiver]
             yield index, result
 
 
-def _run(sender: Connection, function: Callable[[], object], parent: int) -> None:
+def _run(sender: Connection, function: Callable[[], object], limit_s: float, parent: int) -> None:
     """Send what a function returns; log nothing, because several forks would mix their lines."""
     die_with_parent(parent)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM ends this process
     os.setsid()  # Ctrl-C is the parent's, which ends its forks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     handler = logging.handlers.BufferingHandler(MAX_RECORDS)

@@ -61,20 +61,15 @@ def _obstacle(num_gpus: int) -> str:
             f"{DEVICE_VARIABLE} is cuda, but no GPU is visible here (CUDA_VISIBLE_DEVICES is "
             f"{listed!r}); show GPUs to this process"
         )
-    cuda, driver = torch.version.cuda, driver_version() or "unknown"
-    if cuda is None:
-        return (
-            f"torch {torch.__version__} is built for the CPU and cannot use the visible GPUs "
-            f"({num_gpus}; driver {driver}); run: pip uninstall -y torch fbgemm-gpu-cpu && "
-            f"{install_command('cuda')}"
-        )
-    try:
-        torch.cuda.init()
-        reason = "torch.cuda.is_available() is False"
-    except RuntimeError as error:
-        reason = str(error).partition(". ")[0]
+    reason = "it is built for the CPU"
+    cure = f"run: pip uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
+    if (cuda := torch.version.cuda) is not None:
+        cure = "install a newer driver, or torch, torchrec and fbgemm-gpu for an older CUDA"
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:
+            reason = f"it is built for CUDA {cuda}: {str(error).partition('. ')[0]}"
     return (
-        f"torch {torch.__version__} is built for CUDA {cuda} and cannot use the visible GPUs "
-        f"({num_gpus}; driver {driver}): {reason}; install a newer driver, or torch, torchrec and "
-        "fbgemm-gpu for an older CUDA"
+        f"torch {torch.__version__} cannot use the visible GPUs ({num_gpus}; driver "
+        f"{driver_version() or 'unknown'}), as {reason}; {cure}"
     )

@@ -72,14 +72,7 @@ def rank_from_environment() -> Rank:
         rank, world_size = dist.get_rank(), dist.get_world_size()
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     local_rank = int(os.environ.get("LOCAL_RANK", str(rank % local_world_size)))
-    return Rank(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        device=device_of(local_rank),
-        heartbeat=_heartbeat,
-    )
+    return Rank(rank, world_size, local_rank, local_world_size, device_of(local_rank), _heartbeat)
 
 
 def device_of(local_rank: int) -> torch.device:

@@ -148,11 +148,8 @@ def network_name() -> str:
 
     Two containers of a machine differ, and so do hosts that were cloned with one host name.
     """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}_{Path('/proc/self/ns/net').stat().st_ino}"
-    except OSError:
-        return socket.gethostname()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}_{Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def interface_addresses() -> list[tuple[str, str]]:

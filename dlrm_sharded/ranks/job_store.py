@@ -74,14 +74,13 @@ def open_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> di
         ConfigError: the port is taken.
         LostRankError: no store answers in time.
     """
+    options = {"is_master": is_master, "wait_for_workers": False, "multi_tenant": True}
     timeout = timedelta(seconds=timeout_s)
-    with_server = {"is_master": is_master, "wait_for_workers": False, "multi_tenant": True}
     store, details = None, ""
-    # Torch waits for ever, deaf to signals, for an answer of another program that listens there.
-    questions = StoreQuestions(timeout_s)
     try:
-        store = questions.ask(
-            lambda: dist.TCPStore(host, port, timeout=timeout, **with_server), None
+        # Torch waits for ever, deaf to signals, for another program that listens there.
+        store = StoreQuestions(timeout_s).ask(
+            lambda: dist.TCPStore(host, port, timeout=timeout, **options), None
         )
     except (RuntimeError, ValueError) as error:
         if PORT_TAKEN in str(error):

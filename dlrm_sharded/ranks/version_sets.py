@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from dlrm_sharded.files.versions import readable_versions
@@ -30,25 +29,12 @@ STAND_IN = "0+cpu"
 """Version of the empty package `requirements/fbgemm-gpu-shim`."""
 
 
-@dataclass(frozen=True, slots=True)
-class VersionSet:
-    """Versions that were tested together."""
+SETS = {"2.14.1": ("1.9.0", "1.9.2"), "2.13.0": ("1.8.0", "1.8.0"), "2.11.0": ("1.6.0", "1.6.1")}
+"""Versions of FBGEMM and TorchRec that were tested with a version of torch."""
 
-    torch: str
-    fbgemm: str
-    torchrec: str
-
-    def version_of(self, package: str) -> str:
-        return {"torch": self.torch, "torchrec": self.torchrec}.get(package, self.fbgemm)
-
-
-SETS = (
-    VersionSet("2.14.1", "1.9.0", "1.9.2"),
-    VersionSet("2.13.0", "1.8.0", "1.8.0"),
-    VersionSet("2.11.0", "1.6.0", "1.6.1"),
-)
-DEFAULTS: dict[Build, VersionSet] = {"cuda": SETS[0], "cpu": SETS[1]}
-"""On CPUs, the row-wise Adagrad of FBGEMM 1.9 takes 1.4 times as long as that of 1.8."""
+DEFAULTS: dict[Build, str] = {"cuda": "2.14.1", "cpu": "2.13.0"}
+"""Versions of torch of the defaults. On CPUs, the row-wise Adagrad of FBGEMM 1.9 takes 1.4 times as
+long as that of 1.8."""
 
 
 def installed_versions() -> dict[str, str]:
@@ -62,13 +48,13 @@ def version_problem(installed: Mapping[str, str]) -> str | None:
     Returns None if they belong together, and where none of the versions is known.
     """
     installed = {package: text for package, text in installed.items() if text != STAND_IN}
-    sets = {package: _set_of(package, text) for package, text in installed.items()}
+    torches = {package: _torch_of(package, text) for package, text in installed.items()}
     for_cuda = installed.get(FBGEMM["cuda"], CPU_BUILD)
     if not {*FBGEMM.values()} - {*installed}:
         reason = "both builds of FBGEMM are the module fbgemm_gpu"
     elif installed.get("torch", "").endswith(CPU_BUILD) and not for_cuda.endswith(CPU_BUILD):
         reason = "torch is built for the CPU, and FBGEMM for CUDA"
-    elif "torch" in sets and len({*sets.values()}) > 1:
+    elif "torch" in torches and len({*torches.values()}) > 1:
         reason = unknown_torch(installed) or "each FBGEMM is built for one torch"
     else:
         return None
@@ -80,9 +66,9 @@ def version_problem(installed: Mapping[str, str]) -> str | None:
 def unknown_torch(installed: Mapping[str, str]) -> str | None:
     """Say that no FBGEMM is known for the installed torch; None if there is one, or no torch."""
     torch = installed.get("torch")
-    if torch is None or _set_of("torch", torch) is not None:
+    if torch is None or _torch_of("torch", torch) is not None:
         return None
-    known = ", ".join(minor(known.torch) for known in SETS)
+    known = ", ".join(map(minor, SETS))
     return f"no FBGEMM is known for torch {minor(torch)}, only for {known}"
 
 
@@ -103,7 +89,7 @@ def install_command(build: Build | None = None) -> str:
     if build == "cuda":
         return command
     # TorchRec requires FBGEMM's build for CUDA, which would replace the one for the CPU.
-    return f"{command} && pip install --no-deps torchrec=={DEFAULTS[build].torchrec}"
+    return f"{command} && pip install --no-deps torchrec=={SETS[DEFAULTS[build]][1]}"
 
 
 def missing_text(error: BaseException | None) -> str | None:
@@ -129,7 +115,10 @@ def minor(text: str) -> str:
     return ".".join(text.split(".")[:2])
 
 
-def _set_of(package: str, text: str) -> VersionSet | None:
-    """Return the set of an installed version of any patch level and build."""
-    found = (known for known in SETS if minor(known.version_of(package)) == minor(text))
-    return next(found, None)
+def _torch_of(package: str, text: str) -> str | None:
+    """Return the torch of `SETS` to which a version belongs, of any patch level and build."""
+    for torch, (fbgemm, torchrec) in SETS.items():
+        known = {"torch": torch, "torchrec": torchrec}.get(package, fbgemm)
+        if minor(known) == minor(text):
+            return torch
+    return None

@@ -49,11 +49,8 @@ GRACE_S = 5.0
 torchrun end all others, so that an error could be lost."""
 
 GLOO_ERROR = re.compile(r"gloo|pair closure")
-TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
-CUT_OFF = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connection refused|recv, error|failed to recv",
-    re.IGNORECASE,
-)
+TIMED_OUT = re.compile(r"(?i)timed out|timeout")
+CUT_OFF = re.compile(r"(?i)(closed|reset) by peer|broken pipe|connection refused|recv")
 
 COLLECTIVES = (
     "torch.distributed.distributed_c10d",

@@ -128,12 +128,6 @@ def _shown_refusals() -> Iterator[None]:
 
 def _check_overrides(overrides: Sequence[str]) -> None:
     """Raise ConfigError, which lists the known keys or options, if the overrides do not compose."""
-    for override in overrides:
-        if override.startswith("-"):
-            raise ConfigError(
-                f"{override!r} is neither a Hydra override nor an option of the component (see "
-                "`torchx run launch/component.py:train --help`); options come before overrides"
-            )
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
             compose("train", list(overrides))

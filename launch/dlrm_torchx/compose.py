@@ -13,9 +13,6 @@ from dlrm_sharded.commands.own_folder import resolvable
 from dlrm_torchx.jobs import SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 
-PRICES = "prices"
-"""Folder of a sweep with the prices that all of its jobs plan by."""
-
 
 def prepare(
     num: int,
@@ -31,7 +28,7 @@ def prepare(
         job_config.hydra.job.num = num
         job_config.hydra.sweep.dir = str(sweep_dir)
         if "price_snapshot" in job_config and job_config.price_snapshot is None:
-            job_config.price_snapshot = str(sweep_dir / PRICES)
+            job_config.price_snapshot = str(sweep_dir / "prices")  # by which all jobs plan
     with resolvable(job_config) as copy:
         subdir = str(copy.hydra.sweep.subdir)
     with open_dict(job_config):

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from dlrm_torchx.slurm_scheduler import slurm_log
 log = logging.getLogger(__name__)
 
 RECORD = "sweep.json"
-LOG_NAME = "job.log"
 LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNORECASE)
 """Words in the error of a rank that lost the connection to another rank."""
 
@@ -134,7 +133,6 @@ class SweepApp:
     state: JobState = JobState.NOT_STARTED
     reason: str | None = None
     retries: int = 0
-    clock: Callable[[], float] = time.monotonic
     started_s: float = 0.0
     _gone_since_s: float | None = None
 
@@ -154,7 +152,7 @@ class SweepApp:
 
     def await_app(self, handle: str, state: JobState) -> None:
         """Wait for an app that this or an earlier driver has submitted."""
-        self.handle, self.state, self.started_s = handle, state, self.clock()
+        self.handle, self.state, self.started_s = handle, state, time.monotonic()
         for job in self.jobs:
             if job.state is JobState.NOT_STARTED:
                 job.state = state
@@ -176,7 +174,7 @@ class SweepApp:
             self._gone_since_s = None
             self._set_state(state_of(status))
             return
-        now_s = self.clock()
+        now_s = time.monotonic()
         if self._gone_since_s is None:
             self._gone_since_s = now_s
         may_come_back = status is None or (
@@ -190,13 +188,12 @@ class SweepApp:
         self._end(status, self._gone_since_s - self.started_s)
 
     def cancel(self, runner: Runner) -> None:
-        self._set_state(JobState.CANCELLED, "the sweep was stopped", self.clock() - self.started_s)
+        reason = "the sweep was stopped"
         try:
             runner.cancel(self.handle)
         except Exception as error:  # any client's error
-            for job in self.jobs:
-                if job.state is JobState.CANCELLED:
-                    job.reason = f"the sweep was stopped, but the job may run on: {error}"
+            reason = f"{reason}, but the job may run on: {error}"
+        self._set_state(JobState.CANCELLED, reason, time.monotonic() - self.started_s)
 
     def _set_state(
         self, state: JobState, reason: str | None = None, seconds: float | None = None
@@ -209,7 +206,7 @@ class SweepApp:
     def _take_ends(self) -> None:
         for job in self.active_jobs if self.in_rounds else ():
             if job.take_end():
-                job.seconds = self.clock() - self.started_s
+                job.seconds = time.monotonic() - self.started_s
 
     def _end(self, status: AppStatus, seconds: float) -> None:
         self._take_ends()
@@ -255,7 +252,7 @@ class SweepApp:
             target = slurm_log(app_id, ROLE, 0, folder=args.get("log_dir"))
         else:
             return None
-        link = job.folder / LOG_NAME
+        link = job.folder / "job.log"
         try:
             link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(target, job.folder.resolve()))

@@ -103,9 +103,3 @@ class SweepOptions:
     @property
     def is_local(self) -> bool:
         return self.scheduler.startswith("local")
-
-    def jobs_at_a_time(self, num_jobs: int) -> int:
-        return self.max_parallel or (1 if self.is_local else max(num_jobs, 1))
-
-    def seconds_between_polls(self) -> float:
-        return self.poll_s or (LOCAL_POLL_S if self.is_local else CLUSTER_POLL_S)

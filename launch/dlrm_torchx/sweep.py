@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from dlrm_sharded.runs.result import why_unknown
 from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app
 from dlrm_torchx.jobs import RECORD, JobState, SweepApp, SweepJob, state_of
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
-from dlrm_torchx.options import SweepOptions
+from dlrm_torchx.options import CLUSTER_POLL_S, LOCAL_POLL_S, SweepOptions
 from dlrm_torchx.round_order import RoundsOrder
 from dlrm_torchx.signals import delayed_signals
 
@@ -43,6 +44,7 @@ CONTAINER_SCHEDULERS = ("kubernetes", "kubernetes_mcad", "aws_batch", "local_doc
 """Schedulers whose containers see only what is mounted."""
 
 
+@dataclass
 class Sweep:
     """The jobs of one batch, from the first submission to the end of the last job.
 
@@ -53,38 +55,32 @@ class Sweep:
         ConfigError: an option has a wrong value.
     """
 
-    def __init__(
-        self,
-        options: SweepOptions,
-        jobs: list[SweepJob],
-        earlier: list[dict[str, Any]],
-        sweep_dir: Path,
-        runner: Runner,
-    ) -> None:
-        self._options = options
-        self._jobs = jobs
-        self._earlier = earlier
-        self._sweep_dir = sweep_dir
-        self._runner = runner
+    options: SweepOptions
+    jobs: list[SweepJob]
+    earlier: list[dict[str, Any]]
+    sweep_dir: Path
+    runner: Runner
+
+    def __post_init__(self) -> None:
         self._apps: list[SweepApp] = []
         self._first_port = random.randrange(len(RENDEZVOUS_PORTS))
-        self.shape = _shape(options)
-        self._args = _scheduler_args(options, runner)
-        _check_shared(options, sweep_dir)
+        self.shape = _shape(self.options)
+        self._args = _scheduler_args(self.options, self.runner)
+        _check_shared(self.options, self.sweep_dir)
 
     def take_up(self, records: Sequence[dict[str, Any]]) -> None:
         """Find what is left of a stopped sweep: jobs have succeeded, still run, or start again.
 
         In rounds, a job has succeeded if it has returned, however its app ended.
         """
-        in_rounds = self._options.rounds is not None
+        in_rounds = self.options.rounds is not None
         running: dict[str, JobState] = {}
-        for job, record in zip(self._jobs, records, strict=True):
+        for job, record in zip(self.jobs, records, strict=True):
             handle, state = record["app"], JobState(record["state"])
             if handle is None:
                 continue
             if state.is_active or in_rounds:  # the driver was killed
-                state = state_of(self._runner.status(handle))
+                state = state_of(self.runner.status(handle))
             if (in_rounds or state is JobState.SUCCEEDED) and job.mailbox.has_return():
                 job.take_end()
                 if job.state is not JobState.SUCCEEDED:
@@ -100,40 +96,41 @@ class Sweep:
                     job.config.resume = "auto"  # no override: they are those of the first sweep
             else:
                 job.handle, job.seconds = handle, record["seconds"]
-                job.log = None if record["log"] is None else self._sweep_dir / record["log"]
+                job.log = None if record["log"] is None else self.sweep_dir / record["log"]
         for handle, state in running.items():
-            app = self._new_app([job for job in self._jobs if in_rounds or job.handle == handle])
+            app = self._new_app([job for job in self.jobs if in_rounds or job.handle == handle])
             app.await_app(handle, state)
             self._apps.append(app)
             log.info("waiting for %s", handle)
         log.info(
             "taking up a stopped sweep of %d jobs: %d have succeeded, %d still run, %d start again",
-            len(self._jobs),
-            sum(job.state is JobState.SUCCEEDED for job in self._jobs),
-            sum(job.state.is_active for job in self._jobs),
-            sum(job.is_restart for job in self._jobs),
+            len(self.jobs),
+            sum(job.state is JobState.SUCCEEDED for job in self.jobs),
+            sum(job.state.is_active for job in self.jobs),
+            sum(job.is_restart for job in self.jobs),
         )
 
     def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
-        jobs = [job for job in self._jobs if job.state is JobState.NOT_STARTED]
+        jobs = [job for job in self.jobs if job.state is JobState.NOT_STARTED]
         for job in jobs:
             state = Singleton.get_state()
             job.mailbox.send_call(HydraCall(task_function, job.config, hydra_context, state))
-        if self._options.rounds is None:
+        if self.options.rounds is None:
             waiting = [self._new_app([job]) for job in jobs]
         else:
             order = self._order()
             is_left = jobs or order.num_unmeasured()
-            waiting = [self._new_app(self._jobs)] if is_left and not self._apps else []
-        limit = self._options.jobs_at_a_time(len(waiting))
+            waiting = [self._new_app(self.jobs)] if is_left and not self._apps else []
+        is_local = self.options.is_local
+        limit = self.options.max_parallel or (1 if is_local else max(len(waiting), 1))
+        poll_s = self.options.poll_s or (LOCAL_POLL_S if is_local else CLUSTER_POLL_S)
         log.info(
-            "%d jobs of %dx%d ranks on %s, at most %d at a time; sweep in %s",
+            "%d jobs of %s ranks on %s, at most %d at a time; sweep in %s",
             len(waiting),
-            self.shape.num_nodes,
-            self.shape.ranks_per_node,
-            self._options.scheduler,
+            self.shape.j,
+            self.options.scheduler,
             limit,
-            short_path(self._sweep_dir),
+            short_path(self.sweep_dir),
         )
         self._save()
         while waiting or self._active():
@@ -142,14 +139,14 @@ class Sweep:
             for app in self._active():
                 before = [job.state for job in app.jobs]
                 active = app.active_jobs
-                app.poll(self._runner, patience_s=self._options.patience_s)
+                app.poll(self.runner, patience_s=self.options.patience_s)
                 for job in active:
                     if not job.state.is_active:
                         self._log_end(job)
                 if [job.state for job in app.jobs] != before:
                     self._save()
             if self._active():
-                time.sleep(self._options.seconds_between_polls())
+                time.sleep(poll_s)
         for app in self._apps:
             if app.in_rounds and not app.mailbox.has_return():
                 log.error(
@@ -160,13 +157,13 @@ class Sweep:
 
     def stop(self) -> None:
         """Cancel the apps that still run, after an error or Ctrl-C."""
-        for job in self._jobs:
+        for job in self.jobs:
             if job.state is JobState.NOT_STARTED:
                 job.reason = "the sweep was stopped before"
         if active := self._active():
             log.info("cancelling %d jobs", len(active))
             with ThreadPoolExecutor(max_workers=len(active)) as pool:
-                list(pool.map(lambda app: app.cancel(self._runner), active))
+                list(pool.map(lambda app: app.cancel(self.runner), active))
 
     def report(self) -> None:
         """Write sweep.json, call `after` with the sweep's folder, and log what it returns.
@@ -174,16 +171,15 @@ class Sweep:
         What the jobs have measured corrects later predictions from now on.
         """
         self._save()
-        for job in self._jobs:
-            journals = journal_folder(str(job.config.get("journal") or "auto"))
-            deliver(job.folder / OUTBOX, journals)
-        if self._options.after is not None and any(job.handle for job in self._jobs):
+        for job in self.jobs:
+            deliver(job.folder / OUTBOX, journal_folder(str(job.config.get("journal") or "auto")))
+        if self.options.after is not None and any(job.handle for job in self.jobs):
             try:
-                message = get_method(self._options.after)(self._sweep_dir)
+                message = get_method(self.options.after)(self.sweep_dir)
             except UserError as error:
-                log.error("%s: %s", self._options.after, error)
+                log.error("%s: %s", self.options.after, error)
             except Exception:  # an error here must not lose what the jobs returned
-                log.exception("%s failed", self._options.after)
+                log.exception("%s failed", self.options.after)
             else:
                 if message:
                     log.info("%s", message)
@@ -194,15 +190,15 @@ class Sweep:
     def _new_app(self, jobs: Sequence[SweepJob]) -> SweepApp:
         """Return the app of one job, or in rounds that of all."""
         # the local scheduler never starts an app again
-        retries = 0 if self._options.is_local else self._options.max_retries
-        if self._options.rounds is None:
+        retries = 0 if self.options.is_local else self.options.max_retries
+        if self.options.rounds is None:
             return SweepApp(jobs, jobs[0].mailbox, retries=retries)
-        mailbox = JobMailbox(self._sweep_dir / ".torchx" / "rounds")
+        mailbox = JobMailbox(self.sweep_dir / ".torchx" / "rounds")
         return SweepApp(jobs, mailbox, in_rounds=True, retries=retries)
 
     def _order(self) -> RoundsOrder:
-        assert self._options.rounds is not None
-        jobs = self._jobs
+        assert self.options.rounds is not None
+        jobs = self.jobs
         if any("round" not in job.config for job in jobs):
             raise ConfigError("hydra.launcher.rounds needs a config with the key round")
         return RoundsOrder(
@@ -210,15 +206,15 @@ class Sweep:
             tuple(str(job.folder) for job in jobs),
             labels=tuple(job.label for job in jobs),
             seeds=tuple(int(job.config.get("seed", 0)) for job in jobs),
-            num_rounds=self._options.rounds,
-            until=self._options.until,
+            num_rounds=self.options.rounds,
+            until=self.options.until,
             timeout_s=max((job.config.get("timeout_s", 600.0) for job in jobs), default=600.0),
         )
 
     def _submit(self, app: SweepApp) -> None:
         first = app.jobs[0]
         if app.in_rounds:
-            title, name = f"{len(app.jobs)} runs, then {self._options.rounds} rounds", "rounds"
+            title, name = f"{len(app.jobs)} runs, then {self.options.rounds} rounds", "rounds"
             app.mailbox.folder.mkdir(parents=True, exist_ok=True)
             app.mailbox.remove_earlier_attempts()
             self._order().write(app.mailbox.folder)
@@ -227,11 +223,9 @@ class Sweep:
         self._apps.append(app)
         try:
             with delayed_signals():  # else a signal could leave an app that nobody knows of
-                app.submit(
-                    self._runner, self.app_of(app, name), self._options.scheduler, self._args
-                )
+                app.submit(self.runner, self.app_of(app, name), self.options.scheduler, self._args)
         except (OSError, subprocess.SubprocessError, UserError, InvalidRunConfigException) as error:
-            if not any(job.handle for job in self._jobs):
+            if not any(job.handle for job in self.jobs):
                 raise  # the scheduler would refuse the other jobs too
             for job in app.jobs:
                 job.fail(f"not submitted: {error}")
@@ -241,7 +235,7 @@ class Sweep:
 
     def app_of(self, app: SweepApp, name: str) -> AppDef:
         """Return what TorchX runs, with a rendezvous port that no other job of the sweep has."""
-        env = {key: str(value) for key, value in (self._options.env or {}).items()}
+        env = {key: str(value) for key, value in (self.options.env or {}).items()}
         if not app.in_rounds and app.jobs[0].is_restart:
             env[RESTARTS_VARIABLE] = "1"
         num = app.jobs[0].num
@@ -250,36 +244,31 @@ class Sweep:
             [str(app.mailbox.folder)],
             self.shape,
             name=f"{name}-{num}".replace("_", "-"),
-            image=self._options.image,
+            image=self.options.image,
             env=env,
             rdzv_port=RENDEZVOUS_PORTS[(self._first_port + num) % len(RENDEZVOUS_PORTS)],
-            mounts=parse_mounts(list(self._options.mounts or [])),
+            mounts=parse_mounts(list(self.options.mounts or [])),
         )
 
     def _log_end(self, job: SweepJob) -> None:
         result = "" if job.reason is None else f": {job.reason}"
         if job.returned is not None and isinstance(job.returned.return_value, int | float):
             value = job.returned.return_value
-            known = math.isfinite(value)
-            result = f": {value:,.6g}" if known else f": {why_unknown(job.config)}"
+            shown = f"{value:,.6g}" if math.isfinite(value) else why_unknown(job.config)
+            result = f": {shown}"
         log.info("%s: %s after %.1f s%s", job.title, job.state, job.seconds, result)
 
     def _save(self) -> None:
-        jobs = [*self._earlier, *(job.to_json(self._sweep_dir) for job in self._jobs)]
-        write_json(self._sweep_dir / RECORD, {"jobs": jobs})
+        jobs = [*self.earlier, *(job.to_json(self.sweep_dir) for job in self.jobs)]
+        write_json(self.sweep_dir / RECORD, {"jobs": jobs})
 
 
 def _shape(options: SweepOptions) -> JobShape:
     """Return the shape of every job of the sweep."""
-    j = options.j
-    if j is None and not options.is_local:
-        raise ConfigError(
-            f"hydra.launcher.j is not set; give NODESxRANKS for {options.scheduler}, such as "
-            "hydra.launcher.j=2x8"
-        )
+    here = f"1x{len(visible_gpus()) or RANKS_WITHOUT_GPUS}" if options.is_local else "not set"
     try:
         return JobShape(
-            j or f"1x{len(visible_gpus()) or RANKS_WITHOUT_GPUS}",
+            options.j or here,
             options.cpu,
             options.gpu,
             options.memMB,

@@ -19,8 +19,6 @@ from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE, is_restart
 from dlrm_sharded.ranks.distributed import Rank, new_group, process_group
 from dlrm_sharded.ranks.process import die_with_parent
 
-FOREVER_S = 600
-
 
 def exchange() -> None:
     dist.all_reduce(torch.ones(1))
@@ -74,13 +72,6 @@ def die_twice(rank: Rank, folder: Path) -> None:
     assert is_restart() == (attempt > 0)
     if attempt < 2:
         die(rank, folder)
-    exchange()
-
-
-def sleep(rank: Rank, folder: Path) -> None:
-    exchange()
-    if rank.rank == int(os.environ["HUNG_RANK"]):
-        time.sleep(FOREVER_S)
     exchange()
 
 

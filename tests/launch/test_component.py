@@ -160,7 +160,6 @@ def test_a_folder_that_is_given_stays():
     [
         (["-s", "nowhere", COMPONENT], ["-s/--scheduler", "'nowhere'", "slurm", "local_cwd"]),
         (["-s", "local_cwd", COMPONENT, "--gpus", "4"], ["--gpus", "[--gpu int]"]),
-        (["-s", "local_cwd", COMPONENT, "a=b", "--gpu", "1"], ["'--gpu'", "before overrides"]),
         (["-s", "local_cwd", COMPONENT, "batchsize=4"], ["batchsize", "batch_size"]),
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else None,

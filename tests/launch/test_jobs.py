@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
@@ -52,15 +53,16 @@ def after(
     for rank, reason in enumerate(failures):
         mailbox.send_failure(rank, reason)
     job = SweepJob(0, "#0", [], OmegaConf.create(), folder, mailbox)
-    app = SweepApp([job], mailbox, retries=retries, clock=lambda: 0.0)
-    app.await_app("slurm://torchx/1", JobState.RUNNING)
+    app = SweepApp([job], mailbox, retries=retries)
+    with patch("dlrm_torchx.jobs.time.monotonic", lambda: 0.0):
+        app.await_app("slurm://torchx/1", JobState.RUNNING)
     poll(app, status, at_s=0.0)
     return app, job
 
 
 def poll(app: SweepApp, status: AppStatus | None, *, at_s: float) -> None:
-    app.clock = lambda: at_s
-    app.poll(cast(Runner, Scheduler(status)), patience_s=PATIENCE_S)
+    with patch("dlrm_torchx.jobs.time.monotonic", lambda: at_s):
+        app.poll(cast(Runner, Scheduler(status)), patience_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

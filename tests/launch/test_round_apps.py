@@ -70,7 +70,7 @@ def rounds_on_kubernetes(sweep_dir: Path, mounted: str) -> Sweep:
 def test_a_sweep_in_rounds_is_one_app_on_kubernetes(tmp_path):
     sweep = rounds_on_kubernetes(tmp_path, str(tmp_path))
     sweep.run(SimpleNamespace(), print)
-    [request] = sweep._runner.requests
+    [request] = sweep.runner.requests
     tasks = request.resource["spec"]["tasks"]
     assert [task["replicas"] for task in tasks] == [1, 1]
     for task in tasks:
@@ -79,23 +79,23 @@ def test_a_sweep_in_rounds_is_one_app_on_kubernetes(tmp_path):
         assert "--nnodes 2 --nproc-per-node 8" in command
         assert command.endswith(f"-m dlrm_torchx.worker {tmp_path}/.torchx/rounds")
         assert str(tmp_path) in [mount.mount_path for mount in container.volume_mounts]
-    assert [job.state for job in sweep._jobs] == ["succeeded"] * 3
+    assert [job.state for job in sweep.jobs] == ["succeeded"] * 3
 
 
 def test_an_app_whose_driver_was_killed_is_waited_for(tmp_path):
     """Two runs are trained, and the rounds of all are not over."""
     sweep = rounds_on_kubernetes(tmp_path, str(tmp_path))
-    for job in sweep._jobs[:2]:
+    for job in sweep.jobs[:2]:
         job.mailbox.folder.mkdir(parents=True)
         job.mailbox.send_return(JobReturn(status=JobStatus.COMPLETED))
-    sweep._jobs[2].mailbox.folder.mkdir()
-    sweep._runner.looks_left = 5
+    sweep.jobs[2].mailbox.folder.mkdir()
+    sweep.runner.looks_left = 5
     record = {"app": "kubernetes://torchx/default:rounds-0", "log": None, "seconds": None}
     sweep.take_up([record | {"state": "running"}] * 3)
-    assert [job.state for job in sweep._jobs] == ["succeeded", "succeeded", "running"]
+    assert [job.state for job in sweep.jobs] == ["succeeded", "succeeded", "running"]
     sweep.run(SimpleNamespace(), print)
-    assert sweep._runner.requests == []
-    assert [job.state for job in sweep._jobs] == ["succeeded"] * 3
+    assert sweep.runner.requests == []
+    assert [job.state for job in sweep.jobs] == ["succeeded"] * 3
 
 
 def test_pods_that_cannot_see_the_folder_are_refused(tmp_path):

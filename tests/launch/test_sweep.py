@@ -234,7 +234,7 @@ def test_signals_wait_and_end_as_they_were():
     [
         ("hydra.launcher.scheduler=nowhere", ["hydra.launcher.scheduler", "'nowhere'", "slurm"]),
         ("hydra.launcher.j=2", ["hydra.launcher.j is '2'", "NODESxRANKS"]),
-        ("hydra.launcher.scheduler=slurm", ["hydra.launcher.j is not set", "2x8"]),
+        ("hydra.launcher.scheduler=slurm", ["hydra.launcher.j is 'not set'", "2x8"]),
         ("hydra.launcher.max_parallel=0", ["hydra.launcher.max_parallel is 0", ">= 1"]),
         (
             "hydra.launcher.scheduler_args={queue: a}",

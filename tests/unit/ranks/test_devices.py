@@ -96,13 +96,13 @@ def test_the_cpu_on_demand(usable, machine):
 UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     "old_driver": (
         {"driver": "535.104.05"},
-        r"built for CUDA 13\.0 and cannot use the visible GPUs \(8; driver 535\.104\.05\): system "
-        r"not yet initialized; install a newer driver, or .* for an older CUDA",
+        r"cannot use the visible GPUs \(8; driver 535\.104\.05\), as it is built for CUDA 13\.0: "
+        r"system not yet initialized; install a newer driver, or .* for an older CUDA",
     ),
     "cpu_wheel": (
         {"cuda": None},
-        r"is built for the CPU and cannot use the visible GPUs \(8; driver 580\.65\.06\); run: pip "
-        r"uninstall -y torch fbgemm-gpu-cpu && pip install \"dlrm_sharded\[cuda\]\"",
+        r"cannot use the visible GPUs \(8; driver 580\.65\.06\), as it is built for the CPU; run: "
+        r"pip uninstall -y torch fbgemm-gpu-cpu && pip install \"dlrm_sharded\[cuda\]\"",
     ),
 }
 

@@ -11,7 +11,6 @@ from dlrm_sharded.ranks.version_sets import (
     PACKAGES,
     SETS,
     Build,
-    VersionSet,
     minor,
     missing_text,
     version_problem,
@@ -77,8 +76,8 @@ def test_versions_that_do_not_belong_together(name):
 @pytest.mark.parametrize(
     "versions",
     [
-        *[(s.torch, None, s.fbgemm, s.torchrec) for s in SETS],
-        *[(f"{s.torch}+cpu", s.fbgemm, "0+cpu", s.torchrec) for s in SETS],
+        *[(torch, None, *others) for torch, others in SETS.items()],
+        *[(f"{torch}+cpu", f, "0+cpu", torchrec) for torch, (f, torchrec) in SETS.items()],
         ("2.14.0+cu130", None, "1.9.0+cu130", "1.9.0"),
         ("2.15.0", None, None, None),
         (None, None, None, None),
@@ -90,37 +89,34 @@ def test_nothing_is_said_of_other_versions(versions):
     assert version_problem(packages(*versions)) is None
 
 
-def pins_of(build: Build, versions: VersionSet) -> set[str]:
-    return {
-        f"torch=={versions.torch}",
-        f"{FBGEMM[build]}=={versions.fbgemm}",
-        f"torchrec=={versions.torchrec}",
-    }
+def pins_of(build: Build, torch: str) -> set[str]:
+    fbgemm, torchrec = SETS[torch]
+    return {f"torch=={torch}", f"{FBGEMM[build]}=={fbgemm}", f"torchrec=={torchrec}"}
 
 
 @pytest.mark.parametrize(
-    ("name", "build", "versions"),
+    ("name", "build", "torch"),
     [
         ("cpu", "cpu", DEFAULTS["cpu"]),
         ("cuda", "cuda", DEFAULTS["cuda"]),
-        ("cuda-2.11", "cuda", SETS[-1]),
+        ("cuda-2.11", "cuda", "2.11.0"),
     ],
 )
-def test_requirements_are_the_sets(name, build, versions):
+def test_requirements_are_the_sets(name, build, torch):
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
     pins = {line for line in lines if "==" in line and not line.startswith("#")}
-    assert pins == pins_of(build, versions)
+    assert pins == pins_of(build, torch)
     assert ("./requirements/fbgemm-gpu-shim" in lines) == (build == "cpu")
     assert len([*REQUIREMENTS.glob("*.txt")]) == 3
 
 
 @pytest.mark.parametrize("build", FBGEMM)
 def test_extras_are_the_defaults(build):
-    versions = DEFAULTS[build]
-    kept = {p for p in pins_of(build, versions) if p.startswith("fbgemm")}
-    kept |= {f"torch=={minor(versions.torch)}.*", "dlrm_sharded[beside-torch]"}
+    torch = DEFAULTS[build]
+    kept = {p for p in pins_of(build, torch) if p.startswith("fbgemm")}
+    kept |= {f"torch=={minor(torch)}.*", "dlrm_sharded[beside-torch]"}
     if build == "cuda":
-        kept.add(f"torchrec=={versions.torchrec}")
+        kept.add(f"torchrec=={SETS[torch][1]}")
     extras = project()["optional-dependencies"]
     assert {*extras[build]} == kept
     assert {name for name in extras if name.startswith(("cpu", "cuda"))} == {*FBGEMM}
