@@ -212,9 +212,10 @@ def _further_groups_end() -> Iterator[None]:
     After an error that not all ranks have, others may be in a collective of such a group.
     """
     first = len(_further_groups)
-    leaves = True
+    leaves = False
     try:
         yield
+        leaves = True
     except Exception as error:
         leaves = _is_agreed(error)
         raise

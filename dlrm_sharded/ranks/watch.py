@@ -52,13 +52,12 @@ GLOO_ERROR = re.compile(r"gloo|pair closure")
 TIMED_OUT = re.compile(r"(?i)timed out|timeout")
 CUT_OFF = re.compile(r"(?i)(closed|reset) by peer|broken pipe|connection refused|recv")
 
-COLLECTIVES = (
-    "torch.distributed.distributed_c10d",
-    "torch.autograd",
-    "torchrec.distributed.comm_ops",
-    "torchrec.distributed.dist_data",
-)
-"""Modules whose functions wait for other ranks: the backward pass does for gradients."""
+COLLECTIVES = {
+    *("torch.distributed.distributed_c10d", "torch.autograd", "torch.cuda", "torch.cuda.streams"),
+    *("torchrec.distributed.comm_ops", "torchrec.distributed.dist_data"),
+}
+"""Modules whose functions wait for other ranks: the backward pass does for gradients, and a GPU for
+NCCL."""
 
 LIBRARIES = {"torch", "torchrec", "fbgemm_gpu", *sys.stdlib_module_names}
 
@@ -260,7 +259,9 @@ def stall_text(reports: Sequence[Report]) -> str:
     """Return who waits where, and for whom."""
     waiting = [report for report in reports if report.waits]
     others = [report for report in reports if not report.waits]
-    text = f"waiting: {_places(waiting) or 'no rank'}"
+    if not waiting:
+        return _places(others)
+    text = f"waiting: {_places(waiting)}"
     return f"{text}; waited for: {_places(others)}" if others else text
 
 

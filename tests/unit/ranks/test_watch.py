@@ -33,7 +33,7 @@ def report(rank: int, collective: str | None = None, place: str = "in run (train
             f"waiting: rank 0 (h0) {A2A}; rank 2 (h1) in barrier in run; waited for: rank 3 (h1) "
             "without an answer",
         ),
-        ([report(0)], "waiting: no rank; waited for: rank 0 (h0) in run (train.py)"),
+        ([report(0)], "rank 0 (h0) in run (train.py)"),
     ],
     ids=["all_in_one", "one_is_missing", "none_waits"],
 )
