@@ -148,6 +148,15 @@ def embedding_demo() -> Tables:
     )
 
 
+def hot_and_cold() -> Tables:
+    """Return 4 small tables with nearly all lookups and 7 large ones: 182 MB, 1,214 ids per sample.
+
+    Four ranks compute equally long if each has one of the small tables. Plans that balance sizes
+    alone put all of these on one rank.
+    """
+    return _groups([(4, 300.0, 5_000, 32), (7, 2.0, 100_000, 64)])
+
+
 def dlrm_datasets_pool(seed: int = 0, num_tables: int = 856, embedding_dim: int = 64) -> Tables:
     """Return tables with the statistics of Meta's dlrm_datasets, for use without its files.
 
