@@ -38,6 +38,7 @@ def gib(tables: tuple[Table, ...]) -> float:
         ("nvidia_tiny", 55, 85, 4.2),
         ("nvidia_small", 107, 377, 26.3),
         ("embedding_demo", 16, 1346, 0.0868),
+        ("hot_and_cold", 11, 1214, 0.1693),
     ],
 )
 def test_totals_are_the_published_ones(preset, num_tables, ids, size_gib):
