@@ -20,10 +20,9 @@ from omegaconf import DictConfig, open_dict
 
 from dlrm_sharded.commands.asked_task import HERE, asked_task
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.first_run import planners_here
 from dlrm_sharded.commands.hydra_app import run_hydra
 from dlrm_sharded.commands.removed import why_removed
-from dlrm_sharded.commands.sharders import planner_factory, run_context
+from dlrm_sharded.commands.sharders import planner_factory, run_context, start_budget
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.cost.price_file import prices_beside, write_prices
@@ -84,14 +83,33 @@ def hydra_main(cfg: DictConfig) -> None:
 
 
 def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
-    """Build the planner, with prices that are measured first if it plans for this machine."""
+    """Build the planner; with hardware=here, this machine is measured first if its costs need it.
+
+    A single rank measures lookups; exchanges keep the costs of the prior.
+    """
     context = run_context(cfg.hardware, task, task.known_optimizer or cfg.optimizer.embedding)
     explained = functools.partial(diagnose, alternatives=True) if cfg.explain else None
     factory = planner_factory(cfg, diagnose=explained)
-    if cfg.hardware != HERE:
-        return factory.planner(context)
-    [planner] = planners_here(cfg, context, task, [factory])
-    return planner
+    planner, budget_s = factory.planner(context), start_budget(cfg)
+    if cfg.hardware != HERE or budget_s is None or not planner.uses_costs:
+        return planner
+    from dlrm_sharded.job.first_measurement import with_measured_costs  # which loads torch
+    from dlrm_sharded.ranks.distributed import process_group
+
+    with process_group() as rank:
+        if rank.device.type != context.device:  # a task for CPUs, on a machine with a GPU
+            return planner
+        found = with_measured_costs(
+            planner,
+            rank,
+            context,
+            task,
+            budget_s=budget_s,
+            journal=cfg.journal,
+            new_planner=factory.planner,
+        )
+    assert found is not None, "the only rank is rank 0"
+    return found
 
 
 def _number_files(cfg: DictConfig) -> None:

@@ -21,7 +21,7 @@ from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.id_check import BOUNDS
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
-from dlrm_sharded.job.rounds import Stretch, measure_round
+from dlrm_sharded.job.measure_run import measure_round
 from dlrm_sharded.job.run import run
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.trained_config import facts_of_start, flat
@@ -54,14 +54,21 @@ def train(cfg: DictConfig) -> float:
 
 
 def train_round(cfg: DictConfig, round_number: int, place: int, attempt: int) -> None:
-    """Measure a finished run of a sweep again, on all ranks together; see `job.rounds`."""
+    """Measure a finished run of a sweep again, on all ranks together; see `job.measure_run`."""
     with process_group(timeout_s=cfg.timeout_s) as rank:
         run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
         with all_or_none():
             check_count("round_steps", cfg.round_steps, least=1)
             settings = job_settings(cfg, rank)
-        stretch = Stretch(round_number, place, attempt, num_steps=cfg.round_steps)
-        measure_round(settings, rank, run_dir, stretch)
+        measure_round(
+            settings,
+            rank,
+            run_dir,
+            number=round_number,
+            place=place,
+            attempt=attempt,
+            num_steps=cfg.round_steps,
+        )
 
 
 def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:

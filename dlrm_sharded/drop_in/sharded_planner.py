@@ -32,7 +32,7 @@ from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.hardware.torch_defaults import torch_defaults
-from dlrm_sharded.job.first_run import after_first_run
+from dlrm_sharded.job.first_measurement import with_measured_costs
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.device_memory import with_memory_of_all_ranks
@@ -185,16 +185,15 @@ class ShardedPlanner(TorchRecPlanner):
                 "apply_optimizer_in_backward"
             )
         elif context is not None:
-            found = after_first_run(
-                None if planner is None else [planner],
+            planner = with_measured_costs(
+                planner,
                 rank,
                 context,
                 task.task,
                 budget_s=self.calibrate,
                 journal=journal_of_user(),
-                new_planners=lambda measured: [self._planner(task, measured)],
+                new_planner=lambda measured: self._planner(task, measured),
             )
-            planner = None if found is None else found[0]
 
         def plan() -> tuple[TorchRecPlan, ModelReport]:
             assert planner is not None, "rank 0 has one"

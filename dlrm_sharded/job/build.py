@@ -1,25 +1,33 @@
-"""Builds the sharded model of a run."""
+"""Builds the sharded model of a run, and loads what the run begins from."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state
-from dlrm_sharded.job.plan import Planned
+from dlrm_sharded.checkpoint.restore import load_model, load_weights
+from dlrm_sharded.datasets.base import BatchStream, Split
+from dlrm_sharded.job.choose_plan import Planned, begin
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.model.dlrm import warn_of_slow_bf16
+from dlrm_sharded.model.fused_lookups import set_fused_steps
 from dlrm_sharded.model.sharded_model import dry_shard_model, shard_model
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training.progress import Progress, read_progress
+from dlrm_sharded.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +40,28 @@ class Built:
     optimizer: CombinedOptimizer
     state: ModelState
 
+    def trainer(
+        self,
+        settings: JobSettings,
+        rank: Rank,
+        streams: Mapping[Split, BatchStream],
+        **further: Any,
+    ) -> Trainer:
+        """Return what trains the model, with further arguments of `Trainer`."""
+        return Trainer(
+            self.model,
+            optimizer=self.optimizer,
+            lr_scheduler=LambdaLR(self.optimizer, settings.optimizer.schedule.factor),
+            train_stream=streams["train"],
+            eval_stream=streams["val"],
+            batch_size=settings.batch_size,
+            rank=rank,
+            **further,
+        )
 
-def build(prepared: Prepared, planned: Planned) -> Built:
+
+def build(settings: JobSettings, rank: Rank, plan: ShardingPlan, task: ShardingTask) -> Built:
     """Build the model with its first weights and shard it; a collective of all ranks."""
-    return build_sharded(prepared.settings, prepared.rank, planned.plan, planned.task)
-
-
-def build_sharded(
-    settings: JobSettings, rank: Rank, plan: ShardingPlan, task: ShardingTask
-) -> Built:
-    """Build the model of some settings under a plan of a task; a collective of all ranks."""
     with all_or_none():
         model = settings.build_model(task, rank.device)
         if rank.is_zero:
@@ -67,3 +87,21 @@ def build_dry(prepared: Prepared, planned: Planned) -> float:
             prepared.folder.path,
         )
     return math.nan
+
+
+def resume(prepared: Prepared, planned: Planned, built: Built) -> Progress:
+    """Load the checkpoint or the weights that a run begins from; return where it goes on.
+
+    Nothing of a former run has changed before its checkpoint is read.
+    """
+    start = prepared.start
+    if start.weights is not None:
+        load_weights(start.weights, built.state)
+    if start.resumed is None:
+        return Progress()
+    load_model(start.resumed, built.state)
+    set_fused_steps(built.model, start.step)
+    with all_or_none():
+        progress = read_progress(start.resumed, prepared.rank, same_plan=not planned.is_new)
+    on_rank_zero(lambda: begin(prepared, planned))
+    return progress

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
-from dlrm_sharded.checkpoint.saver import CheckpointConfig
-from dlrm_sharded.datasets.base import CachingDataset, Dataset
+from dlrm_sharded.datasets.base import CachingDataset
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.measuring.measure import MeasureConfig
-from dlrm_sharded.model.dlrm import Dlrm
-from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
+from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
@@ -27,58 +24,18 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.dense_memory import trace_dense
 from dlrm_sharded.training.memory import MemoryNeeds, estimate_host_memory, estimate_memory
 from dlrm_sharded.training.rank_memory import Budget, RankMemory, memory_text
-from dlrm_sharded.training.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "memory.json"
+Figures = tuple[int, int, int]
+"""Memory that a rank uses already, that its device can give, and that its host can give."""
+
 COPY_SHARE = 0.9
 """Share of the available memory up to which a run copies its model for checkpoints."""
 
 CUDA_LIBRARY_BYTES = 2**28
 """Workspaces and kernels that CUDA's libraries load on a device after its context is there."""
-
-
-def traced_needs(
-    build: Callable[[torch.device], Dlrm],
-    dataset: Dataset,
-    optimizer: OptimizerConfig,
-    trainer: TrainerConfig,
-    measure: MeasureConfig,
-    *,
-    rank: Rank,
-) -> MemoryNeeds:
-    """Return what a run does besides its tables and plan; the model is traced without memory.
-
-    Args:
-        build: builds the model on a device.
-    """
-    dense = trace_dense(
-        build,
-        dataset.tables,
-        num_dense=dataset.num_dense,
-        local_batch_size=dataset.batch_size // rank.world_size,
-    )
-    num_train = dataset.num_batches("train")
-    num_val = dataset.num_batches("val")
-    if trainer.num_eval_batches is not None:
-        num_val = min(num_val, trainer.num_eval_batches)
-    cached_bytes = 0
-    if isinstance(dataset, CachingDataset):
-        cached_bytes = dataset.cached_bytes(
-            num_train_batches=min(num_train, trainer.num_steps or num_train),
-            num_val_batches=num_val,
-            world_size=rank.world_size,
-        )
-    return MemoryNeeds(
-        dense=dense,
-        dense_state_bytes=DENSE_STATE_TENSORS[optimizer.dense] * dense.parameter_bytes,
-        num_dense=dataset.num_dense,
-        num_measured_batches=0 if cached_bytes else min(num_train, measure.num_batches),
-        num_eval_samples=num_val * dataset.batch_size,
-        cached_batch_bytes=cached_bytes,
-        pipeline=trainer.pipeline_on(rank.device),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,81 +63,106 @@ class CheckedMemory:
         write_json(run_dir / FILE_NAME, {key: ranks for key, ranks in of_ranks.items() if ranks})
 
 
-def check_memory(
-    plan: ShardingPlan,
-    task: ShardingTask,
-    needs: MemoryNeeds,
-    rank: Rank,
-    *,
-    checkpoint: CheckpointConfig | None = None,
-    refuses: bool,
-    logs_all_ranks: bool = False,
-) -> CheckedMemory:
+def check_memory(prepared: Prepared, plan: ShardingPlan) -> CheckedMemory:
     """Log what the ranks need; all ranks call this together.
 
-    Args:
-        checkpoint: decides whether the model is copied for checkpoints.
-        refuses: whether a plan that does not fit is an error; otherwise it is a warning.
-        logs_all_ranks: whether the log has the table of every rank, not of the fullest alone.
+    A dry run logs the memory of every rank, and warns of a plan that does not fit.
 
     Raises:
         InfeasibleTaskError: the ranks need more memory than there is; all ranks raise it.
     """
-    estimated = _estimator(plan, task, needs, rank)
+    settings, rank = prepared.settings, prepared.rank
+    with all_or_none():
+        figures = (*used_and_available_bytes(rank), available_host_bytes())
+    found: list[Figures] = [figures] * rank.world_size
+    dist.all_gather_object(found, figures)
+    checkpoint = settings.trainer.checkpoint
     wanted = checkpoint.background if checkpoint is not None and checkpoint.is_enabled else False
-    copies = wanted is not False
-    budgets = estimated(copies)
-    if wanted is None:
-        _, needed, most = budgets[-1].fullest()  # the host has the copies
-        if needed > COPY_SHARE * most:
-            copies, budgets = False, estimated(False)
-            if rank.is_zero:
+
+    def checked() -> CheckedMemory:
+        needs = _traced_needs(prepared)
+        copies = wanted is not False
+        budgets = _budgets(plan, prepared.task, needs, rank, found, copies=copies)
+        if wanted is None:
+            _, needed, most = budgets[-1].fullest()  # the host has the copies
+            if needed > COPY_SHARE * most:
+                copies = False
+                budgets = _budgets(plan, prepared.task, needs, rank, found, copies=copies)
                 log.info("too little memory for copies: the training waits for its checkpoints")
-    for budget in budgets:
-        on_rank_zero(functools.partial(_report, budget, logs_all_ranks))
-        try:
-            on_rank_zero(budget.check)
-        except InfeasibleTaskError as error:
-            if refuses:
-                raise
-            if rank.is_zero:
+        for budget in budgets:
+            _report(budget, logs_all_ranks=settings.dry_run)
+            try:
+                budget.check()
+            except InfeasibleTaskError as error:
+                if settings.check_memory and not settings.dry_run:
+                    raise
                 log.warning("%s", error)
-    host = budgets[-1].ranks if budgets[-1].is_host else ()
-    return CheckedMemory(budgets[0].ranks, host, copies)
+        host = budgets[-1].ranks if budgets[-1].is_host else ()
+        return CheckedMemory(budgets[0].ranks, host, copies)
+
+    return on_rank_zero(checked)
 
 
-def _estimator(
-    plan: ShardingPlan, task: ShardingTask, needs: MemoryNeeds, rank: Rank
-) -> Callable[[bool], list[Budget]]:
-    """Return what estimates memory with or without copies for checkpoints; a collective.
+def _traced_needs(prepared: Prepared) -> MemoryNeeds:
+    """Return what a run needs besides its tables and plan; the model is traced without memory."""
+    settings, dataset = prepared.settings, prepared.settings.dataset
+    trainer, world_size = settings.trainer, prepared.rank.world_size
+    dense = trace_dense(
+        functools.partial(settings.build_model, prepared.task),
+        dataset.tables,
+        num_dense=dataset.num_dense,
+        local_batch_size=dataset.batch_size // world_size,
+    )
+    num_train, num_val = dataset.num_batches("train"), dataset.num_batches("val")
+    if trainer.num_eval_batches is not None:
+        num_val = min(num_val, trainer.num_eval_batches)
+    cached_bytes = 0
+    if isinstance(dataset, CachingDataset):
+        cached_bytes = dataset.cached_bytes(
+            num_train_batches=min(num_train, trainer.num_steps or num_train),
+            num_val_batches=num_val,
+            world_size=world_size,
+        )
+    return MemoryNeeds(
+        dense=dense,
+        dense_state_bytes=DENSE_STATE_TENSORS[settings.optimizer.dense] * dense.parameter_bytes,
+        num_dense=dataset.num_dense,
+        num_measured_batches=0 if cached_bytes else min(num_train, settings.measure.num_batches),
+        num_eval_samples=num_val * dataset.batch_size,
+        cached_batch_bytes=cached_bytes,
+        pipeline=trainer.pipeline_on(prepared.rank.device),
+    )
+
+
+def _budgets(
+    plan: ShardingPlan,
+    task: ShardingTask,
+    needs: MemoryNeeds,
+    rank: Rank,
+    found: Sequence[Figures],
+    *,
+    copies: bool,
+) -> list[Budget]:
+    """Return what the ranks need, with or without copies for checkpoints.
 
     A rank on a GPU has two budgets: the memory of the GPU, and a share of its host's.
     """
-    with all_or_none():
-        figures = (*used_and_available_bytes(rank), available_host_bytes())
-    found: list[tuple[int, int, int]] = [figures] * rank.world_size
-    dist.all_gather_object(found, figures)
-    used, available, on_host = map(list, zip(*found, strict=True))
-    on_cuda = rank.device.type == "cuda"
-    if on_cuda:
-        used = [value + CUDA_LIBRARY_BYTES for value in used]
-        available = [value - CUDA_LIBRARY_BYTES for value in available]
-
-    def estimated(copies: bool) -> list[Budget]:
-        with_copy = dataclasses.replace(needs, checkpoint_copy=copies)
-        per_host = rank.local_world_size
-        budget = Budget(
-            ranks=estimate_memory(plan, task, with_copy, used),
-            available_bytes=available,
-            ranks_per_host=1 if on_cuda else per_host,
-        )
-        if not on_cuda:
-            return [budget]
-        host = estimate_host_memory(plan, task, with_copy)
-        of_host = Budget(ranks=host, available_bytes=on_host, ranks_per_host=per_host, is_host=True)
-        return [budget, of_host]
-
-    return estimated
+    needs = dataclasses.replace(needs, checkpoint_copy=copies)
+    per_host, on_cuda = rank.local_world_size, rank.device.type == "cuda"
+    library = CUDA_LIBRARY_BYTES if on_cuda else 0
+    budget = Budget(
+        ranks=estimate_memory(plan, task, needs, [used + library for used, _, _ in found]),
+        available_bytes=[available - library for _, available, _ in found],
+        ranks_per_host=1 if on_cuda else per_host,
+    )
+    if not on_cuda:
+        return [budget]
+    host = estimate_host_memory(plan, task, needs)
+    on_host = [of_host for _, _, of_host in found]
+    return [
+        budget,
+        Budget(ranks=host, available_bytes=on_host, ranks_per_host=per_host, is_host=True),
+    ]
 
 
 def used_text(estimated_bytes: int, peak_gib: float, reserved_gib: float | None) -> str:
@@ -193,18 +175,14 @@ def used_text(estimated_bytes: int, peak_gib: float, reserved_gib: float | None)
     )
 
 
-def _report(budget: Budget, logs_all_ranks: bool) -> None:
-    memory, of_host = budget.ranks, " of host memory" if budget.is_host else ""
-    fullest = max(range(len(memory)), key=lambda rank: memory[rank].total)
-    for rank, of_rank in enumerate(memory):
-        if logs_all_ranks or rank == fullest:
-            level = logging.INFO if logs_all_ranks else logging.DEBUG
-            log.log(level, "memory that rank %d needs%s:\n%s", rank, of_host, memory_text(of_rank))
+def _report(budget: Budget, *, logs_all_ranks: bool) -> None:
+    of_host = " of host memory" if budget.is_host else ""
+    for rank, memory in enumerate(budget.ranks if logs_all_ranks else ()):
+        log.info("memory that rank %d needs%s:\n%s", rank, of_host, memory_text(memory))
     ranks, needed, available = budget.fullest()
     log.info(
-        "rank%s %s: the run will take %.3f GiB of %.3f GiB%s that are available (%.0f %%)",
-        "s" if len(ranks) > 1 else "",
-        f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else ranks[0],
+        "%s: the run will take %.3f GiB of %.3f GiB%s that are available (%.0f %%)",
+        f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}",
         needed / GIB,
         available / GIB,
         of_host,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,9 +10,8 @@ from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
 from dlrm_sharded.files.line_file import OUTBOX
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
-from dlrm_sharded.job.first_run import after_first_run
-from dlrm_sharded.job.memory_check import traced_needs
-from dlrm_sharded.job.run_folder import RunFolder
+from dlrm_sharded.job.first_measurement import with_measured_costs
+from dlrm_sharded.job.owned_folder import RunFolder
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.start import Start, check_length, find_start
 from dlrm_sharded.job.trained_config import facts_of_data
@@ -27,7 +25,6 @@ from dlrm_sharded.ranks.agreement import (
 from dlrm_sharded.ranks.device_memory import with_memory_of_all_ranks
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.planning import Planner
-from dlrm_sharded.training.memory import MemoryNeeds
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ class Prepared:
         journal: earlier runs on this hardware; None if the run neither reads nor adds to them.
         planner: on rank 0 alone.
         streams: batches of this rank, by split.
-        needs: what the run does besides its tables and plan.
     """
 
     settings: JobSettings
@@ -51,7 +47,6 @@ class Prepared:
     streams: Mapping[Split, BatchStream]
     start: Start
     task: ShardingTask
-    needs: MemoryNeeds
 
 
 def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
@@ -64,12 +59,10 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     """
     context = context_of_job(rank, settings.optimizer.embedding)
     with all_or_none():
-        outbox = folder.path / OUTBOX if settings.is_in_sweep else None
+        outbox = folder.path / OUTBOX if settings.price_snapshot else None
         journal = sample_store(context, settings.journal, outbox=outbox)
         planner = settings.planner.planner(context) if rank.is_zero else None
-    start = find_start(
-        folder, rank, resume=settings.resume, init_from=settings.init_from, config=settings.config
-    )
+    start = find_start(settings, rank, folder)
     # A dataset may convert its files at first use, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))
     with all_or_none():
@@ -81,25 +74,14 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     topology = with_memory_of_all_ranks(settings.topology)
     task = on_rank_zero(lambda: settings.task(topology))
     if start.plan_to_keep(settings.config, task.topology.world_size) is None:
-        found = after_first_run(
-            None if planner is None else [planner],
+        planner = with_measured_costs(
+            planner,
             rank,
             context,
             task,
             budget_s=settings.start_budget_s,
             journal=settings.journal,
-            new_planners=lambda measured: [settings.planner.planner(measured)],
+            new_planner=settings.planner.planner,
             snapshot=settings.price_snapshot,
         )
-        planner = None if found is None else found[0]
-    needs = on_rank_zero(
-        lambda: traced_needs(
-            functools.partial(settings.build_model, task),
-            settings.dataset,
-            settings.optimizer,
-            settings.trainer,
-            settings.measure,
-            rank=rank,
-        )
-    )
-    return Prepared(settings, rank, folder, context, journal, planner, streams, start, task, needs)
+    return Prepared(settings, rank, folder, context, journal, planner, streams, start, task)

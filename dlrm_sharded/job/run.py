@@ -6,15 +6,14 @@ from pathlib import Path
 
 import torch
 
-from dlrm_sharded.job.build import build, build_dry
-from dlrm_sharded.job.conclude import conclude, finished_objective
-from dlrm_sharded.job.measure import measure
-from dlrm_sharded.job.plan import plan
+from dlrm_sharded.job.build import build, build_dry, resume
+from dlrm_sharded.job.choose_plan import choose_plan
+from dlrm_sharded.job.measure_run import measure
+from dlrm_sharded.job.owned_folder import owned_folder, with_checkpoints
 from dlrm_sharded.job.prepare import prepare
-from dlrm_sharded.job.resume import resume
-from dlrm_sharded.job.run_folder import owned_folder, with_checkpoints
 from dlrm_sharded.job.settings import JobSettings
-from dlrm_sharded.job.train import train
+from dlrm_sharded.job.train_and_save import conclude, finished_objective, train
+from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 
 
@@ -29,13 +28,13 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
             owned, settings.trainer.checkpoint, rank, writes=not settings.dry_run
         )
         prepared = prepare(settings, rank, folder)
-        if (objective := finished_objective(prepared)) is not None:
+        if (objective := on_rank_zero(lambda: finished_objective(prepared))) is not None:
             return objective
-        planned = plan(prepared)
+        planned = choose_plan(prepared)
         if settings.dry_run:
             return build_dry(prepared, planned)
-        built = build(prepared, planned)
+        built = build(settings, rank, planned.plan, planned.task)
         measured = measure(prepared, planned, built)
         progress = resume(prepared, planned, built)
         trained = train(prepared, planned, built, measured, progress)
-        return conclude(prepared, planned, measured, trained)
+        return on_rank_zero(lambda: conclude(prepared, planned, measured, trained))

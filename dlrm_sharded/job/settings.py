@@ -62,10 +62,6 @@ class JobSettings:
     config: Mapping[str, Any]
     config_files: Mapping[str, str]
 
-    @property
-    def is_in_sweep(self) -> bool:
-        return self.price_snapshot is not None
-
     def task(self, topology: Topology) -> ShardingTask:
         """Return what the run plans, on ranks whose memory is known.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from dlrm_sharded.checkpoint.folder import (
     checkpoints,
     is_checkpoint,
 )
-from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
+from dlrm_sharded.checkpoint.manifest import Manifest, RunState, check_parts, read_manifest
 from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.files.errors import (
     CheckpointError,
@@ -31,12 +32,14 @@ from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Text
 from dlrm_sharded.files.remote_files import Location, location
 from dlrm_sharded.files.renamed import with_present_target
-from dlrm_sharded.job.run_folder import RunFolder
+from dlrm_sharded.job.owned_folder import RunFolder
+from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.trained_config import refused_and_changed
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.attempt import is_restart
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.ranks.job_store import listed
 from dlrm_sharded.runs.remote_copy import RUN_FILE
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
 from dlrm_sharded.training.trainer import TrainerConfig
@@ -70,17 +73,20 @@ class Start:
         return 0 if self.resumed is None else self.resumed.state.step
 
     @property
+    def own_state(self) -> RunState | None:
+        """The state of this run at its own checkpoint; None if it begins from another one."""
+        state = None if self.resumed is None else self.resumed.state
+        return state if state is not None and state.run == self.run else None
+
+    @property
     def event_position(self) -> tuple[str, int] | None:
         """End of the event file that goes on; None for a new file."""
-        if self.resumed is None or self.resumed.state.run != self.run:
-            return None
-        return self.resumed.state.events
+        return None if self.own_state is None else self.own_state.events
 
     def goes_on_alike(self, config: Mapping[str, Any]) -> bool:
         """Return whether the run goes on from its own checkpoint, under an equal config."""
-        if self.resumed is None or self.resumed.state.run != self.run:
-            return False
-        return _lasting(config) == _lasting(self.resumed.state.config)
+        own = self.own_state
+        return own is not None and _lasting(config) == _lasting(own.config)
 
     def plan_to_keep(self, config: Mapping[str, Any], world_size: int) -> ShardingPlan | None:
         """Return the checkpoint's plan, if the config that decided it has not changed."""
@@ -121,47 +127,37 @@ def _decide_alike(written: Any, now: Any) -> bool:
     return bool(written == now)
 
 
-def find_start(
-    folder: RunFolder, rank: Rank, *, resume: object, init_from: object, config: Mapping[str, Any]
-) -> Start:
+def find_start(settings: JobSettings, rank: Rank, folder: RunFolder) -> Start:
     """Return what the run begins from; a collective of all ranks.
-
-    Args:
-        resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
-        init_from: checkpoint or run whose weights the first step begins from; None for none.
-        config: the config of the run.
 
     Raises:
         CheckpointError: a named checkpoint is damaged; or the folder has checkpoints, and none is
             good; or the checkpoint was trained with another config, see `job.trained_config`.
         ConfigError: the folder holds a run that is not to be resumed.
     """
-    mode = on_rank_zero(lambda: _mode(resume, folder))
+    init_from = settings.init_from
+    mode = on_rank_zero(lambda: _mode(settings.resume, folder))
     if mode == "auto" and folder.copy is not None:
         on_rank_zero(folder.copy.pull)
     run, num_starts = on_rank_zero(lambda: _noted_run(folder))
-    run_dir = folder.checkpoints_in
-    resumed = None
-    passed_over: Mapping[Location, CheckpointError] = {}
+    resumed, weights = None, None
+    damaged: tuple[Location, ...] = ()
     if mode == "auto":
-        resumed, passed_over = _newest_good(run_dir, rank, run=run)
-        if resumed is None and passed_over:
-            with all_or_none():
-                raise CheckpointError(
-                    f"{_none_is_good(run_dir, passed_over)}; move {run_dir / FOLDER_NAME} away to "
-                    "begin at the first step, or start in another hydra.run.dir, with "
-                    "resume=PATH for a checkpoint elsewhere"
-                )
+        resumed, damaged = _newest_good(
+            folder.checkpoints_in,
+            rank,
+            run=run,
+            remedy=f"; move {folder.checkpoints_in / FOLDER_NAME} away to begin at the first step, "
+            "or start in another hydra.run.dir, with resume=PATH for a checkpoint elsewhere",
+        )
     elif mode != "never":
         resumed = _named(mode, rank, key="resume")
-    weights = None
     if init_from is not None and resumed is None:
         weights = _named(str(init_from), rank, key="init_from")
     if resumed is not None:
         with all_or_none():
-            _check_same_training(resumed, config, logs=rank.is_zero)
-    damaged = [p for p, why in passed_over.items() if isinstance(why, DamagedCheckpointError)]
-    return Start(run, num_starts, resumed, weights, tuple(damaged))
+            _check_same_training(resumed, settings.config, logs=rank.is_zero)
+    return Start(run, num_starts, resumed, weights, damaged)
 
 
 def check_length(start: Start, trainer: TrainerConfig, epoch_batches: int) -> None:
@@ -233,11 +229,10 @@ class _Notes:
 def _read_notes(run_dir: Path) -> _Notes | None:
     """Return what run.json says; None if there is none, or it is damaged: then checkpoints tell."""
     path = run_dir / RUN_FILE
-    try:
+    with contextlib.suppress(UserError):
         fields = read_json_object(path, noun="run")
         return read_form(fields, _Notes, name=str(path), may_have_others=True)
-    except UserError:
-        return None
+    return None
 
 
 def _noted_run(folder: RunFolder) -> tuple[str, int]:
@@ -245,22 +240,24 @@ def _noted_run(folder: RunFolder) -> tuple[str, int]:
     if (noted := _read_notes(folder.path)) is not None:
         return noted.run, len(noted.starts)
     for path in checkpoints(folder.checkpoints_in):
-        try:
+        with contextlib.suppress(CheckpointError):
             return read_manifest(path).state.run, 1
-        except CheckpointError:
-            continue
     return uuid.uuid4().hex, 0
 
 
 def _newest_good(
-    run_dir: Location, rank: Rank, *, run: str | None
-) -> tuple[Manifest | None, dict[Location, CheckpointError]]:
-    """Return the newest checkpoint that is undamaged, and why newer ones were passed over.
+    run_dir: Location, rank: Rank, *, run: str | None = None, key: str = "", remedy: str = ""
+) -> tuple[Manifest | None, tuple[Location, ...]]:
+    """Return the newest checkpoint that is undamaged, and newer ones that are damaged.
 
     Args:
         run: id that it must have; None for any.
+        key, remedy: beginning and end of the error's message.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none is good.
     """
-    passed_over = {}
+    errors: dict[Location, CheckpointError] = {}
     for path in on_rank_zero(lambda: checkpoints(run_dir)):
         try:
             manifest = _checked(path, rank)
@@ -269,21 +266,19 @@ def _newest_good(
             own_path = checkpoint_path(run_dir, manifest.state.step)
             if path.name != own_path.name:  # renamed, or a link: later ones would not count
                 raise CheckpointError(f"{path} is the checkpoint of {own_path.name}; rename it")
+            damaged = (p for p, why in errors.items() if isinstance(why, DamagedCheckpointError))
+            return manifest, tuple(damaged)
         except CheckpointError as error:
             if rank.is_zero:
                 log.warning("a checkpoint is passed over: %s", error)
-            passed_over[path] = error
-            continue
-        return manifest, passed_over
-    return None, passed_over
-
-
-def _none_is_good(run_dir: Location, passed_over: Mapping[Location, CheckpointError]) -> str:
-    newest = next(iter(passed_over.values()))
-    return (
-        f"no checkpoint in {run_dir / FOLDER_NAME} can be used ({len(passed_over)} found); the "
-        f"newest: {newest}"
-    )
+            errors[path] = error
+    with all_or_none():
+        if errors:
+            raise CheckpointError(
+                f"{key}no checkpoint in {run_dir / FOLDER_NAME} can be used ({len(errors)} found); "
+                f"the newest: {next(iter(errors.values()))}{remedy}"
+            )
+    return None, ()
 
 
 def _named(name: str, rank: Rank, *, key: str) -> Manifest:
@@ -292,11 +287,9 @@ def _named(name: str, rank: Rank, *, key: str) -> Manifest:
         path = location(key, name)
     if on_rank_zero(lambda: is_checkpoint(path)):
         return _checked(path, rank)
-    found, passed_over = _newest_good(path, rank, run=None)
-    if found is None:
-        with all_or_none():
-            if passed_over:
-                raise CheckpointError(f"{key}: {_none_is_good(path, passed_over)}")
+    found, _ = _newest_good(path, rank, key=f"{key}: ")
+    with all_or_none():
+        if found is None:
             raise CheckpointError(
                 f"{key} is {str(path)!r}, which is neither a checkpoint nor a run's folder with one"
             )
@@ -315,10 +308,11 @@ def _checked(path: Location, rank: Rank) -> Manifest:
 def _check_same_training(manifest: Manifest, config: Mapping[str, Any], *, logs: bool) -> None:
     """Check that the run goes on with what its checkpoint was trained with; log what differs."""
     refused, changed = refused_and_changed(manifest.state.config, config)
-    if refused is not None:
+    if refused:
         raise CheckpointError(
-            f"{manifest.folder} was trained with another config: {refused}; resume with that of "
-            "the checkpoint, or take the weights alone with init_from"
+            f"{manifest.folder} was trained with another config: {listed(refused, ', ')}; resume "
+            "with that of the checkpoint, or take the weights alone with init_from"
         )
-    if changed is not None and logs:
-        log.warning("from %s on, the run has another config: %s", manifest.folder.name, changed)
+    if changed and logs:
+        texts = listed(changed, ", ")
+        log.warning("from %s on, the run has another config: %s", manifest.folder.name, texts)

@@ -13,7 +13,6 @@ from typing import Any
 from dlrm_sharded.datasets.base import SPLITS, Dataset
 from dlrm_sharded.files.provenance import versions
 from dlrm_sharded.ranks.agreement import shown
-from dlrm_sharded.ranks.job_store import listed
 
 DECIDES = ("batch_size", "seed", "data", "model", "optimizer.embedding", "optimizer.dense")
 """Keys, with all keys below them, that decide the samples, their order, and the model."""
@@ -60,7 +59,11 @@ def facts_of_start(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config: values by their dotted keys.
     """
-    decided = {key: value for key, value in config.items() if not _may_differ_by_host(key)}
+    decided = {
+        key: value
+        for key, value in config.items()
+        if not _is_below(key, OF_A_HOST) and not (_is_below(key, ("data",)) and _is_path(key))
+    }
     installed = {f"version of {package}": found for package, found in versions().items()}
     return decided | installed | {"code of dlrm_sharded": _code_digest()}
 
@@ -80,11 +83,11 @@ def facts_of_data(dataset: Dataset) -> dict[str, Any]:
 
 def refused_and_changed(
     written: Mapping[str, Any], config: Mapping[str, Any]
-) -> tuple[str | None, str | None]:
+) -> tuple[list[str], list[str]]:
     """Return how a config differs from that of a checkpoint.
 
     Returns:
-        The differences with which a run cannot go on, and those with which it can; None for none.
+        The differences with which a run cannot go on, and those with which it can.
     """
     before, now = flat(written), flat(config)
     if before.get(PIPELINE) == "auto":  # the device's default is null since 0.3
@@ -101,11 +104,7 @@ def refused_and_changed(
         is_in_both = key in before and key in now
         may_change = _is_path(key) or (_is_below(key, MAY_CHANGE) and key not in DECIDES)
         (changed if may_change or not is_in_both else refused).append(text)
-    return _joined(refused), _joined(changed)
-
-
-def _may_differ_by_host(key: str) -> bool:
-    return _is_below(key, OF_A_HOST) or (_is_below(key, ("data",)) and _is_path(key))
+    return refused, changed
 
 
 def _is_below(key: str, groups: tuple[str, ...]) -> bool:
@@ -116,8 +115,6 @@ def _is_path(key: str) -> bool:
     return key.rpartition(".")[2] in PATHS
 
 
-def _joined(texts: list[str]) -> str | None:
-    return listed(texts, ", ") if texts else None
 
 
 def _code_digest() -> str:

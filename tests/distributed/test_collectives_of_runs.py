@@ -20,7 +20,7 @@ from dlrm_sharded.checkpoint.folder import checkpoints, partial_path
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files import remote_files
 from dlrm_sharded.files.errors import PreemptedError
-from dlrm_sharded.job import run_folder
+from dlrm_sharded.job import owned_folder
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import meeting
 from tests.conftest import SMALL_RUN
@@ -137,14 +137,14 @@ def keep_own_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def share_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ranks see the files of ranks whose turn is later."""
-    hosts_apart = run_folder._hosts_apart
+    hosts_apart = owned_folder._hosts_apart
     monkeypatch.setattr(remote_files, "LATE_S", 0.0)
 
     def none_apart(*args: Any) -> dict[str, str]:
         hosts_apart(*args)
         return {}
 
-    monkeypatch.setattr(run_folder, "_hosts_apart", none_apart)
+    monkeypatch.setattr(owned_folder, "_hosts_apart", none_apart)
 
 
 def stop_rank_0_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.files import remote_files
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.remote_files import RemotePath
-from dlrm_sharded.job.run_folder import RunFolder, with_checkpoints
+from dlrm_sharded.job.owned_folder import RunFolder, with_checkpoints
 from dlrm_sharded.ranks.distributed import Rank
 from tests.hosts import become_host, own_disk, read_only, why_no_hosts
 from tests.object_store import web_hdfs

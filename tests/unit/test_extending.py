@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import Planner, RunContext, ShardingTask, Table, validate
+from dlrm_sharded.calibration.hardware_costs import needs_measuring
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
 from dlrm_sharded.calibration.samples import workload_of_sample
@@ -25,7 +26,6 @@ from dlrm_sharded.commands.asked_task import build_dataset
 from dlrm_sharded.commands.sharders import planner_factory
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.job.first_run import _needs_measuring
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
@@ -120,7 +120,8 @@ def test_sharder_that_uses_the_cost_model(project: Path) -> None:
     elsewhere = RunContext("cpu", Hardware("cpu: x"))
     prior = learned_cost_model(elsewhere, warns=False)
     made = dataclasses.replace(made, cost_model=prior)
-    assert _needs_measuring([made], elsewhere, exchanges=False), "a first run measures for it"
+    assert made.uses_costs
+    assert needs_measuring(made.cost_model, elsewhere, exchanges=False), "a first run measures"
 
 
 def test_dataset(project: Path) -> None:

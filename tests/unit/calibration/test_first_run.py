@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.job import first_run
+from dlrm_sharded.job import first_measurement
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask
@@ -123,18 +125,12 @@ def test_a_job_that_hangs_in_its_measurement_delays_others_for_a_limited_time(
     tmp_path: Path, rank: Rank, task: ShardingTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They plan without measured costs then, and do not measure beside it."""
-    monkeypatch.setattr(first_run, "_needs_measuring", lambda *_, **__: True)
-    monkeypatch.setattr(first_run, "TURN_S", 0.2)
+    monkeypatch.setattr(first_measurement, "needs_measuring", lambda *_, **__: True)
+    monkeypatch.setattr(first_measurement, "TURN_S", 0.2)
     lock = sample_store(HERE, str(tmp_path)).path.with_suffix(".measuring")
-    planners = [object()]
+    planner: Any = SimpleNamespace(uses_costs=True, cost_model=None)
     with lock_of_another_process(lock):
-        found = first_run.after_first_run(
-            planners,
-            rank,
-            HERE,
-            task,
-            budget_s=0.2,
-            journal=str(tmp_path),
-            new_planners=pytest.fail,
+        found = first_measurement.with_measured_costs(
+            planner, rank, HERE, task, budget_s=0.2, journal=str(tmp_path), new_planner=pytest.fail
         )
-    assert found is planners
+    assert found is planner

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.files import remote_files
 from dlrm_sharded.files.errors import DamagedCheckpointError
 from dlrm_sharded.files.remote_files import RemotePath
-from dlrm_sharded.job.run_folder import RunFolder
+from dlrm_sharded.job.owned_folder import RunFolder
 from dlrm_sharded.job.start import find_start
 from dlrm_sharded.runs.remote_copy import RemoteCopy
 from tests.object_store import store, web_hdfs
@@ -66,7 +68,8 @@ def test_goes_on_from_the_newest_good_one(home, rank, tmp_path):
     damaged = home / "checkpoints" / "step-0000000002"
     (damaged / PART).write_bytes((damaged / PART).read_bytes()[:100])
     folder = RunFolder(tmp_path / "here", lambda: None, RemoteCopy(tmp_path / "here", home))
-    start = find_start(folder, rank, resume="auto", init_from=None, config={"seed": 0})
+    settings: Any = SimpleNamespace(resume="auto", init_from=None, config={"seed": 0})
+    start = find_start(settings, rank, folder)
     assert (start.step, start.run) == (1, "the run")
     assert start.damaged == (damaged,)
     set_aside(damaged)

@@ -7,7 +7,7 @@ import pytest
 from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.sample_store import SampleStore
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.job.measure import note_run
+from dlrm_sharded.job.measure_run import note_run
 from tests.unit.calibration.test_sample_store import COST, PLAN, TASK
 
 CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
@@ -20,7 +20,7 @@ def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
         cache.write_text("a file is in the way")
     journal = SampleStore(cache / "runs" / "hardware.jsonl")
     with caplog.at_level(logging.INFO):
-        note_run(journal, CONTEXT, PLAN, TASK, COST)
+        note_run(journal, CONTEXT, PLAN, TASK, COST, Disturbance())
     [said] = caplog.messages
     assert said.startswith("the sample is not noted in" if is_file else "noted in")
 

@@ -1,6 +1,8 @@
 """Memory before a run: a GPU's and its host's are two budgets; how long a copy takes is said."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -40,14 +42,15 @@ def checked(
     monkeypatch.setattr(memory_check, "used_and_available_bytes", lambda rank: (GIB, free_bytes))
     monkeypatch.setattr(memory_check, "available_host_bytes", lambda: int(host_gib * GIB))
     task = ShardingTask((TABLE,), Topology(1, 80 * GIB, compute_device=device), 64)
-    return check_memory(
-        ShardingPlan.from_ranks(task, [0]),
-        task,
-        NEEDS,
-        dataclasses.replace(rank, device=torch.device(device)),
-        checkpoint=CheckpointConfig(every_s=600, background=background),
-        refuses=True,
+    monkeypatch.setattr(memory_check, "_traced_needs", lambda prepared: NEEDS)
+    checkpoint = CheckpointConfig(every_s=600, background=background)
+    trainer = SimpleNamespace(checkpoint=checkpoint)
+    prepared: Any = SimpleNamespace(
+        settings=SimpleNamespace(trainer=trainer, check_memory=True, dry_run=False),
+        rank=dataclasses.replace(rank, device=torch.device(device)),
+        task=task,
     )
+    return check_memory(prepared, ShardingPlan.from_ranks(task, [0]))
 
 
 @pytest.mark.parametrize(

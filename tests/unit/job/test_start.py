@@ -18,8 +18,8 @@ from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import FILE_NAME
 from dlrm_sharded.files.errors import CheckpointError, ConfigError
 from dlrm_sharded.job import prepare as prepare_module
+from dlrm_sharded.job.owned_folder import RunFolder
 from dlrm_sharded.job.prepare import prepare
-from dlrm_sharded.job.run_folder import RunFolder
 from dlrm_sharded.job.start import RUN_FILE, Start, find_start, note_start
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, write
@@ -28,7 +28,8 @@ from tests.unit.checkpoint.cases import STATE, write
 def begin_from(resume: str, run_dir: Path, rank: Rank, **config: Any) -> Start:
     config = {"seed": 0} | config  # that of the checkpoints
     folder = RunFolder(run_dir, lambda: None)
-    return find_start(folder, rank, resume=resume, init_from=None, config=config)
+    settings: Any = SimpleNamespace(resume=resume, init_from=None, config=config)
+    return find_start(settings, rank, folder)
 
 
 def write_diverged(run_dir: Path, rank: Rank, *, step: int) -> Path:
@@ -163,7 +164,7 @@ def test_what_a_run_cannot_begin_from_is_refused_before_its_data(
         (tmp_path / "plan.json").touch()
     settings = SimpleNamespace(
         optimizer=SimpleNamespace(embedding="sgd"),
-        is_in_sweep=False,
+        price_snapshot=None,
         journal=None,
         planner=SimpleNamespace(planner=lambda context: None),
         dataset=Unopened(),

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from dlrm_sharded.job import rounds
+from dlrm_sharded.job import measure_run
 from dlrm_sharded.job import run as run_module
 
 
@@ -27,7 +27,12 @@ def test_a_job_sets_what_its_config_says_at_first(monkeypatch, tf32, kind, state
     settings: Any = SimpleNamespace(trainer=SimpleNamespace(tf32=stated))
     module, start = {
         "run": (run_module, lambda: run_module.run(settings, MagicMock(), Path())),
-        "round": (rounds, lambda: rounds.measure_round(settings, MagicMock(), Path(), MagicMock())),
+        "round": (
+            measure_run,
+            lambda: measure_run.measure_round(
+                settings, MagicMock(), Path(), number=0, place=0, attempt=0, num_steps=1
+            ),
+        ),
     }[kind]
     monkeypatch.setattr(module, "owned_folder", begin)
     with pytest.raises(BegunError, match=f"^{stated}$"):

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from dlrm_sharded.calibration.collect import collect
@@ -29,11 +29,8 @@ from dlrm_sharded.sharders.planning import Planner
 
 log = logging.getLogger(__name__)
 
-Planners = Sequence[Planner]
-"""Planners with one cost model."""
-
-NewPlanners = Callable[[RunContext], Planners]
-"""Makes planners by the costs of ranks as they are known then."""
+NewPlanner = Callable[[RunContext], Planner]
+"""Makes a planner by the costs of ranks as they are known then."""
 
 Collected = list[tuple[Sample, Disturbance]]
 """Samples, and the signs of other work during the measurement of each."""
@@ -48,91 +45,88 @@ TURN_S = 60.0
 """Time to wait for a measurement of another job beyond the time that this one's would take."""
 
 
-def after_first_run(
-    planners: Planners | None,
+def with_measured_costs(
+    planner: Planner | None,
     rank: Rank,
     context: RunContext,
     task: ShardingTask,
     *,
     budget_s: float | None,
     journal: str | None,
-    new_planners: NewPlanners,
+    new_planner: NewPlanner,
     snapshot: str | None = None,
-) -> Planners | None:
-    """Return the planners, with measured costs if the hardware needs that; a collective.
+) -> Planner | None:
+    """Return the planner, with measured costs if the hardware needs that; a collective.
 
     It measures only if the plans depend on costs. Several jobs on one machine take turns, and those
     that waited find what the first one measured. If it hangs, they plan without measurements.
 
     Args:
-        planners: on rank 0 alone.
+        planner: on rank 0 alone.
         budget_s: time in which it may measure, in s; None for none.
         journal: where the store of samples is, see `sample_store`.
-        new_planners: called on rank 0.
+        new_planner: called on rank 0.
         snapshot: folder of the costs that the jobs of a sweep share.
     """
-    exchanges = rank.world_size > 1
 
     def needs_to() -> bool:
-        return planners is not None and _needs_measuring(planners, context, exchanges=exchanges)
-
-    def still_needs_to() -> bool:
-        nonlocal planners
-        planners = new_planners(context)
-        return needs_to()
+        return (
+            planner is not None
+            and planner.uses_costs
+            and context.hardware is not None
+            and needs_measuring(planner.cost_model, context, exchanges=rank.world_size > 1)
+        )
 
     if budget_s is None or not on_rank_zero(needs_to):
-        return planners
-    limit_s = budget_s + TURN_S
+        return planner
     with contextlib.ExitStack() as stack:
+        limit_s = budget_s + TURN_S
         if not patiently_on_rank_zero(lambda: _takes_turn(stack, context, journal, limit_s)):
-            return planners
-        if not on_rank_zero(still_needs_to):
-            return planners
-        on_rank_zero(lambda: log.info("%s", _announcement(rank, budget_s)))
-        assert context.optimizer is not None
-        batch_size = min(task.batch_size, BATCH_SIZES[rank.device.type][-1])
-        collected: Collected = []
-        other_work = collect(
-            rank,
-            lambda *measured: collected.append(measured),
-            optimizer=context.optimizer,
-            sizes=FIRST_RUN,
-            budget_s=budget_s,
-            tables=task.tables,
-            batch_sizes=(batch_size, batch_size // SMALLER_BATCH),
-        )
+            return planner
+        with all_or_none():  # another job may have measured meanwhile
+            planner = new_planner(context) if rank.is_zero else None
+        if not on_rank_zero(needs_to):
+            return planner
+        collected, other_work = _measured(rank, context, task, budget_s)
         with all_or_none():
-            if rank.is_zero and len(collected) < MIN_PLANS:
+            if rank.is_zero and len(collected) >= MIN_PLANS:
+                planner = _with_samples(
+                    new_planner, context, collected, other_work, journal, snapshot
+                )
+            elif rank.is_zero:
                 log.warning(
                     "only %d plans could be measured in %.0f s, too few for costs of this hardware;"
                     " give calibrate=SECONDS more of them, or leave it out with calibrate=never",
                     len(collected),
                     budget_s,
                 )
-            elif rank.is_zero:
-                return _with_samples(
-                    new_planners, context, collected, other_work, journal, snapshot
-                )
-    return planners
+    return planner
 
 
-def _announcement(rank: Rank, budget_s: float) -> str:
-    """Say beforehand what is measured, and how long it takes."""
-    others = f", and all {rank.world_size} ranks exchange" if rank.world_size > 1 else ""
-    return (
-        f"nothing was measured on this hardware yet: for {budget_s:.0f} s, once, ranks look up "
-        f"synthetic plans of the tables{others} (calibrate=never leaves that out)"
+def _measured(
+    rank: Rank, context: RunContext, task: ShardingTask, budget_s: float
+) -> tuple[Collected, str | None]:
+    """Say what is measured, and measure it; return samples, on rank 0, and other work."""
+    if rank.is_zero:
+        log.info(
+            "nothing was measured on this hardware yet: for %.0f s, once, ranks look up "
+            "synthetic plans of the tables%s (calibrate=never leaves that out)",
+            budget_s,
+            f", and all {rank.world_size} ranks exchange" if rank.world_size > 1 else "",
+        )
+    assert context.optimizer is not None
+    batch_size = min(task.batch_size, BATCH_SIZES[rank.device.type][-1])
+    collected: Collected = []
+    other_work = collect(
+        rank,
+        lambda *measured: collected.append(measured),
+        optimizer=context.optimizer,
+        sizes=FIRST_RUN,
+        budget_s=budget_s,
+        tables=task.tables,
+        batch_sizes=(batch_size, batch_size // SMALLER_BATCH),
     )
-
-
-def _needs_measuring(planners: Planners, context: RunContext, *, exchanges: bool) -> bool:
-    """Return whether plans depend on costs of this hardware of which nothing was measured."""
-    return (
-        context.hardware is not None
-        and any(planner.uses_costs for planner in planners)
-        and needs_measuring(planners[0].cost_model, context, exchanges=exchanges)
-    )
+    return collected, other_work
 
 
 def _takes_turn(
@@ -152,14 +146,14 @@ def _takes_turn(
 
 
 def _with_samples(
-    new_planners: NewPlanners,
+    new_planner: NewPlanner,
     context: RunContext,
     collected: Collected,
     other_work: str | None,
     journal: str | None,
     snapshot: str | None,
-) -> Planners:
-    """Return planners with what was measured, which is kept unless other work disturbed it.
+) -> Planner:
+    """Return a planner with what was measured, which is kept unless other work disturbed it.
 
     What is not kept counts for this job, and for the others of its sweep.
     """
@@ -174,13 +168,13 @@ def _with_samples(
         log.info("journal is none, so what is measured counts for this job alone")
     elif _append(store, context, collected):
         log.info("kept %d plans in %s, so later runs do not measure", len(collected), store.path)
-        return new_planners(context)
+        return new_planner(context)
     with tempfile.TemporaryDirectory() as own:
         folder = Path(snapshot or own)
         own_store = store_in(folder, context)
         assert own_store is not None, "unknown hardware is not measured"
         _append(own_store, context, collected)
-        return new_planners(dataclasses.replace(context, started=folder if not snapshot else None))
+        return new_planner(dataclasses.replace(context, started=None if snapshot else folder))
 
 
 def _append(store: SampleStore, context: RunContext, collected: Collected) -> bool:

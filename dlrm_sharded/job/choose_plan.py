@@ -38,7 +38,7 @@ class Planned:
     memory: CheckedMemory
 
 
-def plan(prepared: Prepared) -> Planned:
+def choose_plan(prepared: Prepared) -> Planned:
     """Make the plan on rank 0, unless the run goes on with the one that it has.
 
     A new run that fails from here on leaves its plan. A run that goes on begins to write when its
@@ -49,30 +49,18 @@ def plan(prepared: Prepared) -> Planned:
         ShardingError: there is no plan, or its ranks need more memory than there is.
     """
     settings = prepared.settings
-    sharding_plan, report = patiently_on_rank_zero(lambda: _plan(prepared))
+    plan, report = patiently_on_rank_zero(lambda: _chosen(prepared))
     device = prepared.rank.device
-    check_pipeline(settings.trainer.pipeline_on(device), sharding_plan, device.type)
-    memory = check_memory(
-        sharding_plan,
-        prepared.task,
-        prepared.needs,
-        prepared.rank,
-        checkpoint=settings.trainer.checkpoint,
-        refuses=settings.check_memory and not settings.dry_run,
-        logs_all_ranks=settings.dry_run,
-    )
-    resumed = prepared.start.resumed
-    before = prepared.start.checkpoint_plan()
-    if resumed is not None and before is None and prepared.rank.is_zero:
-        log.warning("the checkpoint's plan is one that cannot be trained any more; this one is new")
+    check_pipeline(settings.trainer.pipeline_on(device), plan, device.type)
+    memory = check_memory(prepared, plan)
     planned = Planned(
-        sharding_plan,
+        plan,
         report,
-        with_precisions(prepared.task, sharding_plan),
-        is_new=sharding_plan != before,
+        with_precisions(prepared.task, plan),
+        is_new=plan != prepared.start.checkpoint_plan(),
         memory=memory,
     )
-    if settings.dry_run or resumed is None:
+    if settings.dry_run or prepared.start.resumed is None:
         on_rank_zero(lambda: begin(prepared, planned))
     return planned
 
@@ -96,38 +84,32 @@ def begin(prepared: Prepared, planned: Planned) -> None:
         prepared.folder.push()
 
 
-def _plan(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
-    """Make the plan and log what is thought of it."""
-    task, topology = prepared.task, prepared.task.topology
+def _chosen(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
+    """Make or keep the plan, and log what is thought of it; rank 0 calls it."""
+    task, resumed, planner = prepared.task, prepared.start.resumed, prepared.planner
     log.info(
         "%d tables, %.2f GiB, on %d ranks of %s; global batch %d",
         len(task.tables),
         task.table_bytes / GIB,
-        topology.world_size,
-        topology.rank_memory_text,
+        task.topology.world_size,
+        task.topology.rank_memory_text,
         task.batch_size,
     )
-    plan, report = _kept_or_new(prepared)
+    assert planner is not None
+    chosen = None
+    kept = prepared.start.plan_to_keep(prepared.settings.config, task.topology.world_size)
+    if kept is not None and resumed is not None:
+        try:
+            chosen = planner.adopt(kept, task, solve_s=resumed.state.plan["solve_s"])
+            log.info("the run goes on with the plan of its checkpoint")
+        except InvalidPlanError as error:
+            log.warning("the checkpoint's plan does not fit any more: %s; a new one is made", error)
+    plan, report = chosen or planner.plan(task)
     for line in plan_lines(plan, report, task):
         log.info("%s", line)
-    if plan.half_tables() and topology.compute_device == "cpu":
+    if plan.half_tables() and task.topology.compute_device == "cpu":
         log.warning(
             "on CPUs, FBGEMM rounds weights in fp16 to the nearest number, so that updates below "
             "a 2000th of a weight are lost; on GPUs it rounds at random"
         )
     return plan, report
-
-
-def _kept_or_new(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
-    task, resumed, planner = prepared.task, prepared.start.resumed, prepared.planner
-    assert planner is not None
-    kept = prepared.start.plan_to_keep(prepared.settings.config, task.topology.world_size)
-    if kept is not None and resumed is not None:
-        try:
-            adopted = planner.adopt(kept, task, solve_s=resumed.state.plan["solve_s"])
-        except InvalidPlanError as error:
-            log.warning("the checkpoint's plan does not fit any more: %s; a new one is made", error)
-        else:
-            log.info("the run goes on with the plan of its checkpoint")
-            return adopted
-    return planner.plan(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from dlrm_sharded.checkpoint.folder import FOLDER_KEY, delete
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_durably
-from dlrm_sharded.files.remote_files import Location, seen_in_time, sizes_of
+from dlrm_sharded.files.remote_files import Location, seen_in_time
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.owner import claim
@@ -86,31 +86,27 @@ def with_checkpoints(
     folder = dataclasses.replace(folder, copy=copy)
     writes &= config is not None and config.is_enabled
     apart = _hosts_apart(folder.checkpoints_in, rank) if writes or home is None else {}
-    if apart and writes:
-        with all_or_none():
-            raise ConfigError(_refusal(folder, apart))
+    with all_or_none():
+        if apart and writes:
+            named = ", ".join(f"{host} ({problem})" for host, problem in apart.items())
+            raise ConfigError(
+                f"not all hosts write to one folder {folder.path}, in which checkpoints would "
+                f"have parts of all ranks: {named}. Let hydra.run.dir be on a disk that all hosts "
+                f"share, give {FOLDER_KEY}=s3://BUCKET/RUN, or train without checkpoints: "
+                "trainer.checkpoint.every_s=null"
+                if home is None
+                else f"{FOLDER_KEY} is {str(home)!r}, where not all can write: {named}"
+            )
     hosts = [""] * rank.world_size
     dist.all_gather_object(hosts, socket.gethostname())
     is_elsewhere = len({*hosts}) > 1 and (apart or home is not None)
     return dataclasses.replace(folder, host=hosts[0] if is_elsewhere else None)
 
 
-def _refusal(folder: RunFolder, apart: Mapping[str, str]) -> str:
-    hosts = ", ".join(f"{host} ({problem})" for host, problem in apart.items())
-    if folder.copy is not None:
-        return f"{FOLDER_KEY} is {str(folder.copy.home)!r}, where not all can write: {hosts}"
-    return (
-        f"not all hosts write to one folder {folder.path}, in which checkpoints would have parts "
-        f"of all ranks: {hosts}. Let hydra.run.dir be on a disk that all hosts share, give "
-        f"{FOLDER_KEY}=s3://BUCKET/RUN, or train without checkpoints: "
-        "trainer.checkpoint.every_s=null"
-    )
-
-
 def _hosts_apart(folder: Location, rank: Rank) -> dict[str, str]:
-    """Return why hosts cannot write where rank 0 sees it; a collective of all ranks.
+    """Return why hosts cannot write where rank 0 does; a collective of all ranks.
 
-    Each rank puts a file into a new folder of rank 0, which looks for all of them.
+    Each rank puts a file into a new folder of rank 0, which is not there on another disk.
     """
     if rank.world_size == 1 and isinstance(folder, Path):
         return {}
@@ -124,7 +120,10 @@ def _hosts_apart(folder: Location, rank: Rank) -> dict[str, str]:
         problem = error.strerror
     found: list[tuple[str, str | None]] = [("", None)] * rank.world_size
     dist.all_gather_object(found, (socket.gethostname(), problem))
-    return on_rank_zero(lambda: _problems(probe, found))
+    if rank.is_zero:
+        with suppress(OSError):
+            delete(probe)
+    return {host: problem for host, problem in found if problem is not None}
 
 
 def _new_probe(folder: Location) -> Location:
@@ -132,17 +131,3 @@ def _new_probe(folder: Location) -> Location:
     if isinstance(probe, Path):
         probe.mkdir()
     return probe
-
-
-def _problems(probe: Location, found: Sequence[tuple[str, str | None]]) -> dict[str, str]:
-    """Return the problems of ranks, by host; a rank that has none may have written elsewhere."""
-    names = [str(rank) for rank, (_, problem) in enumerate(found) if problem is None]
-    seen_in_time(lambda: sizes_of(probe, names).keys() == {*names})
-    seen = sizes_of(probe, names)
-    with suppress(OSError):
-        delete(probe)
-    return {
-        host: problem or "rank 0 does not see what it writes"
-        for rank, (host, problem) in enumerate(found)
-        if str(rank) not in seen
-    }

@@ -1,0 +1,194 @@
+"""Measures a run: its embedding cost before it trains, and all of it again in rounds of a sweep.
+
+A run that is measured at another minute than the others is measured under other load. So all runs
+of a sweep are built again by their plans in every round, in an order of its own, and each takes a
+short stretch of steps. The weights are new ones, as no time depends on them, and nothing that the
+run has left is changed: a line of `runs.rounds.FILE_NAME` in its folder is all that a round adds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from dlrm_sharded.calibration.disturbance import Disturbance
+from dlrm_sharded.calibration.sample_store import SampleStore, conditions_of, sample_of_run
+from dlrm_sharded.cost.base import with_assumed_profiles
+from dlrm_sharded.datasets.base import SPLITS, check_keys
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.job.build import Built, build
+from dlrm_sharded.job.choose_plan import Planned
+from dlrm_sharded.job.owned_folder import owned_folder
+from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.job.settings import JobSettings
+from dlrm_sharded.measuring.measure import MeasuredCost
+from dlrm_sharded.measuring.measure import measure as measure_stages
+from dlrm_sharded.model.replicas import replica_part
+from dlrm_sharded.model.sharded_model import sharded_embeddings
+from dlrm_sharded.plans.plan import ShardingPlan, read_plan, with_precisions
+from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.task import ShardingTask, read_task
+from dlrm_sharded.ranks.agreement import all_or_none
+from dlrm_sharded.ranks.distributed import Rank, has_core_for_each
+from dlrm_sharded.ranks.surroundings import SurroundingsWatch
+from dlrm_sharded.runs.rounds import Round, rounds_file
+from dlrm_sharded.runs.terminal import prediction_text
+
+log = logging.getLogger(__name__)
+
+
+def measure(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
+    """Measure the embedding cost of the plan and note it in the journal; a collective."""
+    rank = prepared.rank
+    watch = SurroundingsWatch()
+    measured = _measure_embeddings(prepared.settings, rank, planned.task, built)
+    core_wait = watch.conclude().core_wait if has_core_for_each(rank) else 0.0
+    if rank.is_zero:
+        _log_measured(measured, planned.report)
+        model = prepared.planner.cost_model if prepared.planner else None
+        note_run(
+            prepared.journal,
+            prepared.context,
+            planned.plan,
+            with_assumed_profiles(model, planned.task),
+            measured.cost,
+            Disturbance(core_wait, measured.change),
+        )
+    return measured
+
+
+def measure_round(
+    settings: JobSettings,
+    rank: Rank,
+    run_dir: Path,
+    *,
+    number: int,
+    place: int,
+    attempt: int,
+    num_steps: int,
+) -> None:
+    """Measure the run in a folder again, under its plan; a collective of all ranks.
+
+    Args:
+        number, place, attempt: `round`, `place` and `attempt` of `Round`.
+        num_steps: steps that are measured, without those of the warm-up.
+
+    Raises:
+        ConfigError: the folder has no plan, or another job owns it.
+    """
+    began = time.perf_counter()
+    torch.backends.cuda.matmul.allow_tf32 = settings.trainer.tf32
+    with owned_folder(run_dir, rank) as folder:
+        with all_or_none():
+            plan = read_plan(run_dir / "plan.json")
+            task = with_precisions(read_task(run_dir / "task.json"), plan)
+            streams = {split: settings.stream(split, rank) for split in SPLITS}
+        built = build(settings, rank, plan, task)
+        embeddings = _measure_embeddings(settings, rank, task, built)
+        config = dataclasses.replace(
+            settings.trainer,
+            num_steps=settings.trainer.num_warmup_steps + num_steps,
+            eval_every_steps=None,
+            num_eval_batches=0,
+            trace=False,
+            checkpoint=None,
+        )
+        trained = built.trainer(
+            settings, rank, streams, config=config, log_scalar=lambda *_: None
+        ).run()
+        with all_or_none():
+            if rank.is_zero:
+                folder.check_owner()
+                cost_ms, samples_per_s = embeddings.cost.cost_ms, trained.samples_per_s
+                found = Round(
+                    round=number,
+                    place=place,
+                    embedding_cost_ms=cost_ms,
+                    spread=max(embeddings.spread.values(), default=0.0),
+                    step_ms=trained.step_ms,
+                    step_spread=samples_per_s / trained.samples_per_s_p10 - 1,
+                    samples_per_s=samples_per_s,
+                    **dataclasses.asdict(trained.surroundings),
+                    seconds=time.perf_counter() - began,
+                    attempt=attempt,
+                )
+                rounds_file(run_dir).append(dataclasses.asdict(found))
+                text = "round %d: embedding cost %.2f ms, %.0f samples/s"
+                log.info(text, number, cost_ms, samples_per_s)
+
+
+def _measure_embeddings(
+    settings: JobSettings, rank: Rank, task: ShardingTask, built: Built
+) -> MeasuredCost:
+    """Measure on the first batches of the training split; a collective of all ranks."""
+    num_batches = min(settings.measure.num_batches, settings.dataset.num_batches("train"))
+    with all_or_none():
+        stream = settings.stream("train", rank)
+        batches = list(itertools.islice(stream, num_batches))
+        check_keys(batches[0], task.tables)
+        for number, fault in stream.check.take(num_batches):
+            if fault.is_fatal:
+                raise DataError(f"{fault.text}, in training batch {number + 1}")
+    return measure_stages(
+        sharded_embeddings(built.model),
+        [batch.sparse_features.to(rank.device) for batch in batches],
+        settings.measure,
+        replica_optimizer=replica_part(built.optimizer),
+    )
+
+
+def _log_measured(measured: MeasuredCost, report: PlanReport) -> None:
+    log.info(
+        "embedding cost %.2f ms, critical path %.2f ms, imbalance %.2f "
+        "(median of %d; interquartile range of forward computation %.0f %%)",
+        measured.cost.cost_ms,
+        measured.cost.critical_path_ms,
+        measured.cost.imbalance,
+        measured.iterations,
+        100 * measured.spread[FWD_COMPUTE],
+    )
+    if measured.launch_ms:
+        log.info(
+            "host time to launch the stages, which is not in their times: %s",
+            ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in measured.launch_ms.items()),
+        )
+    if measured.exposed:
+        log.warning(
+            "the times of %s contain host time: the host is slow, or waits within them",
+            ", ".join(measured.exposed),
+        )
+    if report.cost is not None:
+        text, is_surprise = prediction_text(report, measured.cost)
+        log.log(logging.WARNING if is_surprise else logging.INFO, "%s", text)
+
+
+def note_run(
+    journal: SampleStore | None,
+    context: RunContext,
+    plan: ShardingPlan,
+    task: ShardingTask,
+    cost: PlanCost,
+    other_work: Disturbance,
+) -> None:
+    """Append the measured plan to the journal of the hardware; rank 0 calls it.
+
+    Runs whose tables or exchanges are not all in fp32 are left out: costs are measured in fp32.
+
+    Args:
+        other_work: signs of it while the plan was measured.
+    """
+    conditions, sample = conditions_of(context), sample_of_run(plan, task, cost)
+    if journal is None or conditions is None or sample is None:
+        return
+    if journal.append(conditions, sample, other_work):
+        when = "the next prediction" if journal.outbox is None else "predictions after this sweep"
+        log.info("noted in %s, which corrects %s on this hardware", journal.path, when)
+        if other_work.text is not None:
+            log.warning("this run was measured under load, so it counts less: %s", other_work.text)
