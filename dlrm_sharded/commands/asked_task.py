@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.hydra_app import check_overrides, command_line, instantiate
-from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.errors import ConfigError, check_choice, check_count
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.task import (
     MAX_BATCH_SIZE,
@@ -108,22 +108,18 @@ def build_dataset(cfg: DictConfig) -> Dataset:
         ConfigError: the dataset has another batch size than the run, whose plan, predicted cost
             and throughput would then be those of other batches.
     """
-    stated = cfg.data.get("batch_size")
-    if stated is not None:
-        _check_equal("data.batch_size", stated, cfg.batch_size)
     data = {key: cfg.data[key] for key in cfg.data if key != "bounds"}  # which is the run's
+    stated = {"data.batch_size": data.pop("batch_size", cfg.batch_size)}
     dataset: Dataset = instantiate(data, batch_size=cfg.batch_size)
-    found = getattr(dataset, "batch_size", "not there")
-    _check_equal(f"the batch_size of {type(dataset).__name__}", found, cfg.batch_size)
+    stated[f"the batch_size of {type(dataset).__name__}"] = getattr(dataset, "batch_size", None)
+    for name, found in stated.items():
+        if found != cfg.batch_size:
+            raise ConfigError(
+                f"{name} is {found}, but batch_size is {cfg.batch_size:,}: batches, plan and "
+                "throughput must be of one size; set batch_size alone, which the dataset is built "
+                "with"
+            )
     return dataset
-
-
-def _check_equal(name: str, found: Any, batch_size: int) -> None:
-    if found != batch_size:
-        raise ConfigError(
-            f"{name} is {found}, but batch_size is {batch_size:,}: batches, plan and throughput "
-            "must be of one size; set batch_size alone, which the dataset is built with"
-        )
 
 
 def _task_of_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
@@ -144,8 +140,7 @@ def _task_of_file(cfg: DictConfig) -> ShardingTask:
         ConfigError: the file does not describe a task, or its ranks cannot have the optimizer.
     """
     task, wanted = read_task(cfg.task), cfg.optimizer.embedding
-    if wanted not in STATE_BYTES:
-        raise ConfigError(f"optimizer.embedding is {wanted!r}; known: {', '.join(STATE_BYTES)}")
+    check_choice("optimizer.embedding", wanted, STATE_BYTES)
     source = f"as {cfg.task} {'says' if task.optimizer else 'counts its memory'}"
     if {"optimizer", "optimizer.embedding"} & {one.key_or_group for one in command_line()}:
         source, task = "as the command line says", with_optimizer(task, wanted)

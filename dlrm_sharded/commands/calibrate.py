@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
@@ -28,6 +29,7 @@ from dlrm_sharded.calibration.fit_collected import MIN_PLANS, fit_learned, fit_n
 from dlrm_sharded.calibration.plan_limits import CALIBRATION
 from dlrm_sharded.calibration.prediction_errors import errors_table
 from dlrm_sharded.calibration.sample_store import (
+    Conditions,
     SampleStore,
     conditions_of,
     drawn_conditions,
@@ -38,7 +40,7 @@ from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import check_overrides, run_hydra
 from dlrm_sharded.commands.yamls import CONF_DIR
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_number
 from dlrm_sharded.files.json_files import check_path, folder_to_write
 from dlrm_sharded.hardware.artifact_kinds import RETUNE
 from dlrm_sharded.hardware.context import RunContext
@@ -61,7 +63,6 @@ RUN_RANKS = 2
 """Ranks of a run on a CPU, unless told otherwise; a rank here has as many threads as one there."""
 
 LEARNED = "learned"
-MEASURES_NOTHING = "costs are given, and nothing is measured"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="calibrate")
@@ -84,7 +85,7 @@ def hydra_main(cfg: DictConfig) -> None:
                 raise ConfigError(
                     "journal is none, and samples have no place; give auto or a folder"
                 )
-        note = _Note(store, context)
+        note = _Note(store, drawn_conditions(context))
         first = on_rank_zero(lambda: next_number(store.read(note.conditions).values()))
         collect(
             rank,
@@ -116,23 +117,20 @@ def default_num_ranks() -> int:
 def _check(cfg: DictConfig) -> None:
     """Raise ConfigError if a key has no effect, or a value cannot be used."""
     folder_to_write("out", cfg.out)
-    if cfg.architecture not in MIN_PLANS:
-        raise ConfigError(f"architecture is {cfg.architecture!r}; known: {', '.join(MIN_PLANS)}")
+    check_choice("architecture", cfg.architecture, MIN_PLANS)
     check_count("seed", cfg.seed, least=0)
     check_count("num_steps", cfg.num_steps, least=1)
     if cfg.costs is not None:
         check_path("costs", cfg.costs)
         of_measuring = ("minutes", "num_ranks", "optimizer", "batch_sizes", "journal")
-        check_overrides(dict.fromkeys(of_measuring, MEASURES_NOTHING))
+        check_overrides(dict.fromkeys(of_measuring, "costs are given, and nothing is measured"))
         return
     check_number("minutes", cfg.minutes, above=True)
     if cfg.num_ranks is not None:
         check_count("num_ranks", cfg.num_ranks, least=1)
     for batch_size in cfg.batch_sizes or ():
         check_count("a size in batch_sizes", batch_size, least=1)
-    if (optimizer := cfg.optimizer.embedding) not in EMBEDDING_OPTIMIZERS:
-        known = ", ".join(EMBEDDING_OPTIMIZERS)
-        raise ConfigError(f"optimizer.embedding is {optimizer!r}; known: {known}")
+    check_choice("optimizer.embedding", cfg.optimizer.embedding, EMBEDDING_OPTIMIZERS)
 
 
 def _start_ranks(num_ranks: int) -> int:
@@ -141,13 +139,14 @@ def _start_ranks(num_ranks: int) -> int:
     return launch(["--nproc-per-node", str(num_ranks), "-m", MODULE, *sys.argv[1:]])
 
 
+@dataclass
 class _Note:
     """Appends samples to the store of the hardware, and counts them."""
 
-    def __init__(self, store: SampleStore, context: RunContext) -> None:
-        self.conditions = drawn_conditions(context)
-        self._store = store
-        self._num_samples = self._num_disturbed = 0
+    store: SampleStore
+    conditions: Conditions
+    num_samples: int = 0
+    num_disturbed: int = 0
 
     def __call__(self, sample: Sample, disturbance: Disturbance) -> None:
         """Append a sample.
@@ -155,19 +154,19 @@ class _Note:
         Raises:
             ConfigError: the file cannot be written.
         """
-        if not self._store.append(self.conditions, sample, disturbance):
-            raise ConfigError(f"{self._store.path} cannot be written; give another journal")
-        self._num_samples += 1
-        self._num_disturbed += is_disturbed(disturbance.noise)
+        if not self.store.append(self.conditions, sample, disturbance):
+            raise ConfigError(f"{self.store.path} cannot be written; give another journal")
+        self.num_samples += 1
+        self.num_disturbed += is_disturbed(disturbance.noise)
 
     def report(self) -> None:
         """Say how many samples were appended, and how many of them count little."""
-        log.info("%d plans were measured, and are in %s", self._num_samples, self._store.path)
-        if self._num_disturbed:
+        log.info("%d plans were measured, and are in %s", self.num_samples, self.store.path)
+        if self.num_disturbed:
             log.warning(
                 "%d of them were measured while other processes had the core of a rank; they count "
                 "less: calibrate again when the machine is idle",
-                self._num_disturbed,
+                self.num_disturbed,
             )
 
 

@@ -12,7 +12,6 @@ import glob
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,16 +25,22 @@ from dlrm_sharded.commands.sharders import (
     config_of_sharder,
     plain,
     planner_factory,
-    quoted_lists,
+    quoted_list,
     run_context,
 )
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
-from dlrm_sharded.commands.words import checked_names
+from dlrm_sharded.commands.words import checked_names, split_list
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.contest.cases import Case, Setting, digest_of_prices, run_cases
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
-from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
+from dlrm_sharded.files.errors import (
+    ConfigError,
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+)
 from dlrm_sharded.files.json_files import folder_to_write, write_json
 from dlrm_sharded.files.line_file import locked
 from dlrm_sharded.plans.task import read_task
@@ -43,9 +48,6 @@ from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.sharders.planning import Planner, planners_for
 
 CONFIG = "compare"
-SET_MANIFEST = "tasks.json"
-"""File of version 0.2 beside the tasks of a set."""
-
 FORMATS = ("csv", "parquet")
 
 log = logging.getLogger("dlrm_sharded.compare")
@@ -54,7 +56,8 @@ log = logging.getLogger("dlrm_sharded.compare")
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
 def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
-        sharders = checked_names("sharders", plain(cfg.sharders), example="sharders=[search]")
+        named = split_list(cfg.sharders) if isinstance(cfg.sharders, str) else plain(cfg.sharders)
+        sharders = checked_names("sharders", named, example="sharders=[search]")
         setting = _setting(cfg, sharders)
         tasks = on_topologies(cfg, _tasks(cfg))
         if cfg.measured:
@@ -65,10 +68,7 @@ def hydra_main(cfg: DictConfig) -> None:
         cases = _cases(cfg, sharders, tasks)
         setting = dataclasses.replace(setting, prices=_prices_text(cases))
         out = setting.out
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make out = {out}: {error.strerror}") from error
+        out.mkdir(parents=True, exist_ok=True)
         lock = locked(
             out / ".lock",
             refusal=f"another process compares in out = {out}; wait for it, or name another folder",
@@ -98,15 +98,14 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
     check_count("seed", cfg.seed, least=0)
     check_number("tie", cfg.tie, most=1.0)
     check_number("limit_s", cfg.limit_s, above=True)
-    check_count("rounds", cfg.rounds, least=1)
-    check_count("iterations", cfg.iterations, least=1)
-    if cfg.workers is not None:
-        check_count("workers", cfg.workers, least=1)
-    if cfg.format not in FORMATS:
-        raise ConfigError(f"format is {cfg.format!r}, must be csv or parquet")
+    for key in ("rounds", "iterations"):
+        check_count(key, cfg[key], least=1)
+    for key in ("workers", "num"):
+        if cfg[key] is not None:
+            check_count(key, cfg[key], least=1)
+    check_choice("format", cfg.format, FORMATS)
     reference = sharders[0] if cfg.reference is None else cfg.reference
-    if reference not in sharders:
-        raise ConfigError(f"reference is {reference!r}, must be one of {', '.join(sharders)}")
+    check_choice("reference", reference, sharders)
     if not cfg.out:
         raise ConfigError("out is not set; name the folder of the results")
     return Setting(
@@ -132,50 +131,38 @@ def _tasks(cfg: DictConfig) -> list[ComparedTask]:
             f"{', '.join(TASK_SETS)}, and not both"
         )
     if cfg.task_set is not None:
-        if cfg.task_set not in TASK_SETS:
-            raise ConfigError(f"task_set is {cfg.task_set!r}; known: {', '.join(TASK_SETS)}")
-        if cfg.num is not None:
-            check_count("num", cfg.num, least=1)
+        check_choice("task_set", cfg.task_set, TASK_SETS)
         found = TASK_SETS[cfg.task_set](cfg.seed, **({} if cfg.num is None else {"num": cfg.num}))
         return [
             ComparedTask(f"task_{i:03d}", one.task, one.kind, cfg.hardware)
             for i, one in enumerate(found)
         ]
-    if cfg.num is not None:
-        raise ConfigError(f"num={cfg.num} has no effect: it is of a task_set, not of tasks=")
-    paths = task_names(task_files(str(cfg.tasks)))
-    return [ComparedTask(name, read_task(path), "", cfg.hardware) for name, path in paths.items()]
+    check_overrides({"num": "it is of a task_set, not of tasks="})
+    files = task_files(str(cfg.tasks)).items()
+    return [ComparedTask(name, read_task(path), "", cfg.hardware) for name, path in files]
 
 
-def task_files(pattern: str) -> list[Path]:
-    """Return the files of a folder or of a pattern, in order; ConfigError if there are none."""
+def task_files(pattern: str) -> dict[str, Path]:
+    """Return the files of a folder or of a pattern by the names of their tasks.
+
+    The names have the folders of the files if the files have the same name otherwise.
+
+    Raises:
+        ConfigError: there are no files, or two tasks have the same name even so.
+    """
     wanted = os.path.join(glob.escape(pattern), "task*.json") if Path(pattern).is_dir() else pattern  # noqa: PTH118
-    found = [Path(path) for path in sorted(glob.glob(wanted, recursive=True))]  # noqa: PTH207
-    paths = [path for path in found if path.name != SET_MANIFEST]
+    paths = [Path(path).absolute() for path in sorted(glob.glob(wanted, recursive=True))]  # noqa: PTH207
     if not paths:
         raise ConfigError(
             f"tasks is {pattern!r}, and no task is there: it must be a folder with task*.json "
             "or a pattern of files"
         )
-    return paths
-
-
-def task_names(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return the files by the names of their tasks, which have their folders if they need them.
-
-    Raises:
-        ConfigError: two tasks have the same name even so.
-    """
-    stems = [path.stem for path in paths]
-    if len(set(stems)) < len(stems):
-        top = Path(os.path.commonpath([path.absolute().parent for path in paths]))
-        parts = [path.absolute().relative_to(top).with_suffix("").parts for path in paths]
-        stems = ["-".join(part) for part in parts]
-    [(name, count)] = Counter(stems).most_common(1)
-    if count > 1:
-        twice = [str(path) for path, stem in zip(paths, stems, strict=True) if stem == name]
-        raise ConfigError(f"{' and '.join(twice)} are both named {name!r}; rename one of them")
-    return dict(zip(stems, paths, strict=True))
+    names = [path.stem for path in paths]
+    if len(set(names)) < len(names):
+        top = os.path.commonpath([path.parent for path in paths])
+        names = ["-".join(path.relative_to(top).with_suffix("").parts) for path in paths]
+    checked_names("tasks", names, example="one of them with another name")
+    return dict(zip(names, paths, strict=True))
 
 
 def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Sequence[ComparedTask]) -> list[Case]:
@@ -209,7 +196,7 @@ def _prices_text(cases: Sequence[Case]) -> str:
 
 
 def main() -> None:
-    sys.argv[1:] = quoted_lists(sys.argv[1:])
+    sys.argv[1:] = map(quoted_list, sys.argv[1:])
     run_hydra(hydra_main)
 
 

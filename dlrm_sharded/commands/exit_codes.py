@@ -21,15 +21,11 @@ from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
     EXIT_USER_ERROR,
     ConfigError,
     EndedRankError,
-    IncompleteSweepError,
-    LostFolderError,
-    LostRankError,
-    PreemptedError,
     RankError,
-    UnsavedError,
 )
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.attempt import rank_number
@@ -38,7 +34,6 @@ from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 log = logging.getLogger(__name__)
 
-EXIT_PREEMPTED = 0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 AGAIN_S = 0.1
 """Time after which a signal is raised again that a finalizer has swallowed."""
@@ -106,17 +101,16 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if message is None:
             end_despite_questions(EXIT_ERROR)
             raise
-        code, reason = _exit_code(error), message
+        code, reason = getattr(error, "exit_code", EXIT_USER_ERROR), message
         end_despite_questions(code)
         is_agreed = isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
         rank = rank_number()
         on_every_rank = all_ranks_alike and not isinstance(error, OSError)
-        source = error.__cause__
-        if not isinstance(source, RankError):
-            found_by = 0 if on_every_rank else rank
-            source = RankError(error, failed_rank=found_by, reporter=found_by)
-        is_reported = rank == source.reporter
-        line = _line(message, source.failed_rank)
+        found_by = reporter = 0 if on_every_rank else rank
+        if isinstance(error.__cause__, RankError):
+            found_by, reporter = error.__cause__.failed_rank, error.__cause__.reporter
+        is_reported = rank == reporter
+        line = f"error on rank {found_by}: {message}" if found_by else f"error: {message}"
         if is_reported:
             _report(message if code == EXIT_PREEMPTED else line, is_error=code != EXIT_PREEMPTED)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -175,15 +169,6 @@ def _stop(number: int, frame: object) -> None:
     raise StoppedError(signal.Signals(number))
 
 
-def _exit_code(error: Exception) -> int:
-    if isinstance(error, PreemptedError):
-        return EXIT_PREEMPTED
-    is_other = isinstance(
-        error, IncompleteSweepError | LostFolderError | LostRankError | UnsavedError
-    )
-    return EXIT_ERROR if is_other else EXIT_USER_ERROR
-
-
 def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
     """Wait until all ranks end, else torchrun would kill the others before they exit with 2.
 
@@ -220,10 +205,6 @@ def _write_error_file(
         fields = {"message": {"message": message, "extraInfo": about}}
         with contextlib.suppress(OSError):
             replace_file(path, json.dumps(fields).encode())
-
-
-def _line(message: str, failed_rank: int) -> str:
-    return f"{f'error on rank {failed_rank}' if failed_rank else 'error'}: {message}"
 
 
 def _report(line: str, *, is_error: bool) -> None:

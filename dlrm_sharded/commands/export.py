@@ -45,23 +45,20 @@ def main() -> int:
 
 def _readable(path: Location) -> Manifest:
     """Return the manifest of a checkpoint, or of the newest good one of a run's folder."""
-    if is_checkpoint(path):
-        return _checked(path)
-    for candidate in checkpoints(path):
-        try:
-            return _checked(candidate)
-        except CheckpointError as error:
-            log.warning("a checkpoint is passed over: %s", error)
-    raise CheckpointError(f"{path} is neither a checkpoint nor a run's folder with a good one")
-
-
-def _checked(path: Location) -> Manifest:
     from dlrm_sharded.checkpoint.storage import check_finite  # loads torch
 
-    manifest = read_manifest(path)
-    check_parts(manifest)
-    check_finite(manifest, weights_only=True)
-    return manifest
+    is_named = is_checkpoint(path)
+    for candidate in [path] if is_named else checkpoints(path):
+        try:
+            manifest = read_manifest(candidate)
+            check_parts(manifest)
+            check_finite(manifest, weights_only=True)
+            return manifest
+        except CheckpointError as error:
+            if is_named:
+                raise
+            log.warning("a checkpoint is passed over: %s", error)
+    raise CheckpointError(f"{path} is neither a checkpoint nor a run's folder with a good one")
 
 
 if __name__ == "__main__":

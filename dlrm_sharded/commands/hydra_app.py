@@ -109,11 +109,6 @@ def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) 
         sys.stdout = stdout
     if asked.multirun and rank is not None:
         raise ConfigError("under torchrun every rank would sweep; start -m without torchrun")
-    if asked.experimental_rerun is not None:
-        raise ConfigError(
-            "--experimental-rerun would write into the folder of the first job; start a new one "
-            "with the overrides in .hydra/overrides.yaml"
-        )
     if not is_quiet:
         return arguments
     # Argparse wants all overrides in one row, which may begin before, between or after flags.

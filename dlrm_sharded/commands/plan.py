@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -21,7 +21,6 @@ from omegaconf import DictConfig, open_dict
 from dlrm_sharded.commands.asked_task import HERE, asked_task
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import run_hydra
-from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.sharders import planner_factory, run_context, start_budget
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import is_additive
@@ -42,34 +41,28 @@ from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
 
-if TYPE_CHECKING:
-    from dlrm_sharded.datasets.base import Dataset
-
 log = logging.getLogger("dlrm_sharded.plans.plan")
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="plan")
 def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
-        if not cfg.out:
-            raise ConfigError("out is not set; name the plan.json to write")
-        _number_files(cfg)
-        check_file_to_write("out", cfg.out)
+        out, task_out = _files(cfg)
         check_flag("explain", cfg.explain)
         again = None if cfg.again is None else make_again(cfg, Path(cfg.again))
-        task, dataset = _task(cfg)
+        task, dataset = asked_task(cfg)
         planner = _planner(cfg, task)
         if cfg.explain and not is_additive(planner.cost_model):
             raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
         plan, report = planner.plan(task)
-        write_json(cfg.out, plan_json(plan, report))
-        if not is_written_through(cfg.out):
-            write_prices(prices_beside(Path(cfg.out)), planner.cost_model)
-        if dataset is not None and (task_out := _task_out(cfg)) is not None:
+        write_json(out, plan_json(plan, report))
+        if not is_written_through(out):
+            write_prices(prices_beside(Path(out)), planner.cost_model)
+        if task_out is not None:
             write_json(task_out, task.to_json())
         elif dataset is not None:
-            log.info("the task is not written, as it has no place beside %s; set task_out", cfg.out)
-        for line in [*plan_lines(plan, report, task), f"wrote {cfg.out}"]:
+            log.info("the task is not written, as it has no place beside %s; set task_out", out)
+        for line in [*plan_lines(plan, report, task), f"wrote {out}"]:
             log.info("%s", line)
         if report.standing is not None:
             log.info("prices: %s", report.standing.text)
@@ -79,7 +72,9 @@ def hydra_main(cfg: DictConfig) -> None:
             for title, lines in sections(report.diagnosis).items():
                 log.info("%s", "\n  ".join([title, *lines]))
         if report.caveat is not None:
-            log.warning("caveat: %s%s", report.caveat, _other_compute_device(task))
+            advice = "if the ranks are CPUs, set topology.compute_device to cpu in task.json"
+            on_cpus = task.topology.compute_device == "cpu"
+            log.warning("caveat: %s%s", report.caveat, "" if on_cpus else f"; {advice}")
 
 
 def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
@@ -112,26 +107,32 @@ def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
     return found
 
 
-def _number_files(cfg: DictConfig) -> None:
-    """Give each plan of a sweep files of its own: plan_0.json, plan_1.json, ..."""
-    hydra_cfg = HydraConfig.get()
-    if hydra_cfg.mode is not RunMode.MULTIRUN or is_written_through(cfg.out):
-        return
-    if cfg.get("data") is not None:
-        cfg.task_out = _task_out(cfg)
-    for key in ("out", "task_out"):
-        if cfg[key]:
-            path = Path(cfg[key])
-            cfg[key] = str(path.with_name(f"{path.stem}_{hydra_cfg.job.num}{path.suffix}"))
+def _files(cfg: DictConfig) -> tuple[str, str | None]:
+    """Return where the plan is written, and where the task of data is, if it has a place.
 
+    Each plan of a sweep has files of its own: plan_0.json, plan_1.json, ...
 
-def _task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
-    """Return the task that the config names, or the one of its data."""
-    if cfg.get("data") is not None and (task_out := _task_out(cfg)) is not None:
-        check_file_to_write("task_out", task_out)
-        if os.path.realpath(task_out) == os.path.realpath(cfg.out):
-            raise ConfigError(f"the plan and its task would both be {cfg.out!r}; set task_out")
-    return asked_task(cfg)
+    Raises:
+        ConfigError: a file cannot be written, or both are one.
+    """
+    if not cfg.out:
+        raise ConfigError("out is not set; name the plan.json to write")
+    out, task_out = str(cfg.out), cfg.task_out and str(cfg.task_out)
+    if not is_written_through(out):
+        task_out = task_out or str(Path(out).with_name("task.json"))
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            number = HydraConfig.get().job.num
+            out, task_out = (
+                str(path.with_name(f"{path.stem}_{number}{path.suffix}"))
+                for path in (Path(out), Path(task_out))
+            )
+    check_file_to_write("out", out)
+    if cfg.get("data") is None or not task_out:
+        return out, None
+    check_file_to_write("task_out", task_out)
+    if os.path.realpath(task_out) == os.path.realpath(out):
+        raise ConfigError(f"the plan and its task would both be {out!r}; set task_out")
+    return out, task_out
 
 
 def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
@@ -146,13 +147,8 @@ def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
     made_from = fields.get("made_from")
     if not isinstance(made_from, dict) or not isinstance(made_from.get("sharder"), dict):
         raise ConfigError(f"{path} does not say what it was made from; earlier versions did not")
-    sharder = {
-        key: value
-        for key, value in with_present_target(made_from["sharder"]).items()
-        if why_removed(f"sharder.{key}") is None
-    }
     with open_dict(cfg):
-        cfg.sharder = sharder
+        cfg.sharder = with_present_target(made_from["sharder"])
         if (prices := prices_beside(path)).exists():
             cfg.cost_model.artifact = str(prices)
     return fields
@@ -166,22 +162,6 @@ def _likeness(plan: ShardingPlan, report: PlanReport, before: dict[str, Any], pa
     differs = changed_settings(before["made_from"], now["made_from"])
     same = "the plan is" if now["shards"] == before.get("shards") else "the plan is not"
     return f"{same} that of {path}: {differs or 'the search had another time, or the task differs'}"
-
-
-def _task_out(cfg: DictConfig) -> str | None:
-    """Return where a task from data is written; None if `out` is a stream, beside which is none."""
-    if cfg.task_out:
-        return str(cfg.task_out)
-    if is_written_through(cfg.out):
-        return None
-    return str(Path(cfg.out).with_name("task.json"))
-
-
-def _other_compute_device(task: ShardingTask) -> str:
-    """Write what to do if the task is for CPUs, which a task.json has to say."""
-    if task.topology.compute_device == "cpu":
-        return ""
-    return "; if the ranks are CPUs, set topology.compute_device to cpu in task.json"
 
 
 def main() -> None:

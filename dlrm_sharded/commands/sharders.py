@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from hydra import compose
@@ -14,8 +13,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dlrm_sharded.calibration.hardware_costs import budget_in_s
 from dlrm_sharded.commands.asked_task import HERE
 from dlrm_sharded.commands.hydra_app import command_line, instantiate
-from dlrm_sharded.commands.removed import why_key_of_search, why_removed
-from dlrm_sharded.commands.words import split_list
 from dlrm_sharded.commands.yamls import option_node, options_of
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.explain.profile_value import value_profiles
@@ -93,33 +90,26 @@ def make_planner(
     """
     names = options_of("sharder")
     if name not in names:
-        known = f"there is no sharder {name!r}; known: {', '.join(names)}"
-        raise ConfigError(why_removed(f"{KEY}={name}") or known)
+        raise ConfigError(f"there is no sharder {name!r}; known: {', '.join(names)}")
     node = option_node("sharder", name)
     if unknown := sorted(options.keys() - {str(key) for key in node}):
         known = ", ".join(sorted(str(key) for key in node if not str(key).startswith("_")))
-        message = f"sharder {name} has no option {unknown[0]!r}; known: {known}"
-        key = f"{KEY}.{unknown[0]}"
-        raise ConfigError(why_removed(key) or why_key_of_search(key) or message)
+        raise ConfigError(f"sharder {name} has no option {unknown[0]!r}; known: {known}")
     root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
     factory = dataclasses.replace(planner_factory(root, diagnose=diagnose), cost_model=cost_model)
     return factory.planner(run or RunContext())
 
 
-def make_sharder(
-    name: str,
-    cost_model: CostModel | None = None,
-    *,
-    run: RunContext | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> Sharder:
+def make_sharder(name: str, cost_model: CostModel | None = None, **options: Any) -> Sharder:
     """Build a sharder by its name, as `make_planner` does: `make_sharder("torchrec")`.
+
+    Args:
+        options: `run` and `seed` of `make_planner`, and keys of the sharder's yaml.
 
     Raises:
         ConfigError: there is no such sharder, or it has no such option.
     """
-    return make_planner(name, cost_model, run=run, seed=seed, **options).sharder
+    return make_planner(name, cost_model, **options).sharder
 
 
 def asked_precision(cfg: DictConfig) -> ExchangePrecision:
@@ -197,16 +187,12 @@ def context_here(topology: Topology, optimizer: str | None) -> RunContext:
     return local_context(torch.device(device), optimizer, topology.ranks_per_host)
 
 
-def quoted_lists(arguments: Sequence[str]) -> list[str]:
-    """Quote the names in `sharders=[a;key=1,b]` of a command line, as Hydra reads no `;`."""
-    quoted = []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key == LIST:
-            names = ("'{}'".format(name.replace("'", "\\'")) for name in split_list(value))
-            argument = f"{LIST}=[{','.join(names)}]"
-        quoted.append(argument)
-    return quoted
+def quoted_list(argument: str) -> str:
+    """Quote the names of `sharders=[a;key=1,b]` on a command line, as Hydra reads no `;`."""
+    if not argument.startswith(f"{LIST}="):
+        return argument
+    value = argument.removeprefix(f"{LIST}=").replace("'", "\\'")
+    return f"{LIST}='{value}'"
 
 
 def config_of_sharder(config_name: str, sharder: str) -> DictConfig:

@@ -21,7 +21,7 @@ from dlrm_sharded.commands.sharders import plain
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
-from dlrm_sharded.plans.task import GIB, MAX_RANKS, OPTIMIZER_KEYS, ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB, MAX_RANKS, OPTIMIZER_KEYS, ShardingTask
 from dlrm_sharded.plans.topology_settings import TopologySettings
 
 
@@ -61,34 +61,21 @@ def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[Compar
     if len(set(sizes)) < len(sizes):
         raise ConfigError(f"ranks is {sizes}, and names one number twice")
     overrides = HydraConfig.get().overrides.task
-    nodes = {
-        name: compose(HydraConfig.get().job.config_name, [*overrides, f"+topology={name}"]).topology
+    config = HydraConfig.get().job.config_name
+    settings: dict[str, TopologySettings] = {
+        name: instantiate(compose(config, [*overrides, f"+topology={name}"]).topology)
         for name in names
     }
     return [
-        _on(one, name, node, num_ranks)
+        _on(one, name, of_name, num_ranks)
         for one in tasks
-        for name, node in nodes.items()
+        for name, of_name in settings.items()
         for num_ranks in sizes or [one.task.topology.world_size]
     ]
 
 
-def _on(one: ComparedTask, name: str, node: DictConfig, num_ranks: int) -> ComparedTask:
-    topology = _topology(name, node, num_ranks, one.task.topology)
-    check_batch_size(one.task.batch_size, num_ranks, key=f"batch_size of {one.name}")
-    size = f"{num_ranks} rank{'s' * (num_ranks > 1)} of {name}"
-    return ComparedTask(
-        f"{one.name}-{name}-{num_ranks}",
-        dataclasses.replace(one.task, topology=topology),
-        f"{one.kind}, {size}" if one.kind else size,
-        node.hardware,
-        name,
-    )
-
-
-def _topology(name: str, node: DictConfig, num_ranks: int, of_task: Topology) -> Topology:
-    """Return so many ranks on the hosts of a topology, with the optimizer state of the task."""
-    settings: TopologySettings = instantiate(node)
+def _on(one: ComparedTask, name: str, settings: TopologySettings, num_ranks: int) -> ComparedTask:
+    """Put a task on so many ranks of a topology; its optimizer state stays."""
     if settings.hardware is None:
         raise ConfigError(f"topology {name} names no hardware, such as h100_sxm; use one that does")
     spec = named_gpu_spec(settings.hardware, key=f"hardware of topology {name}")
@@ -97,6 +84,7 @@ def _topology(name: str, node: DictConfig, num_ranks: int, of_task: Topology) ->
     check_count(f"gpus_per_host of topology {name}", per_host, least=1)
     if num_ranks > per_host and num_ranks % per_host:
         raise ConfigError(f"{num_ranks} ranks do not fill hosts of {per_host} GPUs ({name})")
+    check_batch_size(one.task.batch_size, num_ranks, key=f"batch_size of {one.name}")
     ranks = dataclasses.replace(
         settings,
         world_size=num_ranks,
@@ -104,8 +92,15 @@ def _topology(name: str, node: DictConfig, num_ranks: int, of_task: Topology) ->
         compute_device="cuda",
     )
     of_optimizer = (*OPTIMIZER_KEYS, "optimizer_bytes_by_table")
-    return ranks.topology(
-        spec.memory_gib * GIB, **{key: getattr(of_task, key) for key in of_optimizer}
+    state = {key: getattr(one.task.topology, key) for key in of_optimizer}
+    topology = ranks.topology(spec.memory_gib * GIB, **state)
+    size = f"{num_ranks} rank{'s' * (num_ranks > 1)} of {name}"
+    return ComparedTask(
+        f"{one.name}-{name}-{num_ranks}",
+        dataclasses.replace(one.task, topology=topology),
+        f"{one.kind}, {size}" if one.kind else size,
+        settings.hardware,
+        name,
     )
 
 

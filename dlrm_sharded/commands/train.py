@@ -20,7 +20,13 @@ from dlrm_sharded.commands.sharders import asked_precision, planner_factory, sta
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.id_check import BOUNDS
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
+from dlrm_sharded.files.errors import (
+    ConfigError,
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+)
 from dlrm_sharded.job.measure_run import measure_round
 from dlrm_sharded.job.run import run
 from dlrm_sharded.job.settings import JobSettings
@@ -47,28 +53,20 @@ def train(cfg: DictConfig) -> float:
         reported_by_rank_zero(error)
         raise
     with process_group(timeout_s=cfg.timeout_s, facts=facts) as rank:
-        run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
-        with all_or_none():
-            settings = job_settings(cfg, rank)
-        return run(settings, rank, run_dir)
+        return run(*_job(cfg, rank))
 
 
 def train_round(cfg: DictConfig, round_number: int, place: int, attempt: int) -> None:
     """Measure a finished run of a sweep again, on all ranks together; see `job.measure_run`."""
     with process_group(timeout_s=cfg.timeout_s) as rank:
-        run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
-        with all_or_none():
-            check_count("round_steps", cfg.round_steps, least=1)
-            settings = job_settings(cfg, rank)
-        measure_round(
-            settings,
-            rank,
-            run_dir,
-            number=round_number,
-            place=place,
-            attempt=attempt,
-            num_steps=cfg.round_steps,
-        )
+        measure_round(*_job(cfg, rank), round_number, place, attempt, num_steps=cfg.round_steps)
+
+
+def _job(cfg: DictConfig, rank: Rank) -> tuple[JobSettings, Rank, Path]:
+    """Return the settings of a job and its folder; a collective of all ranks."""
+    run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
+    with all_or_none():
+        return job_settings(cfg, rank), rank, run_dir
 
 
 def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
@@ -84,12 +82,11 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     check_overrides({}, {"topology": ("_target_", memory, "reserved_gib", *LINKS)})
     check_batch_size(cfg.batch_size, rank.world_size)
     check_count("seed", cfg.seed, least=0)
+    check_count("round_steps", cfg.round_steps, least=1)
     for key in ("explain", "check_memory", "dry_run"):
         check_flag(key, cfg[key])
-    if cfg.data.bounds not in BOUNDS:
-        raise ConfigError(f"data.bounds is {cfg.data.bounds!r}; known: {', '.join(BOUNDS)}")
-    if cfg.objective not in OBJECTIVES:
-        raise ConfigError(f"objective is {cfg.objective!r}; known: {', '.join(OBJECTIVES)}")
+    check_choice("data.bounds", cfg.data.bounds, BOUNDS)
+    check_choice("objective", cfg.objective, OBJECTIVES)
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
     optimizer.check_device(rank.device)
     local_batch_size = cfg.batch_size // rank.world_size

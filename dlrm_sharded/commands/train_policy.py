@@ -28,7 +28,7 @@ from dlrm_sharded.commands.hydra_app import check_overrides, instantiate, run_hy
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.files.errors import ConfigError, check_count, check_path
+from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_path
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.files.provenance import commit, versions
@@ -55,12 +55,17 @@ log = logging.getLogger("dlrm_sharded.train_policy")
 PACKAGED = "packaged"
 COSTS = ("measured", "predicted")
 VALIDATION_SEED = 2**32
+CURVES = ("measured_ms", "estimated_ms", "entropy", "cost_error_percent")
+"""Figures of a round that TensorBoard shows."""
+
+_logged: set[str] = set()
+"""Messages of the cost model so far."""
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="train_policy")
 def hydra_main(cfg: DictConfig) -> None:
     torch.set_num_threads(1)
-    logging.getLogger(learned.__name__).addFilter(FirstOfEachMessage())
+    logging.getLogger(learned.__name__).addFilter(_is_first_of_its_message)
     with exit_codes(), process_group() as rank:
         out = folder_to_write("out", cfg.out)
         folder_to_write("log_dir", cfg.log_dir)
@@ -92,7 +97,10 @@ def hydra_main(cfg: DictConfig) -> None:
 
             def show(finished: RoundResult) -> None:
                 cost_ms = policy_ms()
-                _write_curves(writer, finished, cost_ms, scores[best])
+                curves = {"cost_ms": cost_ms, "best_heuristic_ms": scores[best]}
+                curves |= {curve: getattr(finished, curve) for curve in CURVES}
+                for curve, value in curves.items():
+                    writer.add_scalar(f"policy/{curve}", value, finished.number + 1)
                 bar.update(finished.number + 1 - bar.n)
                 bar.set_postfix_str(f"{cost_ms:.1f} ms, best heuristic {scores[best]:.1f} ms")
 
@@ -142,17 +150,11 @@ def initialize(net: PlacementNet, init_from: str | None, context: RunContext) ->
     net.load_state_dict(read_net(net.kind, path).state_dict())
 
 
-class FirstOfEachMessage(logging.Filter):
-    """Drops messages after the first with the same text, such as a warning for every plan."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        is_new = record.msg not in self._seen
-        self._seen.add(record.msg)
-        return is_new
+def _is_first_of_its_message(record: logging.LogRecord) -> bool:
+    """Return whether a message, such as a warning for every plan, was not logged before."""
+    is_first = record.msg not in _logged
+    _logged.add(record.msg)
+    return is_first
 
 
 def _mean_cost(pool: TaskPool, model: CostModel, num_tasks: int) -> Callable[[Sharder], float]:
@@ -162,24 +164,8 @@ def _mean_cost(pool: TaskPool, model: CostModel, num_tasks: int) -> Callable[[Sh
     return lambda sharder: fmean(model.predict(sharder.shard(t), t).cost_ms for t in tasks)
 
 
-def _write_curves(
-    writer: SummaryWriter, finished: RoundResult, policy_ms: float, best_heuristic_ms: float
-) -> None:
-    curves = {
-        "policy/cost_ms": policy_ms,
-        "policy/best_heuristic_ms": best_heuristic_ms,
-        "policy/measured_ms": finished.measured_ms,
-        "policy/estimated_ms": finished.estimated_ms,
-        "policy/entropy": finished.entropy,
-        "policy/cost_error_percent": finished.cost_error_percent,
-    }
-    for tag, value in curves.items():
-        writer.add_scalar(tag, value, finished.number + 1)
-
-
 def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str) -> CostModel:
-    if cfg.costs not in COSTS:
-        raise ConfigError(f"costs is {cfg.costs!r}; known: {', '.join(COSTS)}")
+    check_choice("costs", cfg.costs, COSTS)
     if cfg.costs != "measured":
         check_overrides({"measure": "costs=predicted measures nothing; costs=measured does"})
     if cfg.get("cost_model") is None:

@@ -23,10 +23,12 @@ RankError                    cause of an error that ranks agreed on
 
 import math
 import sys
+from collections.abc import Iterable
 from os import PathLike
 
-EXIT_ERROR, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
-"""Exit codes of commands after a bug, after an error that the user can fix, and after Ctrl-C."""
+EXIT_ERROR, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_PREEMPTED = 1, 2, 130, 0
+"""Exit codes of commands after a bug, after an error that the user can fix, after Ctrl-C, and after
+a signal that stopped a training."""
 
 AGAINST_DIVERGENCE = "lower optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
 """The end of a DivergenceError's message says what a user can do about it."""
@@ -34,6 +36,8 @@ AGAINST_DIVERGENCE = "lower optimizer.*_learning_rate, warm up longer, or set op
 
 class UserError(Exception):
     """Base of all errors whose message says what happened, with numbers, and what to do."""
+
+    exit_code = EXIT_USER_ERROR
 
 
 class ConfigError(UserError, ValueError):
@@ -59,9 +63,13 @@ class DamagedCheckpointError(CheckpointError):
 class UnsavedError(UserError):
     """The training ended, and its result or its last checkpoint could not be written."""
 
+    exit_code = EXIT_ERROR
+
 
 class PreemptedError(UserError):
     """A signal asked the training to stop, and a checkpoint was written."""
+
+    exit_code = EXIT_PREEMPTED
 
 
 class RemoteFileError(UserError, OSError):
@@ -74,13 +82,19 @@ class RemoteFileError(UserError, OSError):
 class LostFolderError(UserError):
     """Another job has taken over the run's folder, so that this one must not write there."""
 
+    exit_code = EXIT_ERROR
+
 
 class IncompleteSweepError(UserError):
     """Jobs of a sweep failed; the results of all others are kept."""
 
+    exit_code = EXIT_ERROR
+
 
 class LostRankError(UserError, RuntimeError):
     """The connection to another rank broke in a collective."""
+
+    exit_code = EXIT_ERROR
 
 
 class HungRankError(LostRankError):
@@ -138,6 +152,12 @@ def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> No
         is_small = not isinstance(value, int) or value <= most
         limit = f">= {least}" if most == 2**62 and is_small else f"from {least:,} to {most:,}"
         raise ConfigError(f"{key} is {value!r}, must be an integer {limit}")
+
+
+def check_choice(key: str, value: object, known: Iterable[str]) -> None:
+    """Raise ConfigError unless a configured value is one of those that are known."""
+    if value not in (known := list(known)):
+        raise ConfigError(f"{key} is {value!r}; known: {', '.join(known)}")
 
 
 def check_flag(key: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Targets in configs of release 0.2 that have other names now."""
+"""Targets in configs of release 0.2 that have other names now, and keys that are gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ RENAMED: dict[str, str] = {
 """Present names by those of 0.2; none of these is a target of today's configs."""
 
 
+GONE = ("cache_tables", "informed", "objective", "portfolio")
+"""Keys of the package's own targets in 0.2 that none of them has now."""
+
+
 def with_present_target(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node of a config with the name that its target has now."""
-    target = node.get("_target_")
-    return {**node, "_target_": RENAMED[target]} if target in RENAMED else dict(node)
+    """Return a node of a config with the name that its target has now, without keys of 0.2."""
+    target = str(node.get("_target_"))
+    if not target.startswith("dlrm_sharded."):
+        return dict(node)
+    kept = {key: value for key, value in node.items() if key not in GONE}
+    return {**kept, "_target_": RENAMED.get(target, target)}

@@ -68,10 +68,10 @@ def measure_round(
     settings: JobSettings,
     rank: Rank,
     run_dir: Path,
-    *,
     number: int,
     place: int,
     attempt: int,
+    *,
     num_steps: int,
 ) -> None:
     """Measure the run in a folder again, under its plan; a collective of all ranks.

@@ -28,8 +28,6 @@ from dlrm_sharded.files.errors import (
     UserError,
 )
 from dlrm_sharded.files.json_files import read_json_object, write_json
-from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.files.limited import Text
 from dlrm_sharded.files.remote_files import Location, location
 from dlrm_sharded.files.renamed import with_present_target
 from dlrm_sharded.job.owned_folder import RunFolder
@@ -185,7 +183,7 @@ def check_length(start: Start, trainer: TrainerConfig, epoch_batches: int) -> No
 def note_start(run_dir: Path, start: Start, world_size: int) -> None:
     """Write down the start, and remove what a later part of an interrupted run has left."""
     noted = _read_notes(run_dir) if start.num_interruptions else None
-    starts = [] if noted is None else noted.starts
+    starts = [] if noted is None else noted["starts"]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     entry = {"at": now, "step": start.step, "world_size": world_size}
     write_json(run_dir / RUN_FILE, {"run": start.run, "starts": [*starts, entry]})
@@ -218,27 +216,19 @@ def _mode(resume: object, folder: RunFolder) -> str:
     return resume
 
 
-@dataclass(frozen=True, slots=True)
-class _Notes:
-    """The content of run.json."""
-
-    run: Text
-    starts: list[dict[str, Any]]
-
-
-def _read_notes(run_dir: Path) -> _Notes | None:
+def _read_notes(run_dir: Path) -> dict[str, Any] | None:
     """Return what run.json says; None if there is none, or it is damaged: then checkpoints tell."""
-    path = run_dir / RUN_FILE
     with contextlib.suppress(UserError):
-        fields = read_json_object(path, noun="run")
-        return read_form(fields, _Notes, name=str(path), may_have_others=True)
+        noted = read_json_object(run_dir / RUN_FILE, noun="run")
+        if isinstance(noted.get("run"), str) and isinstance(noted.get("starts"), list):
+            return noted
     return None
 
 
 def _noted_run(folder: RunFolder) -> tuple[str, int]:
     """Return the id of the run and the number of its starts so far."""
     if (noted := _read_notes(folder.path)) is not None:
-        return noted.run, len(noted.starts)
+        return noted["run"], len(noted["starts"])
     for path in checkpoints(folder.checkpoints_in):
         with contextlib.suppress(CheckpointError):
             return read_manifest(path).state.run, 1

@@ -115,8 +115,6 @@ def _is_path(key: str) -> bool:
     return key.rpartition(".")[2] in PATHS
 
 
-
-
 def _code_digest() -> str:
     """Return a digest of this package's modules: checkouts differ under one version."""
     package = Path(__file__).parents[1]

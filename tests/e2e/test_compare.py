@@ -53,7 +53,6 @@ def tasks(tmp_path: Path) -> Path:
         task = dataclasses.replace(TASK, batch_size=batch_size)
         (tmp_path / "tasks").mkdir(exist_ok=True)
         write_json(tmp_path / "tasks" / f"task_{number}.json", task.to_json())
-    write_json(tmp_path / "tasks" / "tasks.json", {})  # version 0.2 wrote it beside tasks
     return tmp_path
 
 

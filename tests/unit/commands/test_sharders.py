@@ -1,8 +1,9 @@
 """A command line names several sharders, and each may have settings of its own."""
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from dlrm_sharded.commands.sharders import quoted_lists
+from dlrm_sharded.commands.sharders import quoted_list
 from dlrm_sharded.commands.words import checked_names, split_list
 from dlrm_sharded.files.errors import ConfigError
 
@@ -10,16 +11,20 @@ from dlrm_sharded.files.errors import ConfigError
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("sharders=[random, search]", "sharders=['random','search']"),
+        ("sharders=[random, search]", ["random", "search"]),
         (
-            "sharders=[dim,search;replicate=never;pin={a: [0,1]}]",
-            "sharders=['dim','search;replicate=never;pin={a: [0,1]}']",
+            "sharders=[dim,'search;replicate=never;pin={a: [0,1]}']",
+            ["dim", "search;replicate=never;pin={a: [0,1]}"],
         ),
-        ("out=a,b", "out=a,b"),
+        ("sharders=dim", ["dim"]),
     ],
 )
 def test_a_list_becomes_a_value_of_hydra(given, expected):
-    assert quoted_lists(["tasks=x", given]) == ["tasks=x", expected]
+    [override] = OverridesParser.create().parse_overrides([quoted_list(given)])
+    value = override.value()
+    assert isinstance(value, str)
+    assert split_list(value) == expected
+    assert quoted_list("out=a,b") == "out=a,b"
 
 
 @pytest.mark.parametrize("names", ["dim", [], None, [3], ["dim", "dim"]])

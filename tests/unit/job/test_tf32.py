@@ -29,9 +29,7 @@ def test_a_job_sets_what_its_config_says_at_first(monkeypatch, tf32, kind, state
         "run": (run_module, lambda: run_module.run(settings, MagicMock(), Path())),
         "round": (
             measure_run,
-            lambda: measure_run.measure_round(
-                settings, MagicMock(), Path(), number=0, place=0, attempt=0, num_steps=1
-            ),
+            lambda: measure_run.measure_round(settings, MagicMock(), Path(), 0, 0, 0, num_steps=1),
         ),
     }[kind]
     monkeypatch.setattr(module, "owned_folder", begin)
