@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.collect import collect
@@ -37,9 +36,7 @@ from dlrm_sharded.calibration.sample_store import (
     sample_store,
 )
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import check_overrides, run_hydra
-from dlrm_sharded.commands.yamls import CONF_DIR
+from dlrm_sharded.commands.hydra_app import check_overrides, run_command
 from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_number
 from dlrm_sharded.files.json_files import check_path, folder_to_write
 from dlrm_sharded.hardware.artifact_kinds import RETUNE
@@ -65,18 +62,17 @@ RUN_RANKS = 2
 LEARNED = "learned"
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="calibrate")
-def hydra_main(cfg: DictConfig) -> None:
+def calibrate(cfg: DictConfig) -> None:
+    """Measure this machine, unless costs are given, and fit a cost model."""
     is_rank = "RANK" in os.environ
-    with exit_codes():  # what is wrong is reported once, before ranks start
-        if not is_rank:
-            _check(cfg)
-        if cfg.costs is not None:
-            _fit(cfg, *read_costs(Path(cfg.costs)))
-            return
+    if not is_rank:  # what is wrong is reported once, before ranks start
+        _check(cfg)
+    if cfg.costs is not None:
+        _fit(cfg, *read_costs(Path(cfg.costs)))
+        return
     if not is_rank:
         sys.exit(_start_ranks(cfg.num_ranks or default_num_ranks()))
-    with exit_codes(), process_group(timeout_s=1800) as rank:
+    with process_group(timeout_s=1800) as rank:
         context = context_of_job(rank, cfg.optimizer.embedding)
         with all_or_none():
             _check(cfg)
@@ -97,16 +93,15 @@ def hydra_main(cfg: DictConfig) -> None:
             first=first,
             seed=cfg.seed,
         )
-    if os.environ["RANK"] == "0":
-        with exit_codes():
-            note.report()
-            conditions = conditions_of(context)
-            assert conditions is not None
-            _fit(cfg, list(store.read(conditions).values()), context)
+    if rank.is_zero:
+        note.report()
+        conditions = conditions_of(context)
+        assert conditions is not None
+        _fit(cfg, list(store.read(conditions).values()), context)
 
 
 def main() -> None:
-    run_hydra(hydra_main)
+    run_command(calibrate, "calibrate")
 
 
 def default_num_ranks() -> int:

@@ -15,12 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.asked_task import unused_of_costs
-from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import check_overrides, run_hydra
+from dlrm_sharded.commands.hydra_app import check_overrides, run_command
 from dlrm_sharded.commands.sharders import (
     config_of_sharder,
     plain,
@@ -30,7 +28,6 @@ from dlrm_sharded.commands.sharders import (
 )
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
 from dlrm_sharded.commands.words import checked_names, split_list
-from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.contest.cases import Case, Setting, digest_of_prices, run_cases
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
@@ -53,40 +50,39 @@ FORMATS = ("csv", "parquet")
 log = logging.getLogger("dlrm_sharded.compare")
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
-def hydra_main(cfg: DictConfig) -> None:
-    with exit_codes():
-        named = split_list(cfg.sharders) if isinstance(cfg.sharders, str) else plain(cfg.sharders)
-        sharders = checked_names("sharders", named, example="sharders=[search]")
-        setting = _setting(cfg, sharders)
-        tasks = on_topologies(cfg, _tasks(cfg))
-        if cfg.measured:
-            from dlrm_sharded.contest import plan_measurements  # loads torch, which no case needs
+def compare(cfg: DictConfig) -> None:
+    """Plan all tasks by all sharders of a config, and write the comparison."""
+    named = split_list(cfg.sharders) if isinstance(cfg.sharders, str) else plain(cfg.sharders)
+    sharders = checked_names("sharders", named, example="sharders=[search]")
+    setting = _setting(cfg, sharders)
+    tasks = on_topologies(cfg, _tasks(cfg))
+    if cfg.measured:
+        from dlrm_sharded.contest import plan_measurements  # loads torch, which no case needs
 
+        for one in tasks:
+            plan_measurements.check_measurable(one.name, one.task)
+    cases = _cases(cfg, sharders, tasks)
+    setting = dataclasses.replace(setting, prices=_prices_text(cases))
+    out = setting.out
+    out.mkdir(parents=True, exist_ok=True)
+    lock = locked(
+        out / ".lock",
+        refusal=f"another process compares in out = {out}; wait for it, or name another folder",
+    )
+    with lock:
+        if cfg.task_set is not None or cfg.topologies is not None:
+            (out / "tasks").mkdir(exist_ok=True)
             for one in tasks:
-                plan_measurements.check_measurable(one.name, one.task)
-        cases = _cases(cfg, sharders, tasks)
-        setting = dataclasses.replace(setting, prices=_prices_text(cases))
-        out = setting.out
-        out.mkdir(parents=True, exist_ok=True)
-        lock = locked(
-            out / ".lock",
-            refusal=f"another process compares in out = {out}; wait for it, or name another folder",
-        )
-        with lock:
-            if cfg.task_set is not None or cfg.topologies is not None:
-                (out / "tasks").mkdir(exist_ok=True)
-                for one in tasks:
-                    write_json(out / "tasks" / f"{one.name}.json", one.task.to_json())
-            entries = run_cases(cases, out, limit_s=cfg.limit_s, num_workers=setting.num_workers)
-            measurements = {}
-            if cfg.measured:
-                rounds = plan_measurements.Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
-                measurements = plan_measurements.measure_tasks(entries, out, rounds)
-            from dlrm_sharded.contest.summary import write_report  # loads polars and matplotlib
+                write_json(out / "tasks" / f"{one.name}.json", one.task.to_json())
+        entries = run_cases(cases, out, limit_s=cfg.limit_s, num_workers=setting.num_workers)
+        measurements = {}
+        if cfg.measured:
+            rounds = plan_measurements.Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
+            measurements = plan_measurements.measure_tasks(entries, out, rounds)
+        from dlrm_sharded.contest.summary import write_report  # loads polars and matplotlib
 
-            for line in write_report(entries, measurements, setting):
-                log.info("%s", line)
+        for line in write_report(entries, measurements, setting):
+            log.info("%s", line)
 
 
 def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
@@ -197,7 +193,7 @@ def _prices_text(cases: Sequence[Case]) -> str:
 
 def main() -> None:
     sys.argv[1:] = map(quoted_list, sys.argv[1:])
-    run_hydra(hydra_main)
+    run_command(compare, CONFIG)
 
 
 if __name__ == "__main__":

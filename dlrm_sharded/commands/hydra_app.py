@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -10,11 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import hydra
 import hydra.utils
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.yamls import CONF_DIR
@@ -44,6 +46,18 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
         hydra_main()
 
 
+def run_command(command: Callable[[DictConfig], object], config_name: str) -> None:
+    """Run a command, which is a function of its config, with our exit codes."""
+
+    @functools.wraps(command)
+    def hydra_main(cfg: DictConfig) -> object:
+        with exit_codes():
+            return command(cfg)
+
+    composed = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=config_name)
+    run_hydra(composed(hydra_main))
+
+
 def instantiate(node: object, **arguments: object) -> Any:
     """Build what a node of a config describes, from plain lists and dicts.
 
@@ -63,7 +77,7 @@ def check_overrides(
 ) -> None:
     """Refuse overrides that cannot have an effect, and lists where one option is used.
 
-    An override that sets nothing (null) is not refused.
+    An override that sets nothing (null, none or never) is not refused.
 
     Args:
         unused: why a key, with all keys below it, has no effect, and what would have one.
@@ -86,7 +100,7 @@ def check_overrides(
         if key and used and group in used and key not in used[group]:
             reasons[name] = f"this command uses of {group} {', '.join(used[group])}"
         for unused_key, reason in reasons.items():
-            if f"{name}.".startswith(f"{unused_key}.") and value is not None:
+            if f"{name}.".startswith(f"{unused_key}.") and value not in (None, "none", "never"):
                 raise ConfigError(f"{override.input_line} has no effect: {reason}")
 
 

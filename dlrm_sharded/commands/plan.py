@@ -13,16 +13,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from dlrm_sharded.commands.asked_task import HERE, asked_task
-from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import run_hydra
+from dlrm_sharded.commands.hydra_app import run_command
 from dlrm_sharded.commands.sharders import planner_factory, run_context, start_budget
-from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.cost.price_file import prices_beside, write_prices
 from dlrm_sharded.explain.diagnosis import diagnose
@@ -44,37 +41,36 @@ from dlrm_sharded.sharders.planning import Planner
 log = logging.getLogger("dlrm_sharded.plans.plan")
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="plan")
-def hydra_main(cfg: DictConfig) -> None:
-    with exit_codes():
-        out, task_out = _files(cfg)
-        check_flag("explain", cfg.explain)
-        again = None if cfg.again is None else make_again(cfg, Path(cfg.again))
-        task, dataset = asked_task(cfg)
-        planner = _planner(cfg, task)
-        if cfg.explain and not is_additive(planner.cost_model):
-            raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
-        plan, report = planner.plan(task)
-        write_json(out, plan_json(plan, report))
-        if not is_written_through(out):
-            write_prices(prices_beside(Path(out)), planner.cost_model)
-        if task_out is not None:
-            write_json(task_out, task.to_json())
-        elif dataset is not None:
-            log.info("the task is not written, as it has no place beside %s; set task_out", out)
-        for line in [*plan_lines(plan, report, task), f"wrote {out}"]:
-            log.info("%s", line)
-        if report.standing is not None:
-            log.info("prices: %s", report.standing.text)
-        if again is not None:
-            log.info("%s", _likeness(plan, report, again, cfg.again))
-        if report.diagnosis is not None:
-            for title, lines in sections(report.diagnosis).items():
-                log.info("%s", "\n  ".join([title, *lines]))
-        if report.caveat is not None:
-            advice = "if the ranks are CPUs, set topology.compute_device to cpu in task.json"
-            on_cpus = task.topology.compute_device == "cpu"
-            log.warning("caveat: %s%s", report.caveat, "" if on_cpus else f"; {advice}")
+def plan(cfg: DictConfig) -> None:
+    """Plan the task or the data of a config, and write the plan."""
+    out, task_out = _files(cfg)
+    check_flag("explain", cfg.explain)
+    again = None if cfg.again is None else make_again(cfg, Path(cfg.again))
+    task, dataset = asked_task(cfg)
+    planner = _planner(cfg, task)
+    if cfg.explain and not is_additive(planner.cost_model):
+        raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
+    plan, report = planner.plan(task)
+    write_json(out, plan_json(plan, report))
+    if not is_written_through(out):
+        write_prices(prices_beside(Path(out)), planner.cost_model)
+    if task_out is not None:
+        write_json(task_out, task.to_json())
+    elif dataset is not None:
+        log.info("the task is not written, as it has no place beside %s; set task_out", out)
+    for line in [*plan_lines(plan, report, task), f"wrote {out}"]:
+        log.info("%s", line)
+    if report.standing is not None:
+        log.info("prices: %s", report.standing.text)
+    if again is not None:
+        log.info("%s", _likeness(plan, report, again, cfg.again))
+    if report.diagnosis is not None:
+        for title, lines in sections(report.diagnosis).items():
+            log.info("%s", "\n  ".join([title, *lines]))
+    if report.caveat is not None:
+        advice = "if the ranks are CPUs, set topology.compute_device to cpu in task.json"
+        on_cpus = task.topology.compute_device == "cpu"
+        log.warning("caveat: %s%s", report.caveat, "" if on_cpus else f"; {advice}")
 
 
 def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
@@ -165,7 +161,7 @@ def _likeness(plan: ShardingPlan, report: PlanReport, before: dict[str, Any], pa
 
 
 def main() -> None:
-    run_hydra(hydra_main)
+    run_command(plan, "plan")
 
 
 if __name__ == "__main__":

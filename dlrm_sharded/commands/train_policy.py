@@ -17,15 +17,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import hydra
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
-from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import check_overrides, instantiate, run_hydra
-from dlrm_sharded.commands.yamls import CONF_DIR
+from dlrm_sharded.commands.hydra_app import check_overrides, instantiate, run_command
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_path
@@ -62,11 +59,11 @@ _logged: set[str] = set()
 """Messages of the cost model so far."""
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="train_policy")
-def hydra_main(cfg: DictConfig) -> None:
+def train_policy(cfg: DictConfig) -> None:
+    """Train a policy, and write it with the costs of its plans."""
     torch.set_num_threads(1)
     logging.getLogger(learned.__name__).addFilter(_is_first_of_its_message)
-    with exit_codes(), process_group() as rank:
+    with process_group() as rank:
         out = folder_to_write("out", cfg.out)
         folder_to_write("log_dir", cfg.log_dir)
         check_count("num_validation_tasks", cfg.num_validation_tasks, least=1)
@@ -127,7 +124,7 @@ def hydra_main(cfg: DictConfig) -> None:
 
 
 def main() -> None:
-    run_hydra(hydra_main)
+    run_command(train_policy, "train_policy")
 
 
 def initialize(net: PlacementNet, init_from: str | None, context: RunContext) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.sample_store import SampleStore, conditions_of, sample_of_run
+from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.base import with_assumed_profiles
 from dlrm_sharded.datasets.base import SPLITS, check_keys
 from dlrm_sharded.files.errors import DataError
@@ -31,8 +32,8 @@ from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.measuring.measure import measure as measure_stages
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
-from dlrm_sharded.plans.plan import ShardingPlan, read_plan, with_precisions
-from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
+from dlrm_sharded.plans.plan import read_plan, with_precisions
+from dlrm_sharded.plans.plan_cost import FWD_COMPUTE
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask, read_task
 from dlrm_sharded.ranks.agreement import all_or_none
@@ -53,14 +54,10 @@ def measure(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
     if rank.is_zero:
         _log_measured(measured, planned.report)
         model = prepared.planner.cost_model if prepared.planner else None
-        note_run(
-            prepared.journal,
-            prepared.context,
-            planned.plan,
-            with_assumed_profiles(model, planned.task),
-            measured.cost,
-            Disturbance(core_wait, measured.change),
-        )
+        task = with_assumed_profiles(model, planned.task)
+        sample = sample_of_run(planned.plan, task, measured.cost)
+        other_work = Disturbance(core_wait, measured.change)
+        note_run(prepared.journal, prepared.context, sample, other_work)
     return measured
 
 
@@ -170,24 +167,18 @@ def _log_measured(measured: MeasuredCost, report: PlanReport) -> None:
 
 
 def note_run(
-    journal: SampleStore | None,
-    context: RunContext,
-    plan: ShardingPlan,
-    task: ShardingTask,
-    cost: PlanCost,
-    other_work: Disturbance,
+    journal: SampleStore | None, context: RunContext, run: Sample | None, other_work: Disturbance
 ) -> None:
-    """Append the measured plan to the journal of the hardware; rank 0 calls it.
-
-    Runs whose tables or exchanges are not all in fp32 are left out: costs are measured in fp32.
+    """Append a measured run to the journal of the hardware; rank 0 calls it.
 
     Args:
+        run: None for one that samples cannot express, see `sample_of_run`.
         other_work: signs of it while the plan was measured.
     """
-    conditions, sample = conditions_of(context), sample_of_run(plan, task, cost)
-    if journal is None or conditions is None or sample is None:
+    conditions = conditions_of(context)
+    if journal is None or conditions is None or run is None:
         return
-    if journal.append(conditions, sample, other_work):
+    if journal.append(conditions, run, other_work):
         when = "the next prediction" if journal.outbox is None else "predictions after this sweep"
         log.info("noted in %s, which corrects %s on this hardware", journal.path, when)
         if other_work.text is not None:

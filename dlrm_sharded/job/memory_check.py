@@ -17,10 +17,9 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.device_memory import available_host_bytes, used_and_available_bytes
-from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.dense_memory import trace_dense
 from dlrm_sharded.training.memory import MemoryNeeds, estimate_host_memory, estimate_memory
 from dlrm_sharded.training.rank_memory import Budget, RankMemory, memory_text
@@ -80,15 +79,14 @@ def check_memory(prepared: Prepared, plan: ShardingPlan) -> CheckedMemory:
     wanted = checkpoint.background if checkpoint is not None and checkpoint.is_enabled else False
 
     def checked() -> CheckedMemory:
-        needs = _traced_needs(prepared)
-        copies = wanted is not False
-        budgets = _budgets(plan, prepared.task, needs, rank, found, copies=copies)
+        needs = dataclasses.replace(_traced_needs(prepared), checkpoint_copy=wanted is not False)
+        budgets = _budgets(prepared, plan, needs, found)
         if wanted is None:
             _, needed, most = budgets[-1].fullest()  # the host has the copies
             if needed > COPY_SHARE * most:
-                copies = False
-                budgets = _budgets(plan, prepared.task, needs, rank, found, copies=copies)
                 log.info("too little memory for copies: the training waits for its checkpoints")
+                needs = dataclasses.replace(needs, checkpoint_copy=False)
+                budgets = _budgets(prepared, plan, needs, found)
         for budget in budgets:
             _report(budget, logs_all_ranks=settings.dry_run)
             try:
@@ -98,7 +96,7 @@ def check_memory(prepared: Prepared, plan: ShardingPlan) -> CheckedMemory:
                     raise
                 log.warning("%s", error)
         host = budgets[-1].ranks if budgets[-1].is_host else ()
-        return CheckedMemory(budgets[0].ranks, host, copies)
+        return CheckedMemory(budgets[0].ranks, host, needs.checkpoint_copy)
 
     return on_rank_zero(checked)
 
@@ -135,19 +133,13 @@ def _traced_needs(prepared: Prepared) -> MemoryNeeds:
 
 
 def _budgets(
-    plan: ShardingPlan,
-    task: ShardingTask,
-    needs: MemoryNeeds,
-    rank: Rank,
-    found: Sequence[Figures],
-    *,
-    copies: bool,
+    prepared: Prepared, plan: ShardingPlan, needs: MemoryNeeds, found: Sequence[Figures]
 ) -> list[Budget]:
-    """Return what the ranks need, with or without copies for checkpoints.
+    """Return what the ranks need of the memory that they found.
 
     A rank on a GPU has two budgets: the memory of the GPU, and a share of its host's.
     """
-    needs = dataclasses.replace(needs, checkpoint_copy=copies)
+    task, rank = prepared.task, prepared.rank
     per_host, on_cuda = rank.local_world_size, rank.device.type == "cuda"
     library = CUDA_LIBRARY_BYTES if on_cuda else 0
     budget = Budget(

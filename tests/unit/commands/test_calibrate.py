@@ -10,7 +10,7 @@ from dlrm_sharded import RunContext
 from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.hardware_costs import hardware_cost_model
 from dlrm_sharded.commands import calibrate
-from dlrm_sharded.commands.calibrate import hydra_main
+from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.cost.price_file import read_prices
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
@@ -50,7 +50,8 @@ def first_numbers(monkeypatch: pytest.MonkeyPatch, rank: Rank) -> list[int]:
 
 def run(composed, *overrides: str) -> int | str | None:
     try:
-        hydra_main(composed("calibrate", *overrides))
+        with exit_codes():
+            calibrate.calibrate(composed("calibrate", *overrides))
     except SystemExit as ended:
         return ended.code
     return 0
