@@ -52,6 +52,9 @@ log = logging.getLogger("dlrm_sharded.train_policy")
 PACKAGED = "packaged"
 COSTS = ("measured", "predicted")
 VALIDATION_SEED = 2**32
+DECIDES = ("policy", "init_from", "costs", "schedule", "tasks", "measure")
+"""Keys that determine the networks, beside the optimizer."""
+
 CURVES = ("measured_ms", "estimated_ms", "entropy", "cost_error_percent")
 """Figures of a round that TensorBoard shows."""
 
@@ -73,7 +76,9 @@ def train_policy(cfg: DictConfig) -> None:
         training = PolicyTraining(instantiate(cfg.policy), pool, instantiate(cfg.schedule))
         context = RunContext(device, hardware, cfg.optimizer.embedding)
         initialize(training.net, cfg.init_from, context)
-        kind, settings = training.net.kind, _settings(cfg)
+        kind = training.net.kind
+        chosen: Any = OmegaConf.to_container(cfg, resolve=True)
+        settings = {"optimizer": cfg.optimizer.embedding, **{key: chosen[key] for key in DECIDES}}
         mean_ms = _mean_cost(pool, model, cfg.num_validation_tasks)
         scores = {weight: mean_ms(GreedySharder(weight)) for weight in WEIGHTS}
         best = min(WEIGHTS, key=lambda weight: scores[weight])
@@ -188,13 +193,6 @@ def _meta(training: PolicyTraining, context: RunContext) -> dict[str, Any]:
         "commit": commit(),
         "load_average": os.getloadavg(),
     }
-
-
-def _settings(cfg: DictConfig) -> dict[str, Any]:
-    """Return the settings that determine the networks, as JSON."""
-    keys = ("policy", "init_from", "costs", "schedule", "tasks", "measure")
-    chosen: Any = OmegaConf.to_container(cfg, resolve=True)
-    return {"optimizer": cfg.optimizer.embedding, **{key: chosen[key] for key in keys}}
 
 
 def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> MeasurePlan:

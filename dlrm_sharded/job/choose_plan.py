@@ -53,13 +53,8 @@ def choose_plan(prepared: Prepared) -> Planned:
     device = prepared.rank.device
     check_pipeline(settings.trainer.pipeline_on(device), plan, device.type)
     memory = check_memory(prepared, plan)
-    planned = Planned(
-        plan,
-        report,
-        with_precisions(prepared.task, plan),
-        is_new=plan != prepared.start.checkpoint_plan(),
-        memory=memory,
-    )
+    task, is_new = with_precisions(prepared.task, plan), plan != prepared.start.checkpoint_plan()
+    planned = Planned(plan, report, task, is_new, memory)
     if settings.dry_run or prepared.start.resumed is None:
         on_rank_zero(lambda: begin(prepared, planned))
     return planned

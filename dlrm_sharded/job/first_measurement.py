@@ -79,9 +79,9 @@ def with_measured_costs(
 
     if budget_s is None or not on_rank_zero(needs_to):
         return planner
+    store, limit_s = sample_store(context, journal), budget_s + TURN_S
     with contextlib.ExitStack() as stack:
-        limit_s = budget_s + TURN_S
-        if not patiently_on_rank_zero(lambda: _takes_turn(stack, context, journal, limit_s)):
+        if not patiently_on_rank_zero(lambda: _takes_turn(stack, store, limit_s)):
             return planner
         with all_or_none():  # another job may have measured meanwhile
             planner = new_planner(context) if rank.is_zero else None
@@ -91,7 +91,7 @@ def with_measured_costs(
         with all_or_none():
             if rank.is_zero and len(collected) >= MIN_PLANS:
                 planner = _with_samples(
-                    new_planner, context, collected, other_work, journal, snapshot
+                    new_planner, context, collected, other_work, store, snapshot
                 )
             elif rank.is_zero:
                 log.warning(
@@ -129,14 +129,11 @@ def _measured(
     return collected, other_work
 
 
-def _takes_turn(
-    stack: contextlib.ExitStack, context: RunContext, journal: str | None, limit_s: float
-) -> bool:
+def _takes_turn(stack: contextlib.ExitStack, store: SampleStore | None, limit_s: float) -> bool:
     """Wait until no other job here measures, and return True; False if one does for too long.
 
     Without a store that can be written, none waits.
     """
-    store = sample_store(context, journal)
     with contextlib.suppress(OSError):
         if store is not None:
             path = store.path.with_suffix(".measuring")
@@ -150,14 +147,13 @@ def _with_samples(
     context: RunContext,
     collected: Collected,
     other_work: str | None,
-    journal: str | None,
+    store: SampleStore | None,
     snapshot: str | None,
 ) -> Planner:
     """Return a planner with what was measured, which is kept unless other work disturbed it.
 
     What is not kept counts for this job, and for the others of its sweep.
     """
-    store = sample_store(context, journal)
     if other_work is not None:
         log.warning(
             "other work ran during the measurement: %s; it counts for this job alone, and the next "

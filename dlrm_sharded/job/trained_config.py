@@ -17,11 +17,9 @@ from dlrm_sharded.ranks.agreement import shown
 DECIDES = ("batch_size", "seed", "data", "model", "optimizer.embedding", "optimizer.dense")
 """Keys, with all keys below them, that decide the samples, their order, and the model."""
 
-PIPELINE = "trainer.pipeline"
-
 MAY_CHANGE = (
     *("optimizer", "exchange_precision", "trainer.tf32", "model.bf16", "model.compile_mode"),
-    *("model.dense_graph", PIPELINE, "trainer.semi_sync_after", "data.num_val_batches"),
+    *("model.dense_graph", "trainer.pipeline", "trainer.semi_sync_after", "data.num_val_batches"),
 )
 """Keys, with all keys below them, that decide how a run trains on, or what it is validated on. A
 run may go on with other values, such as a lower learning rate, and says so."""
@@ -90,8 +88,8 @@ def refused_and_changed(
         The differences with which a run cannot go on, and those with which it can.
     """
     before, now = flat(written), flat(config)
-    if before.get(PIPELINE) == "auto":  # the device's default is null since 0.3
-        before[PIPELINE] = None
+    if before.get("trainer.pipeline") == "auto":  # the device's default is null since 0.3
+        before["trainer.pipeline"] = None
     refused: list[str] = []
     changed: list[str] = []
     for key in sorted(before.keys() | now.keys()):
