@@ -13,10 +13,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from dlrm_sharded.checkpoint.folder import FOLDER_KEY, delete
-from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_durably
 from dlrm_sharded.files.remote_files import Location, seen_in_time
+from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.owner import claim
@@ -70,21 +70,17 @@ def owned_folder(path: Path, rank: Rank) -> Iterator[RunFolder]:
             owner.release()
 
 
-def with_checkpoints(
-    folder: RunFolder, config: CheckpointConfig | None, rank: Rank, *, writes: bool
-) -> RunFolder:
+def with_checkpoints(folder: RunFolder, settings: JobSettings, rank: Rank) -> RunFolder:
     """Say where the checkpoints of a run lie, and try whether all ranks can write there.
-
-    Args:
-        writes: whether the run writes those that its config asks for.
 
     Raises:
         ConfigError: the run writes checkpoints, and has hosts that cannot; the message names them.
     """
+    config = settings.trainer.checkpoint
     home = None if config is None else config.home
     copy = None if home is None else RemoteCopy(folder.path, home)
     folder = dataclasses.replace(folder, copy=copy)
-    writes &= config is not None and config.is_enabled
+    writes = config is not None and config.is_enabled and not settings.dry_run
     apart = _hosts_apart(folder.checkpoints_in, rank) if writes or home is None else {}
     with all_or_none():
         if apart and writes:
@@ -110,10 +106,12 @@ def _hosts_apart(folder: Location, rank: Rank) -> dict[str, str]:
     """
     if rank.world_size == 1 and isinstance(folder, Path):
         return {}
-    probe = on_rank_zero(lambda: _new_probe(folder))
+    probe = folder / on_rank_zero(lambda: f".seen-{uuid.uuid4().hex}")
     problem = None
     try:
         if isinstance(probe, Path):
+            if rank.is_zero:
+                probe.mkdir()
             seen_in_time(probe.is_dir)
         write_durably(probe / str(rank.rank), [b"seen"])
     except OSError as error:
@@ -124,10 +122,3 @@ def _hosts_apart(folder: Location, rank: Rank) -> dict[str, str]:
         with suppress(OSError):
             delete(probe)
     return {host: problem for host, problem in found if problem is not None}
-
-
-def _new_probe(folder: Location) -> Location:
-    probe = folder / f".seen-{uuid.uuid4().hex}"
-    if isinstance(probe, Path):
-        probe.mkdir()
-    return probe

@@ -24,10 +24,7 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.trainer.tf32
     with owned_folder(run_dir, rank) as owned:
-        folder = with_checkpoints(
-            owned, settings.trainer.checkpoint, rank, writes=not settings.dry_run
-        )
-        prepared = prepare(settings, rank, folder)
+        prepared = prepare(settings, rank, with_checkpoints(owned, settings, rank))
         if (objective := on_rank_zero(lambda: finished_objective(prepared))) is not None:
             return objective
         planned = choose_plan(prepared)

@@ -68,14 +68,13 @@ class JobSettings:
         Raises:
             ConfigError: a table is a sequence, which the DLRM does not have.
         """
+        tables = self.dataset.tables
         check_pooled(
-            self.dataset.tables,
+            tables,
             "the model of dlrm-train pools all of its tables; plan such data with dlrm-plan, and "
             "train a model of your own with ShardedPlanner (docs/guide/torchrec.md)",
         )
-        return ShardingTask(
-            self.dataset.tables, topology, self.batch_size, self.optimizer.embedding
-        )
+        return ShardingTask(tables, topology, self.batch_size, self.optimizer.embedding)
 
     def stream(self, split: Split, rank: Rank, *, shuffled: bool = False) -> BatchStream:
         """Return the batches of a rank, whose ids are checked as `bounds` says."""

@@ -133,7 +133,6 @@ def find_start(settings: JobSettings, rank: Rank, folder: RunFolder) -> Start:
             good; or the checkpoint was trained with another config, see `job.trained_config`.
         ConfigError: the folder holds a run that is not to be resumed.
     """
-    init_from = settings.init_from
     mode = on_rank_zero(lambda: _mode(settings.resume, folder))
     if mode == "auto" and folder.copy is not None:
         on_rank_zero(folder.copy.pull)
@@ -150,8 +149,8 @@ def find_start(settings: JobSettings, rank: Rank, folder: RunFolder) -> Start:
         )
     elif mode != "never":
         resumed = _named(mode, rank, key="resume")
-    if init_from is not None and resumed is None:
-        weights = _named(str(init_from), rank, key="init_from")
+    if settings.init_from is not None and resumed is None:
+        weights = _named(str(settings.init_from), rank, key="init_from")
     if resumed is not None:
         with all_or_none():
             _check_same_training(resumed, settings.config, logs=rank.is_zero)

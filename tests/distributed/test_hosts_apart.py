@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,8 +31,10 @@ def on_two_hosts(
     """What the ranks find, as rank 0 of node0 and rank 1 of node1, which has the mounts."""
     become_host(f"node{rank.rank}", *(mounts if rank.rank else []))
     remote_files.LATE_S = 0.5
+    trainer = SimpleNamespace(checkpoint=config)
+    settings: Any = SimpleNamespace(trainer=trainer, dry_run=not writes)
     try:
-        found = with_checkpoints(RunFolder(path, lambda: None), config, rank, writes=writes)
+        found = with_checkpoints(RunFolder(path, lambda: None), settings, rank)
     except ConfigError as error:
         return gathered(rank, str(error))
     return gathered(rank, (found.host, found.checkpoints_in))
