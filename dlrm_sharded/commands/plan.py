@@ -113,6 +113,7 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
     """
     if not cfg.out:
         raise ConfigError("out is not set; name the plan.json to write")
+    check_file_to_write("out", cfg.out)
     out, task_out = str(cfg.out), cfg.task_out and str(cfg.task_out)
     if not is_written_through(out):
         task_out = task_out or str(Path(out).with_name("task.json"))
@@ -122,7 +123,6 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
                 str(path.with_name(f"{path.stem}_{number}{path.suffix}"))
                 for path in (Path(out), Path(task_out))
             )
-    check_file_to_write("out", out)
     if cfg.get("data") is None or not task_out:
         return out, None
     check_file_to_write("task_out", task_out)
