@@ -28,6 +28,7 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.distributed import detect_topology
 from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
 from tests.unit.cost.hardware import measured_plans
 
@@ -181,7 +182,8 @@ def test_interaction(project: Path) -> None:
 
 
 def test_hardware(project: Path) -> None:
-    topology = instantiate(composed(project, "train", "topology=my_cluster").topology)
+    settings = instantiate(composed(project, "train", "topology=my_cluster").topology)
+    topology = detect_topology(settings)
 
     assert topology.memory_bytes == 40 * GIB
     assert topology.intra_host_bytes_per_s == 50e9
