@@ -30,8 +30,8 @@ REFUSED: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
         (("sharders=[dim]", "task_set=papers"), "task_set is 'papers'; known: paper"),
         ((*TASKS, "num=3"), "num=3 has no effect"),
         (("tasks=tasks", "sharders=[dim,dim]"), "names 'dim' twice"),
-        ((*TASKS, "reference=size"), "reference is 'size', must be one of dim"),
-        ((*TASKS, "format=xlsx"), "must be csv or parquet"),
+        ((*TASKS, "reference=size"), "reference is 'size'; known: dim"),
+        ((*TASKS, "format=xlsx"), "format is 'xlsx'; known: csv, parquet"),
         ((*TASKS, "cost_model=none"), "cost_model is none"),
         ((*TASKS, "hardware=h100"), "the task is for CPUs"),
         (
