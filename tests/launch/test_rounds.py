@@ -72,7 +72,7 @@ def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
         earlier, later = sorted((first, second), key=lambda found: found.place)
         assert earlier.began_s <= later.began_s
     said = done.stdout + (tmp_path / "summary.md").read_text()
-    assert said.count(" (n = 3)") == 4, "a ratio over random, and one of the fastest"
+    assert said.count(" (n = 3)") == 6, "over random, of the fastest, and of the cost"
     assert said.count("hydra.launcher.rounds=6 or more would tell 2% apart") == 2
     for run in ("random_0", "size_2"):  # a round changes nothing of the run
         result = result_of(tmp_path / run)
