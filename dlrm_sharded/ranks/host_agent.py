@@ -29,7 +29,12 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo, utils
+from torch.distributed.elastic.rendezvous import (
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    utils,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousError, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
@@ -204,17 +209,15 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         return RendezvousInfo(PrefixStore("agent", store), 0, 1, served)
 
 
-rendezvous_handler_registry.register(
-    BACKEND,
-    lambda parameters: LoopbackRendezvous(
-        LOOPBACK, 0, 0, 1, run_id=parameters.run_id, timeout=STORE_TIMEOUT_S
-    ),
-)
+def _on_loopback(parameters: RendezvousParameters) -> LoopbackRendezvous:
+    return LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, STORE_TIMEOUT_S)
 
 
 def adapt_rendezvous(config: LaunchConfig) -> None:
     """Let the ranks of one host meet on its loopback, and those of several where all reach them."""
     if config.max_nodes == 1:
+        with contextlib.suppress(ValueError):  # it is registered already
+            rendezvous_handler_registry.register(BACKEND, _on_loopback)
         config.rdzv_backend = BACKEND
     elif config.rdzv_backend == "c10d":
         _set_reached_address(config)
