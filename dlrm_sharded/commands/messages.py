@@ -15,6 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from dlrm_sharded.commands.removed import why_key_of_search, why_removed
 from dlrm_sharded.commands.yamls import options_of
 from dlrm_sharded.files.errors import RankError, UserError
 from dlrm_sharded.ranks.version_sets import missing_text
@@ -30,6 +31,9 @@ NO_MEMORY = re.compile(
 
 MAX_MESSAGE = 2000
 """Number of characters of a message that are shown."""
+
+UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
+"""Beginning of Hydra's message for a key that a config does not have."""
 
 
 def readable_message(error: BaseException) -> str | None:
@@ -63,6 +67,9 @@ def _message(error: BaseException) -> str | None:
         return f"{error.full_key} is not set"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(Path(error.missing_cfg_file), error.options)
+    found = UNKNOWN_KEY.match(str(error))
+    if found and (reason := why_removed(found[1]) or why_key_of_search(found[1])):
+        return reason
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
         return f"{error}{details}{_known_keys(cause)}"
@@ -96,6 +103,8 @@ def _shortened(message: str) -> str:
 
 def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
     """Return the message for an option, such as sharder/dimm, that a group does not have."""
+    if reason := why_removed(f"{named.parent}={named.stem}"):
+        return reason
     if not options:
         options = options_of(str(named.parent))
     group = "config" if named.parent == Path() else named.parent

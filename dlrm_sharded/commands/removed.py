@@ -1,0 +1,56 @@
+"""Keys and options that an earlier release had, and what to use instead."""
+
+from __future__ import annotations
+
+from dlrm_sharded.commands.yamls import option_node
+
+IN_RANKS = "all tables are in the ranks' memory; use more ranks, or sharder.table_precision=fp16"
+
+REMOVED: dict[str, str] = {
+    "data=dlrm_v3_streaming": "plan tables of sequences in a TorchRec model, with plan_model",
+    "dedup": "plans do not count on deduplicated ids of sequences; leave it out",
+    "sharder.objective": "plans minimize the embedding cost; leave it out",
+    "data=yambda_5b": "plan tables of sequences in a TorchRec model, with plan_model",
+    "model": "plans do not depend on the model's layers; leave it out",
+    "collect.": "minutes decides how many plans are measured; batch_sizes, seed and optimizer stay",
+    "fit.": "one fit of all that was measured; architecture, num_steps and seed stay",
+    "policies": "run dlrm-train-policy, as a calibration says at its end",
+    "sharder=neuroshard_paper": "use sharder=neuroshard",
+    "cost_model=neuroshard_paper": "use cost_model=neuroshard",
+    "sharder=hugectr": "use sharder=search",
+    "sharder=embark": "use sharder=search",
+    "sharder=torchrec_blind": "use sharder=torchrec",
+    "sharder=torchrec_dp": "use sharder=torchrec with sharder.full=true",
+    "sharder=torchrec_calibrated": "use sharder=torchrec, or sharder=search",
+    "sharder=autoshard_portfolio": "use sharder=autoshard, or sharder=search",
+    "sharder=dreamshard_portfolio": "use sharder=dreamshard, or sharder=search",
+    "sharder.portfolio": "leave it out, or use sharder=search",
+    "sharder.informed": "leave it out",
+    "sharder.cache_tables": IN_RANKS,
+    "topology.host_memory_gib": IN_RANKS,
+    "topology.host_gb_per_s": IN_RANKS,
+    "curve_batches": IN_RANKS,
+}
+"""Maps `group=option` or a key, with all keys below a dotted one, to what users can set instead."""
+
+
+def why_removed(name: str) -> str | None:
+    """Return the message for a key or option of an earlier release; None for any other name.
+
+    Args:
+        name: a dotted key, such as `sharder.objective`, or an option, such as `sharder=hugectr`.
+    """
+    for removed, instead in REMOVED.items():
+        prefix = f"{removed.rstrip('.')}."
+        if name == removed or ("." in removed and name.startswith(prefix)):
+            return f"{name} is not there since 0.3: {instead}"
+    return None
+
+
+def why_key_of_search(name: str) -> str | None:
+    """Return the message for a key of `sharder=search` that another sharder is given."""
+    group, _, key = name.partition(".")
+    key = key.partition(".")[0]
+    if group != "sharder" or key.startswith("_") or key not in option_node("sharder", "search"):
+        return None
+    return f"{name} is a key of sharder=search, which 0.2 called neuroshard; use sharder=search"

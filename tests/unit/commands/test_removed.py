@@ -1,0 +1,61 @@
+"""Keys and options of an earlier release are refused in one line that names the replacement."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+
+from dlrm_sharded.commands import removed
+from dlrm_sharded.commands.messages import readable_message
+from dlrm_sharded.commands.removed import REMOVED
+from dlrm_sharded.commands.sharders import make_sharder
+from dlrm_sharded.commands.yamls import CONF_DIR
+from dlrm_sharded.files.errors import ConfigError
+from tests.unit.commands.conftest import composed_config
+
+CONFIGS = sorted(path.stem for path in Path(CONF_DIR).glob("*.yaml"))
+
+
+def refusals(override: str) -> Iterator[str]:
+    """Messages of the commands that an override is not for, one after another."""
+    for config in CONFIGS:
+        try:
+            composed_config(config, override)
+        except (HydraException, ValueError) as error:  # Hydra raises both
+            yield readable_message(error) or ""
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED))
+def test_each_row_is_refused_by_the_commands(name: str) -> None:
+    given = f"{name}key" if name.endswith(".") else name
+    said = refusals(given if "=" in given else f"{given}=unused")
+    expected = f"{given} is not there since 0.3: {REMOVED[name]}"
+    assert expected in said
+    assert "\n" not in expected
+
+
+def test_keys_below_a_removed_one_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(removed.REMOVED, "trainer.gone", "use trainer.kept")
+    for key in ("trainer.gone", "trainer.gone.deep"):
+        assert f"{key} is not there since 0.3: use trainer.kept" in refusals(f"{key}=1")
+    assert not any("since 0.3" in message for message in refusals("trainer.gone_not=1"))
+
+
+@pytest.mark.parametrize("key", ["time_budget_s", "warm_start", "pin", "patience"])
+def test_keys_of_our_search_name_it_where_the_published_one_is_chosen(key: str) -> None:
+    with pytest.raises(HydraException) as error:
+        composed_config("plan", "sharder=neuroshard", f"sharder.{key}=1")
+    message = f"sharder.{key} is a key of sharder=search, which 0.2 called neuroshard; use "
+    assert (readable_message(error.value) or "").startswith(message)
+    with pytest.raises(ConfigError, match=message):
+        make_sharder("neuroshard", **{key: 1})
+
+
+def test_a_sharder_by_name_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(removed.REMOVED, "sharder=gone", "use sharder=dim")
+    monkeypatch.setitem(removed.REMOVED, "sharder.lost", "leave it out")
+    with pytest.raises(ConfigError, match=r"^sharder=gone is not there since 0\.3: use"):
+        make_sharder("gone")
+    with pytest.raises(ConfigError, match=r"^sharder\.lost is not there since 0\.3: leave"):
+        make_sharder("dim", lost=1)
