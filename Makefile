@@ -63,7 +63,7 @@ unit: $(VENV)/installed  ## run the unit and contract tests
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## tables of sharders, or of training beside TorchRec; ARGS="plans", "sweep", "plain" or "host"
+benchmark: $(VENV)/installed  ## tables of sharders, or of training beside TorchRec; ARGS="plans", "plain" or "host"
 	$(BIN)/python scripts/benchmark.py $(or $(ARGS),plans)
 
 soak: $(VENV)/installed  ## try for an hour what runs promise: wrong inputs, interruptions; ARGS="--number 10"
