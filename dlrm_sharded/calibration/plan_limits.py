@@ -76,7 +76,7 @@ def plan_limits(rank: Rank, optimizer: str, sizes: PlanSizes) -> PlanLimits:
         optimizer: one of `EMBEDDING_OPTIMIZERS`, whose state takes part of the memory.
     """
     free: list[Any] = [None] * rank.world_size
-    dist.all_gather_object(free, free_bytes(rank))
+    dist.all_gather_object(free, free_bytes(rank.device, rank.local_world_size))
     usable_bytes = sizes.memory_share * min(free)
     table_bytes = min(sizes.table_gib[rank.device.type] * GIB, usable_bytes)
     return PlanLimits(

@@ -82,12 +82,7 @@ def train_policy(cfg: DictConfig) -> None:
         mean_ms = _mean_cost(pool, model, cfg.num_validation_tasks)
         scores = {weight: mean_ms(GreedySharder(weight)) for weight in WEIGHTS}
         best = min(WEIGHTS, key=lambda weight: scores[weight])
-
-        def policy_ms() -> float:
-            """Return the mean cost of the policy's most probable plans."""
-            return mean_ms(PolicySharder(LearnedPolicy(training.net), name=kind, num_samples=0))
-
-        initial_ms = None if cfg.init_from is None else policy_ms()
+        initial_ms = None if cfg.init_from is None else mean_ms(_most_probable(training))
         name = name_in_folder(out, policy_kind(kind), hardware)
         checkpoint = out / f"{name}.partial"
         # A new training replaces the curves of an earlier one; a resumed one appends to them.
@@ -98,7 +93,7 @@ def train_policy(cfg: DictConfig) -> None:
         ):
 
             def show(finished: RoundResult) -> None:
-                cost_ms = policy_ms()
+                cost_ms = mean_ms(_most_probable(training))
                 curves = {"cost_ms": cost_ms, "best_heuristic_ms": scores[best]}
                 curves |= {curve: getattr(finished, curve) for curve in CURVES}
                 for curve, value in curves.items():
@@ -113,7 +108,7 @@ def train_policy(cfg: DictConfig) -> None:
                 settings=settings,
                 on_round=show,
             )
-        scores[kind] = policy_ms()
+        scores[kind] = mean_ms(_most_probable(training))
         about = {"training": settings, "scores_ms": scores, "initial_ms": initial_ms}
         meta = hardware.to_meta() | about | _meta(training, context)
         path = write_artifact(out, name, to_arrays(training.net), meta)
@@ -126,6 +121,12 @@ def train_policy(cfg: DictConfig) -> None:
             f"{scores[kind]:.2f} ms{before}, of the best heuristic {best} {scores[best]:.2f} ms",
             path,
         )
+
+
+def _most_probable(training: PolicyTraining) -> PolicySharder:
+    """Return the sharder that takes the policy's most probable plans."""
+    net = training.net
+    return PolicySharder(LearnedPolicy(net), name=net.kind, num_samples=0)
 
 
 def main() -> None:

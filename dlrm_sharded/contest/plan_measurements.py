@@ -105,7 +105,7 @@ def _measured(planned: Sequence[Entry], rounds: Rounds, rank: Rank) -> Measureme
     predicted = {one.case.sharder: one.outcome.cost for one in planned if one.outcome.cost}
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
     fullest = max(sum(shard.weight_bytes for shard in shards) for shards in ranks)
-    free = free_bytes(rank)
+    free = free_bytes(rank.device, rank.local_world_size)
     if fullest > MEMORY_SHARE * free:
         raise ConfigError(
             f"a rank has {fullest:,} B of tables, more than half of the {free:,} B that are free "

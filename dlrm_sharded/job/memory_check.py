@@ -72,7 +72,7 @@ def check_memory(prepared: Prepared, plan: ShardingPlan) -> CheckedMemory:
     """
     settings, rank = prepared.settings, prepared.rank
     with all_or_none():
-        figures = (*used_and_available_bytes(rank), available_host_bytes())
+        figures = (*used_and_available_bytes(rank.device), available_host_bytes())
     found: list[Figures] = [figures] * rank.world_size
     dist.all_gather_object(found, figures)
     checkpoint = settings.trainer.checkpoint

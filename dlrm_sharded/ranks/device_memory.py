@@ -6,17 +6,12 @@ import contextlib
 import dataclasses
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.process import release_freed_memory, resident_bytes
-
-if TYPE_CHECKING:
-    from dlrm_sharded.ranks.distributed import Rank
-
 
 MEMORY_TOLERANCE = 0.01
 """Relative difference below which free memory of two ranks counts as equal."""
@@ -39,20 +34,20 @@ def with_memory_of_all_ranks(
     )
 
 
-def free_bytes(rank: Rank) -> int:
-    """Return the free memory of a rank's GPU, or its share of the host's."""
-    if rank.device.type == "cuda":
-        return int(torch.cuda.mem_get_info(rank.device)[0])
-    return available_host_bytes() // rank.local_world_size
+def free_bytes(device: torch.device, local_world_size: int) -> int:
+    """Return the free memory of a rank's GPU, or its share of that of the host and its ranks."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_host_bytes() // local_world_size
 
 
-def used_and_available_bytes(rank: Rank) -> tuple[int, int]:
+def used_and_available_bytes(device: torch.device) -> tuple[int, int]:
     """Return the memory of this rank's process, and what it or its host can still give.
 
     On CUDA both are those of the device, where the context counts as used.
     """
-    if rank.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(rank.device)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
         return total - free, free
     release_freed_memory()
     return resident_bytes(), available_host_bytes()

@@ -279,7 +279,9 @@ def detect_topology(
         ranks_per_host=ranks_per_host(rank, world_size),
         compute_device=rank.device.type,
     )
-    return ranks.topology(free_bytes(rank), column_limit=column_limit(rank.device.type))
+    return ranks.topology(
+        free_bytes(rank.device, rank.local_world_size), column_limit=column_limit(rank.device.type)
+    )
 
 
 def ranks_per_host(rank: Rank, world_size: int) -> int:

@@ -21,10 +21,7 @@ from dlrm_sharded.runs.result import FILE_NAME, RunResult, read_result, setting_
 
 OVERRIDES = ".hydra/overrides.yaml"
 SUCCEEDED = "succeeded"
-SKIPPED = "skipped"
-"""State of a job that a sweep left out on purpose."""
-
-FINAL_STATES = (SKIPPED, "failed", "cancelled", "preempted", "not_started")
+FINAL_STATES = ("failed", "cancelled", "preempted", "not_started")
 """States that stand even where there is a result.json: a rank may fail after it was written."""
 
 NAMES_OF_02 = {"neuroshard": "search (0.2)", "neuroshard_paper": "neuroshard (0.2)"}
@@ -107,11 +104,7 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         read_run(path, root=root, sweep=sweep, job=job)
         for path, (sweep, job) in sorted(found.items(), key=lambda item: item[0])
     ]
-    counted = [run for run in runs if run.state != SKIPPED]
-    if not counted:
-        raise DataError(f"all {len(runs)} runs in {root} were skipped: {runs[0].reason}")
-    problems += [f"{run.name}: {SKIPPED}: {run.reason}" for run in runs if run.state == SKIPPED]
-    return counted, list(dict.fromkeys(problems))
+    return runs, list(dict.fromkeys(problems))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from hydra.core.utils import JobReturn
+from hydra._internal.callbacks import Callbacks
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus, run_job
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict, read_write
 
+from dlrm_sharded.commands.own_folder import OwnRunFolder, take_folder
 from dlrm_sharded.files.json_files import replace_file
 
 RETURNS, FAILURES = "return_*.pickle", "failure_*.json"
@@ -36,6 +39,29 @@ class HydraCall:
     config: DictConfig
     hydra_context: HydraContext
     singletons: Any
+
+    def run(self, rank: int) -> JobReturn:
+        """Make the call as Hydra would, and raise the error that it ends with."""
+        Singleton.set_state(self.singletons)
+        context = self.hydra_context
+        if rank > 0:
+            context = HydraContext(config_loader=context.config_loader, callbacks=Callbacks())
+            with read_write(self.config), open_dict(self.config):
+                self.config.hydra.output_subdir = None
+        elif any(isinstance(callback, OwnRunFolder) for callback in context.callbacks.callbacks):
+            sweep = self.config.hydra.sweep  # Hydra calls on_run_start for single runs only
+            take_folder(self.config, Path(sweep.dir) / sweep.subdir)
+        job_return = run_job(
+            hydra_context=context,
+            task_function=self.function,
+            config=self.config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            configure_logging=rank == 0,
+        )
+        if job_return.status is JobStatus.FAILED:
+            raise job_return._return_value
+        return job_return
 
 
 @dataclass(frozen=True, slots=True)

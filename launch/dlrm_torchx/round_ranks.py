@@ -23,7 +23,6 @@ from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.round_order import RoundsOrder
-from dlrm_torchx.worker import run_call
 
 STARTS = "starts"
 """File in the mailbox of a run with the number of times that it was begun."""
@@ -84,7 +83,7 @@ def run_in_turn(
     try:
         call = mailbox.receive_call()
         _forget_other_layers(call.config)
-        return run_call(changed(call), rank)
+        return changed(call).run(rank)
     except ReportedExit as ended:
         if ended.code == EXIT_PREEMPTED and rank == 0:
             (mailbox.folder / STARTS).unlink(missing_ok=True)

@@ -209,7 +209,7 @@ def test_all_combinations_run_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         layer(torch.zeros(4, width))
         return JobReturn()
 
-    monkeypatch.setattr(round_ranks, "run_call", run)
+    monkeypatch.setattr(HydraCall, "run", run)
     for width in range(2, 14):
         config = OmegaConf.create({"model": {"width": width}})
         mailbox = Mock(receive_call=lambda: HydraCall(run, config, None, None))  # noqa: B023

@@ -56,7 +56,7 @@ def test_memory_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = detect_topology(TopologySettings(memory_fraction=0.5))
     assert topology.memory_bytes == FREE_BYTES // 2
     assert topology.compute_device == "cuda"
-    assert used_and_available_bytes(RANK) == (TOTAL_BYTES - FREE_BYTES, FREE_BYTES)
+    assert used_and_available_bytes(RANK.device) == (TOTAL_BYTES - FREE_BYTES, FREE_BYTES)
     assert device_name(GPU) == NAME
 
 

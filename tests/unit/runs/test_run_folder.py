@@ -159,17 +159,6 @@ def test_no_runs(tmp_path):
         find_runs([tmp_path, tmp_path / "missing"])
 
 
-def test_skipped_jobs_are_no_runs(tmp_path):
-    skipped = {"overrides": ["sharder=plan_file"], "folder": "plan_file_1", "state": "skipped"}
-    write_sweep(tmp_path, skipped | {"reason": "sharder.path is not set"})
-    with pytest.raises(DataError, match=r"all 1 runs .* were skipped: sharder.path is not set"):
-        find_runs([tmp_path])
-    write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
-    runs, problems = find_runs([tmp_path])
-    assert [run.name for run in runs] == ["dim_0"]
-    assert problems == ["plan_file_1: skipped: sharder.path is not set"]
-
-
 @pytest.mark.parametrize("text", ["{", '{"jobs": 1}', '{"jobs": [{"folder": 1}]}'])
 def test_a_damaged_sweep_costs_no_run(tmp_path, text):
     write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
