@@ -215,7 +215,7 @@ def test_plans_fit_the_rank_with_the_least_memory(
         found[:] = [mine, int(2 * free_gib * GIB)]
 
     rank = Rank(0, 2, 0, 2, torch.device(device))
-    monkeypatch.setattr(plan_limits, "free_bytes", lambda rank: int(free_gib * GIB))
+    monkeypatch.setattr(plan_limits, "free_bytes", lambda *_: int(free_gib * GIB))
     monkeypatch.setattr(dist, "all_gather_object", gather)
     for sizes in (FIRST_RUN, CALIBRATION):
         limits = plan_limits.plan_limits(rank, "sgd", sizes)

@@ -20,7 +20,7 @@ RANK = Rank(0, 1, 0, 1, torch.device("cuda", 0))
 
 def test_a_rank_must_fit_the_device_that_measures(monkeypatch):
     """A GPU has other memory than its host."""
-    monkeypatch.setattr(plan_measurements, "free_bytes", lambda rank: 1000)
+    monkeypatch.setattr(plan_measurements, "free_bytes", lambda *_: 1000)
     with pytest.raises(ConfigError, match=r"has 5,920 B .* half of the 1,000 B .* on this cuda"):
         plan_measurements._measured([entry_of("t", "a", 1.0, shards=SHARDS)], Rounds(1), RANK)
 

@@ -39,7 +39,7 @@ def checked(
 ) -> CheckedMemory:
     """What is found for a rank whose device and host have so much memory left."""
     free_bytes = int(free_gib * GIB)
-    monkeypatch.setattr(memory_check, "used_and_available_bytes", lambda rank: (GIB, free_bytes))
+    monkeypatch.setattr(memory_check, "used_and_available_bytes", lambda device: (GIB, free_bytes))
     monkeypatch.setattr(memory_check, "available_host_bytes", lambda: int(host_gib * GIB))
     task = ShardingTask((TABLE,), Topology(1, 80 * GIB, compute_device=device), 64)
     monkeypatch.setattr(memory_check, "_traced_needs", lambda prepared: NEEDS)
