@@ -22,8 +22,9 @@ EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
 """Fused optimizers by name.
 
 A further one also needs its memory in `plans/table_optimizers.py` (`STATE_BYTES` and the two sets
-there), a price in `cost/gpu_lookups.py` (`UPDATE_LINES`), a yaml in `conf/optimizer` that
-`commands/task.py` names and, if it trains replicas, its branch in `replicas.py`.
+there), a price in `cost/gpu_lookups.py` (`UPDATE_LINES`), a yaml in `conf/optimizer`, its name in
+`drop_in/optimizer_state.py` (`KNOWN_OPTIMIZERS`) and, if it trains replicas, a branch in
+`replicas.py`.
 """
 FUSED_EPSILON = 1e-8
 """FBGEMM's default of what Adagrad and Adam add to their denominators."""

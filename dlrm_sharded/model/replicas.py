@@ -114,6 +114,7 @@ def replica_optimizer(
         if optimizer == "elementwise_adagrad":
             fused = has_fused_kernel("adagrad", weights[0].device)
             return DenseAdagrad(weights, lr=learning_rate, fused=fused, eps=FUSED_EPSILON)
+        assert optimizer == "rowwise_adagrad", f"replicas have no {optimizer}"
         return ReplicaRowwiseAdagrad(replicas, lr=learning_rate)
 
     return KeyedOptimizerWrapper({"/".join(of.tables): of.weights for of in replicas}, make)

@@ -119,7 +119,7 @@ class Report:
 
 @dataclass(eq=False)
 class Watch:
-    """A thread that speaks when no step ends, and when one does again.
+    """A thread that reports when no step ends, and when one does again.
 
     The first rank that can report speaks for all. A host that cannot reach the store says so.
 
