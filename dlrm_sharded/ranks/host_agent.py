@@ -235,12 +235,24 @@ def _set_reached_address(config: LaunchConfig) -> None:
         source, target = source_towards(host)
     except OSError:  # the rendezvous says so
         return
-    is_here = source == target or is_loopback(target)
+    is_here = source == target
     try:
-        agrees = utils._matches_machine_hostname(host) == is_here
+        is_named = utils._matches_machine_hostname(host)
     except OSError:  # its own name is not known
-        agrees = False
-    # Only names tell hosts apart that are loopback addresses of one machine: torch compares them.
-    if not agrees and not is_loopback(target):
-        config.rdzv_configs.setdefault("is_host", is_here)
-    config.local_addr = config.local_addr or (host if is_here else source)
+        is_named = None
+    if is_loopback(target):  # only names tell hosts apart that share a machine
+        address = socket.getfqdn() if is_named is False else host
+    else:
+        address = host if is_here else _name_or(source)
+        if is_named != is_here:
+            config.rdzv_configs.setdefault("is_host", is_here)
+    config.local_addr = config.local_addr or address
+
+
+def _name_or(address: str) -> str:
+    """Return this host's name if it has the address, by whose order hosts have ranks; or that."""
+    name = socket.getfqdn()
+    with contextlib.suppress(OSError):
+        if address in {found[4][0] for found in socket.getaddrinfo(name, None)}:
+            return name
+    return address

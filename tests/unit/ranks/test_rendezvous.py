@@ -24,7 +24,7 @@ def config(endpoint: str, **options: object) -> LaunchConfig:
         (HERE, (HERE, HERE), False, HERE, {"is_host": True}),
         (HERE, (HERE, HERE), None, HERE, {"is_host": True}),
         ("a", ("127.0.0.1", LOOPBACK), True, "a", {}),
-        ("a", ("127.0.0.1", LOOPBACK), False, "a", {}),
+        ("a", ("127.0.0.1", LOOPBACK), False, "named", {}),
         ("b", (HERE, THERE), False, HERE, {}),
         ("b", (HERE, THERE), True, HERE, {"is_host": False}),
         ("b", (HERE, THERE), None, HERE, {"is_host": False}),
@@ -41,6 +41,7 @@ def test_the_address_of_this_host(
         return torch_serves
 
     monkeypatch.setattr(host_agent, "source_towards", lambda host: way)
+    monkeypatch.setattr(socket, "getfqdn", lambda: "named")
     monkeypatch.setattr(host_agent.utils, "_matches_machine_hostname", matches)
     made = config(endpoint)
     made.rdzv_configs.clear()
@@ -54,3 +55,14 @@ def test_options_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch):
     adapt_rendezvous(made)
     assert made.local_addr == "mine"
     assert made.rdzv_configs["is_host"] == 0
+
+
+def test_hosts_are_ordered_by_names_that_have_their_addresses(monkeypatch: pytest.MonkeyPatch):
+    """Numbers come before names, so that the first host would have the last rank."""
+    monkeypatch.setattr(host_agent, "source_towards", lambda host: (HERE, THERE))
+    monkeypatch.setattr(host_agent.utils, "_matches_machine_hostname", lambda host: False)
+    monkeypatch.setattr(socket, "getfqdn", lambda: "node2")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", (HERE, 0))])
+    made = config("node1")
+    adapt_rendezvous(made)
+    assert made.local_addr == "node2"
