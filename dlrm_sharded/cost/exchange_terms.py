@@ -1,4 +1,4 @@
-"""What the time of an exchange is a weighted sum of, for any number of ranks and hosts.
+"""The time of an exchange is a weighted sum of these terms, for any number of ranks and hosts.
 
 Letters: N plans, W ranks, F terms.
 """

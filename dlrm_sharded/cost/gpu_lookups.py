@@ -28,16 +28,16 @@ STREAM_SHARE = 0.8
 
 
 SAMPLE_CYCLES = 15.1
-"""Cycles of a multiprocessor for a sample of a table, in the forward pass."""
+"""A sample of a table takes so many cycles of a multiprocessor in the forward pass."""
 
 ID_CYCLES, BACKWARD_ID_CYCLES = 5.9, 23.6
-"""Those for an id in the forward pass, and in the backward pass beside sorting."""
+"""An id takes so many cycles in the forward pass, and in the backward pass beside sorting."""
 
 WARP_CYCLES = 4.5
-"""Those for a warp that handles a row, in both directions."""
+"""A warp that handles a row takes so many cycles in both directions."""
 
 LINE_CYCLES = 2.1
-"""Those for a cache line of a row or a gradient, from the L2 cache."""
+"""A cache line of a row or a gradient takes so many cycles to come from the L2 cache."""
 
 READ_FACTOR = WRITE_FACTOR = 1.0
 """Time of a line from beyond the L2 cache, in addition, and of a line of pooled vectors, as

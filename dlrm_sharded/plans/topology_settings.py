@@ -1,4 +1,4 @@
-"""What a config says of the ranks of a plan, and the topology that follows from it."""
+"""A config describes the ranks of a plan here, and the topology follows from it."""
 
 from __future__ import annotations
 

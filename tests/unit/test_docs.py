@@ -128,3 +128,10 @@ def test_what_ran_on_gpus_is_told_in_one_sentence() -> None:
     denials = r"nobody has run|no GPUs? (was|were) at hand|has run on a GPU yet|timed on a GPU here"
     assert {page.name for page in SITE if re.search(denials, page.read_text())} == set()
     assert not re.search(denials, README)
+
+
+def test_files_that_contributors_are_sent_to_are_there():
+    named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+\.py)?)`", (ROOT / "AGENTS.md").read_text())
+    assert named
+    places = [ROOT, ROOT / "dlrm_sharded"]
+    assert [n for n in named if not any((place / n).exists() for place in places)] == []
