@@ -13,11 +13,12 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.elastic.utils.store import barrier
 
 from dlrm_sharded.files.errors import RankError, UnlikeRanksError, UserError, shortened
 from dlrm_sharded.ranks.job_store import listed, ranks_text
@@ -27,6 +28,9 @@ E = TypeVar("E", bound=Exception)
 
 POLL_S = 0.1
 """Time between two looks at whether rank 0 has finished work of unknown length."""
+
+READERS_S = 10.0
+"""Time in which ranks read how they differ; one of them may have ended."""
 
 
 def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
@@ -128,8 +132,11 @@ def check_before_group(
     if rank == 0:
         texts = store.multi_get([f"rank_{r}" for r in range(world_size)])
         store.set("differences", differences_text([json.loads(text) for text in texts]))
+    if differences := store.get("differences").decode():
+        with suppress(RuntimeError):  # rank 0, which may serve the store, ends after all have read
+            barrier(store, world_size, "all_have_read", READERS_S)
     _refuse(
-        store.get("differences").decode(),
+        differences,
         "the ranks were not started alike",
         "give all ranks the same overrides, and install the same versions on all hosts",
     )

@@ -48,10 +48,13 @@ NOBODY = -1
 _num_groups = itertools.count()
 _store_of_one = dist.HashStore()
 """The store of a job without a launcher, which has one rank."""
+_served: dist.Store | None = None
+"""The store that rank 0 serves until it ends: others may read in it after rank 0 has failed."""
 
 
 def connect(timeout_s: float) -> dist.Store:
     """Connect to the job's store, which torchrun's agent serves, or else rank 0."""
+    global _served
     if "MASTER_ADDR" not in os.environ:
         return _store_of_one
     port = os.environ.get("MASTER_PORT", "")
@@ -61,6 +64,7 @@ def connect(timeout_s: float) -> dist.Store:
     store = open_store(
         os.environ["MASTER_ADDR"], int(port), is_master=is_master, timeout_s=timeout_s
     )
+    _served = store if is_master else _served
     # torchrun's store outlives a restart. With several agents, their counts may differ.
     is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else ""

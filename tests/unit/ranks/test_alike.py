@@ -1,6 +1,7 @@
 """Ranks that were started with different configs or versions are told apart, and their hosts."""
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,6 +66,34 @@ def test_all_ranks_raise_the_same_and_rank_zero_reports(monkeypatch):
         assert isinstance(error, UnlikeRanksError)
         assert isinstance(error.__cause__, RankError)
         assert (error.__cause__.reporter, error.__cause__.on_all_ranks) == (0, True)
+
+
+class SlowReader(dist.PrefixStore):
+    """A store of rank 1, which reads how ranks differ after rank 0 could have ended."""
+
+    def get(self, key: str) -> bytes:
+        time.sleep(0.5)
+        self.rank_zero_waits = not self.has_ended
+        return super().get(key)
+
+
+def test_rank_zero_that_serves_the_store_ends_after_all_have_read():
+    store = dist.HashStore()
+    slow = SlowReader("", store)
+    slow.has_ended = False
+
+    def run_zero() -> None:
+        with pytest.raises(UnlikeRanksError):
+            check_before_group({"seed": 0}, dist.PrefixStore("", store), 0, 2)
+        slow.has_ended = True
+
+    rank_zero = threading.Thread(target=run_zero)
+    rank_zero.start()
+    with pytest.raises(UnlikeRanksError):
+        check_before_group({"seed": 1}, slow, 1, 2)
+    rank_zero.join()
+    assert slow.rank_zero_waits
+    assert slow.has_ended
 
 
 def test_ranks_alike_go_on():
