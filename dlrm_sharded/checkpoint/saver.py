@@ -35,7 +35,7 @@ from dlrm_sharded.files.errors import (
     check_number,
 )
 from dlrm_sharded.files.remote_files import Location, RemotePath, location
-from dlrm_sharded.ranks.agreement import on_rank_zero, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import as_reported_by_rank_zero, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, new_group
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Saver:
         """
         self._take_result()
         if self._fatal is not None:
-            raise reported_by_rank_zero(self._fatal)
+            raise as_reported_by_rank_zero(self._fatal)
 
     def poll(self) -> None:
         """Report a checkpoint that was finished meanwhile; ranks may notice it at other steps."""

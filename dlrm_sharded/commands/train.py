@@ -33,7 +33,7 @@ from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.trained_config import facts_of_start, flat
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.precision import why_not_exchanged
-from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, detect_topology, process_group
 from dlrm_sharded.runs.result import OBJECTIVES
 
@@ -50,8 +50,7 @@ def train(cfg: DictConfig) -> float:
         check_number("timeout_s", cfg.timeout_s, least=1, most=MAX_TIMEOUT_S)
         facts = _facts(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
-        reported_by_rank_zero(error)
-        raise
+        raise as_reported_by_rank_zero(error)  # noqa: B904, it sets the cause
     with process_group(timeout_s=cfg.timeout_s, facts=facts) as rank:
         return run(*_job(cfg, rank))
 

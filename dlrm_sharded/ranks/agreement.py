@@ -7,30 +7,27 @@ facts: values by their names, such as those of a config by their keys, that rank
 
 from __future__ import annotations
 
-import json
 import pickle
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, cast
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.elastic.utils.store import barrier
 
 from dlrm_sharded.files.errors import RankError, UnlikeRanksError, UserError, shortened
-from dlrm_sharded.ranks.job_store import listed, ranks_text
+from dlrm_sharded.ranks.job_store import JobStore, listed, ranks_text
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
+Found: TypeAlias = tuple[str, Mapping[str, Any]]
+"""The host and the facts of a rank."""
 
 POLL_S = 0.1
 """Time between two looks at whether rank 0 has finished work of unknown length."""
-
-READERS_S = 10.0
-"""Time in which ranks read how they differ; one of them may have ended."""
 
 
 def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
@@ -98,7 +95,7 @@ def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     )
 
 
-def reported_by_rank_zero(error: E) -> E:
+def as_reported_by_rank_zero(error: E) -> E:
     """Return an error that all ranks raise alike, so that rank 0 alone reports it."""
     error.__cause__ = RankError(error, failed_rank=0, reporter=0, on_all_ranks=True)
     return error
@@ -118,9 +115,7 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-def check_before_group(
-    facts: Mapping[str, Any], store: dist.Store, rank: int, world_size: int
-) -> None:
+def check_before_group(facts: Mapping[str, Any], job: JobStore) -> None:
     """Compare facts of all ranks through the job's store, before a process group exists.
 
     Ranks that differ may not be able to form a group, such as one that finds no GPU.
@@ -128,15 +123,8 @@ def check_before_group(
     Raises:
         UnlikeRanksError: ranks differ; all ranks raise it.
     """
-    store.set(f"rank_{rank}", json.dumps([socket.gethostname(), facts], default=str))
-    if rank == 0:
-        texts = store.multi_get([f"rank_{r}" for r in range(world_size)])
-        store.set("differences", differences_text([json.loads(text) for text in texts]))
-    if differences := store.get("differences").decode():
-        with suppress(RuntimeError):  # rank 0, which may serve the store, ends after all have read
-            barrier(store, world_size, "all_have_read", READERS_S)
-    _refuse(
-        differences,
+    _refuse_differences(
+        job.from_all_ranks("facts", (socket.gethostname(), facts)),
         "the ranks were not started alike",
         "give all ranks the same overrides, and install the same versions on all hosts",
     )
@@ -150,21 +138,16 @@ def check_in_group(facts: Mapping[str, Any]) -> None:
     """
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, (socket.gethostname(), facts))
-    differences = differences_text(found)
-    _refuse(differences, "the ranks do not read the same data", "give all hosts equal files")
+    _refuse_differences(found, "the ranks do not read the same data", "give all hosts equal files")
 
 
-def _refuse(differences: str, problem: str, cure: str) -> None:
-    if differences:
-        raise reported_by_rank_zero(UnlikeRanksError(f"{problem}: {differences}; {cure}"))
+def _refuse_differences(found: Sequence[Found], problem: str, cure: str) -> None:
+    if differences := differences_text(found):
+        raise as_reported_by_rank_zero(UnlikeRanksError(f"{problem}: {differences}; {cure}"))
 
 
-def differences_text(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Say which facts differ between ranks, and on which hosts; empty if none does.
-
-    Args:
-        found: host and facts of each rank.
-    """
+def differences_text(found: Sequence[Found]) -> str:
+    """Say which facts differ between ranks, and on which hosts; empty if none does."""
     texts = []
     for name in sorted({name for _, facts in found for name in facts}):
         ranks_by_value: dict[str, list[int]] = {}

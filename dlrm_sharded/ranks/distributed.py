@@ -144,9 +144,8 @@ def _meet(rank: Rank, timeout_s: float, facts: Mapping[str, Any] | None) -> Watc
     job = JobStore(rank.rank, rank.world_size, timeout_s)
     job.meet()
     if facts is not None:
-        alike = {**facts, "type of device": rank.device.type}
-        check_before_group(alike, dist.PrefixStore("facts", job.store), rank.rank, rank.world_size)
-    connect_hosts(dist.PrefixStore("hosts", job.store), rank.rank, rank.world_size)
+        check_before_group({**facts, "type of device": rank.device.type}, job)
+    connect_hosts(job)
     return Watch(rank.heartbeat, job, speaks_for_host=rank.local_rank == 0)
 
 

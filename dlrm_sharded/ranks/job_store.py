@@ -12,9 +12,10 @@ import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.utils.store import barrier
+from torch.distributed.elastic.utils.store import barrier, synchronize
 
 from dlrm_sharded.files.errors import (
     ConfigError,
@@ -161,6 +162,16 @@ class JobStore:
                 )
                 raise self.reported_once(HungRankError(message))
             time.sleep(POLL_S)
+
+    def from_all_ranks(self, key: str, value: object) -> list[Any]:
+        """Return the values of all ranks in their order; rank 0, which may serve the store, waits.
+
+        Args:
+            value: a value that JSON can hold; others become their texts.
+        """
+        data = json.dumps(value, default=str).encode()
+        values = synchronize(self.store, data, self.rank, self.world_size, key, self.timeout_s)
+        return [json.loads(one) for one in values]
 
     def reported_once(self, error: LostRankError) -> LostRankError:
         """Let the first rank that comes here report the error, for all of them."""

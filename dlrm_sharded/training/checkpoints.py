@@ -11,7 +11,7 @@ from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.files.errors import PreemptedError, UnsavedError
-from dlrm_sharded.ranks.agreement import reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import as_reported_by_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.meeting import Meeting
 from dlrm_sharded.training.progress import Progress
@@ -97,7 +97,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             if is_complete or self._stop is not None:
                 self._saver.finish()
         if self._stop is not None and not is_complete:
-            raise reported_by_rank_zero(self._stopped(self._stop, step))
+            raise as_reported_by_rank_zero(self._stopped(self._stop, step))
 
     def _meet(self) -> None:
         self._saver.poll()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dlrm_sharded.datasets.id_check import IdFault
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.ranks.agreement import reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import as_reported_by_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, new_group
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class IdReport:
             for place, fault in faults:
                 text = f"{fault.text}, {place} on rank {rank}"
                 if fault.is_fatal or fault.table is None:
-                    raise reported_by_rank_zero(DataError(f"{text}; fix the data"))
+                    raise as_reported_by_rank_zero(DataError(f"{text}; fix the data"))
                 self.counts[fault.table] += fault.count
                 if fault.table not in self._reported and self._rank.is_zero:
                     log.warning(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
-from dlrm_sharded.ranks.agreement import reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import as_reported_by_rank_zero
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Evaluator:
         dist.all_reduce(sums)
         log_loss, positives, count = sums.tolist()
         if not math.isfinite(log_loss):
-            raise reported_by_rank_zero(
+            raise as_reported_by_rank_zero(
                 DivergenceError(
                     f"the log loss of the evaluation is {log_loss}; {AGAINST_DIVERGENCE}; if the "
                     "losses of the training are small, look for such values in the validation data"

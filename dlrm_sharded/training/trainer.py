@@ -26,7 +26,7 @@ from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.model.compiled import agree_on_compilation
 from dlrm_sharded.model.dense_graph import release_graphs
-from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.training.checkpoints import Checkpoints
@@ -277,7 +277,7 @@ class Trainer:
                 "the weights of a step that was too large, move it away to go on from the one "
                 "before it"
             )
-        raise reported_by_rank_zero(DivergenceError(f"{message}; {AGAINST_DIVERGENCE}"))
+        raise as_reported_by_rank_zero(DivergenceError(f"{message}; {AGAINST_DIVERGENCE}"))
 
     def _report_ids(self, place: str, faults: Sequence[tuple[int, IdFault]], step: int) -> None:
         if self._ids.gather([(f"{place} {number + 1}", fault) for number, fault in faults]):

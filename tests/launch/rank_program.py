@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.errors import ConfigError, PreemptedError
 from dlrm_sharded.ranks import watch
-from dlrm_sharded.ranks.agreement import all_or_none, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE, is_restart
 from dlrm_sharded.ranks.distributed import Rank, new_group, process_group
 from dlrm_sharded.ranks.process import die_with_parent
@@ -110,7 +110,7 @@ def preempt(rank: Rank, folder: Path) -> None:
         stopped += len(signals)
         dist.all_reduce(stopped, op=dist.ReduceOp.MAX)
         time.sleep(0.02)
-    raise reported_by_rank_zero(PreemptedError("SIGTERM stopped the training"))
+    raise as_reported_by_rank_zero(PreemptedError("SIGTERM stopped the training"))
 
 
 def ready(rank: Rank, folder: Path) -> None:

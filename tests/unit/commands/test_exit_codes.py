@@ -34,7 +34,7 @@ from dlrm_sharded.files.errors import (
     LostFolderError,
     UnsavedError,
 )
-from dlrm_sharded.ranks.agreement import _sendable, reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import _sendable, as_reported_by_rank_zero
 from dlrm_sharded.ranks.process import kept_signals
 from tests.processes import wait_until
 from tests.unit.commands.conftest import composed_config
@@ -215,7 +215,7 @@ def test_other_ranks_report_only_their_own(everywhere, printed, monkeypatch, cap
     monkeypatch.setenv("RANK", "1")
     error = ConfigError(NO_PLAN)
     with pytest.raises(SystemExit) as ended, exit_codes():
-        raise reported_by_rank_zero(error) if everywhere else error
+        raise as_reported_by_rank_zero(error) if everywhere else error
     assert ended.value.code == EXIT_USER_ERROR
     assert capsys.readouterr().err == printed
 

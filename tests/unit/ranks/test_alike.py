@@ -11,6 +11,7 @@ import torch.distributed as dist
 from dlrm_sharded.files.errors import RankError, UnlikeRanksError
 from dlrm_sharded.ranks import agreement
 from dlrm_sharded.ranks.agreement import check_before_group, differences_text
+from tests.unit.ranks.jobs import JobOfThreads
 
 COMMON = {"seed": 0, "data.alpha": 0.9}
 
@@ -42,7 +43,7 @@ def outcomes(store: dist.Store, facts: Mapping[int, dict[str, Any]]) -> dict[int
     def run(rank: int) -> None:
         found[rank] = None
         try:
-            check_before_group(facts[rank], store, rank, len(facts))
+            check_before_group(facts[rank], JobOfThreads(rank, len(facts), store))
         except Exception as error:
             found[rank] = error
 
@@ -71,10 +72,10 @@ def test_all_ranks_raise_the_same_and_rank_zero_reports(monkeypatch):
 class SlowReader(dist.PrefixStore):
     """A store of rank 1, which reads how ranks differ after rank 0 could have ended."""
 
-    def get(self, key: str) -> bytes:
+    def multi_get(self, keys: list[str]) -> list[bytes]:
         time.sleep(0.5)
         self.rank_zero_waits = not self.has_ended
-        return super().get(key)
+        return super().multi_get(keys)
 
 
 def test_rank_zero_that_serves_the_store_ends_after_all_have_read():
@@ -84,13 +85,13 @@ def test_rank_zero_that_serves_the_store_ends_after_all_have_read():
 
     def run_zero() -> None:
         with pytest.raises(UnlikeRanksError):
-            check_before_group({"seed": 0}, dist.PrefixStore("", store), 0, 2)
+            check_before_group({"seed": 0}, JobOfThreads(0, 2, dist.PrefixStore("", store)))
         slow.has_ended = True
 
     rank_zero = threading.Thread(target=run_zero)
     rank_zero.start()
     with pytest.raises(UnlikeRanksError):
-        check_before_group({"seed": 1}, slow, 1, 2)
+        check_before_group({"seed": 1}, JobOfThreads(1, 2, slow))
     rank_zero.join()
     assert slow.rank_zero_waits
     assert slow.has_ended

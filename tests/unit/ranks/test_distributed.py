@@ -18,9 +18,9 @@ from dlrm_sharded.plans.topology_settings import TopologySettings
 from dlrm_sharded.ranks import device_memory, distributed
 from dlrm_sharded.ranks.agreement import (
     all_or_none,
+    as_reported_by_rank_zero,
     on_rank_zero,
     patiently_on_rank_zero,
-    reported_by_rank_zero,
 )
 from dlrm_sharded.ranks.distributed import (
     Rank,
@@ -137,7 +137,7 @@ def fail_alone() -> None:
 
 
 def diverge() -> None:
-    raise reported_by_rank_zero(DivergenceError("nan"))
+    raise as_reported_by_rank_zero(DivergenceError("nan"))
 
 
 def fail_in_a_smaller_group() -> None:

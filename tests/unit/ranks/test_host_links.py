@@ -12,6 +12,7 @@ import torch.distributed as dist
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks import host_links
 from dlrm_sharded.ranks.host_links import connect_hosts, interface_addresses, is_loopback
+from tests.unit.ranks.jobs import JobOfThreads
 
 
 def test_the_loopback_of_this_machine():
@@ -29,8 +30,7 @@ def test_addresses_of_the_loopback(address, expected):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     """A store of the job, on this host."""
-    for name in (host_links.GLOO_VARIABLE, host_links.NCCL_VARIABLE):
-        monkeypatch.setenv(name, "")
+    monkeypatch.setenv(host_links.GLOO_VARIABLE, "")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     return dist.HashStore()
 
@@ -45,7 +45,7 @@ def connect(
     def rank_error(rank: int) -> Exception | None:
         this.network = networks[rank]
         try:
-            connect_hosts(store, rank, len(networks))
+            connect_hosts(JobOfThreads(rank, len(networks), store))
         except Exception as error:
             return error
         return None
@@ -72,13 +72,6 @@ def test_an_interface_that_is_none(store, monkeypatch):
         assert isinstance(error, ConfigError)
         assert "GLOO_SOCKET_IFNAME is 'ib7' on " in str(error)
         assert "lo (127.0.0.1)" in str(error)
-
-
-@pytest.mark.parametrize("name", ["lo", "=lo"])
-def test_the_interface_of_nccl(name, store, monkeypatch):
-    monkeypatch.setenv(host_links.NCCL_VARIABLE, name)
-    assert connect(monkeypatch, store, "ab") == [None, None]
-    assert os.environ[host_links.GLOO_VARIABLE] == "lo"
 
 
 def test_a_host_that_is_not_reached(store, monkeypatch):
