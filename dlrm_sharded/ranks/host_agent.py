@@ -1,14 +1,8 @@
-"""The agent of a launcher, which starts and watches the ranks of one host, and where agents meet.
-
-torchrun's own rendezvous listens on all network interfaces, even where all ranks run on one host,
-and serves one store for all restarts, in which restarted gloo ranks find the addresses of dead
-ranks (pytorch #135712). On several hosts, a launcher does not know how others reach its own.
+"""The agent of a launcher, which starts and watches the ranks of one host.
 
 torchrun's own agent tries a mistake of the user again, and knows of no mistake that another host
 has found. When its ranks have ended well, it waits 300 s for agents that may be gone, deaf to
 signals. When they have not, it takes the store with it that other agents use.
-
-store: torch's TCPStore; ranks find each other by it.
 """
 
 from __future__ import annotations
@@ -18,37 +12,22 @@ import functools
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import (
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    utils,
-)
-from torch.distributed.elastic.rendezvous.api import RendezvousError, rendezvous_handler_registry
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.utils.store import barrier
 
-from dlrm_sharded.files.errors import EXIT_USER_ERROR, PreemptedError
+from dlrm_sharded.files.errors import EXIT_ERROR, EXIT_USER_ERROR, PreemptedError
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
-from dlrm_sharded.ranks.host_links import is_loopback, source_towards
 from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
-
-LOOPBACK = "127.0.0.1"
-BACKEND = "loopback"
-STORE_TIMEOUT_S = 60
 
 LIMIT_AFTER_SUCCESS_S = 300.0
 LIMIT_AFTER_END_S = 10.0
@@ -56,40 +35,75 @@ LIMIT_AFTER_SIGNAL_S = 4.0
 """Time that an agent waits for the others: after the ranks' success, after any other end, when
 another agent may be gone, and after a signal, when its ranks may have taken 25 of 30 s already."""
 
+EXIT_PREEMPTED = 128 + signal.SIGTERM
+"""Exit code when ranks have ended after a signal and a checkpoint, though this launcher got none:
+that of another host did. The run is not complete, and a scheduler starts it again."""
+
 MISTAKE = "dlrm_sharded_mistake"
-"""Key of the agents' store: the line of an error of the user."""
+"""Key of the agents' store: the line of an error of the user, which no host tries again."""
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class RepeatedMistakeError(Exception):
-    """Ranks ended with an error that they would end with again; the message is its line."""
+class RanksEndedError(Exception):
+    """Ranks have not ended well.
+
+    Args:
+        code: exit code of the launcher.
+        line: the reason; empty if the ranks have said it.
+    """
+
+    def __init__(self, code: int, line: str) -> None:
+        super().__init__(line)
+        self.code = code
+        self.line = line
 
 
 class HostAgent(LocalElasticAgent):
     """An agent that ends with those of the other hosts, for the same reason."""
 
-    made: ClassVar[list[HostAgent]] = []
-    """The agent of this process, once torch's launcher has made it."""
-
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._questions = StoreQuestions(QUESTION_S, RuntimeError)
-        self._failures: Mapping[int, ProcessFailure] = {}
-        self._num_starts = 0
-        self._has_waited = False
-        self.made.append(self)
+        self._end: tuple[int, str] | None = None
+        # Without an answer, an agent goes on to hear signals and the end of its ranks.
+        self._ask = StoreQuestions(QUESTION_S, RuntimeError, RendezvousError).ask
         handler = self._worker_group.spec.rdzv_handler
-        if isinstance(handler, DynamicRendezvousHandler):
-            # Without an answer, an agent goes on to hear signals and the end of its ranks.
-            for name in ("num_nodes_waiting", "shutdown"):
-                questions = StoreQuestions(QUESTION_S, RendezvousError)
-                question = functools.partial(questions.ask, getattr(handler, name), 0)
-                setattr(handler, name, question)
+        for name in ("num_nodes_waiting", "shutdown"):
+            setattr(handler, name, functools.partial(self._ask, getattr(handler, name), 0))
 
-    def ends(self) -> list[Mapping[str, Any]]:
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the ranks, and then wait until the agents of all hosts have ended, but not for long.
+
+        Raises:
+            RanksEndedError: ranks have not ended well.
+        """
+        limit_s = LIMIT_AFTER_END_S
+        try:
+            result = super().run(role)
+            messages = self._messages()
+            if self._end is not None:
+                code, line = self._end
+                is_said = [one["line"] for one in messages if one["is_said"]] == [line]
+                raise RanksEndedError(code, "" if is_said else line)
+            if any(one["error_class"] == PreemptedError.__name__ for one in messages):
+                raise RanksEndedError(EXIT_PREEMPTED, "")
+            limit_s = LIMIT_AFTER_SUCCESS_S
+            return result
+        except SignalException:
+            limit_s = LIMIT_AFTER_SIGNAL_S
+            raise
+        finally:
+            num_hosts = self._worker_group.group_world_size
+            if self._store is not None and num_hosts > 1:
+                wait = functools.partial(barrier, self._store, num_hosts, "all_end", limit_s)
+                StoreQuestions(limit_s, RuntimeError).ask(wait, None)
+
+    def _exit_barrier(self) -> None:
+        """Leave it to `run` to wait for the other agents."""
+
+    def _messages(self) -> list[Mapping[str, Any]]:
         """Return what ranks of this host wrote of their ends after the last start.
 
         See `commands.exit_codes`: `line` is what is shown of the error, and `is_said` whether the
@@ -99,76 +113,58 @@ class HostAgent(LocalElasticAgent):
         for path in (self._pcontext.error_files if self._pcontext else {}).values():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 found.append(json.loads(Path(path).read_text())["message"]["extraInfo"])
-        return [end for end in found if "line" in end]
-
-    def mistake(self) -> str | None:
-        """Return the line of an error of the user, which may be empty; None if there is none.
-
-        Whoever ends with 2 before it can write an error file cannot read its command line.
-        """
-        lines = [end["line"] for end in self.ends() if end["exit_code"] == EXIT_USER_ERROR]
-        if any(failure.exitcode == EXIT_USER_ERROR for failure in self._failures.values()):
-            lines.append("")
-        return lines[0] if lines else None
-
-    def were_preempted(self) -> bool:
-        """Return whether ranks of the last start ended after a signal and a checkpoint."""
-        return any(end["error_class"] == PreemptedError.__name__ for end in self.ends())
-
-    def wait_for_others(self, limit_s: float) -> None:
-        """Wait until the agents of all hosts have ended, but no longer than this."""
-        if self._has_waited or self._store is None or self._worker_group.group_world_size == 1:
-            return
-        self._has_waited = True
-        store = self._store
-        if (mistake := self.mistake()) is not None:
-            self._questions.ask(lambda: store.set(MISTAKE, mistake), None)
-        self._exit_barrier_timeout = limit_s
-        StoreQuestions(limit_s).ask(super()._exit_barrier, None)
-
-    def _exit_barrier(self) -> None:
-        self.wait_for_others(LIMIT_AFTER_END_S if self.were_preempted() else LIMIT_AFTER_SUCCESS_S)
+        return [one for one in found if "line" in one]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
-        self._failures = result.failures
+        self._end = self._end_after(result.failures) if result.is_failed() else None
+        if self._end is not None and self._end[0] == EXIT_USER_ERROR:
+            self._remaining_restarts = 0  # the ranks would end with the same error again
         return result
 
-    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        if self._num_starts:
-            self._prepare_restart()
-        self._num_starts += 1
-        # A store that torch has made for the ranks is for this start alone.
-        worker_group.spec.rdzv_handler._bootstrap_store_info = None  # type: ignore[attr-defined]
-        super()._initialize_workers(worker_group)
+    def _end_after(self, failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
+        """Return the exit code and the line for failures of ranks, or for a mistake of the user.
 
-    def _prepare_restart(self) -> None:
-        """Say why all ranks start again.
-
-        Raises:
-            RepeatedMistakeError: they would end again, as the user has made a mistake.
+        The mistake can be that of any host.
         """
-        mistake, store = self.mistake(), self._store
+        code, line = reason(failures)
+        store = self._store
         assert store is not None, "the agents have met"
-        if mistake is None and self._questions.ask(lambda: store.check([MISTAKE]), False):
-            mistake = self._questions.ask(lambda: store.get(MISTAKE).decode(), None)
-        if mistake is not None:
-            raise RepeatedMistakeError(mistake)
-        reason = "ranks of another host have ended"
-        if self._failures:
-            _, failure = cause(self._failures)
-            reason = f"local rank {failure.local_rank} {end_text(failure.exitcode)}"
-        say(f"{reason}; all ranks start again (restart {self._num_starts})")
-        os.environ[RESTARTS_VARIABLE] = str(self._num_starts)
+        if code == EXIT_USER_ERROR:
+            self._ask(lambda: store.set(MISTAKE, line), None)
+        elif self._ask(lambda: store.check([MISTAKE]), False):
+            return EXIT_USER_ERROR, self._ask(lambda: store.get(MISTAKE).decode(), line)
+        return code, line
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        number = int(os.environ.get(RESTARTS_VARIABLE, "0")) + 1
+        os.environ[RESTARTS_VARIABLE] = str(number)
+        why = self._end[1] if self._end else "ranks of another host have ended"
+        say(f"{why}; all ranks start again (restart {number})")
+        # A store that torch has made for the ranks is for one start alone.
+        worker_group.spec.rdzv_handler._bootstrap_store_info = None  # type: ignore[attr-defined]
+        super()._restart_workers(worker_group)
 
 
-def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """Return the rank and failure that has caused the others: the first one.
+def reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
+    """Return the exit code and the line for the failure that has caused the others.
 
-    The agent itself ends the other ranks with SIGTERM.
+    That is the first one; the agent itself ends the other ranks with SIGTERM. Whoever ends with 2
+    before it can write an error file cannot read its command line, and has said so.
     """
-    return min(
+    rank, failure = min(
         failures.items(), key=lambda one: (one[1].exitcode == -signal.SIGTERM, one[1].timestamp)
+    )
+    code = EXIT_USER_ERROR if failure.exitcode == EXIT_USER_ERROR else EXIT_ERROR
+    message = failure.error_file_data.get("message")
+    if isinstance(message, dict):
+        with contextlib.suppress(OSError):  # TorchX takes the reason from the launcher's file
+            get_error_handler().dump_error_file(failure.error_file, failure.exitcode)
+        shown = f"error: rank {rank} failed with {message['message']} (its traceback is above)"
+        return code, message.get("extraInfo", {}).get("line", shown)
+    return (
+        code,
+        "" if code == EXIT_USER_ERROR else f"error: rank {rank} {end_text(failure.exitcode)}",
     )
 
 
@@ -184,75 +180,3 @@ def end_text(exit_code: int) -> str:
         "flight recorder has written the collectives of each rank",
     }
     return f"was killed by {name}{hints.get(name, '')}"
-
-
-class LoopbackRendezvous(StaticTCPRendezvous):
-    """The rendezvous of one host: each start has a store of its own on the loopback interface.
-
-    The launcher serves it, so it answers even if rank 0 dies.
-    """
-
-    def get_backend(self) -> str:
-        return BACKEND
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        listener = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
-        self._store = store = TCPStore(
-            LOOPBACK,
-            port := listener.getsockname()[1],
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=STORE_TIMEOUT_S),
-            master_listen_fd=listener.detach(),
-        )
-        served = RendezvousStoreInfo(LOOPBACK, port)
-        return RendezvousInfo(PrefixStore("agent", store), 0, 1, served)
-
-
-def _on_loopback(parameters: RendezvousParameters) -> LoopbackRendezvous:
-    return LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, STORE_TIMEOUT_S)
-
-
-def adapt_rendezvous(config: LaunchConfig) -> None:
-    """Let the ranks of one host meet on its loopback, and those of several where all reach them."""
-    if config.max_nodes == 1:
-        with contextlib.suppress(ValueError):  # it is registered already
-            rendezvous_handler_registry.register(BACKEND, _on_loopback)
-        config.rdzv_backend = BACKEND
-    elif config.rdzv_backend == "c10d":
-        _set_reached_address(config)
-
-
-def _set_reached_address(config: LaunchConfig) -> None:
-    """Set an address by which other hosts reach this one, if one is known; the user's is kept.
-
-    torch takes what the system says of its own name, which can be the loopback, and other hosts
-    can know that name by another address or not at all. It also serves the rendezvous on the host
-    of the endpoint only if its own name resolves to the endpoint.
-    """
-    host, _ = utils.parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=DEFAULT_PORT)
-    try:
-        source, target = source_towards(host)
-    except OSError:  # the rendezvous says so
-        return
-    is_here = source == target
-    try:
-        is_named = utils._matches_machine_hostname(host)
-    except OSError:  # its own name is not known
-        is_named = None
-    if is_loopback(target):  # only names tell hosts apart that share a machine
-        address = socket.getfqdn() if is_named is False else host
-    else:
-        address = host if is_here else _name_or(source)
-        if is_named != is_here:
-            config.rdzv_configs.setdefault("is_host", is_here)
-    config.local_addr = config.local_addr or address
-
-
-def _name_or(address: str) -> str:
-    """Return this host's name if it has the address, by whose order hosts have ranks; or that."""
-    name = socket.getfqdn()
-    with contextlib.suppress(OSError):
-        if address in {found[4][0] for found in socket.getaddrinfo(name, None)}:
-            return name
-    return address

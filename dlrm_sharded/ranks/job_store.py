@@ -35,11 +35,6 @@ RESERVE_SHARE = 0.25
 """Time before the end of the ranks' timeout in which ranks say where they are: this long, but at
 most this share of the timeout."""
 
-PORT_TAKEN = "EADDRINUSE"
-"""Part of torch's message about a store that cannot listen."""
-
-TAKEN_TEXT = "is taken by another program, perhaps by another job; give all ranks a free port"
-
 MAX_NAMED = 5
 """Ranks, hosts or differences that a message names."""
 
@@ -54,7 +49,12 @@ _served: dist.Store | None = None
 
 
 def connect(timeout_s: float) -> dist.Store:
-    """Connect to the job's store, which torchrun's agent serves, or else rank 0."""
+    """Connect to the job's store, which torchrun's agent serves, or else rank 0.
+
+    Raises:
+        ConfigError: the port is none, or rank 0 cannot serve the store there.
+        LostRankError: no store answers in time.
+    """
     global _served
     if "MASTER_ADDR" not in os.environ:
         return _store_of_one
@@ -62,41 +62,26 @@ def connect(timeout_s: float) -> dist.Store:
     if not port.isdecimal():
         raise ConfigError(f"MASTER_PORT is {port!r}, must be a port; MASTER_ADDR is set")
     is_master = rank_number() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = open_store(
-        os.environ["MASTER_ADDR"], int(port), is_master=is_master, timeout_s=timeout_s
-    )
+    host, timeout = os.environ["MASTER_ADDR"], timedelta(seconds=timeout_s)
+    options = {"is_master": is_master, "wait_for_workers": False, "multi_tenant": True}
+    store, details = None, ""
+    try:
+        # Torch waits for ever, deaf to signals, for another program that listens there.
+        store = StoreQuestions(timeout_s).ask(
+            lambda: dist.TCPStore(host, int(port), timeout=timeout, **options), None
+        )
+    except (RuntimeError, ValueError) as error:
+        details = f" ({str(error).splitlines()[0]})"
+    if store is None:
+        raise (ConfigError if is_master else LostRankError)(
+            f"no store of the job answers at {host}:{port} within {timeout_s:g} s{details}: its "
+            "first rank does not run there, or another program has the port"
+        )
     _served = store if is_master else _served
     # torchrun's store outlives a restart. With several agents, their counts may differ.
     is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else ""
     return dist.PrefixStore(f"dlrm_sharded_{attempt}", store)
-
-
-def open_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> dist.Store:
-    """Serve a store of a job, or connect to it.
-
-    Raises:
-        ConfigError: the port is taken.
-        LostRankError: no store answers in time.
-    """
-    options = {"is_master": is_master, "wait_for_workers": False, "multi_tenant": True}
-    timeout = timedelta(seconds=timeout_s)
-    store, details = None, ""
-    try:
-        # Torch waits for ever, deaf to signals, for another program that listens there.
-        store = StoreQuestions(timeout_s).ask(
-            lambda: dist.TCPStore(host, port, timeout=timeout, **options), None
-        )
-    except (RuntimeError, ValueError) as error:
-        if PORT_TAKEN in str(error):
-            raise ConfigError(f"port {port} of {host} {TAKEN_TEXT}") from error
-        details = f" ({str(error).splitlines()[0]})"
-    if store is None:
-        raise LostRankError(
-            f"no store of the job answers at {host}:{port} within {timeout_s:g} s{details}: its "
-            "first rank does not run there, or another program has the port"
-        )
-    return store
 
 
 def wait_for_all_ranks(timeout_s: float) -> None:

@@ -15,39 +15,20 @@ It takes torchrun's arguments and runs torchrun's agent. It differs in what user
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch.distributed import DistNetworkError, run
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import (
-    ChildFailedError,
-    ProcessFailure,
-    get_error_handler,
-)
 from torch.distributed.elastic.rendezvous.api import RendezvousError
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api
 
-from dlrm_sharded.files.errors import EXIT_ERROR, EXIT_USER_ERROR, ConfigError, LostRankError
-from dlrm_sharded.ranks.host_agent import (
-    LIMIT_AFTER_END_S,
-    LIMIT_AFTER_SIGNAL_S,
-    HostAgent,
-    RepeatedMistakeError,
-    adapt_rendezvous,
-    cause,
-    end_text,
-    say,
-)
-from dlrm_sharded.ranks.job_store import PORT_TAKEN, TAKEN_TEXT, open_store
+from dlrm_sharded.files.errors import EXIT_ERROR
+from dlrm_sharded.ranks.host_agent import HostAgent, RanksEndedError, say
 from dlrm_sharded.ranks.process import (
     ENDS_WITH_PARENT,
     LAUNCHER_VARIABLE,
@@ -55,23 +36,15 @@ from dlrm_sharded.ranks.process import (
     quiet_without_reader,
     threads_of_a_rank,
 )
+from dlrm_sharded.ranks.rendezvous import adapt_rendezvous
 from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 SHUTDOWN_S = 25
 """Time from SIGTERM to SIGKILL, in which ranks write a checkpoint. Slurm's own SIGKILL comes 30 s
 after SIGTERM (KillWait). torch 2.11 always waits 30 s."""
 
-PROBE_S = 60.0
-"""Time in which the store of a job that has begun on another host must answer. torch looks up the
-names of both ends, which takes up to 20 s each without a name server."""
-
-EXIT_PREEMPTED = 128 + signal.SIGTERM
-"""Exit code when ranks have ended after a signal and a checkpoint, though this launcher got none:
-that of another host did. The run is not complete, and a scheduler starts it again."""
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-ASKING_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Signals that ranks take as a request to stop; the others reach them as SIGTERM."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that ask the job to end, which ranks take as a request to stop."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -88,54 +61,36 @@ def launch(arguments: Sequence[str]) -> int:
     Args:
         arguments: as torchrun takes them.
     """
-    try:
-        return _launch(run.parse_args(list(arguments)))
-    except ConfigError as error:
-        say(f"error: {error}")
-        return EXIT_USER_ERROR
-
-
-def _launch(args: argparse.Namespace) -> int:
+    args = run.parse_args(list(arguments))
     num_hosts = run.parse_min_max_nnodes(args.nnodes)[1]
     if args.rdzv_id == "none" and num_hosts == 1:
         args.rdzv_id = str(uuid.uuid4())
     _prepare_environment(args, num_hosts)
     config, command, command_args = run.config_from_args(args)
     adapt_rendezvous(config)
-    HostAgent.made.clear()
     api.LocalElasticAgent = HostAgent  # type: ignore[assignment,misc]
     config.signals_to_handle = ""  # no handlers of torch's, which a second signal would call again
-    stop = StopRequest()
-    stop.install()
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
+            signal.signal(number, _stop)
     if os.environ.pop(ENDS_WITH_PARENT, ""):
         die_with_parent(number=signal.SIGTERM)
     try:
-        if num_hosts > 1 and args.rdzv_backend in ("static", "c10d"):
-            _check_endpoint(config.rdzv_endpoint)
         api.elastic_launch(config, command)(*command_args)
-    except SignalException:
-        return 128 + stop.number
-    except RepeatedMistakeError as error:
-        return _conclude(EXIT_USER_ERROR, str(error))
-    except ChildFailedError as error:
-        return _conclude(*_reason(error.failures))
-    except DistNetworkError as error:
-        if PORT_TAKEN not in str(error):
-            raise
-        raise ConfigError(f"{config.rdzv_endpoint} {TAKEN_TEXT}") from error
-    except RendezvousError as error:
-        if any(agent.were_preempted() for agent in HostAgent.made):
-            return EXIT_PREEMPTED
+    except SignalException as error:
+        return 128 + error.sigval
+    except RanksEndedError as end:
+        if end.line:
+            say(end.line)
+        return end.code
+    except (DistNetworkError, RendezvousError) as error:
+        reason, *_ = str(error).splitlines()
         say(
-            f"error: the hosts did not meet at {config.rdzv_endpoint}: {error}; the host that "
-            "ended first has the reason, unless no host listens there"
+            f"error: the hosts did not meet at {config.rdzv_endpoint}: {reason}; the host that "
+            "ended first has the reason, unless no host listens there or another program does"
         )
         return EXIT_ERROR
-    finally:
-        with contextlib.suppress(SignalException):  # which ends no more than this wait
-            for agent in HostAgent.made:
-                agent.wait_for_others(LIMIT_AFTER_SIGNAL_S if stop.number else LIMIT_AFTER_END_S)
-    return EXIT_PREEMPTED if any(agent.were_preempted() for agent in HostAgent.made) else 0
+    return 0
 
 
 def _prepare_environment(args: argparse.Namespace, num_hosts: int) -> None:
@@ -155,68 +110,20 @@ def _prepare_environment(args: argparse.Namespace, num_hosts: int) -> None:
             os.environ.setdefault(variable, "lo")
 
 
-def _check_endpoint(endpoint: str) -> None:
-    """Raise ConfigError if another program has the port: torch would wait for its answer for ever.
+def _stop(number: int, frame: object) -> None:
+    """Let the agent end the ranks.
 
-    Nothing needs to listen there yet.
-    """
-    host, port = parse_rendezvous_endpoint(endpoint, default_port=DEFAULT_PORT)
-    try:
-        socket.create_connection((host, port), PROBE_S).close()
-    except OSError:
-        return
-    try:
-        open_store(host, port, is_master=False, timeout_s=PROBE_S)
-    except LostRankError:
-        raise ConfigError(f"{endpoint} {TAKEN_TEXT}") from None
-
-
-class StopRequest:
-    """The first signal that asks the job to end.
-
-    Further ones are ignored: they would interrupt the agent while it waits for the ranks'
+    Further signals are ignored: they would interrupt the agent while it waits for the ranks'
     checkpoints, and schedulers send SIGTERM twice.
     """
-
-    number = 0
-
-    def install(self) -> None:
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
-                signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: object) -> None:
-        if self.number == 0:
-            self.number = number
-            if number != signal.SIGINT:  # after which the ranks say so themselves
-                say(
-                    f"{signal.Signals(number).name}: the ranks are ended; those that train write a "
-                    "checkpoint first"
-                )
-            passed_on = number if number in ASKING_TO_STOP else signal.SIGTERM
-            raise SignalException(f"stopped by signal {number}", signal.Signals(passed_on))
-
-
-def _reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
-    """Return the exit code and the line for the failure that has caused the others."""
-    rank, failure = cause(failures)
-    code = EXIT_USER_ERROR if failure.exitcode == EXIT_USER_ERROR else EXIT_ERROR
-    fields = failure.error_file_data.get("message")
-    if isinstance(fields, dict):
-        with contextlib.suppress(OSError):  # TorchX takes the reason from the launcher's file
-            get_error_handler().dump_error_file(failure.error_file, failure.exitcode)
-        shown = f"error: rank {rank} failed with {fields['message']} (its traceback is above)"
-        return code, fields.get("extraInfo", {}).get("line", shown)
-    shown = f"error: rank {rank} {end_text(failure.exitcode)}"
-    return code, "" if code == EXIT_USER_ERROR else shown
-
-
-def _conclude(code: int, line: str) -> int:
-    """Print the line, unless the ranks of this host have shown it and nothing else; return code."""
-    ends = [end for agent in HostAgent.made for end in agent.ends()]
-    if line and [end["line"] for end in ends if end["is_said"]] != [line]:
-        say(line)
-    return code
+    for other in SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
+    if number != signal.SIGINT:  # after which the ranks say so themselves
+        say(
+            f"{signal.Signals(number).name}: the ranks are ended; those that train write a "
+            "checkpoint first"
+        )
+    raise SignalException(f"stopped by signal {number}", signal.Signals(number))
 
 
 if __name__ == "__main__":

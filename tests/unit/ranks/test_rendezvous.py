@@ -5,8 +5,8 @@ import socket
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
-from dlrm_sharded.ranks import host_agent
-from dlrm_sharded.ranks.host_agent import adapt_rendezvous
+from dlrm_sharded.ranks import rendezvous
+from dlrm_sharded.ranks.rendezvous import adapt_rendezvous
 
 HERE, THERE, LOOPBACK = "10.0.0.1", "10.0.0.2", "127.0.1.1"
 
@@ -18,31 +18,18 @@ def config(endpoint: str, **options: object) -> LaunchConfig:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "way", "torch_serves", "address", "options"),
+    ("endpoint", "way", "address", "options"),
     [
-        ("a", (HERE, HERE), True, "a", {}),
-        (HERE, (HERE, HERE), False, HERE, {"is_host": True}),
-        (HERE, (HERE, HERE), None, HERE, {"is_host": True}),
-        ("a", ("127.0.0.1", LOOPBACK), True, "a", {}),
-        ("a", ("127.0.0.1", LOOPBACK), False, "named", {}),
-        ("b", (HERE, THERE), False, HERE, {}),
-        ("b", (HERE, THERE), True, HERE, {"is_host": False}),
-        ("b", (HERE, THERE), None, HERE, {"is_host": False}),
+        ("a", (HERE, HERE), "a", {"is_host": True}),
+        (HERE, (HERE, HERE), HERE, {"is_host": True}),
+        ("a", ("127.0.0.1", LOOPBACK), "a", {}),
+        ("b", (HERE, THERE), HERE, {"is_host": False}),
     ],
 )
-def test_the_address_of_this_host(
-    endpoint, way, torch_serves, address, options, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_address_of_this_host(endpoint, way, address, options, monkeypatch):
     """By routes, as what the system says of its own name is of no use on other hosts."""
-
-    def matches(host: str) -> bool:
-        if torch_serves is None:
-            raise socket.gaierror("unknown name")
-        return torch_serves
-
-    monkeypatch.setattr(host_agent, "source_towards", lambda host: way)
+    monkeypatch.setattr(rendezvous, "source_towards", lambda host: way)
     monkeypatch.setattr(socket, "getfqdn", lambda: "named")
-    monkeypatch.setattr(host_agent.utils, "_matches_machine_hostname", matches)
     made = config(endpoint)
     made.rdzv_configs.clear()
     adapt_rendezvous(made)
@@ -50,7 +37,7 @@ def test_the_address_of_this_host(
 
 
 def test_options_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(host_agent, "source_towards", lambda host: (HERE, HERE))
+    monkeypatch.setattr(rendezvous, "source_towards", lambda host: (HERE, HERE))
     made = config("a", local_addr="mine", rdzv_configs={"is_host": 0})
     adapt_rendezvous(made)
     assert made.local_addr == "mine"
@@ -59,8 +46,7 @@ def test_options_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch):
 
 def test_hosts_are_ordered_by_names_that_have_their_addresses(monkeypatch: pytest.MonkeyPatch):
     """Numbers come before names, so that the first host would have the last rank."""
-    monkeypatch.setattr(host_agent, "source_towards", lambda host: (HERE, THERE))
-    monkeypatch.setattr(host_agent.utils, "_matches_machine_hostname", lambda host: False)
+    monkeypatch.setattr(rendezvous, "source_towards", lambda host: (HERE, THERE))
     monkeypatch.setattr(socket, "getfqdn", lambda: "node2")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", (HERE, 0))])
     made = config("node1")

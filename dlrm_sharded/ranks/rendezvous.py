@@ -1,0 +1,90 @@
+"""Where the launchers of a job meet, and its ranks.
+
+torchrun's own rendezvous listens on all network interfaces, even where all ranks run on one host,
+and serves one store for all restarts, in which restarted gloo ranks find the addresses of dead
+ranks (pytorch #135712). On several hosts, a launcher does not know how others reach its own.
+
+store: torch's TCPStore; ranks find each other by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, utils
+from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.launcher.api import LaunchConfig
+
+from dlrm_sharded.ranks.host_links import is_loopback, source_towards
+
+LOOPBACK = "127.0.0.1"
+BACKEND = "loopback"
+STORE_TIMEOUT_S = 60
+
+
+class LoopbackRendezvous(StaticTCPRendezvous):
+    """The rendezvous of one host: each start has a store of its own on the loopback interface.
+
+    The launcher serves it, so it answers even if rank 0 dies.
+    """
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        listener = socket.create_server((LOOPBACK, 0), backlog=socket.SOMAXCONN)
+        self.master_port = listener.getsockname()[1]
+        self._store = TCPStore(
+            LOOPBACK,
+            self.master_port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self.timeout,
+            master_listen_fd=listener.detach(),
+        )
+        return super().next_rendezvous()
+
+
+def _on_loopback(parameters: RendezvousParameters) -> LoopbackRendezvous:
+    return LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, STORE_TIMEOUT_S)
+
+
+def adapt_rendezvous(config: LaunchConfig) -> None:
+    """Let the ranks of one host meet on its loopback, and those of several where all reach them."""
+    if config.max_nodes == 1:
+        rendezvous_handler_registry.register(BACKEND, _on_loopback)
+        config.rdzv_backend = BACKEND
+    elif config.rdzv_backend == "c10d":
+        _set_reached_address(config)
+
+
+def _set_reached_address(config: LaunchConfig) -> None:
+    """Set an address by which other hosts reach this one, if one is known; the user's is kept.
+
+    torch takes what the system says of its own name, which can be the loopback, and other hosts
+    can know that name by another address or not at all. It also serves the rendezvous on the host
+    of the endpoint only if its own name resolves to the endpoint.
+    """
+    host, _ = utils.parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=DEFAULT_PORT)
+    try:
+        source, target = source_towards(host)
+    except OSError:  # the rendezvous says so
+        return
+    is_here = source == target
+    if not is_loopback(target):  # where torch lets the first of several launchers serve
+        config.rdzv_configs.setdefault("is_host", is_here)
+    if not config.local_addr:
+        config.local_addr = host if is_here or is_loopback(target) else _name_or(source)
+
+
+def _name_or(address: str) -> str:
+    """Return this host's name if it has the address, by whose order hosts have ranks; or that."""
+    name = socket.getfqdn()
+    with contextlib.suppress(OSError):
+        if address in {found[4][0] for found in socket.getaddrinfo(name, None)}:
+            return name
+    return address
