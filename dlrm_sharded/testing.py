@@ -28,7 +28,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.datasets.base import SPLITS, Dataset, check_batch
+from dlrm_sharded.datasets.base import SPLITS, Dataset, check_batch, check_lengths, ids_per_sample
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -150,6 +150,7 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
             whole = dataset.batch(split, index, rank=0, world_size=1)
             _check_shapes(whole, dataset, world_size=1)
             check_batch(whole, dataset.tables)
+            check_lengths(whole, ids_per_sample(dataset))
             again = _samples([make().batch(split, index, rank=0, world_size=1)])
             assert _samples([whole]) == again, f"{split} batch {index} is not repeatable"
             for world_size in world_sizes:

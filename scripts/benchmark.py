@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from dlrm_sharded.files.text_table import Column, TextTable
-from dlrm_sharded.model.torchrec_overhead import record_always, record_for_profilers_only
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
@@ -42,6 +41,8 @@ SETS = ("paper", "feasibility", "scale_whole", "models")
 PLAIN, OURS = "TorchRec", "dlrm_sharded"
 NUM_BATCHES = 4
 WARMUP_STEPS, PROFILED_STEPS = 5, 3
+NO_WORK = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_", "aten::detach_")
+"""Operators that allocate memory or make views, which their schemas do not say."""
 
 
 def compare_commands(sets: Sequence[str], out: Path, overrides: Sequence[str]) -> list[list[str]]:
@@ -148,7 +149,7 @@ def host(rank: Rank, *, batch_size: int, steps: int, rounds: int, compile_mode: 
         pipelines[name] = make_pipeline("sparse_dist", *training, rank.device)
     batches = itertools.cycle(list(stream(TINY.batches(batch_size, NUM_BATCHES), rank)))
     loops = {
-        name: functools.partial(cpu_ms, name, pipeline, batches, steps, rank)
+        name: functools.partial(cpu_ms, pipeline, batches, steps, rank)
         for name, pipeline in pipelines.items()
     }
     times = interleaved(loops, rounds, lambda loop: loop())
@@ -156,16 +157,14 @@ def host(rank: Rank, *, batch_size: int, steps: int, rounds: int, compile_mode: 
     for name, pipeline in pipelines.items():
         calls = np.full((rounds, 1), calls_of(pipeline, batches))
         figures[name] = np.hstack([np.array(times[name]), calls])
-    return table_of(figures, ("main thread, ms", "process, ms", "calls of operators"))
+    return table_of(figures, ("main thread, ms", "process, ms", "operators"))
 
 
-def cpu_ms(name: str, pipeline: Any, batches: Any, steps: int, rank: Rank) -> tuple[float, float]:
+def cpu_ms(pipeline: Any, batches: Any, steps: int, rank: Rank) -> tuple[float, float]:
     """Return the CPU time of a step: of the main thread, and of all threads of the process.
 
     A backward pass on a GPU is launched by a thread of its own. Waiting takes no time of a CPU.
     """
-    # TorchRec's modules record regions for nobody, unless a training here has changed them.
-    (record_always if name == PLAIN else record_for_profilers_only)()
     for _ in range(WARMUP_STEPS):
         pipeline.progress(batches)
     dist.barrier()
@@ -178,12 +177,31 @@ def cpu_ms(name: str, pipeline: Any, batches: Any, steps: int, rank: Rank) -> tu
 
 
 def calls_of(pipeline: Any, batches: Any) -> float:
-    """Return the number of operators that a step calls, with those that others call."""
+    """Return the number of operators of a step that compute or move numbers, and call no others."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for _ in range(PROFILED_STEPS):
             pipeline.progress(batches)
-    names = [event.name for event in profiler.events() or ()]
-    return sum(name.startswith(("aten::", "fbgemm::")) for name in names) / PROFILED_STEPS
+    events = profiler.events() or ()
+    leaves = [e for e in events if works(e.name) and not any(map(works, names_below(e)))]
+    return len(leaves) / PROFILED_STEPS
+
+
+def names_below(event: Any) -> Iterator[str]:
+    for child in event.cpu_children:
+        yield child.name
+        yield from names_below(child)
+
+
+@functools.cache
+def works(name: str) -> bool:
+    """Return whether an event of a profiler is an operator, and no view or allocation."""
+    namespace, _, operator = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace, None), operator, None) if operator else None
+    if not isinstance(packet, torch._ops.OpOverloadPacket) or name.startswith(NO_WORK):
+        return False
+    overload = getattr(packet, packet.overloads()[0])
+    aliases = [returned.alias_info for returned in overload._schema.returns]
+    return all(alias is None or alias.is_write for alias in aliases)
 
 
 def on_ranks(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_sharded import Planner, RunContext, learned_cost_model, make_sharder
-from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.base import BatchStream, ids_per_sample
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.model.dlrm import dlrm, dlrm_dcnv2
@@ -147,7 +147,8 @@ def our_training(
         options |= {"num_cross_layers": num, "cross_rank": cross_rank, "bf16": True}
         built = dlrm_dcnv2(model.tables, NUM_DENSE, device=rank.device, **options)
     OPTIMIZER.fuse_into(built)
-    sharded = shard_model(built, plan, task.tables, task.topology, seed=0)
+    known = ids_per_sample(model.batches(batch_size, 1))
+    sharded = shard_model(built, plan, task.tables, task.topology, seed=0, ids_per_sample=known)
     return sharded, OPTIMIZER.build(sharded)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -52,6 +52,20 @@ class CachingDataset(Protocol):
         """Return the memory of the batches that one rank keeps when it has read so many."""
 
 
+@runtime_checkable
+class FixedLengthDataset(Protocol):
+    """A dataset that may have the same number of ids in every sample, of each feature."""
+
+    @property
+    def ids_per_sample(self) -> Mapping[str, int] | None:
+        """These numbers by feature; None if one of them differs between samples."""
+
+
+def ids_per_sample(dataset: Dataset) -> Mapping[str, int] | None:
+    """Return the fixed number of ids in a sample by feature; None if there is none."""
+    return dataset.ids_per_sample if isinstance(dataset, FixedLengthDataset) else None
+
+
 class BatchStream(Iterator[Batch]):
     """Iterates over the batches of one rank, epoch after epoch.
 
@@ -89,6 +103,7 @@ class BatchStream(Iterator[Batch]):
                 "lower batch_size or give more data"
             )
         self.check = IdCheck(dataset.tables, bounds)
+        self._ids_per_sample = ids_per_sample(dataset)
         self.seek(0)
 
     def __len__(self) -> int:
@@ -105,7 +120,9 @@ class BatchStream(Iterator[Batch]):
         batch = self._dataset.batch(
             self._split, index, rank=self._rank, world_size=self._world_size
         )
-        return self.check(batch, number)
+        checked = self.check(batch, number)
+        check_lengths(checked, self._ids_per_sample)
+        return checked
 
     def seek(self, num_batches: int) -> None:
         """Continue as a new stream does after its first `num_batches` batches, over all epochs."""
@@ -149,6 +166,22 @@ def check_batch(batch: Batch, tables: Sequence[Table]) -> None:
     by_feature = {table.name: table for table in tables}
     for fault in find_faults(batch.sparse_features, by_feature, len(batch.dense_features)):
         raise DataError(f"in a batch, {fault.text}")
+
+
+def check_lengths(batch: Batch, ids_per_sample: Mapping[str, int] | None) -> None:
+    """Raise DataError unless each sample of a batch has the number of ids that is known of it.
+
+    Ranks send as many ids as they know of, so no batch may have others. None if nothing is known.
+    """
+    if ids_per_sample is None:
+        return
+    features, num_samples = batch.sparse_features, len(batch.dense_features)
+    for name, found in zip(features.keys(), features.length_per_key(), strict=True):
+        if found != num_samples * ids_per_sample[name]:
+            raise DataError(
+                f"a batch of {num_samples:,} samples has {found:,} ids of feature {name!r}, and "
+                f"the dataset says that each sample has {ids_per_sample[name]:,}"
+            )
 
 
 def check_keys(batch: Batch, tables: Sequence[Table]) -> None:

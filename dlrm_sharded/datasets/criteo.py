@@ -90,6 +90,10 @@ class CriteoDataset:
             )
         )
 
+    @property
+    def ids_per_sample(self) -> dict[str, int]:
+        return {table.name: 1 for table in self.tables}
+
     def num_batches(self, split: Split) -> int:
         start, stop = self._row_range(split)
         return (stop - start) // self.batch_size

@@ -133,6 +133,13 @@ class SyntheticDataset:
             for table, feature in zip(self._unprofiled, self._features, strict=True)
         )
 
+    @property
+    def ids_per_sample(self) -> dict[str, int] | None:
+        if not all(feature.is_constant for feature in self._features):
+            return None
+        names = [table.name for table in self._unprofiled]
+        return dict(zip(names, (one.min_length for one in self._features), strict=True))
+
     def num_batches(self, split: Split) -> int:
         return self._num_batches[split]
 

@@ -15,7 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
-from dlrm_sharded.datasets.base import BatchStream, Split
+from dlrm_sharded.datasets.base import BatchStream, Split, ids_per_sample
 from dlrm_sharded.job.choose_plan import Planned, begin
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.job.settings import JobSettings
@@ -66,7 +66,14 @@ def build(settings: JobSettings, rank: Rank, plan: ShardingPlan, task: ShardingT
         model = settings.build_model(task, rank.device)
         if rank.is_zero:
             warn_of_slow_bf16(model, rank.device)
-    sharded = shard_model(model, plan, task.tables, task.topology, seed=settings.seed)
+    sharded = shard_model(
+        model,
+        plan,
+        task.tables,
+        task.topology,
+        seed=settings.seed,
+        ids_per_sample=ids_per_sample(settings.dataset),
+    )
     optimizer = settings.optimizer.build(sharded)
     state = model_state(
         sharded, optimizer, plan, task.tables, embedding_optimizer=settings.optimizer.embedding

@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
 from torchrec.sparse.jagged_tensor import KeyedTensor
-
-from dlrm_sharded.model.torchrec_overhead import Region
 
 NUM_WARMUP = 3
 """Runs before the recording, in which libraries choose kernels and allocate what they keep."""
@@ -115,7 +114,7 @@ class DenseGraph(nn.Module):
         with torch.enable_grad():
             vectors = pooled.detach().requires_grad_()
             loss, logits = self._compute(features, KeyedTensor(keys, widths, vectors), labels)
-            with Region("## backward ##"):
+            with record_function("## backward ##"):
                 of_vectors, *gradients = torch.autograd.grad(loss, (vectors, *self._weights))
                 torch.cat([gradient.flatten() for gradient in gradients], out=self._sum)
                 if dist.is_initialized() and dist.get_world_size() > 1:

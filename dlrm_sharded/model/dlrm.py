@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 from torchrec.datasets.utils import Batch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -31,7 +32,6 @@ from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.model.dense_layers import DenseLayers, OverLayers
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
 from dlrm_sharded.model.torchrec_adapter import bag_configs, in_aligned_order
-from dlrm_sharded.model.torchrec_overhead import Region
 from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class Dlrm(nn.Module):
         """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
         pooled = self.sparse_arch(batch.sparse_features)
         dense = self.dense_graph if self.dense_graph and self.training else self._dense
-        with Region("dense_forward"):
+        with record_function("dense_forward"):
             loss, logits = dense(batch.dense_features, pooled, batch.labels)
         return loss, (loss.detach(), logits.detach(), batch.labels)
 

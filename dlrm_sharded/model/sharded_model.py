@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.fixed_lengths import FixedLengthSharder
 from dlrm_sharded.model.torchrec_adapter import sharding_env, table_name, to_torchrec
-from dlrm_sharded.model.torchrec_overhead import spare_overhead
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.precision import QUANTIZED_ROW, ExchangePrecision
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
@@ -41,15 +41,26 @@ FP16_LOSS_SCALE = 1024.0
 
 
 def shard_model(
-    model: Dlrm, plan: ShardingPlan, tables: Sequence[Table], topology: Topology, *, seed: int
+    model: Dlrm,
+    plan: ShardingPlan,
+    tables: Sequence[Table],
+    topology: Topology,
+    *,
+    seed: int,
+    ids_per_sample: Mapping[str, int] | None = None,
 ) -> DistributedModelParallel:
     """Shard the model by a plan, in TorchRec's DistributedModelParallel; a collective of all ranks.
 
     The seed alone decides the initial weights, so runs under different plans start from one model.
+
+    Args:
+        ids_per_sample: number of ids of each feature in every sample; None if it differs.
     """
-    spare_overhead()
     device = next(model.dense_arch.parameters()).device
     codecs = exchange_codecs(plan.exchange_precision)
+    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)
+    if ids_per_sample is not None:
+        sharder = FixedLengthSharder(ids_per_sample, qcomm_codecs_registry=codecs)
     is_alone = topology.world_size == 1
     module_plan = to_torchrec(plan, tables, topology)
     wrapped = DistributedModelParallel(
@@ -57,7 +68,7 @@ def shard_model(
         env=sharding_env(None if is_alone else new_group()),
         device=device,
         plan=TorchRecPlan({EMBEDDINGS: module_plan}),
-        sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)],
+        sharders=[sharder],
         init_data_parallel=not is_alone,
         data_parallel_wrapper=_DenseInOwnGroup(),
     )

@@ -55,6 +55,7 @@ CUT_OFF = re.compile(r"(?i)(closed|reset) by peer|broken pipe|connection refused
 COLLECTIVES = {
     *("torch.distributed.distributed_c10d", "torch.autograd", "torch.cuda", "torch.cuda.streams"),
     *("torchrec.distributed.comm_ops", "torchrec.distributed.dist_data"),
+    "dlrm_sharded.model.fixed_lengths",
 }
 """Modules whose functions wait for other ranks: the backward pass does for gradients, and a GPU for
 NCCL."""

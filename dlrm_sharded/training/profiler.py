@@ -15,11 +15,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.profiler import profile, schedule
+from torch.profiler import profile, record_function, schedule
 from torchrec.distributed.types import Awaitable
 
 from dlrm_sharded.model.sharded_model import sharded_embeddings
-from dlrm_sharded.model.torchrec_overhead import Region
 from dlrm_sharded.plans.plan_cost import BWD_COMM, BWD_COMPUTE, FWD_COMM, FWD_COMPUTE, INPUT_DIST
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.trainer_config import TrainerConfig
@@ -146,10 +145,10 @@ def name_stages(model: nn.Module, hooks: ExitStack) -> None:
 
 
 def _name_calls(module: nn.Module, name: str) -> Iterator[Any]:
-    calls: list[Region] = []
+    calls: list[record_function] = []
 
     def enter(module: nn.Module, inputs: Any) -> None:
-        calls.append(Region(name))
+        calls.append(record_function(name))
         calls[-1].__enter__()
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -181,7 +180,7 @@ class _NamedWait(Awaitable[Tensor]):
         self._looked_up = looked_up
 
     def _wait_impl(self) -> Tensor:
-        with Region(FWD_COMM):
+        with record_function(FWD_COMM):
             vectors = self._exchange.wait()
         _name_backward(vectors, BWD_COMM, until=self._looked_up)
         return vectors
@@ -203,7 +202,7 @@ def _name_backward(result: Tensor, name: str, *, until: Node | None = None) -> N
 
 
 def _region_hooks(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
-    region = Region(name)
+    region = record_function(name)
 
     def enter(*gradients: Any) -> None:
         region.__enter__()

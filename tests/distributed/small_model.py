@@ -1,6 +1,6 @@
 """A small model, its batches and plans of every kind, for jobs of a few ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -182,13 +182,14 @@ def make_sharded(
     half: Sequence[str] = (),
     compile_mode: str | None = None,
     dense_graph: bool = False,
+    ids_per_sample: Mapping[str, int] | None = None,
     **changes: Any,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model on the rank's device under a plan with these changes, and its optimizers."""
     plan = replace(make_plan(kind, rank.world_size, half), **changes)
     tables, options = tables_of(plan), {"compile_mode": compile_mode, "dense_graph": dense_graph}
     model = make_model(rank.device, tables, **options)
-    return shard(rank, model, plan, optimizers(embedding), tables)
+    return shard(rank, model, plan, optimizers(embedding), tables, ids_per_sample)
 
 
 def shard(
@@ -197,6 +198,7 @@ def shard(
     plan: ShardingPlan,
     config: OptimizerConfig,
     tables: Sequence[Table] = TABLES,
+    ids_per_sample: Mapping[str, int] | None = None,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """A model under a valid plan, and its optimizers."""
     topology = Topology(
@@ -207,7 +209,7 @@ def shard(
     )
     validate(plan, ShardingTask(tuple(tables), topology, LOCAL_BATCH_SIZE * rank.world_size))
     config.fuse_into(model)
-    sharded = shard_model(model, plan, tables, topology, seed=7)
+    sharded = shard_model(model, plan, tables, topology, seed=7, ids_per_sample=ids_per_sample)
     return sharded, config.build(sharded)
 
 

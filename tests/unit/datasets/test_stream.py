@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split, profiled_table, reuse_histogram
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 
 
@@ -137,3 +138,16 @@ def test_profile_is_of_the_ids():
     assert table.pooling_factor == 1.5
     assert table.reuse_histogram == reuse_histogram(ids)
     assert (table.name, table.num_embeddings, table.embedding_dim) == ("t", 10, 8)
+
+
+@pytest.mark.parametrize("bounds", ["warn", "ignore"])
+def test_a_sample_with_other_ids_than_its_dataset_says_ends_the_run(bounds):
+    """Ranks send as many ids as they know of, so other ranks would take ids of another feature."""
+
+    class WrongLengths(NumberedBatches):
+        ids_per_sample: ClassVar = {"t": 3}
+
+    stream = BatchStream(WrongLengths(), "train", bounds=bounds)
+    message = "of 1 samples has 0 ids of feature 't', and the dataset says that each sample has 3"
+    with pytest.raises(DataError, match=message):
+        next(stream)
