@@ -8,11 +8,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from dlrm_sharded.commands.hydra_app import check_overrides, command_line, instantiate
+from dlrm_sharded.commands.hydra_app import command_line, instantiate
 from dlrm_sharded.files.errors import ConfigError, check_choice, check_count
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.task import (
@@ -30,32 +28,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HERE = "here"
-KEYS_OF_DATA = ("topology", "batch_size", "task_out")
-"""Keys that say of data what a task.json says itself."""
-
 LINKS = ("intra_host_gb_per_s", "inter_host_gb_per_s")
-USED = {
-    "optimizer": ("embedding",),
-    "topology": (
-        *("world_size", "ranks_per_host", "compute_device", "memory_gib", "reserved_gib"),
-        *LINKS,
-    ),
-}
-"""Keys of groups that plans depend on; a training has others, too."""
+"""Keys of a topology that all commands use."""
 
 
 def asked_task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
     """Return the task of `cfg.task`, or that of `cfg.data` with the dataset.
 
     Raises:
-        ConfigError: a value cannot be used, or an override has no effect.
+        ConfigError: a value cannot be used.
         DataError: the data cannot be read.
     """
     if (cfg.task is None) == (cfg.get("data") is None):
         raise ConfigError(
             "name either task=task.json or data=, one of conf/data, and not both, to plan from"
         )
-    check_overrides(_unused(cfg), USED)
     if cfg.task is None:
         return _task_of_data(cfg)
     task = _task_of_file(cfg)
@@ -74,23 +61,6 @@ def unused_of_costs(cfg: DictConfig) -> dict[str, str]:
     return dict.fromkeys(("journal", "calibrate"), reason)
 
 
-def _unused(cfg: DictConfig) -> dict[str, str]:
-    """Return the keys that have no effect on a plan, and why."""
-    reasons = unused_of_costs(cfg)
-    if cfg.task is not None:
-        says = f"the task is that of {cfg.task}; change it there, or name data= in its place"
-        reasons |= dict.fromkeys(KEYS_OF_DATA, says)
-    if not _draws(cfg):
-        reasons["seed"] = "the sharder draws nothing"
-    return reasons
-
-
-def _draws(cfg: DictConfig) -> bool:
-    """Return whether the seed has an effect on a plan, or on that of another job of the sweep."""
-    drawing = OmegaConf.to_yaml(cfg.sharder), OmegaConf.to_yaml(cfg.get("data") or {})
-    return any("${seed}" in text for text in drawing) or HydraConfig.get().mode is RunMode.MULTIRUN
-
-
 def check_batch_size(batch_size: Any, num_ranks: int, *, key: str = "batch_size") -> None:
     """Refuse a global batch that the ranks cannot share equally."""
     check_count(key, batch_size, least=1, most=MAX_BATCH_SIZE)
@@ -103,21 +73,21 @@ def check_batch_size(batch_size: Any, num_ranks: int, *, key: str = "batch_size"
 def build_dataset(cfg: DictConfig) -> Dataset:
     """Build the dataset that `cfg.data` describes, with the global batch size of the run.
 
+    `data.bounds` is a key of the run, so no dataset can have an argument of this name.
+
     Raises:
         ConfigError: the dataset has another batch size than the run, whose plan, predicted cost
             and throughput would then be those of other batches.
     """
-    data = {key: cfg.data[key] for key in cfg.data if key != "bounds"}  # which is the run's
-    stated = {"data.batch_size": data.pop("batch_size", cfg.batch_size)}
+    data = {key: cfg.data[key] for key in cfg.data if key != "bounds"}
     dataset: Dataset = instantiate(data, batch_size=cfg.batch_size)
-    stated[f"the batch_size of {type(dataset).__name__}"] = getattr(dataset, "batch_size", None)
-    for name, found in stated.items():
-        if found != cfg.batch_size:
-            raise ConfigError(
-                f"{name} is {found}, but batch_size is {cfg.batch_size:,}: batches, plan and "
-                "throughput must be of one size; set batch_size alone, which the dataset is built "
-                "with"
-            )
+    found = {data.get("batch_size", cfg.batch_size), getattr(dataset, "batch_size", None)}
+    if others := found - {cfg.batch_size}:
+        raise ConfigError(
+            f"the batch size of data is {others.pop()}, but batch_size is {cfg.batch_size:,}: "
+            "batches, plan and throughput must be of one size; set batch_size alone, with which "
+            "the dataset is built"
+        )
     return dataset
 
 

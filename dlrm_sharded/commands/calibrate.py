@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -28,15 +27,14 @@ from dlrm_sharded.calibration.fit_collected import MIN_PLANS, fit_learned, fit_n
 from dlrm_sharded.calibration.plan_limits import CALIBRATION
 from dlrm_sharded.calibration.prediction_errors import errors_table
 from dlrm_sharded.calibration.sample_store import (
-    Conditions,
-    SampleStore,
     conditions_of,
     drawn_conditions,
     next_number,
     sample_store,
 )
-from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.commands.hydra_app import check_overrides, run_command
+from dlrm_sharded.calibration.samples import RUN, Sample
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.hydra_app import all_but, run_command
 from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_number
 from dlrm_sharded.files.json_files import check_path, folder_to_write
 from dlrm_sharded.hardware.artifact_kinds import RETUNE
@@ -64,25 +62,28 @@ LEARNED = "learned"
 
 def calibrate(cfg: DictConfig) -> None:
     """Measure this machine, unless costs are given, and fit a cost model."""
-    is_rank = "RANK" in os.environ
-    if not is_rank:  # what is wrong is reported once, before ranks start
+    with exit_codes(all_ranks_alike=True):
         _check(cfg)
     if cfg.costs is not None:
         _fit(cfg, *read_costs(Path(cfg.costs)))
         return
-    if not is_rank:
+    if "RANK" not in os.environ:
         sys.exit(_start_ranks(cfg.num_ranks or default_num_ranks()))
     with process_group(timeout_s=1800) as rank:
         context = context_of_job(rank, cfg.optimizer.embedding)
         with all_or_none():
-            _check(cfg)
             store = sample_store(context, cfg.journal)
             if store is None:
                 raise ConfigError(
                     "journal is none, and samples have no place; give auto or a folder"
                 )
-        note = _Note(store, drawn_conditions(context))
-        first = on_rank_zero(lambda: next_number(store.read(note.conditions).values()))
+        conditions = drawn_conditions(context)
+        first = on_rank_zero(lambda: next_number(store.read(conditions).values()))
+
+        def note(sample: Sample, disturbance: Disturbance) -> None:
+            if not store.append(conditions, sample, disturbance):
+                raise ConfigError(f"{store.path} cannot be written; give another journal")
+
         collect(
             rank,
             note,
@@ -94,14 +95,31 @@ def calibrate(cfg: DictConfig) -> None:
             seed=cfg.seed,
         )
     if rank.is_zero:
-        note.report()
-        conditions = conditions_of(context)
-        assert conditions is not None
-        _fit(cfg, list(store.read(conditions).values()), context)
+        samples = list(store.read(conditions_of(context)).values())
+        new = [sample for sample in samples if sample.kind != RUN and sample.number >= first]
+        log.info("%d plans were measured, and are in %s", len(new), store.path)
+        if num_disturbed := sum(is_disturbed(sample.noise) for sample in new):
+            log.warning(
+                "%d of them were measured while other processes had the core of a rank; they count "
+                "less: calibrate again when the machine is idle",
+                num_disturbed,
+            )
+        _fit(cfg, samples, context)
+
+
+def unused(cfg: DictConfig) -> dict[str, str]:
+    """Declare which keys have no effect on a calibration, and why."""
+    reasons = all_but(cfg, "optimizer", "embedding")
+    if cfg.costs is not None:
+        of_measuring = ("minutes", "num_ranks", "optimizer", "batch_sizes", "journal")
+        reasons |= dict.fromkeys(of_measuring, "costs are given, and nothing is measured")
+    if cfg.architecture == LEARNED:
+        reasons["num_steps"] = "architecture=neuroshard alone takes steps"
+    return reasons
 
 
 def main() -> None:
-    run_command(calibrate, "calibrate")
+    run_command(calibrate, "calibrate", unused=unused)
 
 
 def default_num_ranks() -> int:
@@ -117,8 +135,6 @@ def _check(cfg: DictConfig) -> None:
     check_count("num_steps", cfg.num_steps, least=1)
     if cfg.costs is not None:
         check_path("costs", cfg.costs)
-        of_measuring = ("minutes", "num_ranks", "optimizer", "batch_sizes", "journal")
-        check_overrides(dict.fromkeys(of_measuring, "costs are given, and nothing is measured"))
         return
     check_number("minutes", cfg.minutes, above=True)
     if cfg.num_ranks is not None:
@@ -132,37 +148,6 @@ def _start_ranks(num_ranks: int) -> int:
     """Run this module on ranks that torchrun starts from this process; return the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_a_rank(RUN_RANKS)))
     return launch(["--nproc-per-node", str(num_ranks), "-m", MODULE, *sys.argv[1:]])
-
-
-@dataclass
-class _Note:
-    """Appends samples to the store of the hardware, and counts them."""
-
-    store: SampleStore
-    conditions: Conditions
-    num_samples: int = 0
-    num_disturbed: int = 0
-
-    def __call__(self, sample: Sample, disturbance: Disturbance) -> None:
-        """Append a sample.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
-        if not self.store.append(self.conditions, sample, disturbance):
-            raise ConfigError(f"{self.store.path} cannot be written; give another journal")
-        self.num_samples += 1
-        self.num_disturbed += is_disturbed(disturbance.noise)
-
-    def report(self) -> None:
-        """Say how many samples were appended, and how many of them count little."""
-        log.info("%d plans were measured, and are in %s", self.num_samples, self.store.path)
-        if self.num_disturbed:
-            log.warning(
-                "%d of them were measured while other processes had the core of a rank; they count "
-                "less: calibrate again when the machine is idle",
-                self.num_disturbed,
-            )
 
 
 def _fit(cfg: DictConfig, samples: Sequence[Sample], context: RunContext) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.asked_task import unused_of_costs
-from dlrm_sharded.commands.hydra_app import check_overrides, run_command
+from dlrm_sharded.commands.hydra_app import run_command
 from dlrm_sharded.commands.sharders import (
     config_of_sharder,
     plain,
@@ -27,7 +27,7 @@ from dlrm_sharded.commands.sharders import (
     run_context,
 )
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
-from dlrm_sharded.commands.words import checked_names, split_list
+from dlrm_sharded.commands.words import checked_names, value_of
 from dlrm_sharded.contest.cases import Case, Setting, digest_of_prices, run_cases
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
@@ -52,8 +52,8 @@ log = logging.getLogger("dlrm_sharded.compare")
 
 def compare(cfg: DictConfig) -> None:
     """Plan all tasks by all sharders of a config, and write the comparison."""
-    named = split_list(cfg.sharders) if isinstance(cfg.sharders, str) else plain(cfg.sharders)
-    sharders = checked_names("sharders", named, example="sharders=[search]")
+    named = value_of(cfg.sharders) if isinstance(cfg.sharders, str) else plain(cfg.sharders)
+    sharders = checked_names("sharders", named, example="sharders=[search,'search;pin={a: [0]}']")
     setting = _setting(cfg, sharders)
     tasks = on_topologies(cfg, _tasks(cfg))
     if cfg.measured:
@@ -87,10 +87,7 @@ def compare(cfg: DictConfig) -> None:
 
 def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
     """Check the values of a config that say how the comparison is made and written."""
-    check_overrides(unused_of_costs(cfg))
     check_flag("measured", cfg.measured)
-    if not cfg.measured:
-        check_overrides(dict.fromkeys(("rounds", "iterations"), "measured=true measures plans"))
     check_count("seed", cfg.seed, least=0)
     check_number("tie", cfg.tie, most=1.0)
     check_number("limit_s", cfg.limit_s, above=True)
@@ -133,7 +130,6 @@ def _tasks(cfg: DictConfig) -> list[ComparedTask]:
             ComparedTask(f"task_{i:03d}", one.task, one.kind, cfg.hardware)
             for i, one in enumerate(found)
         ]
-    check_overrides({"num": "it is of a task_set, not of tasks="})
     files = task_files(str(cfg.tasks)).items()
     return [ComparedTask(name, read_task(path), "", cfg.hardware) for name, path in files]
 
@@ -191,9 +187,23 @@ def _prices_text(cases: Sequence[Case]) -> str:
     return "; ".join(dict.fromkeys(name if of is None else of.text for of, name in found))
 
 
+def unused(cfg: DictConfig) -> dict[str, str]:
+    """Declare which keys have no effect on a comparison, and why."""
+    reasons = unused_of_costs(cfg)
+    if not cfg.measured:
+        reasons |= dict.fromkeys(("rounds", "iterations"), "measured=true measures plans")
+    if cfg.task_set is None:
+        reasons["num"] = "it is of a task_set, not of tasks="
+    if cfg.topologies is None:
+        reasons["ranks"] = "topologies= has the hosts of the ranks; name some of them"
+    else:
+        reasons["hardware"] = "topologies name their GPUs"
+    return reasons
+
+
 def main() -> None:
     sys.argv[1:] = map(quoted_list, sys.argv[1:])
-    run_command(compare, CONFIG)
+    run_command(compare, CONFIG, unused=unused)
 
 
 if __name__ == "__main__":

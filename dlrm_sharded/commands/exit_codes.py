@@ -20,7 +20,6 @@ from hydra.core.hydra_config import HydraConfig
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
     EXIT_ERROR,
-    EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
     EXIT_USER_ERROR,
     ConfigError,
@@ -29,7 +28,7 @@ from dlrm_sharded.files.errors import (
 )
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.attempt import rank_number
-from dlrm_sharded.ranks.process import forget_frames, quiet_without_reader
+from dlrm_sharded.ranks.process import forget_frames, quiet_without_reader, set_handlers
 from dlrm_sharded.ranks.store_questions import end_despite_questions
 
 log = logging.getLogger(__name__)
@@ -43,14 +42,6 @@ MEETING_TIMEOUT_S = 30
 
 _runs_command = False
 """Says whether Hydra has called the command, whose errors are not Hydra's."""
-
-
-class StoppedError(KeyboardInterrupt):
-    """A signal asks the process to end; raised instead of the interrupt of Ctrl-C."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__()
-        self.signal = number
 
 
 class ReportedExit(SystemExit):
@@ -86,9 +77,10 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         with quiet_without_reader(), _raised_signals():
             yield
     except KeyboardInterrupt as error:
-        code, reason = EXIT_INTERRUPTED, "stopped by the user"
-        if isinstance(error, StoppedError):
-            code, reason = 128 + error.signal, f"stopped by {error.signal.name}"
+        number = _number(error)
+        code, reason = 128 + number, f"stopped by {number.name}"
+        if number == signal.SIGINT:
+            reason = "stopped by the user"
         end_despite_questions(code)
         if rank_number() == 0:
             print(reason, file=sys.stderr, flush=True)
@@ -96,27 +88,27 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         forget_frames(error)  # the group must be gone before the interpreter ends
         gc.collect()
         message = readable_message(error)
-        if message is None and not _runs_command:
-            message = str(error) if isinstance(error, ValueError) else None  # raised by Hydra
+        if message is None and not _runs_command and isinstance(error, ValueError):
+            message = str(error)  # raised by Hydra
         if message is None:
             end_despite_questions(EXIT_ERROR)
             raise
         code, reason = getattr(error, "exit_code", EXIT_USER_ERROR), message
         end_despite_questions(code)
-        is_agreed = isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
-        rank = rank_number()
-        on_every_rank = all_ranks_alike and not isinstance(error, OSError)
-        found_by = reporter = 0 if on_every_rank else rank
-        if isinstance(error.__cause__, RankError):
-            found_by, reporter = error.__cause__.failed_rank, error.__cause__.reporter
-        is_reported = rank == reporter
-        line = f"error on rank {found_by}: {message}" if found_by else f"error: {message}"
-        if is_reported:
-            _report(message if code == EXIT_PREEMPTED else line, is_error=code != EXIT_PREEMPTED)
+        rank, cause = rank_number(), error.__cause__
+        if not isinstance(cause, RankError):
+            failed_rank = 0 if all_ranks_alike and not isinstance(error, OSError) else rank
+            cause = RankError(error, failed_rank=failed_rank, reporter=failed_rank)
+        is_agreed, is_said = cause.on_all_ranks, rank == cause.reporter
+        if code != EXIT_PREEMPTED:
+            of_rank = f" on rank {cause.failed_rank}" if cause.failed_rank else ""
+            message = f"error{of_rank}: {message}"
+        if is_said:
+            _report(message, logging.INFO if code == EXIT_PREEMPTED else logging.ERROR)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            _write_error_file(message, error, code, line=line, is_said=is_reported)
+            _write_error_file(error, reason, exit_code=code, line=message, is_said=is_said)
             if code != EXIT_PREEMPTED and (all_ranks_alike or isinstance(error, EndedRankError)):
-                _end_together(message, is_reported=is_reported, is_first=all_ranks_alike)
+                _end_together(reason, is_reported=is_said, is_first=all_ranks_alike)
     else:
         end_despite_questions(0)
         return
@@ -132,41 +124,41 @@ def _raised_signals() -> Iterator[None]:
 
     Python ignores what is raised in a finalizer: a signal that came there is raised again.
     """
-    before, again = sys.unraisablehook, threading.Timer(0, int)
+    before, timers = sys.unraisablehook, list[threading.Timer]()
 
     def raise_again(ignored: sys.UnraisableHookArgs) -> None:
-        nonlocal again
-        error = ignored.exc_value
-        if not isinstance(error, KeyboardInterrupt):
+        if not isinstance(ignored.exc_value, KeyboardInterrupt):
             before(ignored)
             return
-        number = error.signal if isinstance(error, StoppedError) else signal.SIGINT
-        if number != signal.SIGINT:
+        number = _number(ignored.exc_value)
+        if number in STOP_SIGNALS:
             signal.signal(number, _stop)
-        if not again.is_alive():
-            again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
-            again.daemon = True
-            again.start()
+        timers.append(threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)))
+        timers[-1].start()
 
     sys.unraisablehook = raise_again
-    numbers: list[signal.Signals] = []
-    if "RANK" not in os.environ and threading.current_thread() is threading.main_thread():
-        numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, _stop)
+    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
+    if "RANK" not in os.environ:
+        set_handlers(dict.fromkeys(numbers, _stop))
     try:
         yield
     finally:
-        again.cancel()
+        for timer in timers:
+            timer.cancel()
         sys.unraisablehook = before
-        for number in numbers:
-            if signal.getsignal(number) is _stop:  # after a stop, the process ends undisturbed
-                signal.signal(number, signal.SIG_DFL)
+        # after a stop, the process ends undisturbed
+        set_handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is _stop})
 
 
 def _stop(number: int, frame: object) -> None:
     signal.signal(number, signal.SIG_IGN)  # schedulers send it twice
-    raise StoppedError(signal.Signals(number))
+    raise KeyboardInterrupt(signal.Signals(number))
+
+
+def _number(error: KeyboardInterrupt) -> signal.Signals:
+    """Return the signal that asks the process to end: of Ctrl-C, Python does not say which."""
+    number: signal.Signals = error.args[0] if error.args else signal.SIGINT
+    return number
 
 
 def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
@@ -185,31 +177,23 @@ def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
         wait_for_all_ranks(MEETING_TIMEOUT_S)
 
 
-def _write_error_file(
-    message: str, error: Exception, code: int, *, line: str, is_said: bool
-) -> None:
+def _write_error_file(error: Exception, message: str, **about: object) -> None:
     """Write the file from which torchrun and TorchX take the reason for the end of a rank.
 
     Args:
-        line: what is shown of the error, and `is_said` whether this rank has shown it.
+        about: what our launcher reads of it: the exit code, the `line` that is shown of the error,
+            and `is_said`, whether this rank has shown it.
     """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        about = {
-            "error_class": type(error).__name__,
-            "exit_code": code,
-            "line": line,
-            "is_said": is_said,
-            "timestamp": str(int(time.time())),
-        }
-        fields = {"message": {"message": message, "extraInfo": about}}
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        about |= {"error_class": type(error).__name__, "timestamp": str(int(time.time()))}
         with contextlib.suppress(OSError):
+            fields = {"message": {"message": message, "extraInfo": about}}
             replace_file(path, json.dumps(fields).encode())
 
 
-def _report(line: str, *, is_error: bool) -> None:
+def _report(line: str, level: int) -> None:
     """Log a line where Hydra has set up the log, which is on rank 0; else print it."""
     if rank_number() == 0 and HydraConfig.initialized():
-        log.log(logging.ERROR if is_error else logging.INFO, "%s", line)
+        log.log(level, "%s", line)
     else:
         print(line, file=sys.stderr, flush=True)

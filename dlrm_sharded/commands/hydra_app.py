@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,11 +45,22 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
         hydra_main()
 
 
-def run_command(command: Callable[[DictConfig], object], config_name: str) -> None:
-    """Run a command, which is a function of its config, with our exit codes."""
+def run_command(
+    command: Callable[[DictConfig], object],
+    config_name: str,
+    *,
+    unused: Callable[[DictConfig], Mapping[str, str]],
+) -> None:
+    """Run a command, which is a function of its config, with our exit codes.
+
+    Args:
+        unused: declares which keys have no effect under a config, see `check_overrides`.
+    """
 
     @functools.wraps(command)
     def hydra_main(cfg: DictConfig) -> object:
+        with exit_codes(all_ranks_alike=True):
+            check_overrides(unused(cfg))
         with exit_codes():
             return command(cfg)
 
@@ -72,16 +82,19 @@ def command_line() -> list[Any]:
     return OverridesParser.create().parse_overrides(texts)
 
 
-def check_overrides(
-    unused: Mapping[str, str], used: Mapping[str, Collection[str]] | None = None
-) -> None:
+def all_but(cfg: DictConfig, group: str, *used: str) -> dict[str, str]:
+    """Return the keys of a group that a command does not use, and the reason."""
+    reason = f"this command uses of {group} {', '.join(used)}"
+    return {f"{group}.{key}": reason for key in cfg.get(group) or {} if key not in used}
+
+
+def check_overrides(unused: Mapping[str, str]) -> None:
     """Refuse overrides that cannot have an effect, and lists where one option is used.
 
     An override that sets nothing (null, none or never) is not refused.
 
     Args:
         unused: why a key, with all keys below it, has no effect, and what would have one.
-        used: the keys that the command uses, of each group of which it does not use all.
 
     Raises:
         ConfigError: the command line has such an override.
@@ -90,17 +103,13 @@ def check_overrides(
     groups -= {"experiment"}  # experiments are made to be merged
     for override in command_line():
         name, value = override.key_or_group, override.value()
-        group, _, key = name.partition(".")
-        if not key and group in groups and isinstance(value, list):
+        if name in groups and isinstance(value, list):
             raise ConfigError(
-                f"{override.input_line} is a list, and one {group} is used; "
+                f"{override.input_line} is a list, and one {name} is used; "
                 "dlrm-train -m tries several, dlrm-compare several sharders"
             )
-        reasons = dict(unused)
-        if key and used and group in used and key not in used[group]:
-            reasons[name] = f"this command uses of {group} {', '.join(used[group])}"
-        for unused_key, reason in reasons.items():
-            if f"{name}.".startswith(f"{unused_key}.") and value not in (None, "none", "never"):
+        for key, reason in unused.items():
+            if f"{name}.".startswith(f"{key}.") and value not in (None, "none", "never"):
                 raise ConfigError(f"{override.input_line} has no effect: {reason}")
 
 
@@ -114,21 +123,16 @@ def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) 
     """
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]  # argparse would print on every rank
-    stdout = sys.stdout
-    is_quiet = rank not in (None, "0")
-    if is_quiet:
-        sys.stdout = io.StringIO()
     asked = parser.parse_args(arguments)  # prints the version itself
-    if not (asked.help or asked.hydra_help or asked.cfg or asked.info or asked.shell_completion):
-        sys.stdout = stdout
     if asked.multirun and rank is not None:
         raise ConfigError("under torchrun every rank would sweep; start -m without torchrun")
-    if not is_quiet:
+    if rank in (None, "0"):
         return arguments
-    # Argparse wants all overrides in one row, which may begin before, between or after flags.
-    num = len(asked.overrides)
-    end = next(i for i in range(num, 10**9) if arguments[i - num : i] == asked.overrides)
-    return [*arguments[:end], *quiet, *arguments[end:]]
+    if asked.help or asked.hydra_help or asked.cfg or asked.info or asked.shell_completion:
+        sys.exit(0)  # rank 0 prints it
+    # argparse wants all overrides in one row
+    flags = [word for word in arguments if word not in asked.overrides]
+    return [*flags, *asked.overrides, *quiet]
 
 
 def _refuse(message: str) -> NoReturn:

@@ -15,7 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from dlrm_sharded.commands.removed import why_key_of_search, why_removed
+from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.yamls import options_of
 from dlrm_sharded.files.errors import RankError, UserError
 from dlrm_sharded.ranks.version_sets import missing_text
@@ -37,9 +37,15 @@ UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 
 
 def readable_message(error: BaseException) -> str | None:
-    """Return the message for the user, or None for an error that only a programmer can fix."""
+    """Return the message for the user, or None for an error that only a programmer can fix.
+
+    What is very long, such as a value of thousands, loses its middle.
+    """
     message = _message(error)
-    return None if message is None else _shortened(message)
+    if message is not None and (num_left_out := len(message) - MAX_MESSAGE) > 0:
+        half = MAX_MESSAGE // 2
+        message = f"{message[:half]} ... ({num_left_out:,} characters) ... {message[-half:]}"
+    return message
 
 
 def _message(error: BaseException) -> str | None:
@@ -56,19 +62,16 @@ def _message(error: BaseException) -> str | None:
         return f"{error.strerror}: a file cannot be written; free space, or write to another disk"
     if (reason := _lack_of_memory(error) or missing_text(error)) is not None:
         return reason
-    if isinstance(error, InstantiationException):
-        if isinstance(cause, UserError):
-            return str(cause)
-        if cause is not None and (reason := _lack_of_memory(cause)) is not None:
+    if isinstance(error, InstantiationException) and cause is not None:
+        reason = _message(cause)
+        if reason is not None or not isinstance(cause, TypeError | ImportError | ValueError):
             return reason
-        if not isinstance(cause, TypeError | ImportError | ValueError | None):
-            return None
     if isinstance(error, MissingMandatoryValue) and error.full_key:
         return f"{error.full_key} is not set"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(Path(error.missing_cfg_file), error.options)
     found = UNKNOWN_KEY.match(str(error))
-    if found and (reason := why_removed(found[1]) or why_key_of_search(found[1])):
+    if found and (reason := why_removed(found[1])):
         return reason
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
@@ -90,15 +93,6 @@ def _lack_of_memory(error: BaseException) -> str | None:
         "layers of the model, data.source.block_rows, or what topology gives to tables; or use "
         "more memory or ranks"
     )
-
-
-def _shortened(message: str) -> str:
-    """Return the message without the middle of what is very long, such as a value of thousands."""
-    if len(message) <= MAX_MESSAGE:
-        return message
-    half = MAX_MESSAGE // 2
-    left_out = len(message) - 2 * half
-    return f"{message[:half]} ... ({left_out:,} characters) ... {message[-half:]}"
 
 
 def _unknown_option(named: Path, options: Sequence[str] | None) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dlrm_sharded.commands.asked_task import HERE, asked_task
-from dlrm_sharded.commands.hydra_app import run_command
+from dlrm_sharded.commands.asked_task import HERE, LINKS, asked_task, unused_of_costs
+from dlrm_sharded.commands.hydra_app import all_but, run_command
 from dlrm_sharded.commands.sharders import planner_factory, run_context, start_budget
+from dlrm_sharded.cost import gpu_prior
 from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.cost.price_file import prices_beside, write_prices
 from dlrm_sharded.explain.diagnosis import diagnose
@@ -38,11 +39,18 @@ from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
 
+KEYS_OF_RANKS = (
+    *("world_size", "ranks_per_host", "compute_device", "memory_gib", "reserved_gib"),
+    *LINKS,
+)
+"""Keys of a topology that a plan depends on; a training has others, too."""
+
 log = logging.getLogger("dlrm_sharded.plans.plan")
 
 
 def plan(cfg: DictConfig) -> None:
     """Plan the task or the data of a config, and write the plan."""
+    logging.getLogger(gpu_prior.__name__).setLevel(logging.ERROR)  # the last line says the same
     out, task_out = _files(cfg)
     check_flag("explain", cfg.explain)
     again = None if cfg.again is None else make_again(cfg, Path(cfg.again))
@@ -160,8 +168,24 @@ def _likeness(plan: ShardingPlan, report: PlanReport, before: dict[str, Any], pa
     return f"{same} that of {path}: {differs or 'the search had another time, or the task differs'}"
 
 
+def unused(cfg: DictConfig) -> dict[str, str]:
+    """Declare which keys have no effect on the plan of a config, and why."""
+    reasons = unused_of_costs(cfg) | all_but(cfg, "optimizer", "embedding")
+    reasons |= all_but(cfg, "topology", *KEYS_OF_RANKS)
+    if cfg.task is not None:
+        of_file = f"the task is that of {cfg.task}; change it there, or name data= in its place"
+        reasons |= dict.fromkeys(("topology", "batch_size", "task_out"), of_file)
+    if cfg.again is not None:
+        reasons["sharder"] = f"the plan of {cfg.again} is made again by its own sharder"
+    drawing = [cfg.sharder if cfg.again is None else {}, cfg.get("data") or {}]
+    draws = any("${seed}" in OmegaConf.to_yaml(node) for node in drawing)
+    if not draws and HydraConfig.get().mode is not RunMode.MULTIRUN:  # of which others may draw
+        reasons["seed"] = "the sharder draws nothing"
+    return reasons
+
+
 def main() -> None:
-    run_command(plan, "plan")
+    run_command(plan, "plan", unused=unused)
 
 
 if __name__ == "__main__":

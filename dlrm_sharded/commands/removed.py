@@ -37,20 +37,18 @@ REMOVED: dict[str, str] = {
 def why_removed(name: str) -> str | None:
     """Return the message for a key or option of an earlier release; None for any other name.
 
+    So are keys of `sharder=search` for another sharder.
+
     Args:
-        name: a dotted key, such as `sharder.objective`, or an option, such as `sharder=hugectr`.
+        name: a dotted key, such as `sharder.objective`, or an option, such as `sharder=hugectr`,
+            that the config does not have.
     """
     for removed, instead in REMOVED.items():
         prefix = f"{removed.rstrip('.')}."
         if name == removed or ("." in removed and name.startswith(prefix)):
-            return f"{name} is not there since 0.3: {instead}"
-    return None
-
-
-def why_key_of_search(name: str) -> str | None:
-    """Return the message for a key of `sharder=search` that another sharder is given."""
+            return f"{name} was removed in 0.3: {instead}"
     group, _, key = name.partition(".")
     key = key.partition(".")[0]
-    if group != "sharder" or key.startswith("_") or key not in option_node("sharder", "search"):
-        return None
-    return f"{name} is a key of sharder=search, which 0.2 called neuroshard; use sharder=search"
+    if group == "sharder" and key[:1] != "_" and key in option_node("sharder", "search"):
+        return f"{name} is a key of sharder=search, which 0.2 called neuroshard; use sharder=search"
+    return None

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dlrm_sharded.calibration.hardware_costs import budget_in_s
 from dlrm_sharded.commands.asked_task import HERE
 from dlrm_sharded.commands.hydra_app import command_line, instantiate
-from dlrm_sharded.commands.removed import why_key_of_search, why_removed
+from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.yamls import option_node, options_of
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.explain.profile_value import value_profiles
@@ -97,9 +97,7 @@ def make_planner(
     if unknown := sorted(options.keys() - {str(key) for key in node}):
         known = ", ".join(sorted(str(key) for key in node if not str(key).startswith("_")))
         key, message = f"{KEY}.{unknown[0]}", f"sharder {name} has no option {unknown[0]!r}"
-        raise ConfigError(
-            why_removed(key) or why_key_of_search(key) or f"{message}; known: {known}"
-        )
+        raise ConfigError(why_removed(key) or f"{message}; known: {known}")
     root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
     factory = dataclasses.replace(planner_factory(root, diagnose=diagnose), cost_model=cost_model)
     return factory.planner(run or RunContext())
@@ -184,11 +182,8 @@ def context_here(topology: Topology, optimizer: str | None) -> RunContext:
 
     from dlrm_sharded.hardware.detect import local_context
 
-    stated = os.environ.get("OMP_NUM_THREADS")
-    threads = (
-        threads_of_a_rank(topology.ranks_per_host) if stated is None else int(stated.split(",")[0])
-    )
-    torch.set_num_threads(threads)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads_of_a_rank(topology.ranks_per_host))
     return local_context(torch.device(device), optimizer, topology.ranks_per_host)
 
 

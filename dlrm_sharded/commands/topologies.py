@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.asked_task import check_batch_size
-from dlrm_sharded.commands.hydra_app import check_overrides, instantiate
+from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.sharders import plain
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.files.errors import ConfigError, check_count
@@ -51,11 +50,10 @@ def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[Compar
         ConfigError: a topology names no GPU, or ranks do not fill its hosts or share the batch.
     """
     if cfg.topologies is None:
-        check_overrides({"ranks": "topologies= has the hosts of the ranks; name some of them"})
         return list(tasks)
-    check_overrides({"hardware": "topologies name their GPUs"})
-    names = checked_names("topologies", _as_list(cfg.topologies), example="[h100_80gb]")
-    sizes = [] if cfg.ranks is None else _as_list(cfg.ranks)
+    names = checked_names("topologies", plain(cfg.topologies), example="[h100_80gb]")
+    given = [] if cfg.ranks is None else plain(cfg.ranks)
+    sizes = given if isinstance(given, list) else [given]
     for size in sizes:
         check_count("ranks", size, least=1, most=MAX_RANKS)
     if len(set(sizes)) < len(sizes):
@@ -102,8 +100,3 @@ def _on(one: ComparedTask, name: str, settings: TopologySettings, num_ranks: int
         settings.hardware,
         name,
     )
-
-
-def _as_list(value: Any) -> list[Any]:
-    """Return a list of a config, or a single value as one."""
-    return value if isinstance(value := plain(value), list) else [value]

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_sharded.commands.asked_task import LINKS, build_dataset, check_batch_size
-from dlrm_sharded.commands.hydra_app import check_overrides, instantiate
+from dlrm_sharded.commands.hydra_app import all_but, check_overrides, instantiate
 from dlrm_sharded.commands.own_folder import hydra_files
 from dlrm_sharded.commands.sharders import asked_precision, planner_factory, start_budget
 from dlrm_sharded.datasets.base import Dataset
@@ -78,7 +78,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         if cfg.get(group) is None:
             raise ConfigError(f"{group} is null; name one of conf/{group}")
     memory = "memory_fraction" if cfg.topology.memory_gib is None else "memory_gib"
-    check_overrides({}, {"topology": ("_target_", memory, "reserved_gib", *LINKS)})
+    check_overrides(all_but(cfg, "topology", "_target_", memory, "reserved_gib", *LINKS))
     check_batch_size(cfg.batch_size, rank.world_size)
     check_count("seed", cfg.seed, least=0)
     check_count("round_steps", cfg.round_steps, least=1)

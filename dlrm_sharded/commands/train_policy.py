@@ -22,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
-from dlrm_sharded.commands.hydra_app import check_overrides, instantiate, run_command
+from dlrm_sharded.commands.hydra_app import all_but, instantiate, run_command
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_path
@@ -129,8 +129,16 @@ def _most_probable(training: PolicyTraining) -> PolicySharder:
     return PolicySharder(LearnedPolicy(net), name=net.kind, num_samples=0)
 
 
+def unused(cfg: DictConfig) -> dict[str, str]:
+    """Declare which keys have no effect on a training, and why."""
+    reasons = all_but(cfg, "optimizer", "embedding")
+    if cfg.costs != "measured":
+        reasons["measure"] = "costs=predicted measures nothing; costs=measured does"
+    return reasons
+
+
 def main() -> None:
-    run_command(train_policy, "train_policy")
+    run_command(train_policy, "train_policy", unused=unused)
 
 
 def initialize(net: PlacementNet, init_from: str | None, context: RunContext) -> None:
@@ -169,8 +177,6 @@ def _mean_cost(pool: TaskPool, model: CostModel, num_tasks: int) -> Callable[[Sh
 
 def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str) -> CostModel:
     check_choice("costs", cfg.costs, COSTS)
-    if cfg.costs != "measured":
-        check_overrides({"measure": "costs=predicted measures nothing; costs=measured does"})
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
     optimizer = cfg.optimizer.embedding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Collection
 from typing import Any
@@ -33,7 +34,7 @@ def read_words(
         if key in values:
             raise ConfigError(f"{key} is there twice, as in {word}; write it once")
         if sign and key in keys:
-            values[key] = _value(text)
+            values[key] = value_of(text)
         elif names is None or word.startswith("-") or (sign and key.isidentifier()):
             known = ", ".join(f"{key}=" for key in keys) or "none"
             raise ConfigError(f"{word} has no effect here; keys: {known}")
@@ -44,36 +45,20 @@ def read_words(
     return words, {key: value for key, value in values.items() if value is not None}
 
 
-def split_list(text: str) -> list[str]:
-    """Return the parts of `a,b` or `[a,b]`; commas within brackets do not separate."""
-    text = text.strip()
-    if text.startswith("[") and text.endswith("]"):
-        text = text[1:-1]
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    stripped = (part.strip().strip("'\"") for part in parts)
-    return [part for part in stripped if part]
-
-
-def checked_names(key: str, names: object, *, example: str) -> list[str]:
-    """Return a list of different names; ConfigError if it is none, or has one twice."""
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-        raise ConfigError(f"{key} is {names!r}, must be a name or a list of names: {example}")
+def checked_names(key: str, given: object, *, example: str) -> list[str]:
+    """Return the different names of a list, or one name as a list; ConfigError for others."""
+    names: list[Any] = given if isinstance(given, list) else [given]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{key} is {given!r}, must be a name or a list of names: {example}")
     if len(set(names)) < len(names):
         raise ConfigError(f"{key} names {max(names, key=names.count)!r} twice; name each once")
     return names
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """Read a number, a list in brackets or null; anything else is a text."""
-    try:
+    with contextlib.suppress(yaml.YAMLError):  # such as of a glob, *.gz
         found = yaml.safe_load(text)
-    except yaml.YAMLError:  # such as a glob, *.gz
-        return text
-    is_text = not isinstance(found, int | float | None) and not text.startswith("[")
-    return text if is_text else found
+        if isinstance(found, int | float | None) or text.startswith("["):
+            return found
+    return text

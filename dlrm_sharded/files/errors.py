@@ -28,7 +28,8 @@ from os import PathLike
 
 EXIT_ERROR, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_PREEMPTED = 1, 2, 130, 0
 """Exit codes of commands after a bug, after an error that the user can fix, after Ctrl-C, and after
-a signal that stopped a training."""
+a signal that stopped a training. `commands.exit_codes` ends a process with the code of its error;
+a launcher ends with 2 if the first rank that failed did, and else with 1."""
 
 AGAINST_DIVERGENCE = "lower optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
 """The end of a DivergenceError's message says what a user can do about it."""

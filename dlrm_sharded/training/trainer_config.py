@@ -66,12 +66,12 @@ class TrainerConfig:
         check_flag("trainer.trace", self.trace)
         if self.pipeline == "prefetch":
             raise ConfigError(
-                "trainer.pipeline=prefetch is not there since 0.3, as no table is in host memory; "
+                "trainer.pipeline=prefetch was removed in 0.3, as no table is in host memory; "
                 "use sparse_dist"
             )
         if self.pipeline == "auto":
             raise ConfigError(
-                "trainer.pipeline=auto is not there since 0.3; leave it out, or set it to null for "
+                "trainer.pipeline=auto was removed in 0.3; leave it out, or set it to null for "
                 "the default of the device"
             )
         if self.pipeline is not None and self.pipeline not in PIPELINES:

@@ -96,6 +96,7 @@ def test_the_last_lines_say_whose_prices_a_plan_has(task_json):
     for said in ("prior, within about 100 %", "no GPU is named", "h100_sxm", "device to cpu"):
         assert said in prices
     assert prices.count("\n") <= 1, "nothing comes after it"
+    assert done.output.count("no GPU is named") == 1
     written = written_plan(task_json)
     assert written["lower_bound_ms"] > 0
     assert written["caveat"] is None

@@ -94,7 +94,9 @@ def test_the_batch_size_is_no_key_of_the_data():
 @pytest.mark.parametrize("batch_size", [16, 8192, "large"])
 def test_a_second_batch_size_is_refused(batch_size):
     cfg = composed_config("train", f"batch_size={BATCH_SIZE}", f"+data.batch_size={batch_size}")
-    with pytest.raises(ConfigError, match=rf"^data\.batch_size is {batch_size}, but .* is 96"):
+    with pytest.raises(
+        ConfigError, match=rf"^the batch size of data is {batch_size}, but .* is 96"
+    ):
         build_dataset(cfg)
 
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from dlrm_sharded.commands import plan
 from dlrm_sharded.commands.asked_task import asked_task
+from dlrm_sharded.commands.hydra_app import check_overrides
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
@@ -26,6 +28,7 @@ def in_a_folder_with_a_task(composed: Compose) -> None:
 def check(config: str, cfg: DictConfig) -> None:
     """Read the config as its command does."""
     if config == "plan":
+        check_overrides(plan.unused(cfg))
         asked_task(cfg)
     else:
         job_settings(cfg, Rank(0, 1, 0, 1, torch.device("cpu")))
@@ -47,6 +50,7 @@ def check(config: str, cfg: DictConfig) -> None:
         ("train", DATA, "topology=h100_80gb topology.gpus_per_host=4"),
         ("plan", FILE, "journal=/nonexist"),
         ("plan", FILE, "sharder=torchrec seed=3"),
+        ("plan", FILE, "again=plan.json sharder=dim"),
         ("plan", FILE, "hardware=here cost_model=none journal=/nonexist"),
         ("plan", DATA, "hardware=h100_sxm journal=x"),
         ("plan", DATA, "topology.memory_gib=9 topology.memory_fraction=0.5"),
@@ -81,7 +85,7 @@ def test_an_override_with_an_effect(composed, config, overrides):
 @pytest.mark.parametrize("override", ["sharder=[random,dim]", "optimizer=[sgd,adam]"])
 def test_one_option_of_a_group_is_used(composed, override):
     with pytest.raises(ConfigError, match="is a list, and one"):
-        asked_task(composed("plan", FILE, override))
+        check("plan", composed("plan", FILE, override))
 
 
 def test_a_batch_that_ranks_cannot_share(composed):

@@ -18,14 +18,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_sharded.commands import exit_codes as exit_codes_module
-from dlrm_sharded.commands.exit_codes import (
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.messages import readable_message
+from dlrm_sharded.files.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_USER_ERROR,
-    exit_codes,
-)
-from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.files.errors import (
     ConfigError,
     DataError,
     DivergenceError,

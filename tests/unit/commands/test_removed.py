@@ -30,7 +30,7 @@ def refusals(override: str) -> Iterator[str]:
 def test_each_row_is_refused_by_the_commands(name: str) -> None:
     given = f"{name}key" if name.endswith(".") else name
     said = refusals(given if "=" in given else f"{given}=unused")
-    expected = f"{given} is not there since 0.3: {REMOVED[name]}"
+    expected = f"{given} was removed in 0.3: {REMOVED[name]}"
     assert expected in said
     assert "\n" not in expected
 
@@ -38,8 +38,8 @@ def test_each_row_is_refused_by_the_commands(name: str) -> None:
 def test_keys_below_a_removed_one_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(removed.REMOVED, "trainer.gone", "use trainer.kept")
     for key in ("trainer.gone", "trainer.gone.deep"):
-        assert f"{key} is not there since 0.3: use trainer.kept" in refusals(f"{key}=1")
-    assert not any("since 0.3" in message for message in refusals("trainer.gone_not=1"))
+        assert f"{key} was removed in 0.3: use trainer.kept" in refusals(f"{key}=1")
+    assert not any("removed in 0.3" in message for message in refusals("trainer.gone_not=1"))
 
 
 @pytest.mark.parametrize("key", ["time_budget_s", "warm_start", "pin", "patience"])
@@ -55,7 +55,7 @@ def test_keys_of_our_search_name_it_where_the_published_one_is_chosen(key: str) 
 def test_a_sharder_by_name_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(removed.REMOVED, "sharder=gone", "use sharder=dim")
     monkeypatch.setitem(removed.REMOVED, "sharder.lost", "leave it out")
-    with pytest.raises(ConfigError, match=r"^sharder=gone is not there since 0\.3: use"):
+    with pytest.raises(ConfigError, match=r"^sharder=gone was removed in 0\.3: use"):
         make_sharder("gone")
-    with pytest.raises(ConfigError, match=r"^sharder\.lost is not there since 0\.3: leave"):
+    with pytest.raises(ConfigError, match=r"^sharder\.lost was removed in 0\.3: leave"):
         make_sharder("dim", lost=1)
