@@ -80,7 +80,7 @@ def collect(
     Returns:
         The other work that was seen beside the measurements; None if there was little.
     """
-    started_s, watch = time.perf_counter(), SurroundingsWatch()
+    started_s, watch = time.perf_counter(), SurroundingsWatch(rank.device)
     limits = plan_limits(rank, optimizer, sizes)
     computing, exchanging = group_sizes(rank)
     measurer = _Measurer(rank, optimizer, computing, limits.table_bytes)
@@ -216,4 +216,4 @@ def _other_work(rank: Rank, found: Surroundings) -> str | None:
     if has_core_for_each(rank) and found.core_wait > MAX_CORE_WAIT:
         wait = 100 * found.core_wait
         return f"other processes had the core of a rank for {wait:.0f} % of the time"
-    return None
+    return found.slowed_gpu

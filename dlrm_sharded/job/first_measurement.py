@@ -156,8 +156,8 @@ def _with_samples(
     """
     if other_work is not None:
         log.warning(
-            "other work ran during the measurement: %s; it counts for this job alone, and the next "
-            "one measures again",
+            "the measurement was disturbed: %s; it counts for this job alone, and the next one "
+            "measures again",
             other_work,
         )
     elif store is None:

@@ -38,7 +38,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask, read_task
 from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.distributed import Rank, has_core_for_each
-from dlrm_sharded.ranks.surroundings import SurroundingsWatch
+from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.runs.rounds import Round, rounds_file
 from dlrm_sharded.runs.terminal import prediction_text
 
@@ -46,18 +46,32 @@ log = logging.getLogger(__name__)
 
 
 def measure(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
-    """Measure the embedding cost of the plan and note it in the journal; a collective."""
+    """Measure the embedding cost of the plan and note it in the journal; a collective.
+
+    It is measured again, once, if a GPU was throttled or changed its clocks.
+    """
     rank = prepared.rank
-    watch = SurroundingsWatch()
-    measured = _measure_embeddings(prepared.settings, rank, planned.task, built)
-    core_wait = watch.conclude().core_wait if has_core_for_each(rank) else 0.0
+
+    def measured_once() -> tuple[MeasuredCost, Surroundings]:
+        watch = SurroundingsWatch(rank.device)
+        measured = _measure_embeddings(prepared.settings, rank, planned.task, built)
+        found = watch.conclude()
+        return dataclasses.replace(measured, gpus=found.gpus), found
+
+    measured, found = measured_once()
+    if found.slowed_gpu is not None:
+        if rank.is_zero:
+            log.warning("the embedding cost is measured again: %s", found.slowed_gpu)
+        measured, found = measured_once()
+    core_wait = found.core_wait if has_core_for_each(rank) else 0.0
     if rank.is_zero:
         _log_measured(measured, planned.report)
         model = prepared.planner.cost_model if prepared.planner else None
         task = with_assumed_profiles(model, planned.task)
         sample = sample_of_run(planned.plan, task, measured.cost)
         other_work = Disturbance(core_wait, measured.change)
-        note_run(prepared.journal, prepared.context, sample, other_work)
+        journal = prepared.journal if found.slowed_gpu is None else None
+        note_run(journal, prepared.context, sample, other_work)
     return measured
 
 

@@ -29,6 +29,7 @@ from dlrm_sharded.plans.plan_cost import (
     INPUT_DIST,
     PlanCost,
 )
+from dlrm_sharded.ranks.gpus import GpuStates
 
 LEAST_MS = 1e-6
 """Time that stands for zero in a ratio."""
@@ -72,6 +73,7 @@ class MeasuredCost:
         exposed: stages whose times contain host time on a GPU all the same.
         change: factor between the computation of the first and of the second half of the
             iterations on the median rank, at least 1.
+        gpus: see `Surroundings`.
     """
 
     cost: PlanCost
@@ -80,6 +82,7 @@ class MeasuredCost:
     launch_ms: Mapping[str, float] = field(default_factory=dict)
     exposed: tuple[str, ...] = ()
     change: float = 1.0
+    gpus: tuple[GpuStates, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ needs nothing but Python. The script prints one name for each GPU.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 DEVICE_VARIABLE = "DLRM_SHARDED_DEVICE"
@@ -18,7 +20,83 @@ DEVICE_VARIABLE = "DLRM_SHARDED_DEVICE"
 
 DEVICE_FILES = Path("/dev")
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-NVIDIA_SMI_TIMEOUT_S = 60
+PCI_DEVICES, NUMA_NODES = Path("/sys/bus/pci/devices"), Path("/sys/devices/system/node")
+TIMEOUT_S = 60
+
+IDLE = 0x1
+SLOWDOWNS = 0x08 | 0x20 | 0x40 | 0x80
+"""Bits of NVML's reasons for a clock: slowdowns by the hardware, for heat, and by the power supply.
+A power limit (0x4) is usual under load, and counts when it changes a clock."""
+
+STEADY_CLOCKS = 1.05
+"""Largest factor between two clocks that count as the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """The clocks of a GPU in MHz, and NVML's bits of what holds them where they are."""
+
+    sm_mhz: int
+    memory_mhz: int
+    reasons: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStates:
+    """The states of a GPU before and after a measurement."""
+
+    before: GpuState
+    after: GpuState
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the GPU was throttled, or its clocks changed. Those of an idle one say little."""
+        reasons = self.before.reasons | self.after.reasons
+        pairs = (
+            (self.before.sm_mhz, self.after.sm_mhz),
+            (self.before.memory_mhz, self.after.memory_mhz),
+        )
+        is_steady = all(max(clocks) <= STEADY_CLOCKS * min(clocks) for clocks in pairs)
+        return bool(reasons & SLOWDOWNS) or not (reasons & IDLE or is_steady)
+
+
+def gpu_state(uuid: str) -> GpuState | None:
+    """Return the state of a GPU; None if nvidia-smi does not know it, as of a part of one."""
+    query = "--query-gpu=clocks.sm,clocks.mem,clocks_event_reasons.active"
+    line = nvidia_smi(query, "--format=csv,noheader,nounits", "-i", uuid)
+    found = re.fullmatch(r"\s*(\d+), (\d+), 0x([0-9a-fA-F]+)\s*", line)
+    return None if found is None else GpuState(int(found[1]), int(found[2]), int(found[3], 16))
+
+
+def cores_near_gpus(gpus: Sequence[str]) -> int:
+    """Return how many cores of this process each GPU can have on its own NUMA node.
+
+    It is 0 where ranks cannot be bound to them: there is one node only, the node of a GPU is not
+    known, or numactl, by which torch binds them, is missing or does not work in this container.
+
+    Args:
+        gpus: names in CUDA_VISIBLE_DEVICES.
+    """
+    mine = os.sched_getaffinity(0)
+    query = ("--query-gpu=pci.bus_id", "--format=csv,noheader", "-i", ",".join(gpus))
+    nodes = [_numa_node(bus_id) for bus_id in nvidia_smi(*query).split()]
+    num_nodes = len(list(NUMA_NODES.glob("node[0-9]*")))
+    if num_nodes < 2 or len(nodes) != len(gpus) or min(nodes) < 0:
+        return 0
+    if not _output("numactl", f"--physcpubind={min(mine)}", "echo", "works"):
+        return 0
+
+    def num_cores(node: int) -> int:
+        folders = (NUMA_NODES / f"node{node}").glob("cpu[0-9]*")
+        return len(mine & {int(folder.name[3:]) for folder in folders})
+
+    return min(num_cores(node) // count for node, count in collections.Counter(nodes).items())
+
+
+def _numa_node(bus_id: str) -> int:
+    """Return the NUMA node of a PCI device, or -1 if it is not known."""
+    file = PCI_DEVICES / bus_id.lower()[-12:] / "numa_node"  # of domains that have eight digits
+    return int(file.read_text()) if file.exists() else -1
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -62,10 +140,13 @@ def _num_gpus() -> int:
 
 def nvidia_smi(*options: str) -> str:
     """Return what nvidia-smi prints, or nothing if it is missing, fails or hangs."""
-    command = ["nvidia-smi", *options]
+    return _output("nvidia-smi", *options)
+
+
+def _output(*command: str) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_TIMEOUT_S
+            command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
+
+from dlrm_sharded.ranks.gpus import GpuState, GpuStates, gpu_state
+
+BUSY_CYCLES = 10**9
+"""Half a second of a GPU, within which nvidia-smi answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +27,33 @@ class Surroundings:
         began_s: the beginning, in seconds since 1970.
         core_wait: largest share of the time in which a rank could have run, and others had the
             cores; 0 where the kernel does not tell.
+        gpus: states of each rank's GPU, in rank order; none on CPUs, and none where nvidia-smi
+            does not know one of them.
     """
 
     hosts: Mapping[str, float]
     began_s: float
     core_wait: float
+    gpus: tuple[GpuStates, ...] = ()
+
+    @property
+    def slowed_gpu(self) -> str | None:
+        """Say which GPU was throttled or changed its clocks; None if none did."""
+        for rank, gpu in enumerate(self.gpus):
+            if gpu.is_disturbed:
+                return (
+                    f"the GPU of rank {rank} had {gpu.before.sm_mhz} MHz before and "
+                    f"{gpu.after.sm_mhz} MHz after (reasons {gpu.before.reasons:#x} and "
+                    f"{gpu.after.reasons:#x}; nvidia-smi -q -d PERFORMANCE explains them)"
+                )
+        return None
 
 
 class SurroundingsWatch:
     """Watches the surroundings of this rank from its making on."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._gpu = device, _state_of(device)
         self._load = round(os.getloadavg()[0], 2)
         self._began_s = time.time()
         self._started_s, self._waited_s = time.perf_counter(), core_wait_s()
@@ -39,13 +61,26 @@ class SurroundingsWatch:
     def conclude(self) -> Surroundings:
         """Return the surroundings of all ranks; a collective of them."""
         share = (core_wait_s() - self._waited_s) / (time.perf_counter() - self._started_s)
-        found: list[tuple[str, float, float]] = [("", 0.0, 0.0)] * dist.get_world_size()
-        dist.all_gather_object(found, (socket.gethostname(), self._load, share))
+        gpu = _state_of(self._device)
+        states = GpuStates(self._gpu, gpu) if self._gpu and gpu else None
+        found: list[tuple[str, float, float, GpuStates | None]] = [("", 0.0, 0.0, None)]
+        found *= dist.get_world_size()
+        dist.all_gather_object(found, (socket.gethostname(), self._load, share, states))
+        of_rank = [states for *_, states in found if states is not None]
         return Surroundings(
-            hosts={host: load for host, load, _ in found},
+            hosts={host: load for host, load, _, _ in found},
             began_s=self._began_s,
-            core_wait=max(share for _, _, share in found),
+            core_wait=max(share for _, _, share, _ in found),
+            gpus=tuple(of_rank) if len(of_rank) == len(found) else (),
         )
+
+
+def _state_of(device: torch.device) -> GpuState | None:
+    """Return the state of a GPU while it is busy, as clocks of an idle one say nothing."""
+    if device.type != "cuda":
+        return None
+    torch.cuda._sleep(BUSY_CYCLES)
+    return gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def core_wait_s() -> float:

@@ -22,12 +22,14 @@ import sys
 import uuid
 from collections.abc import Sequence
 
+import torch
 from torch.distributed import DistNetworkError, run
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher import api
 
 from dlrm_sharded.files.errors import EXIT_ERROR
+from dlrm_sharded.ranks.gpus import cores_near_gpus, visible_gpus
 from dlrm_sharded.ranks.host_agent import HostAgent, RanksEndedError, say
 from dlrm_sharded.ranks.process import (
     ENDS_WITH_PARENT,
@@ -42,6 +44,16 @@ from dlrm_sharded.ranks.store_questions import end_despite_questions
 SHUTDOWN_S = 25
 """Time from SIGTERM to SIGKILL, in which ranks write a checkpoint. Slurm's own SIGKILL comes 30 s
 after SIGTERM (KillWait). torch 2.11 always waits 30 s."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Settings of torch's allocator; torch 2.11 to 2.14 read both."""
+
+ALLOCATOR = "expandable_segments:True"
+"""Lets blocks grow: batches of changing sizes left a third of the memory in blocks that did not
+fit."""
+
+NUMA_VARIABLE = "DLRM_SHARDED_NUMA_BINDING"
+"""With the value none, ranks are not bound; other bindings are `--numa-binding` of torchrun."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Signals that ask the job to end, which ranks take as a request to stop."""
@@ -96,6 +108,8 @@ def launch(arguments: Sequence[str]) -> int:
 def _prepare_environment(args: argparse.Namespace, num_hosts: int) -> None:
     """Set what ranks of this host have in common."""
     threads = threads_of_a_rank(run.determine_local_world_size(args.nproc_per_node))
+    if torch.cuda.is_available() and (gpus := visible_gpus()):
+        threads = _prepare_for_gpus(args, gpus, threads)
     os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
     # a rank that crashes in a library says where, before it dies
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
@@ -108,6 +122,30 @@ def _prepare_environment(args: argparse.Namespace, num_hosts: int) -> None:
     if num_hosts == 1:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")
+
+
+def _prepare_for_gpus(args: argparse.Namespace, gpus: Sequence[str], threads: int) -> int:
+    """Choose torch's allocator and the cores of ranks on GPUs, and say so.
+
+    Returns:
+        The number of threads of a rank, which has no more cores than that if it is bound.
+    """
+    chosen = []
+    if not os.environ.keys() & set(ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = ALLOCATOR
+        chosen.append(f"torch allocates with {ALLOCATOR} ({ALLOCATOR_VARIABLES[0]} overrides it)")
+    # NCCL cannot register the buffers of such segments that a CUDA graph hands it
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    is_chosen = getattr(args, "numa_binding", "") is not None  # as by a torch that has no option
+    may_bind = not is_chosen and os.environ.get(NUMA_VARIABLE) != "none"
+    if may_bind and (cores := cores_near_gpus(gpus)):
+        args.numa_binding, threads = "node", min(cores, threads)
+        chosen.append(
+            f"each rank has the cores of its GPU's NUMA node ({NUMA_VARIABLE}=none binds none)"
+        )
+    if chosen:
+        say("; ".join(chosen))
+    return threads
 
 
 def _stop(number: int, frame: object) -> None:

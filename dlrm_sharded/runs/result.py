@@ -24,6 +24,7 @@ from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.ranks.gpus import GpuStates
 
 if TYPE_CHECKING:  # both load torch
     from dlrm_sharded.measuring.measure import MeasuredCost
@@ -56,6 +57,7 @@ class RunResult:
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
         hosts, began_s, core_wait: see `Surroundings`, of the training.
+        gpus: states of each rank's GPU around a measurement, "embedding_cost" and "training".
         ids_out_of_range: number of ids that each table lacks, for which row 0 was looked up.
         steps: number of steps of the whole training, with those before an interruption.
         interruptions: how often the run was interrupted and started again.
@@ -99,6 +101,7 @@ class RunResult:
     hosts: Mapping[str, Finite] | None = None
     began_s: Finite | None = None
     core_wait: Finite | None = None
+    gpus: Mapping[str, tuple[GpuStates, ...]] | None = None
     ids_out_of_range: Mapping[str, Int] | None = None
     steps: Int | None = None
     interruptions: Int | None = None
@@ -178,6 +181,7 @@ def run_result(
     """
     cost, predicted, standing = measured.cost, report.cost, report.standing
     evaluation = training.evaluation
+    gpus = {"embedding_cost": measured.gpus, "training": training.surroundings.gpus}
     return RunResult(
         world_size=plan.world_size,
         **{key: getattr(report, key) for key in ("sharder", "costs", "lower_bound_ms", "gap")},
@@ -198,7 +202,8 @@ def run_result(
         steps=training.num_steps,
         auroc=evaluation.auroc,
         normalized_entropy=evaluation.normalized_entropy,
-        **dataclasses.asdict(training.surroundings),
+        **dataclasses.asdict(training.surroundings)
+        | {"gpus": gpus if any(gpus.values()) else None},
         versions=versions(),
         commit=commit(),
         **of_run,

@@ -18,6 +18,7 @@ import numpy as np
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Int, NonNegative, PositiveFloat
 from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.ranks.gpus import GpuStates
 
 FILE_NAME = "rounds.jsonl"
 
@@ -37,7 +38,7 @@ class Round:
         place: how many runs were measured before this one in the round.
         spread: the largest of the stages' interquartile ranges, relative to their medians.
         step_spread: how much longer the slowest tenth of the steps took than the median, relative.
-        hosts, began_s, core_wait: see `Surroundings`, of the steps.
+        hosts, began_s, core_wait, gpus: see `Surroundings`, of the steps.
         seconds: how long the measurement took, with building the model.
         attempt: 1 if the round was disturbed and this is its repetition, else 0.
     """
@@ -54,6 +55,7 @@ class Round:
     core_wait: NonNegative
     seconds: NonNegative
     attempt: Int = 0
+    gpus: tuple[GpuStates, ...] = ()
 
 
 def rounds_file(run_dir: Path) -> LineFile:
@@ -80,6 +82,7 @@ def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:
         for found in measured
         if found.core_wait > usual_wait + MAX_CORE_WAIT
         or found.step_spread > factor * usual_spread + summand
+        or any(gpu.is_disturbed for gpu in found.gpus)
     }
 
 

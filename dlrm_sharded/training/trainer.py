@@ -121,7 +121,7 @@ class Trainer:
         """
         torch.backends.cuda.matmul.allow_tf32 = self.config.tf32
         self.model.train()
-        watch = SurroundingsWatch()
+        watch = SurroundingsWatch(self.rank.device)
         # A False would show the bar to users who set TQDM_DISABLE.
         hidden = {} if self.rank.is_zero else {"disable": True}
         with ExitStack() as stack:

@@ -61,7 +61,7 @@ def test_a_sweep_measures_once_though_other_work_disturbs(tmp_path: Path) -> Non
     logs = [path.read_text() for path in sorted(sweep.glob("*/train.log"))]
     assert len(logs) == 2
     assert "".join(logs).count(ANNOUNCED) == 1
-    assert "".join(logs).count("other work ran during the measurement: a busy machine") == 1
+    assert "".join(logs).count("the measurement was disturbed: a busy machine") == 1
     plans = [json.loads(path.read_text()) for path in sweep.glob("*/plan.json")]
     assert {plan["prices"]["kind"] for plan in plans} == {"measured"}
     assert len({plan["made_from"]["prices_digest"] for plan in plans}) == 1

@@ -111,6 +111,7 @@ class Machine:
 
     def __init__(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = self.waited_s = self.core_wait = self.load = 0.0
+        self.slowed_gpu: str | None = None
         self._rank = rank
 
         def measured(*args: Any, group: dist.ProcessGroup) -> MeasuredCost:
@@ -118,7 +119,9 @@ class Machine:
             return costs_of(group)
 
         def conclude(watch: object) -> Any:
-            return SimpleNamespace(hosts={"here": self.load}, core_wait=self.core_wait)
+            return SimpleNamespace(
+                hosts={"here": self.load}, core_wait=self.core_wait, slowed_gpu=self.slowed_gpu
+            )
 
         clock = SimpleNamespace(perf_counter=lambda: self.now_s)
         monkeypatch.setattr(bench_module, "measure_modules", measured)
@@ -168,6 +171,8 @@ def test_other_work_is_noted_and_said(machine: Machine) -> None:
     assert other_work == "other processes had the core of a rank for 40 % of the time"
     machine.core_wait, machine.load = 0.05, 1e4
     assert machine.collect()[2].startswith("the load average was 10000.0 on ")
+    machine.load, machine.slowed_gpu = 0.0, "the GPU of rank 0 was hot"
+    assert machine.collect()[2] == "the GPU of rank 0 was hot"
 
 
 def test_a_sample_that_cannot_be_noted_ends_it(machine: Machine) -> None:

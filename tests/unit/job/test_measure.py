@@ -1,13 +1,20 @@
-"""A run says truthfully whether the journal has its measurement."""
+"""A run says truthfully whether the journal has its measurement, and which GPU disturbed it."""
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.sample_store import SampleStore, sample_of_run
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.job import measure_run
 from dlrm_sharded.job.measure_run import note_run
+from dlrm_sharded.measuring.measure import MeasuredCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.ranks.gpus import GpuState, GpuStates
+from dlrm_sharded.ranks.surroundings import Surroundings
 from tests.unit.calibration.test_sample_store import COST, PLAN, TASK
 
 CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
@@ -36,3 +43,50 @@ def test_says_that_a_disturbed_run_counts_less(tmp_path, caplog, is_busy):
         caplog.messages if is_busy else []
     )
     assert len(caplog.messages) == is_busy
+
+
+STEADY = GpuStates(GpuState(1980, 2619, 0), GpuState(1980, 2619, 0))
+HOT = GpuStates(GpuState(1980, 2619, 0), GpuState(1200, 2619, 0x20))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_measurements", "is_noted"),
+    [
+        ([()], 1, True),
+        ([(STEADY,)], 1, True),
+        ([(HOT,), (STEADY,)], 2, True),
+        ([(HOT,)] * 2, 2, False),
+    ],
+    ids=["a_cpu", "steady", "throttled_once", "throttled"],
+)
+def test_a_throttled_gpu_is_measured_again_once(
+    gpus, num_measurements, is_noted, rank, tmp_path, monkeypatch, caplog
+):
+    found = iter(gpus)
+    measured: list[MeasuredCost] = []
+
+    def measure(*args: Any) -> MeasuredCost:
+        spread = {"fwd_compute": 0.1}
+        measured.append(MeasuredCost(COST, spread, 20 + len(measured)))
+        return measured[-1]
+
+    def watch(device: object) -> Any:
+        conclude = lambda: Surroundings({"here": 0.5}, 0.0, 0.0, next(found))  # noqa: E731
+        return SimpleNamespace(conclude=conclude)
+
+    monkeypatch.setattr(measure_run, "_measure_embeddings", measure)
+    monkeypatch.setattr(measure_run, "SurroundingsWatch", watch)
+    journal = SampleStore(tmp_path / "hardware.jsonl")
+    prepared: Any = SimpleNamespace(
+        rank=rank, settings=None, planner=None, journal=journal, context=CONTEXT
+    )
+    planned: Any = SimpleNamespace(task=TASK, plan=PLAN, report=PlanReport("dim", 0.1))
+    built: Any = None
+    with caplog.at_level(logging.INFO):
+        result = measure_run.measure(prepared, planned, built)
+    assert len(measured) == num_measurements
+    assert result.iterations == measured[-1].iterations
+    assert result.gpus == gpus[-1]
+    again = [line for line in caplog.messages if line.startswith("the embedding cost is measured")]
+    assert len(again) == num_measurements - 1
+    assert ("noted in" in caplog.text) == journal.path.exists() == is_noted

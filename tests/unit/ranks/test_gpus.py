@@ -2,13 +2,20 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from dlrm_sharded.ranks import gpus
-from dlrm_sharded.ranks.gpus import driver_version, visible_gpus
+from dlrm_sharded.ranks.gpus import (
+    GpuState,
+    GpuStates,
+    cores_near_gpus,
+    driver_version,
+    gpu_state,
+    visible_gpus,
+)
 from tests.nvidia import PARTS, UUIDS, install_nvidia_smi
 from tests.preloaded import ROOT
 
@@ -77,6 +84,119 @@ def test_gpus_of_a_driver_that_does_not_answer(has_nvidia_smi, monkeypatch, tmp_
 def test_driver_of_the_kernel(kind, tmp_path):
     (tmp_path / "version").write_text(f"{DRIVER_FILES[kind]}\nGCC version:  gcc version 12.3.0\n")
     assert driver_version() == "580.65.06"
+
+
+CLOCKS = "--query-gpu=clocks.sm,clocks.mem,clocks_event_reasons.active"
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("1980, 2619, 0x0000000000000004", GpuState(1980, 2619, 4)),
+        ("345, 2619, 0x00000000000000A1", GpuState(345, 2619, 0xA1)),
+        ("[N/A], [N/A], [N/A]", None),
+    ],
+)
+def test_the_state_of_a_gpu(line, state, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", install_nvidia_smi(tmp_path, 1, answers={CLOCKS: line}))
+    assert gpu_state(UUIDS[0]) == state
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_disturbed"),
+    [
+        ((1980, 2619, 0x0), (1980, 2619, 0x0), False),
+        ((1980, 2619, 0x0), (1950, 2619, 0x4), False),
+        ((1980, 2619, 0x0), (1755, 2619, 0x4), True),
+        ((1755, 2619, 0x4), (1755, 2619, 0x4), False),
+        ((1200, 2619, 0x0), (1980, 2619, 0x0), True),
+        ((1980, 2619, 0x0), (1980, 1593, 0x0), True),
+        ((345, 2619, 0x1), (1980, 2619, 0x0), False),
+        *(((1980, 2619, bit), (1980, 2619, 0x0), True) for bit in (0x8, 0x20, 0x40, 0x80)),
+        ((1980, 2619, 0x0), (1980, 2619, 0x20), True),
+        ((345, 2619, 0x1), (1980, 2619, 0x40), True),
+        ((0, 0, 0x0), (0, 0, 0x0), False),
+    ],
+)
+def test_which_states_disturb_a_measurement(before, after, is_disturbed):
+    assert GpuStates(GpuState(*before), GpuState(*after)).is_disturbed == is_disturbed
+
+
+BUS_IDS = [f"00000000:{bus}:00.0" for bus in ("17", "65", "CA", "E3")]
+
+
+class Host:
+    """A made-up host of two nodes with eight cores each, and four GPUs."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder, self._monkeypatch = folder, monkeypatch
+        monkeypatch.setattr(gpus, "PCI_DEVICES", folder / "pci")
+        monkeypatch.setattr(gpus, "NUMA_NODES", folder / "nodes")
+        monkeypatch.setenv("PATH", install_nvidia_smi(folder, 4, answers=self._bus_ids(4)))
+        for number in (0, 1):
+            self.set_node(number, {*range(8 * number, 8 * number + 8)})
+            (folder / "nodes" / f"node{number}" / "cpulist").touch()
+        for bus_id, node in zip(BUS_IDS, (0, 0, 1, 1), strict=True):
+            self.place(bus_id, node)
+        self.install_numactl("exec echo works")
+        self.allow(range(16))
+
+    @staticmethod
+    def _bus_ids(num: int) -> dict[str, str]:
+        return {"--query-gpu=pci.bus_id": "\n".join(BUS_IDS[:num])}
+
+    def show(self, num: int) -> None:
+        install_nvidia_smi(self._folder, 4, answers=self._bus_ids(num))
+
+    def set_node(self, number: int, cores: set[int]) -> None:
+        for core in cores:
+            (self._folder / "nodes" / f"node{number}" / f"cpu{core}").mkdir(parents=True)
+
+    def place(self, bus_id: str, node: int) -> None:
+        folder = self._folder / "pci" / f"0000:{bus_id[9:].lower()}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+
+    def install_numactl(self, script: str) -> None:
+        (self._folder / "numactl").write_text(f"#!/bin/sh\n{script}\n")
+        (self._folder / "numactl").chmod(0o755)
+
+    def allow(self, cores: Iterable[int]) -> None:
+        self._monkeypatch.setattr(gpus.os, "sched_getaffinity", lambda pid: {*cores})
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_driver: None) -> Host:
+    return Host(tmp_path, monkeypatch)
+
+
+def test_gpus_of_a_node_share_its_cores(host):
+    assert cores_near_gpus(["0", "1", "2", "3"]) == 4
+    host.show(3)
+    assert cores_near_gpus(["0", "1", "2"]) == 4
+    host.show(1)
+    assert cores_near_gpus(["0"]) == 8
+    host.allow(range(10))
+    host.show(4)
+    assert cores_near_gpus(["0", "1", "2", "3"]) == 1
+
+
+def test_where_ranks_cannot_be_bound(host, monkeypatch, tmp_path):
+    """A job that began nevertheless would end at once, or have all ranks on one node."""
+    four = ["0", "1", "2", "3"]
+    assert cores_near_gpus(PARTS[:1]) == 0, "nvidia-smi does not find a part of a GPU"
+    host.allow(range(8))
+    assert cores_near_gpus(four) == 0, "no core of the second node is this job's"
+    host.allow(range(16))
+    host.install_numactl("echo No NUMA support available on this system.; exit 1")
+    assert cores_near_gpus(four) == 0, "as in a container that may not ask"
+    host.install_numactl("exec echo works")
+    host.place(BUS_IDS[3], -1)
+    assert cores_near_gpus(four) == 0, "a virtual machine does not tell, and torch would take 0"
+    host.place(BUS_IDS[3], 1)
+    assert cores_near_gpus(four) == 4
+    monkeypatch.setattr(gpus, "NUMA_NODES", tmp_path)
+    assert cores_near_gpus(four) == 0, "there is one node"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import MadeFrom, PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.gpus import GpuState, GpuStates
 from dlrm_sharded.ranks.surroundings import Surroundings
 from dlrm_sharded.runs.result import (
     METRICS,
@@ -76,11 +77,15 @@ PREDICTION = {
 """Keys that a run without a cost model cannot know."""
 
 
-def result_of(report: PlanReport = REPORT, training: TrainingResult = TRAINING) -> RunResult:
+def result_of(
+    report: PlanReport = REPORT,
+    training: TrainingResult = TRAINING,
+    measured: MeasuredCost = MEASURED,
+) -> RunResult:
     return run_result(
         PLAN,
         report,
-        MEASURED,
+        measured,
         training,
         device="cpu: test",
         pipeline="base",
@@ -101,6 +106,7 @@ def test_all_that_a_run_says(tmp_path):
     fields.pop("commit")
     assert fields == {
         **{"hosts": {"node1": 0.5, "node2": 1.5}, "began_s": 1.7e9, "core_wait": 0.02},
+        "gpus": None,
         "sharder": "test",
         "costs": None,
         "ids_out_of_range": {"film": 7},
@@ -185,3 +191,17 @@ def test_what_is_not_finite_is_null(tmp_path):
     assert fields["spread"] is None
     assert [fields[key] for key in ("loss", "auroc", "normalized_entropy")] == [None] * 3
     assert fields["per_rank"][0]["fwd_compute_ms"] == 1.0
+
+
+def test_states_of_gpus(tmp_path):
+    fast, hot = GpuState(1980, 2619, 0), GpuState(1500, 2619, 0x20)
+    steady, slowed = (GpuStates(fast, fast),) * 2, (GpuStates(fast, hot),) * 2
+    surroundings = dataclasses.replace(SURROUNDINGS, gpus=slowed)
+    result = result_of(
+        training=dataclasses.replace(TRAINING, surroundings=surroundings),
+        measured=dataclasses.replace(MEASURED, gpus=steady),
+    )
+    assert result.gpus == {"embedding_cost": steady, "training": slowed}
+    gpus = written(tmp_path, result)["gpus"]
+    assert gpus["training"][1]["after"] == {"sm_mhz": 1500, "memory_mhz": 2619, "reasons": 32}
+    assert read_result(tmp_path) == result

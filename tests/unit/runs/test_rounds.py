@@ -4,8 +4,18 @@ import dataclasses
 
 import pytest
 
-from dlrm_sharded.runs.rounds import Round, disturbance_text, disturbed_rounds, rounds_to_repeat
+from dlrm_sharded.ranks.gpus import GpuState, GpuStates
+from dlrm_sharded.runs.rounds import (
+    Round,
+    disturbance_text,
+    disturbed_rounds,
+    read_rounds,
+    rounds_file,
+    rounds_to_repeat,
+)
 
+FAST = GpuStates(GpuState(1980, 2619, 0), GpuState(1980, 2619, 0))
+HOT = GpuStates(GpuState(1980, 2619, 0), GpuState(1980, 2619, 0x20))
 ROUND = Round(
     round=0,
     place=0,
@@ -18,6 +28,7 @@ ROUND = Round(
     began_s=0.0,
     core_wait=0.0,
     seconds=1.0,
+    gpus=(FAST, FAST),
 )
 
 
@@ -33,8 +44,8 @@ def rounds(*, attempt=(), **changed):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"core_wait": {2: 0.2}}, {"step_spread": {2: 0.6}}],
-    ids=["other_processes", "its_own_spread"],
+    [{"core_wait": {2: 0.2}}, {"step_spread": {2: 0.6}}, {"gpus": {2: (FAST, HOT)}}],
+    ids=["other_processes", "its_own_spread", "a_gpu"],
 )
 def test_a_disturbed_round_is_repeated_once(changed):
     other = rounds()
@@ -54,3 +65,8 @@ def test_what_is_usual_on_a_machine_disturbs_nothing():
     """The threads of a rank wait for one another, too, and steps of some models always vary."""
     usual = {"core_wait": dict.fromkeys(range(6), 0.3), "step_spread": dict.fromkeys(range(6), 2.0)}
     assert disturbed_rounds([rounds(**usual), rounds(**usual)]) == set()
+
+
+def test_what_is_written_is_read(tmp_path):
+    rounds_file(tmp_path).append(dataclasses.asdict(ROUND))
+    assert read_rounds(tmp_path) == {0: ROUND}
