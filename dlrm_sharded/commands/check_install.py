@@ -17,8 +17,6 @@ from dlrm_sharded.ranks.version_sets import (
     Build,
     install_command,
     installed_versions,
-    repair_command,
-    unknown_torch,
     version_problem,
 )
 
@@ -47,10 +45,9 @@ def installation() -> str:
     packages = ", ".join(f"{package} {version}" for package, version in versions().items())
     missing = [package for package in ("torch", "torchrec") if package not in installed]
     if missing or not {*FBGEMM.values()} & {*installed}:
-        reason = f" ({unknown})" if (unknown := unknown_torch(installed)) else ""
         return (
             f"plans task files and compares runs; {packages}; to train and measure "
-            f"as well, run: {install_command()}{reason}"
+            f"as well, run: {install_command(installed)}"
         )
     import torch
 
@@ -78,7 +75,7 @@ def _check_fbgemm(device: torch.device, packages: str) -> None:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise ConfigError(
             f"FBGEMM does not run on {device.type} ({error.__cause__ or error}) among {packages}; "
-            f"run: {repair_command(installed_versions(), build)}"
+            f"run: {install_command(installed_versions(), build)}"
         ) from error
 
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.files.versions import readable_versions
 from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, driver_version, visible_gpus
-from dlrm_sharded.ranks.version_sets import install_command
-
-OLD_FBGEMM, OLD_COLUMN_LIMIT = (1, 7), 2**10
-"""Version before which lookups on GPUs support fewer columns, and how many."""
+from dlrm_sharded.ranks.version_sets import FBGEMM, install_command, installed_versions
 
 
 def device_type() -> str:
@@ -35,41 +30,36 @@ def device_type() -> str:
     num_gpus = len(visible_gpus())
     if num_gpus == 0 and demanded != "cuda":
         return "cpu"
-    raise ConfigError(f"{_obstacle(num_gpus)}, or set {DEVICE_VARIABLE}=cpu to compute on the CPU")
+    raise ConfigError(_refusal(num_gpus))
 
 
 def column_limit(device: str) -> int | None:
     """Return the `Topology.column_limit` of the installed lookups on a device; None for no limit.
 
-    CUDA builds of FBGEMM before 1.7 look up shards of more than 1,024 columns wrongly: of batches
-    with at most 8 ids a sample, they leave out the vectors of up to half of the samples (its pull
+    The CUDA build of FBGEMM 1.6 looks up shards of more than 1,024 columns wrongly: of batches
+    with at most 8 ids a sample, it leaves out the vectors of up to half of the samples (its pull
     request 5569).
     """
-    version = readable_versions(["fbgemm-gpu"]).get("fbgemm-gpu", "")
-    number = re.match(r"(\d+)\.(\d+)", version)  # that of an environment for CPUs is 0+cpu
-    is_old = number is not None and tuple(map(int, number.groups())) < OLD_FBGEMM
-    return OLD_COLUMN_LIMIT if device == "cuda" and is_old else None
+    is_old = installed_versions().get(FBGEMM["cuda"], "").startswith("1.6.")
+    return 2**10 if device == "cuda" and is_old else None
 
 
-def _obstacle(num_gpus: int) -> str:
-    """Say why torch cannot use the visible GPUs, and what to change."""
+def _refusal(num_gpus: int) -> str:
+    """Say why torch cannot use GPUs, and what to change."""
     import torch
 
-    if num_gpus == 0:
-        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return (
-            f"{DEVICE_VARIABLE} is cuda, but no GPU is visible here (CUDA_VISIBLE_DEVICES is "
-            f"{listed!r}); show GPUs to this process"
-        )
-    reason = "it is built for the CPU"
-    cure = f"run: pip uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
-    if (cuda := torch.version.cuda) is not None:
-        cure = "install a newer driver, or torch, torchrec and fbgemm-gpu for an older CUDA"
-        try:
-            torch.cuda.init()
-        except RuntimeError as error:
-            reason = f"it is built for CUDA {cuda}: {str(error).partition('. ')[0]}"
+    cure = "install a newer driver, or torch, torchrec and fbgemm-gpu for an older CUDA"
+    if torch.version.cuda is None:
+        cure = f"run: pip uninstall -y torch && {install_command(installed_versions(), 'cuda')}"
+    elif num_gpus == 0:
+        cure = f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES')!r}"
+    reason = "it finds none"
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # the former if it is built for the CPU
+        reason = str(error).partition(". ")[0]
     return (
         f"torch {torch.__version__} cannot use the visible GPUs ({num_gpus}; driver "
-        f"{driver_version() or 'unknown'}), as {reason}; {cure}"
+        f"{driver_version() or 'unknown'}): {reason}; {cure}, or set {DEVICE_VARIABLE}=cpu to "
+        "compute on the CPU"
     )

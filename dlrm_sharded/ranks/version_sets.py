@@ -39,75 +39,65 @@ long as that of 1.8."""
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of those of `PACKAGES` that are installed and can be read."""
-    return readable_versions(PACKAGES)
+    found = readable_versions(PACKAGES)
+    return {package: text for package, text in found.items() if text != STAND_IN}
 
 
 def version_problem(installed: Mapping[str, str]) -> str | None:
-    """Say in one line why packages do not belong together, and which command mends that.
+    """Say in one line that packages do not belong together, and which command repairs that.
 
     Returns None if they belong together, and where none of the versions is known.
     """
-    installed = {package: text for package, text in installed.items() if text != STAND_IN}
-    torches = {package: _torch_of(package, text) for package, text in installed.items()}
+    torches = {_torch_of(package, text) for package, text in installed.items()}
     for_cuda = installed.get(FBGEMM["cuda"], CPU_BUILD)
-    if not {*FBGEMM.values()} - {*installed}:
-        reason = "both builds of FBGEMM are the module fbgemm_gpu"
-    elif installed.get("torch", "").endswith(CPU_BUILD) and not for_cuda.endswith(CPU_BUILD):
-        reason = "torch is built for the CPU, and FBGEMM for CUDA"
-    elif "torch" in torches and len({*torches.values()}) > 1:
-        reason = unknown_torch(installed) or "each FBGEMM is built for one torch"
-    else:
+    has_both = {*FBGEMM.values()} <= {*installed}
+    is_mixed = _is_for_cpu(installed) and not for_cuda.endswith(CPU_BUILD)
+    if not has_both and not is_mixed and ("torch" not in installed or len(torches) == 1):
         return None
-    *others, last = [f"{package} {text}" for package, text in installed.items()]
-    listed = f"{', '.join(others)} and {last}"
-    return f"{listed} do not belong together: {reason}; run: {repair_command(installed)}"
+    listed = ", ".join(f"{package} {text}" for package, text in installed.items())
+    return (
+        f"{listed} do not belong together: each FBGEMM is built for one torch (known are "
+        f"{', '.join(map(minor, SETS))}), for CUDA or the CPU as this is, and one build can be "
+        f"installed; run: {install_command(installed)}"
+    )
 
 
-def unknown_torch(installed: Mapping[str, str]) -> str | None:
-    """Say that no FBGEMM is known for the installed torch; None if there is one, or no torch."""
-    torch = installed.get("torch")
-    if torch is None or _torch_of("torch", torch) is not None:
-        return None
-    known = ", ".join(map(minor, SETS))
-    return f"no FBGEMM is known for torch {minor(torch)}, only for {known}"
-
-
-def repair_command(installed: Mapping[str, str], build: Build | None = None) -> str:
-    """Return the command that leaves one build of FBGEMM and what belongs to it.
+def install_command(installed: Mapping[str, str], build: Build | None = None) -> str:
+    """Return the command that installs what training needs in place of any FBGEMM.
 
     Args:
+        installed: versions by packages.
         build: that of the device; None for what the packages and this machine say.
     """
-    removed = " ".join(package for package in FBGEMM.values() if package in installed)
-    return f"pip uninstall -y {removed} && {install_command(build or build_of(installed))}"
-
-
-def install_command(build: Build | None = None) -> str:
-    """Return the command that installs what training needs: for this machine, or for a build."""
-    build = build or build_of(installed_versions())
+    build = build or build_of(installed)
     command = f'pip install "dlrm_sharded[{build}]"'
-    if build == "cuda":
-        return command
-    # TorchRec requires FBGEMM's build for CUDA, which would replace the one for the CPU.
-    return f"{command} && pip install --no-deps torchrec=={SETS[DEFAULTS[build]][1]}"
+    if build == "cpu":  # TorchRec requires FBGEMM's build for CUDA, which would replace this one
+        command += f" && pip install --no-deps torchrec=={SETS[DEFAULTS[build]][1]}"
+    removed = " ".join(package for package in FBGEMM.values() if package in installed)
+    return f"pip uninstall -y {removed} && {command}" if removed else command
 
 
 def missing_text(error: BaseException | None) -> str | None:
     """Return the message for an error about a missing package of training; None for others."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name in TRAINING_MODULES:
-            return f"this needs {error.name}, which is not installed; run: {install_command()}"
+            command = install_command(installed_versions())
+            return f"this needs {error.name}, which is not installed; run: {command}"
         error = error.__cause__ or error.__context__
     return None
 
 
 def build_of(installed: Mapping[str, str]) -> Build:
-    """Return the build of FBGEMM for this machine and the packages that are there."""
+    """Return the build of FBGEMM for this machine and the packages that are installed."""
     demanded = os.environ.get(DEVICE_VARIABLE)
-    if demanded == "cpu" or installed.get("torch", "").endswith(CPU_BUILD):
+    if demanded == "cpu" or _is_for_cpu(installed):
         return "cpu"
-    has_build = installed.get(FBGEMM["cuda"], STAND_IN) != STAND_IN
-    return "cuda" if demanded == "cuda" or has_build or visible_gpus() else "cpu"
+    wants_cuda = demanded == "cuda" or FBGEMM["cuda"] in installed or visible_gpus()
+    return "cuda" if wants_cuda else "cpu"
+
+
+def _is_for_cpu(installed: Mapping[str, str]) -> bool:
+    return installed.get("torch", "").endswith(CPU_BUILD)
 
 
 def minor(text: str) -> str:

@@ -79,7 +79,7 @@ def test_says_what_to_install(arguments, tmp_path):
     assert done.returncode == 2, done.stderr
     [line] = [line for line in (done.stdout + done.stderr).splitlines() if "error: " in line]
     assert "error: this needs torch" in line
-    assert 'which is not installed; run: pip install "dlrm_sharded[c' in line
+    assert "which is not installed; run: pip " in line
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "plan.json").exists()
 

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from dlrm_sharded.ranks import version_sets
 from dlrm_sharded.ranks.version_sets import (
     DEFAULTS,
     FBGEMM,
     PACKAGES,
     SETS,
     Build,
+    installed_versions,
     minor,
     missing_text,
     version_problem,
@@ -20,36 +22,21 @@ from tests.preloaded import ROOT
 REQUIREMENTS = ROOT / "requirements"
 
 CPU_COMMAND = 'pip install "dlrm_sharded[cpu]" && pip install --no-deps torchrec==1.8.0'
-PROBLEMS: dict[str, tuple[tuple[str | None, ...], str, str]] = {
-    "unknown_torch": (
-        ("2.15.0", None, "1.9.0", "1.9.2"),
-        "torch 2.15.0, fbgemm-gpu 1.9.0 and torchrec 1.9.2 do not belong together: no FBGEMM is "
-        "known for torch 2.15, only for 2.14, 2.13, 2.11",
-        'pip uninstall -y fbgemm-gpu && pip install "dlrm_sharded[cuda]"',
-    ),
-    "newer_fbgemm": (
-        ("2.13.0", None, "1.9.0", "1.9.2"),
-        "torch 2.13.0, fbgemm-gpu 1.9.0 and torchrec 1.9.2 do not belong together: each FBGEMM is "
-        "built for one torch",
-        'pip uninstall -y fbgemm-gpu && pip install "dlrm_sharded[cuda]"',
-    ),
+CUDA_COMMAND = 'pip install "dlrm_sharded[cuda]"'
+PROBLEMS: dict[str, tuple[tuple[str | None, ...], str]] = {
+    "unknown_torch": (("2.15.0", None, "1.9.0", "1.9.2"), f"fbgemm-gpu && {CUDA_COMMAND}"),
+    "newer_fbgemm": (("2.13.0", None, "1.9.0", "1.9.2"), f"fbgemm-gpu && {CUDA_COMMAND}"),
     "newer_torchrec_on_cpu": (
         ("2.13.0+cpu", "1.8.0", None, "1.9.2"),
-        "torch 2.13.0+cpu, fbgemm-gpu-cpu 1.8.0 and torchrec 1.9.2 do not belong together: each "
-        "FBGEMM is built for one torch",
-        f"pip uninstall -y fbgemm-gpu-cpu && {CPU_COMMAND}",
+        f"fbgemm-gpu-cpu && {CPU_COMMAND}",
     ),
     "both_builds": (
         ("2.13.0+cpu", "1.8.0", "1.9.0", "1.8.0"),
-        "torch 2.13.0+cpu, fbgemm-gpu-cpu 1.8.0, fbgemm-gpu 1.9.0 and torchrec 1.8.0 do not belong "
-        "together: both builds of FBGEMM are the module fbgemm_gpu",
-        f"pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && {CPU_COMMAND}",
+        f"fbgemm-gpu-cpu fbgemm-gpu && {CPU_COMMAND}",
     ),
     "cuda_beside_torch_for_cpu": (
         ("2.13.0+cpu", None, "1.8.0", "1.8.0"),
-        "torch 2.13.0+cpu, fbgemm-gpu 1.8.0 and torchrec 1.8.0 do not belong together: torch is "
-        "built for the CPU, and FBGEMM for CUDA",
-        f"pip uninstall -y fbgemm-gpu && {CPU_COMMAND}",
+        f"fbgemm-gpu && {CPU_COMMAND}",
     ),
 }
 
@@ -69,15 +56,21 @@ def project() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_versions_that_do_not_belong_together(name):
-    versions, problem, command = PROBLEMS[name]
-    assert version_problem(packages(*versions)) == f"{problem}; run: {command}"
+    versions, command = PROBLEMS[name]
+    installed = packages(*versions)
+    problem = version_problem(installed)
+    assert problem is not None
+    listed = ", ".join(f"{package} {text}" for package, text in installed.items())
+    assert problem.startswith(f"{listed} do not belong together: ")
+    assert "(known are 2.14, 2.13, 2.11)" in problem
+    assert problem.endswith(f"; run: pip uninstall -y {command}")
 
 
 @pytest.mark.parametrize(
     "versions",
     [
         *[(torch, None, *others) for torch, others in SETS.items()],
-        *[(f"{torch}+cpu", f, "0+cpu", torchrec) for torch, (f, torchrec) in SETS.items()],
+        *[(f"{torch}+cpu", f, None, torchrec) for torch, (f, torchrec) in SETS.items()],
         ("2.14.0+cu130", None, "1.9.0+cu130", "1.9.0"),
         ("2.15.0", None, None, None),
         (None, None, None, None),
@@ -87,6 +80,12 @@ def test_versions_that_do_not_belong_together(name):
 def test_nothing_is_said_of_other_versions(versions):
     """Of sets, patch levels and builds of them, sets unknown here, and torch alone."""
     assert version_problem(packages(*versions)) is None
+
+
+def test_the_stand_in_is_no_build_of_fbgemm(monkeypatch):
+    found = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "fbgemm-gpu": "0+cpu"}
+    monkeypatch.setattr(version_sets, "readable_versions", lambda _: found)
+    assert version_problem(installed_versions()) is None
 
 
 def pins_of(build: Build, torch: str) -> set[str]:
