@@ -118,23 +118,20 @@ def process_group(
         return
     _prepare_device(rank)
     watch = _meet(rank, timeout_s, facts)
-    lost = None
     try:
         _join(rank, watch.job)
         watch.start()
         yield rank
     except BaseException as error:
         watch.stop()
-        if isinstance(error, Exception):
-            lost = watch.explain(error)  # while others are still connected to this rank
+        # Others are still connected to this rank.
+        lost = watch.explain(error) if isinstance(error, Exception) else None
         _leave_after(error, lost, on_cuda=rank.device.type == "cuda")
         if lost is None:
             raise
-    else:
-        watch.stop()
-        _leave_group()
-    if lost is not None:
-        raise lost
+        raise lost from lost.__cause__
+    watch.stop()
+    _leave_group()
 
 
 def _meet(rank: Rank, timeout_s: float, facts: Mapping[str, Any] | None) -> Watch:
@@ -151,7 +148,7 @@ def _meet(rank: Rank, timeout_s: float, facts: Mapping[str, Any] | None) -> Watc
 
 def _join(rank: Rank, job: JobStore) -> None:
     global _group_timeout
-    _group_timeout = timedelta(seconds=job.group_timeout_s)
+    _group_timeout = timedelta(seconds=job.timeout_s)
     on_cuda = rank.device.type == "cuda"
     dist.init_process_group(
         backend="nccl" if on_cuda else "gloo",
@@ -211,15 +208,14 @@ def _further_groups_end() -> Iterator[None]:
     After an error that not all ranks have, others may be in a collective of such a group.
     """
     first = len(_further_groups)
-    leaves = False
     try:
         yield
-        leaves = True
-    except Exception as error:
-        leaves = _is_agreed(error)
+    except BaseException as error:
+        if not _is_agreed(error):
+            first = len(_further_groups)
         raise
     finally:
-        for group in _further_groups[first:] if leaves else ():
+        for group in _further_groups[first:]:
             leave_group(group)
 
 
@@ -239,9 +235,8 @@ def _prepare_device(rank: Rank) -> None:
             f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
         )
     torch.cuda.set_device(rank.device)
-    torch.backends.cuda.matmul.allow_tf32 = (
-        True  # as by default in a training; a run sets what its config says
-    )
+    # The default of trainings; a run sets what its config says.
+    torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def _leave_group() -> None:

@@ -30,11 +30,6 @@ from dlrm_sharded.ranks.store_questions import StoreQuestions
 POLL_S = 0.1
 """Time between two looks at the store."""
 
-RESERVE_S = 10.0
-RESERVE_SHARE = 0.25
-"""Time before the end of the ranks' timeout in which ranks say where they are: this long, but at
-most this share of the timeout."""
-
 MAX_NAMED = 5
 """Ranks, hosts or differences that a message names."""
 
@@ -52,17 +47,15 @@ def connect(timeout_s: float) -> dist.Store:
     """Connect to the job's store, which torchrun's agent serves, or else rank 0.
 
     Raises:
-        ConfigError: the port is none, or rank 0 cannot serve the store there.
+        ConfigError: rank 0 cannot serve the store at the port that is given.
         LostRankError: no store answers in time.
     """
     global _served
     if "MASTER_ADDR" not in os.environ:
         return _store_of_one
-    port = os.environ.get("MASTER_PORT", "")
-    if not port.isdecimal():
-        raise ConfigError(f"MASTER_PORT is {port!r}, must be a port; MASTER_ADDR is set")
     is_master = rank_number() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    host, timeout = os.environ["MASTER_ADDR"], timedelta(seconds=timeout_s)
+    host, port = os.environ["MASTER_ADDR"], os.environ.get("MASTER_PORT", "")
+    timeout = timedelta(seconds=timeout_s)
     options = {"is_master": is_master, "wait_for_workers": False, "multi_tenant": True}
     store, details = None, ""
     try:
@@ -103,17 +96,13 @@ class JobStore:
     """The job's store as the ranks of one process group use it.
 
     Args:
-        timeout_s: time that a rank waits for the others in all.
-
-    Attributes:
-        group_timeout_s: time after which a collective fails; then ranks say where they are.
+        timeout_s: time that a rank waits for the others.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self.group_timeout_s = timeout_s - min(RESERVE_S, RESERVE_SHARE * timeout_s)
         self._job = connect(timeout_s)
         self._prefix = f"group_{next(_num_groups)}"
         self.store = dist.PrefixStore(self._prefix, self._job)
@@ -129,7 +118,7 @@ class JobStore:
             EndedRankError: a rank has ended with an error before.
             HungRankError: a rank did not come in time.
         """
-        deadline = time.monotonic() + self.group_timeout_s
+        deadline = time.monotonic() + self.timeout_s
         ended = dist.PrefixStore("meeting", self._job)
         self.store.set(f"host_{self.rank}", socket.gethostname())
         if self.store.add("arrivals", 1) == self.world_size:
@@ -141,9 +130,8 @@ class JobStore:
                 ranks = range(self.world_size)
                 missing = [r for r in ranks if not self.store.check([f"host_{r}"])]
                 message = (
-                    f"{ranks_text(missing)} did not start within {self.group_timeout_s:g} s, in "
-                    f"which other ranks waited (timeout_s is {self.timeout_s:g}). Raise timeout_s "
-                    "if ranks are only slow to start"
+                    f"{ranks_text(missing)} did not start within {self.timeout_s:g} s (timeout_s), "
+                    "in which other ranks waited. Raise timeout_s if ranks are only slow to start"
                 )
                 raise self.reported_once(HungRankError(message))
             time.sleep(POLL_S)

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -31,9 +31,7 @@ from dlrm_sharded.ranks.store_questions import StoreQuestions
 log = logging.getLogger(__name__)
 
 STALL_S = 30.0
-SLOW_STEPS = 5
-"""Steps have stopped if none has ended for `STALL_S` and for this many times the last one's
-duration."""
+"""Steps have stopped if none has ended for this time."""
 
 SAMPLE_S = 0.5
 POLL_S = 0.1
@@ -65,11 +63,10 @@ LIBRARIES = {"torch", "torchrec", "fbgemm_gpu", *sys.stdlib_module_names}
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The end of a step, at `at_s` of the monotonic clock; the step took `interval_s`."""
+    """The end of a step, at `at_s` of the monotonic clock."""
 
     step: int
     at_s: float
-    interval_s: float
 
 
 class Heartbeat:
@@ -81,17 +78,11 @@ class Heartbeat:
 
     def beat(self, step: int) -> None:
         """Note that a step has ended."""
-        now_s = time.monotonic()
-        interval_s = 0.0 if self.last is None else now_s - self.last.at_s
-        self.last = Beat(step, now_s, interval_s)
+        self.last = Beat(step, time.monotonic())
 
-    @contextmanager
-    def steps(self) -> Iterator[None]:
-        """Rest after the block, whose first beat begins the time in which steps are expected."""
-        try:
-            yield
-        finally:
-            self.last = None
+    def end(self) -> None:
+        """Rest after the last step."""
+        self.last = None
 
     @contextmanager
     def rest(self) -> Iterator[None]:
@@ -100,7 +91,7 @@ class Heartbeat:
         try:
             yield
         finally:
-            self.last = last and replace(last, at_s=time.monotonic())
+            self.last = last and Beat(last.step, time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +172,12 @@ class Watch:
         stalled: Beat | None = None
         while not self._end.wait(SAMPLE_S):
             beat = self.heartbeat.last
-            if stalled is not None and beat is not stalled:
+            if stalled and beat is not stalled:
                 self._go_on(stalled)
                 stalled = None
-            if beat is not None and stalled is None:
-                limit_s = max(STALL_S, SLOW_STEPS * beat.interval_s)
-                if time.monotonic() - beat.at_s >= limit_s:
-                    stalled = beat
-                    self._report_stall(beat)
+            if beat and not stalled and time.monotonic() - beat.at_s >= STALL_S:
+                stalled = beat
+                self._report_stall(beat)
 
     def _report_stall(self, beat: Beat) -> None:
         frame = sys._current_frames().get(self._main)
@@ -283,11 +272,11 @@ def place_of(frames: Iterable[FrameType]) -> tuple[str, bool]:
     Args:
         frames: frames of the call, the innermost first.
     """
-    collective, is_of_torchrec = "", False
+    collective = ""
     for frame in frames:
         module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_qualname
-        if module in COLLECTIVES and not is_of_torchrec:
-            collective, is_of_torchrec = function, module.startswith("torchrec.")
+        if module in COLLECTIVES:
+            collective = function  # the outermost one
         elif module.partition(".")[0] not in LIBRARIES:
             if collective:
                 return f"in {collective} in {function}", True

@@ -134,7 +134,7 @@ class Trainer:
                 stack.enter_context(self._profiler)
             if self.checkpoints is not None:
                 stack.enter_context(self.checkpoints)
-            stack.enter_context(self.rank.heartbeat.steps())
+            stack.callback(self.rank.heartbeat.end)
             self._train(bar)
         with all_or_none():
             check_dense_weights(self.model, self._num_steps)

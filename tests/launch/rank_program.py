@@ -131,15 +131,15 @@ def train(rank: Rank, folder: Path) -> None:
     watch.STALL_S = watch.ANSWER_S = watch.STORE_S = 2
     (folder / f"host_{rank.rank}").write_text(socket.gethostname())
     is_done = torch.zeros(1)
-    with rank.heartbeat.steps():
-        for step in itertools.count(1):
-            is_done += float(rank.is_zero and (folder / "go").exists())
-            dist.all_reduce(is_done)
-            rank.heartbeat.beat(step)
-            (folder / f"ready_{rank.rank}").touch()
-            if is_done:
-                return
-            time.sleep(0.02)
+    for step in itertools.count(1):
+        is_done += float(rank.is_zero and (folder / "go").exists())
+        dist.all_reduce(is_done)
+        rank.heartbeat.beat(step)
+        (folder / f"ready_{rank.rank}").touch()
+        if is_done:
+            break
+        time.sleep(0.02)
+    rank.heartbeat.end()
 
 
 def main(what: str, folder: Path, timeout_s: float) -> None:
