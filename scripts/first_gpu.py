@@ -46,7 +46,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import models
 from dlrm_sharded import Planner, RunContext, learned_cost_model, make_sharder
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.contest.plan_measurements import Rounds, measure_plans
+from dlrm_sharded.contest.plan_measurements import measure_plans
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.detect import local_hardware
@@ -524,8 +524,8 @@ def plan_figures(
         plans[sharder], report = planner.plan(task)
         assert report.cost is not None
         predicted[sharder] = report.cost
-    rng = np.random.default_rng(0)
-    measured = measure_plans(task, plans, predicted, bench, Rounds(1, num_batches=2), rng)
+    ids = draw_ids(task.tables, batch_size=batch_size, num_batches=2, seed=0, num_ranks=8)
+    measured = measure_plans(plans, predicted, bench, ids)
     return {
         sharder: {
             "by_rank_ms": [rank.computation_ms for rank in measured.costs[sharder].per_rank],

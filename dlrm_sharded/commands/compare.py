@@ -29,7 +29,6 @@ from dlrm_sharded.commands.sharders import (
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
 from dlrm_sharded.commands.words import checked_names, value_of
 from dlrm_sharded.contest.cases import Case, Setting, digest_of_prices, run_cases
-from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import (
     ConfigError,
@@ -62,7 +61,6 @@ def compare(cfg: DictConfig) -> None:
         for one in tasks:
             plan_measurements.check_measurable(one.name, one.task)
     cases = _cases(cfg, sharders, tasks)
-    setting = dataclasses.replace(setting, prices=_prices_text(cases))
     out = setting.out
     out.mkdir(parents=True, exist_ok=True)
     lock = locked(
@@ -77,8 +75,8 @@ def compare(cfg: DictConfig) -> None:
         entries = run_cases(cases, out, limit_s=cfg.limit_s, num_workers=setting.num_workers)
         measurements = {}
         if cfg.measured:
-            rounds = plan_measurements.Rounds(cfg.rounds, cfg.iterations, seed=cfg.seed)
-            measurements = plan_measurements.measure_tasks(entries, out, rounds)
+            options = {key: cfg[key] for key in ("rounds", "iterations", "seed")}
+            measurements = plan_measurements.measure_tasks(entries, out, **options)
         from dlrm_sharded.contest.summary import write_report  # loads polars and matplotlib
 
         for line in write_report(entries, measurements, setting):
@@ -107,7 +105,6 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
         margin=float(cfg.tie),
         num_workers=cfg.workers or num_cores(),
         limit_s=float(cfg.limit_s),
-        prices="",
         file_format=cfg.format,
     )
 
@@ -178,13 +175,6 @@ def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Sequence[ComparedTas
             for name, planner in zip(sharders, found, strict=True)
         ]
     return cases
-
-
-def _prices_text(cases: Sequence[Case]) -> str:
-    """Say where the costs come from: a calibration, a prior, or a cost model of the user's."""
-    models = {case.topology: case.planner.cost_model for case in cases}
-    found = [(standing_of(model), type(model).__name__) for model in models.values()]
-    return "; ".join(dict.fromkeys(name if of is None else of.text for of, name in found))
 
 
 def unused(cfg: DictConfig) -> dict[str, str]:

@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.contest.forks import in_forks
-from dlrm_sharded.cost.base import price
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
-from dlrm_sharded.explain.diagnosis import shard_costs
-from dlrm_sharded.files.errors import ConfigError, UserError
+from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
-from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.plans.task import ShardingTask
@@ -46,7 +44,6 @@ class Setting:
 
     Args:
         margin: relative difference of predicted costs below which they are a tie.
-        prices: where the costs come from, for the summary.
         file_format: of the tables, csv or parquet.
     """
 
@@ -55,7 +52,6 @@ class Setting:
     margin: float
     num_workers: int
     limit_s: float
-    prices: str
     file_format: str
 
 
@@ -98,9 +94,6 @@ class Outcome:
         error: why there is no plan; None if there is one.
         cost: predicted cost of the plan, by the cost model that all sharders share.
         lower_bound_ms: lower bound of the cost of all plans, which this sharder's report proves.
-        shards: shards of the plan.
-        shard_ms: time that each shard adds to its rank, in lookups and in exchanges; empty under a
-            cost model that is not additive.
     """
 
     solve_s: float
@@ -109,7 +102,6 @@ class Outcome:
     cost: PlanCost | None = None
     lower_bound_ms: float | None = None
     shards: tuple[Shard, ...] = ()
-    shard_ms: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +145,7 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
         num_workers: number of cases at once.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        OSError: the folder cannot be written.
     """
     file = LineFile(out / CASES, "case")
     by_key = {case.key(): case for case in cases}
@@ -168,24 +160,21 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
         log.info("%d of %d cases are taken over from %s", len(found), len(cases), out)
 
     functions = [functools.partial(_outcome, by_key[key], limit_s=limit_s) for key in missing]
-    try:
-        for index, result in in_forks(functions, limit_s=limit_s, num_forks=num_workers):
-            key, case = missing[index], by_key[missing[index]]
-            if isinstance(result, str):
-                result = Outcome(limit_s, limit_s, result), None
-            outcome, plan = result
-            if plan is not None:
-                path = plan_path(out, case.task_name, case.sharder)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, plan)
-            file.append({"key": key, "outcome": dataclasses.asdict(outcome)})
-            found[key] = outcome
-            cost = outcome.cost
-            text = f"no plan: {outcome.error}" if cost is None else f"{cost.cost_ms:.2f} ms"
-            name = f"{case.task_name}, {case.sharder}: {text}"
-            log.info("%d of %d: %s, in %.1f s", len(found), len(cases), name, outcome.solve_s)
-    except OSError as error:
-        raise ConfigError(f"cannot write in out = {out}: {error.strerror}") from error
+    for index, result in in_forks(functions, limit_s=limit_s, num_forks=num_workers):
+        key, case = missing[index], by_key[missing[index]]
+        if isinstance(result, str):
+            result = Outcome(limit_s, limit_s, result), None
+        outcome, plan = result
+        if plan is not None:
+            path = plan_path(out, case.task_name, case.sharder)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, plan)
+        file.append({"key": key, "outcome": dataclasses.asdict(outcome)})
+        found[key] = outcome
+        cost = outcome.cost
+        text = f"no plan: {outcome.error}" if cost is None else f"{cost.cost_ms:.2f} ms"
+        name = f"{case.task_name}, {case.sharder}: {text}"
+        log.info("%d of %d: %s, in %.1f s", len(found), len(cases), name, outcome.solve_s)
     log.info("%d cases planned", len(missing))
     return [Entry(case, found[key]) for key, case in by_key.items()]
 
@@ -206,36 +195,25 @@ def _is_usable(case: Case, outcome: Outcome, out: Path, limit_s: float) -> bool:
 
 
 def _outcome(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any] | None]:
-    """Return what `solve` does, or an outcome with the reason why there is no plan."""
-    began_s = time.perf_counter()
-    try:
-        return solve(case, limit_s=limit_s)
-    except UserError as error:
-        reason = str(error)
-    except Exception as error:  # a sharder of the user's may raise anything, and the others go on
-        log.warning("%s", traceback.format_exc())
-        reason = f"{type(error).__name__}: {error}"
-    return Outcome(time.perf_counter() - began_s, limit_s, reason), None
-
-
-def solve(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any]]:
-    """Plan a task; return the outcome and the form of plan.json.
+    """Plan a task; return the outcome, and the form of plan.json if there is a plan.
 
     The cost is that of the planner's cost model, whatever the sharder predicts.
-
-    Raises:
-        ShardingError, and whatever a sharder raises.
     """
-    plan, report = case.planner.plan(case.task)
-    priced = price(case.planner.cost_model, with_precisions(case.task, plan))
-    shards = () if priced is None else shard_costs(plan, priced)
+    began_s = time.perf_counter()
+    try:
+        plan, report = case.planner.plan(case.task)
+    except Exception as error:  # a sharder of the user's may raise anything, and the others go on
+        reason = str(error)
+        if not isinstance(error, UserError):
+            log.warning("%s", traceback.format_exc())
+            reason = f"{type(error).__name__}: {error}"
+        return Outcome(time.perf_counter() - began_s, limit_s, reason), None
     outcome = Outcome(
         solve_s=report.solve_s,
         limit_s=limit_s,
         cost=report.cost,
         lower_bound_ms=report.lower_bound_ms,
         shards=plan.shards,
-        shard_ms=tuple((shard.compute_ms, shard.comm_ms) for shard in shards),
     )
     return outcome, plan_json(plan, report)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging.handlers
+import logging
 import multiprocessing
 import os
 import signal
@@ -13,9 +13,6 @@ from multiprocessing.context import ForkProcess
 from typing import Any
 
 from dlrm_sharded.ranks.process import die_with_parent
-
-MAX_RECORDS = 10_000
-"""Warnings that a fork keeps."""
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +65,11 @@ def _run(sender: Connection, function: Callable[[], object], limit_s: float, par
     signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM ends this process
     os.setsid()  # Ctrl-C is the parent's, which ends its forks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    handler = logging.handlers.BufferingHandler(MAX_RECORDS)
-    handler.setLevel(logging.WARNING)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append  # type: ignore[method-assign,assignment]
     logging.getLogger().handlers = [handler]
     if torch := sys.modules.get("torch"):  # planning loads it for few sharders
         torch.set_num_threads(1)  # threads of the parent are not there
     result = function()
-    ours = [record for record in handler.buffer if record.name.startswith("dlrm_sharded")]
-    sender.send((result, {str(record.msg): record.getMessage() for record in ours}))
+    sender.send((result, {str(record.msg): record.getMessage() for record in records}))

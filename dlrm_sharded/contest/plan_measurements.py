@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.measuring.measure import MeasureConfig
-from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids, with_measured
+from dlrm_sharded.measuring.rank_bench import RankBench, TableIds, draw_ids, with_measured
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
@@ -31,6 +30,9 @@ from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.distributed import Rank, process_group
 
 MEASUREMENTS = "measurements.jsonl"
+WARMUP, NUM_BATCHES = 2, 3
+"""Iterations of a rank in a round that are not timed, and batches that are used in turn."""
+
 OPTIMIZER = "rowwise_adagrad"
 """Optimizer of measured tables whose task names none."""
 
@@ -40,52 +42,40 @@ MEMORY_SHARE = 0.5
 log = logging.getLogger("dlrm_sharded.compare")
 
 
-@dataclass(frozen=True, slots=True)
-class Rounds:
-    """How plans are measured.
-
-    Args:
-        num: rounds of each task; fewer than 6 tell nothing with 95 % confidence.
-        iterations, warmup, num_batches: of a rank in one round, see `MeasureConfig`.
-        seed: of the ids and the order.
-    """
-
-    num: int
-    iterations: int = 8
-    warmup: int = 2
-    num_batches: int = 3
-    seed: int = 0
-
-
-def measure_tasks(entries: Sequence[Entry], out: Path, rounds: Rounds) -> dict[str, Measurement]:
+def measure_tasks(
+    entries: Sequence[Entry], out: Path, *, rounds: int, iterations: int, seed: int
+) -> dict[str, Measurement]:
     """Measure the plans of all tasks, one task after the other; the folder keeps what is done.
 
+    Args:
+        rounds: rounds of each task; fewer than 6 tell nothing with 95 % confidence.
+        iterations: of a rank in one round, see `MeasureConfig`.
+        seed: of the ids and the order.
+
     Raises:
-        ConfigError: a task is for other devices than this machine has, or a rank is too large.
+        ConfigError: a rank is too large for this machine.
     """
     planned: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.outcome.cost is not None:
-            check_measurable(entry.case.task_name, entry.case.task)
             planned.setdefault(entry.case.task_name, []).append(entry)
     file = LineFile(out / MEASUREMENTS, "measurement")
-    settings = [dataclasses.asdict(rounds), device_name(torch.device(device_type()))]
+    config = MeasureConfig(iterations=iterations, warmup=WARMUP, num_batches=NUM_BATCHES)
+    settings = [rounds, seed, dataclasses.asdict(config), device_name(torch.device(device_type()))]
     key_of = {
         name: digest([entry.case.key() for entry in of_task], *settings)
         for name, of_task in planned.items()
     }
-    kept = dict(file.read(_kept).values())
-    missing = [name for name, key in key_of.items() if key not in kept]
-    if not missing:
-        return {name: kept[key] for name, key in key_of.items()}
-    with process_group() as rank:
-        for name in missing:
-            measured = _measured(planned[name], rounds, rank)
-            file.append({"key": key_of[name], "measurement": dataclasses.asdict(measured)})
-            kept[key_of[name]] = measured
-            texts = (f"{of} {cost.cost_ms:.2f}" for of, cost in measured.costs.items())
-            log.info("measured %s, ms: %s", name, ", ".join(texts))
-    return {name: kept[key] for name, key in key_of.items()}
+    found = dict(file.read(_kept).values())
+    if missing := [name for name, key in key_of.items() if key not in found]:
+        with process_group() as rank:
+            for name in missing:
+                measured = _measured(planned[name], config, rank, rounds=rounds, seed=seed)
+                file.append({"key": key_of[name], "measurement": dataclasses.asdict(measured)})
+                found[key_of[name]] = measured
+                texts = (f"{of} {cost.cost_ms:.2f}" for of, cost in measured.costs.items())
+                log.info("measured %s, ms: %s", name, ", ".join(texts))
+    return {name: found[key] for name, key in key_of.items()}
 
 
 def check_measurable(name: str, task: ShardingTask) -> None:
@@ -98,11 +88,13 @@ def check_measurable(name: str, task: ShardingTask) -> None:
         )
 
 
-def _measured(planned: Sequence[Entry], rounds: Rounds, rank: Rank) -> Measurement:
+def _measured(
+    planned: Sequence[Entry], config: MeasureConfig, rank: Rank, *, rounds: int, seed: int
+) -> Measurement:
     """Measure the plans of a task in a job of a single rank, all on the same ids."""
     task = planned[0].case.task
-    plans = {one.case.sharder: one.plan for one in planned}
-    predicted = {one.case.sharder: one.outcome.cost for one in planned if one.outcome.cost}
+    plans = {entry.case.sharder: entry.plan for entry in planned}
+    predicted = {entry.case.sharder: entry.outcome.cost for entry in planned if entry.outcome.cost}
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
     fullest = max(sum(shard.weight_bytes for shard in shards) for shards in ranks)
     free = free_bytes(rank.device, rank.local_world_size)
@@ -113,37 +105,36 @@ def _measured(planned: Sequence[Entry], rounds: Rounds, rank: Rank) -> Measureme
             "task_set=measured"
         )
     torch.set_num_threads(1)
-    config = MeasureConfig(
-        iterations=rounds.iterations, warmup=rounds.warmup, num_batches=rounds.num_batches
-    )
     optimizer = task.known_optimizer or OPTIMIZER
     bench = RankBench(config, rank.device, table_bytes=fullest, optimizer=optimizer)
-    rng = np.random.default_rng(rounds.seed)
-    return measure_plans(task, plans, predicted, bench, rounds, rng)
+    ids = draw_ids(
+        task.tables,
+        batch_size=task.batch_size,
+        num_batches=config.num_batches,
+        seed=seed,
+        num_ranks=task.topology.world_size,
+    )
+    rng = np.random.default_rng(seed)
+    return measure_plans(plans, predicted, bench, ids, rounds=rounds, rng=rng)
 
 
 def measure_plans(
-    task: ShardingTask,
     plans: Mapping[str, ShardingPlan],
     predicted: Mapping[str, PlanCost],
     bench: RankBench,
-    rounds: Rounds,
-    rng: np.random.Generator,
+    ids: TableIds,
+    *,
+    rounds: int = 1,
+    rng: np.random.Generator | None = None,
 ) -> Measurement:
     """Measure the ranks of a task's plans in rounds, all on the same ids.
 
     Args:
         predicted: costs of the plans, whose exchanges count as predicted.
+        rounds, rng: see `RankBench.measure_rounds`.
     """
-    ids = draw_ids(
-        task.tables,
-        batch_size=task.batch_size,
-        num_batches=rounds.num_batches,
-        seed=int(rng.integers(2**32)),
-        num_ranks=task.topology.world_size,
-    )
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]
-    measured = iter(bench.measure_rounds(ranks, ids, rounds=rounds.num, rng=rng))
+    measured = iter(bench.measure_rounds(ranks, ids, rounds=rounds, rng=rng))
     rounds_ms, costs = {}, {}
     for sharder in plans:
         cost = predicted[sharder]

@@ -1,4 +1,4 @@
-"""Turns entries into the rows of frames, for each plan, rank and shard, and scores sharders.
+"""Turns entries into the rows of frames, for each plan and rank, and scores sharders.
 
 All figures of a comparison are computed once, in the columns of `by_plan`. Scores compare the plans
 of each sharder with those of one of them.
@@ -22,7 +22,7 @@ from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.runs.ranking import PairedRatio, paired_ratio
 
 FIGURES = ("cost_ms", "critical_path_ms", "imbalance")
-MEASURED = ("measured_ms", "measured_over_reference", "measured_low", "measured_high")
+MEASURED_FIGURES = ("measured_ms", "measured_over_reference", "measured_low", "measured_high")
 
 Measurements = Mapping[str, Measurement]
 Tally = tuple[int, int, int]
@@ -33,11 +33,10 @@ def write_tables(
     plans: pl.DataFrame, entries: Sequence[Entry], measurements: Measurements, setting: Setting
 ) -> list[str]:
     """Write a file for each table, and return the names of the files."""
-    by_rank = [rank_rows(entry, measurements) for entry in entries if entry.outcome.cost]
-    by_shard = [shard_rows(entry) for entry in entries if entry.outcome.cost]
-    frames = {"by_plan": [plans], "by_rank": by_rank, "by_shard": by_shard}
-    for name, parts in frames.items():
-        frame = pl.concat(parts, how="diagonal_relaxed") if parts else pl.DataFrame()
+    ranks = [rank_rows(entry, measurements) for entry in entries if entry.outcome.cost]
+    by_rank = pl.concat(ranks, how="diagonal_relaxed") if ranks else pl.DataFrame()
+    frames = {"by_plan": plans, "by_rank": by_rank}
+    for name, frame in frames.items():
         with replaced_file(setting.out / f"{name}.{setting.file_format}") as file:
             frame.write_csv(file) if setting.file_format == "csv" else frame.write_parquet(file)
     return [f"{name}.{setting.file_format}" for name in frames]
@@ -54,13 +53,10 @@ def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str
     for entry in entries:
         measured = _measured(entry.case, measurements.get(entry.case.task_name), reference)
         rows.append(_case_row(entry.case) | _plan_row(entry.outcome) | measured)
-    types = dict.fromkeys((*FIGURES, *MEASURED, "lower_bound_ms"), pl.Float64)
+    types = dict.fromkeys((*FIGURES, *MEASURED_FIGURES, "lower_bound_ms"), pl.Float64)
     plans = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=types)
-    cost, bound, is_reference = (
-        pl.col("cost_ms"),
-        pl.col("lower_bound_ms"),
-        pl.col("sharder") == reference,
-    )
+    cost, bound = pl.col("cost_ms"), pl.col("lower_bound_ms")
+    is_reference = pl.col("sharder") == reference
     holds = bound.is_between(0.0, cost.min(), closed="right")
     plans = plans.with_columns(
         reference_ms=cost.filter(is_reference).first().over("task"),
@@ -78,13 +74,10 @@ def _case_row(case: Case) -> dict[str, Any]:
     model = type(case.planner.cost_model).__name__
     return {
         "task": case.task_name,
-        "kind": case.kind,
+        **{name: getattr(case, name) for name in ("kind", "sharder", "prices", "topology")},
         "num_tables": len(case.task.tables),
-        "sharder": case.sharder,
         "costs": case.planner.costs,
         "made_by": with_costs(case.sharder, case.planner.costs),
-        "prices": case.prices,
-        "topology": case.topology,
         "world_size": topology.world_size,
         "num_hosts": topology.world_size // topology.ranks_per_host,
         "missing_gib": max(0, case.task.table_bytes - sum(topology.rank_memory_bytes)) / GIB,
@@ -94,75 +87,59 @@ def _case_row(case: Case) -> dict[str, Any]:
 
 def _plan_row(outcome: Outcome) -> dict[str, Any]:
     """Return the figures of a plan, which are None without one."""
-    names = ("error", "lower_bound_ms", "solve_s")
-    row: dict[str, Any] = {name: getattr(outcome, name) for name in names}
-    cost = outcome.cost
-    if cost is None:
+    row = {name: getattr(outcome, name) for name in ("error", "lower_bound_ms", "solve_s")}
+    if (cost := outcome.cost) is None:
         return row | dict.fromkeys((*FIGURES, "num_shards", "slowest_rank"))
-    slowest = max(range(len(cost.per_rank)), key=lambda rank: cost.per_rank[rank].total_ms)
-    figures = {name: getattr(cost, name) for name in FIGURES}
-    return row | figures | {"num_shards": len(outcome.shards), "slowest_rank": slowest}
+    rank_ms = [rank.total_ms for rank in cost.per_rank]
+    row |= {"num_shards": len(outcome.shards), "slowest_rank": rank_ms.index(max(rank_ms))}
+    return row | {name: getattr(cost, name) for name in FIGURES}
 
 
 def _measured(case: Case, found: Measurement | None, reference: str) -> dict[str, float | None]:
     """Return the figures of a measured plan; None where it or the reference was not measured."""
     if found is None or case.sharder not in found.costs:
-        return dict.fromkeys(MEASURED)
+        return dict.fromkeys(MEASURED_FIGURES)
     ratio = paired_ratio(found.rounds_ms[case.sharder], found.rounds_ms.get(reference, ()))
     ends = (None,) * 3 if ratio is None else (ratio.ratio, ratio.low, ratio.high)
-    return dict(zip(MEASURED, (found.costs[case.sharder].cost_ms, *ends), strict=True))
+    return dict(zip(MEASURED_FIGURES, (found.costs[case.sharder].cost_ms, *ends), strict=True))
 
 
 def rank_rows(entry: Entry, measurements: Measurements) -> pl.DataFrame:
     """Return a row for each rank of a plan: stages, redistribution of ids, and memory."""
     case, cost = entry.case, entry.outcome.cost
     assert cost is not None
-    columns = {
-        "input_dist_ms": pl.Series(
-            cost.input_dist_ms or [None] * len(cost.per_rank), dtype=pl.Float64
-        ),
-        "memory_bytes": pl.Series(entry.plan.bytes_by_rank(case.task.topology)),
-    }
-    if case.task_name in measurements:
-        per_rank = measurements[case.task_name].costs[case.sharder].per_rank
-        for stage in COMPUTE_STAGES:
-            columns[f"measured_{stage}_ms"] = pl.Series([rank.stage_ms(stage) for rank in per_rank])
-    return _named(case, cost.to_frame()).with_columns(**columns)
-
-
-def shard_rows(entry: Entry) -> pl.DataFrame:
-    """Return a row for each shard of a plan, with the time that it adds to its rank if known."""
-    times_ms = entry.outcome.shard_ms or [(None, None)] * len(entry.outcome.shards)
-    compute_ms, comm_ms = (pl.Series(ms, dtype=pl.Float64) for ms in zip(*times_ms, strict=True))
-    frame = _named(entry.case, entry.plan.to_frame())
-    return frame.with_columns(compute_ms=compute_ms, comm_ms=comm_ms)
-
-
-def _named(case: Case, frame: pl.DataFrame) -> pl.DataFrame:
-    """Put the names of a case before the columns of a frame."""
-    names = {"task": case.task_name, "sharder": case.sharder}
-    return frame.select(*(pl.lit(text).alias(name) for name, text in names.items()), pl.all())
+    input_dist_ms = cost.input_dist_ms or [None] * len(cost.per_rank)
+    names = pl.lit(case.task_name).alias("task"), pl.lit(case.sharder).alias("sharder")
+    frame = (
+        cost.to_frame()
+        .select(*names, pl.all())
+        .with_columns(
+            input_dist_ms=pl.Series(input_dist_ms, dtype=pl.Float64),
+            memory_bytes=pl.Series(entry.plan.bytes_by_rank(case.task.topology)),
+        )
+    )
+    if case.task_name not in measurements:
+        return frame
+    measured = measurements[case.task_name].costs[case.sharder].to_frame()
+    computation = pl.col([f"{stage}_ms" for stage in COMPUTE_STAGES]).name.prefix("measured_")
+    return pl.concat([frame, measured.select(computation)], how="horizontal")
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A sharder's figures over all tasks.
+    """A sharder's figures over all tasks, by predicted and, if there are any, by measured costs.
 
     Args:
         plans: its rows of `by_plan`.
-        ratio: its predicted cost over that of the reference, on the tasks in common, see
-            `in_common`; None if there are none.
-        tally: by predicted costs. A plan where the other one has none is a win; tasks that neither
-            solves do not count.
-        measured: as `ratio`, of measured costs; None if nothing was measured.
-        measured_tally: by the intervals of the rounds of each task.
+        ratios: by kind of costs, "predicted" or "measured": its cost over that of the reference, on
+            the tasks in common, see `in_common`; None if there are none.
+        tallies: likewise. By predicted costs, a plan where the other one has none is a win, and
+            tasks that neither solves do not count; by measured ones, intervals of rounds decide.
     """
 
     plans: pl.DataFrame
-    ratio: PairedRatio | None
-    tally: Tally
-    measured: PairedRatio | None
-    measured_tally: Tally
+    ratios: Mapping[str, PairedRatio | None]
+    tallies: Mapping[str, Tally]
 
     def __str__(self) -> str:
         """The sharder with the costs that it planned by, as tables and pictures name it."""
@@ -190,17 +167,15 @@ def scores(plans: pl.DataFrame, *, margin: float) -> list[Score]:
     cost, other = (pl.col(name).fill_null(math.inf) for name in ("cost_ms", "reference_ms"))
     for (sharder,), rows in plans.group_by("sharder", maintain_order=True):
         common = in_common(plans).filter(pl.col("sharder") == sharder)
-        ratios = rows.select(cost / other).to_series().drop_nans()
-        measured = rows.drop_nulls("measured_low")
-        found.append(
-            Score(
-                plans=rows,
-                ratio=paired_ratio(common["cost_ms"], common["reference_ms"]),
-                tally=_tally(ratios < 1 - margin, ratios > 1 + margin),
-                measured=paired_ratio(common["measured_ms"], common["measured_reference_ms"]),
-                measured_tally=_tally(measured["measured_high"] < 1, measured["measured_low"] > 1),
-            )
-        )
+        over = rows.select(cost / other).to_series().drop_nans()
+        ratios = {"predicted": paired_ratio(common["cost_ms"], common["reference_ms"])}
+        tallies = {"predicted": _tally(over < 1 - margin, over > 1 + margin)}
+        if plans["measured_ms"].count():
+            figures = common["measured_ms"], common["measured_reference_ms"]
+            known = rows.drop_nulls("measured_low")
+            ratios["measured"] = paired_ratio(*figures)
+            tallies["measured"] = _tally(known["measured_high"] < 1, known["measured_low"] > 1)
+        found.append(Score(rows, ratios, tallies))
     return found
 
 

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from dlrm_sharded.contest.cases import Entry, Measurement, Setting
 from dlrm_sharded.contest.scores import Score, by_plan, in_common, scores, write_tables
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
 from dlrm_sharded.files.text_table import Column, TextTable
@@ -23,22 +22,13 @@ SUMMARY, PICTURE = "summary.md", "ratios.png"
 MAX_FAILURES, MAX_REASON = 10, 120
 """Number of cases without a plan that are named, and characters of a reason; by_plan has all."""
 
-TOPOLOGY_COLUMNS: dict[str, Column | str] = {
-    "task": "task",
-    "topology": "topology",
-    "world_size": Column("ranks", align=">"),
-    "num_hosts": Column("hosts", align=">"),
-    "cost_model": "cost model",
-    "missing_gib": Column("GiB missing", ",.1f", ">"),
-    "made_by": "sharder",
-    "cost_ms": Column("cost, ms", ",.3f", ">"),
-    "bound_ms": Column("bound, ms", ",.3f", ">"),
-    "gap": Column("gap", ".1%", ">"),
-    "solve_s": Column("s to plan", ".2f", ">"),
-}
+TOPOLOGY_COLUMNS = (
+    *("task", "topology", "world_size", "num_hosts", "cost_model", "missing_gib"),
+    *("made_by", "cost_ms", "bound_ms", "gap", "solve_s"),
+)
 """Columns of `by_plan` that tell whether tables fit a topology and what a plan costs there."""
 
-MEASURED = (
+ABOUT_MEASURED = (
     "Measured: the ranks' computation, one rank after another on this machine, in rounds of a "
     "drawn order; exchanges are predicted. A win or a loss is a task whose rounds tell the two "
     "apart with 95 % confidence."
@@ -55,9 +45,8 @@ def write_report(
     """Write all files, and return what the terminal shows.
 
     Raises:
-        ConfigError: a file cannot be written.
+        OSError: a file cannot be written.
     """
-    out = setting.out
     plans = by_plan(entries, measurements, setting.reference)
     found = scores(plans, margin=setting.margin)
     table, result = score_table(found, setting.reference), verdict(found, setting.reference)
@@ -65,8 +54,8 @@ def write_report(
     texts = ["# Comparison of sharders", _heading(plans, setting)]
     shown = [f"comparison of {plans['task'].n_unique()} tasks:\n{table.text()}"]
     if any(plans["topology"]):
-        rows = plans.select(*TOPOLOGY_COLUMNS).rows()
-        cases = TextTable(list(TOPOLOGY_COLUMNS.values()), rows)
+        columns = [Column(name, ",.4g") for name in TOPOLOGY_COLUMNS]
+        cases = TextTable(columns, plans.select(TOPOLOGY_COLUMNS).rows())
         texts += ["## Topologies", cases.markdown(), "## Sharders"]
         shown.insert(0, f"plans on these topologies:\n{cases.text()}")
     texts += [table.markdown(), f"Result: {result}.", _listed(lines)]
@@ -76,50 +65,39 @@ def write_report(
             texts += [f"## {kind}", score_table(part, setting.reference).markdown()]
     if failed:
         texts += ["## Cases without a plan", _listed(failed)]
-    try:
-        replace_file(out / SUMMARY, ("\n\n".join(texts) + "\n").encode())
-        files = write_tables(plans, entries, measurements, setting)
-        with replaced_file(out / PICTURE) as file:
-            picture = plot_scores(found, setting.reference)
-            picture.set_figwidth(7.0)  # names of sharders have their settings
-            picture.savefig(file, format="png", metadata={"Software": None})
-    except OSError as error:
-        raise ConfigError(f"cannot write the results in out = {out}: {error.strerror}") from error
-    wrote = f"wrote {', '.join([SUMMARY, PICTURE, *files])} and plans: {out}"
+    replace_file(setting.out / SUMMARY, ("\n\n".join(texts) + "\n").encode())
+    files = write_tables(plans, entries, measurements, setting)
+    with replaced_file(setting.out / PICTURE) as file:
+        picture = plot_scores(found, setting.reference)
+        picture.set_figwidth(7.0)  # names of sharders have their settings
+        picture.savefig(file, format="png", metadata={"Software": None})
+    wrote = f"wrote {', '.join([SUMMARY, PICTURE, *files])} and plans: {setting.out}"
     return [*shown, *lines, *failed, wrote, f"result: {result}"]
 
 
 def plot_scores(found: Sequence[Score], reference: str) -> Figure:
     """Draw the ratios of all sharders, the cheapest one on top."""
-    ranked = sorted(found, key=lambda score: score.ratio.ratio if score.ratio else math.inf)
+    ranked = sorted(found, key=lambda one: getattr(one.ratios["predicted"], "ratio", math.inf))
     names = [f"{score} ({score.num_solved}/{score.plans.height})" for score in ranked]
-    series = {"predicted": [score.ratio for score in ranked]}
-    if any(score.measured for score in found):
-        series["measured"] = [score.measured for score in ranked]
+    series = {kind: [score.ratios[kind] for score in ranked] for kind in found[0].ratios}
     return plot_ratios(names, series, f"cost / {reference}, 95 % intervals (plans / tasks)")
 
 
 def score_table(found: Sequence[Score], reference: str) -> TextTable:
-    """Return a line for each sharder; figures that were not measured are predicted."""
-    columns: list[Column | str] = ["sharder", "plans", f"predicted / {reference} [95 %]"]
-    columns += ["wins/ties/losses", "gap to bound, %: mean, worst (tasks)", "s: mean, worst"]
-    if has_measured := any(score.measured for score in found):
-        columns += [f"measured / {reference} [95 %]", "measured wins/ties/losses"]
-    rows: list[list[object]] = []
+    """Return a line for each sharder; gaps are those of predicted costs."""
+    columns = ["sharder", "plans"]
+    for kind in found[0].ratios:
+        columns += [f"{kind} / {reference} [95 %]", f"{kind} wins/ties/losses"]
+    columns += ["gap to bound, %: mean, worst (tasks)", "s: mean, worst"]
+    rows = []
     for score in found:
+        row: list[object] = [score, f"{score.num_solved}/{score.plans.height}"]
+        for kind, ratio in score.ratios.items():
+            row += [ratio and ratio.text(4), "/".join(map(str, score.tallies[kind]))]
         gaps = [100 * gap for gap in score.plans["gap"].drop_nulls()]
         seconds = score.plans["solve_s"].to_list()
-        row = [
-            score,
-            f"{score.num_solved}/{score.plans.height}",
-            score.ratio and score.ratio.text(4),
-            "/".join(map(str, score.tally)),
-            f"{fmean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else None,
-            f"{fmean(seconds):.2f}, {max(seconds):.2f}",
-        ]
-        measured = [score.measured and score.measured.text(4)]
-        measured += ["/".join(map(str, score.measured_tally))]
-        rows.append([*row, *(measured if has_measured else [])])
+        row.append(f"{fmean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else None)
+        rows.append([*row, f"{fmean(seconds):.2f}, {max(seconds):.2f}"])
     return TextTable(columns, rows)
 
 
@@ -136,8 +114,8 @@ def notes(found: Sequence[Score], plans: pl.DataFrame, setting: Setting) -> list
         "the predicted cost; a plan where the other one has none is a win.",
         "The gap is the distance from the best lower bound that any of them proves for a task.",
     ]
-    if any(score.measured for score in found):
-        texts.append(MEASURED)
+    if "measured" in found[0].ratios:
+        texts.append(ABOUT_MEASURED)
     if any(plans["topology"]) and plans.n_unique(["topology", "world_size"]) > 1:
         texts.append(EACH_TASK_REPEATED)
     return texts
@@ -145,23 +123,22 @@ def notes(found: Sequence[Score], plans: pl.DataFrame, setting: Setting) -> list
 
 def verdict(found: Sequence[Score], reference: str) -> str:
     """Return the result in a sentence: the cheapest sharder, and how sure that is."""
-    ranked = [(score.ratio, score) for score in found if score.ratio]
+    ranked = [(ratio, score) for score in found if (ratio := score.ratios["predicted"])]
     if not ranked:
         return f"no task tells how any of them compares with {reference}"
-    ratio, best = min(ranked, key=lambda one: one[0].ratio)
-    if ratio.ratio >= 1:
+    predicted, best = min(ranked, key=lambda one: one[0].ratio)
+    if predicted.ratio >= 1:
         return f"none of them is cheaper than {reference}"
-    measured = f", measured {best.measured.text(4)}" if best.measured else ""
-    return f"{best} costs {reference} x {ratio.text(4)}{measured}"
+    measured = f", measured {ratio.text(4)}" if (ratio := best.ratios.get("measured")) else ""
+    return f"{best} costs {reference} x {predicted.text(4)}{measured}"
 
 
 def failures(plans: pl.DataFrame) -> list[str]:
-    """Return a line for each of the first tasks and reasons why there is no plan."""
-    failed = plans.drop_nulls("error").group_by("task", "error", maintain_order=True)
+    """Return a line for each of the first cases without a plan, with the reason."""
+    failed = plans.drop_nulls("error").select("task", "sharder", "error").rows()
     lines = [
-        f"no plan: {task}, {', '.join(sharders)}: "
-        f"{textwrap.shorten(error, MAX_REASON, placeholder=' ...')}"
-        for task, error, sharders in failed.agg("sharder").rows()
+        f"no plan: {task}, {sharder}: {textwrap.shorten(error, MAX_REASON, placeholder=' ...')}"
+        for task, sharder, error in failed
     ]
     more = len(lines) - MAX_FAILURES
     return [*lines[:MAX_FAILURES], *([f"and {more} more, in by_plan"] if more > 0 else [])]
@@ -171,12 +148,13 @@ def _heading(plans: pl.DataFrame, setting: Setting) -> str:
     """Say on what, where and by which costs the sharders are compared."""
     sizes = [plans[name].to_list() for name in ("num_tables", "world_size")]
     tables, ranks = (f"{min(found)} to {max(found)}" for found in sizes)
-    digests = ", ".join(plans["prices"].unique(maintain_order=True))
+    used = plans.select("cost_model", "prices").unique(maintain_order=True)
+    prices = "; ".join(f"{model}, digest {digest}" for model, digest in used.rows())
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     load = ", ".join(f"{load:.2f}" for load in os.getloadavg())
     return (
         f"{plans['task'].n_unique()} tasks of {tables} tables on {ranks} ranks. "
-        f"Prices: {setting.prices}; digest {digests}. "
+        f"Prices: {prices}. "
         f"{setting.num_workers} cases at once, {setting.limit_s:g} s each, on {cpu_name()} with "
         f"{os.cpu_count()} cores; load average at the end: {load}. Commit {commit()}; {software}."
     )

@@ -62,18 +62,17 @@ def test_compares_and_goes_on(tasks):
     assert "comparison of 2 tasks:" in done.output
     assert "result: " in done.output.splitlines()[-1]
     assert sorted(path.name for path in (tasks / "out").iterdir() if path.name[0] != ".") == [
-        *("by_plan.csv", "by_rank.csv", "by_shard.csv", "cases.jsonl"),
+        *("by_plan.csv", "by_rank.csv", "cases.jsonl"),
         *("plans", "prices", "ratios.png", "summary.md"),
     ]
     found = pl.read_csv(tasks / "out" / "by_plan.csv")
     assert found["sharder"].to_list() == ["dim", "random;seed=3"] * 2
     assert found["prices"].n_unique() == 1
-    shards = pl.read_csv(tasks / "out" / "by_shard.csv")
     ranks = pl.read_csv(tasks / "out" / "by_rank.csv")
     for row in found.iter_rows(named=True):
         plan = tasks / "out" / "plans" / row["task"] / f"{row['sharder']}.json"
         of_plan = (pl.col("task") == row["task"]) & (pl.col("sharder") == row["sharder"])
-        assert shards.filter(of_plan).height == len(read_plan(plan).shards) == row["num_shards"]
+        assert len(read_plan(plan).shards) == row["num_shards"]
         total = ranks.filter(of_plan).select(pl.sum_horizontal([f"{s}_ms" for s in STAGES]))
         assert total.to_series().max() == pytest.approx(row["cost_ms"])
         made_from = json.loads(plan.read_text())["made_from"]
@@ -137,7 +136,7 @@ def test_a_preset(tmp_path):
         tmp_path, "preset=dreamshard_table_1", "num=2", "sharders=[dim,random]", "reference=dim"
     )
     summary = (tmp_path / "comparison" / "summary.md").read_text()
-    assert "Prices: prior" in summary
+    assert ": prior, within about" in summary
     assert "## DLRM-20 (4)" in summary
     assert (tmp_path / "comparison" / "tasks" / "task_000.json").exists()
 
@@ -160,7 +159,7 @@ def test_8_against_64_ranks(tmp_path):
     assert [ms is None for ms in cost_ms] == [True, False, True, False, *[False] * 4]
     assert cost_ms[5] < cost_ms[4] < cost_ms[6]  # on 8 ranks, an H100 takes less than an A100
     assert cost_ms[7] < cost_ms[6]
-    assert f"  {missing[0]:,.1f}  dim  " in done.output
+    assert f"  {missing[0]:,.4g}  " in done.output
     for text in (done.output, (tmp_path / "out" / "summary.md").read_text()):
         assert "NVIDIA H100 80GB HBM3: prior, within about 50 %" in text
         assert "NVIDIA A100-SXM4-80GB: prior, within about" in text

@@ -52,5 +52,4 @@ def entry_of(task: str, sharder: str, ms: float | None, **fields: Any) -> Entry:
         places = (("x", 1, 4), ("y", 1, 8), ("z", 0, 4))
         shards = tuple(Shard(table, rank, (0, 9), (0, columns)) for table, rank, columns in places)
         found |= {"error": None, "cost": cost_of(ms / 2, ms), "shards": shards}
-        found["shard_ms"] = ((1.0, 0.5), (2.0, 1.0), (9.0, 9.0))
     return Entry(case_of(task, sharder), Outcome(**found | fields))

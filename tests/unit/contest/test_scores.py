@@ -18,7 +18,7 @@ ENTRIES = [
 
 
 def written(out, entries=ENTRIES, measured=None, file_format="parquet"):
-    setting = Setting(Path(out), "a", 1e-3, 1, 9.0, "prices", file_format)
+    setting = Setting(Path(out), "a", 1e-3, 1, 9.0, file_format)
     plans = by_plan(entries, measured or {}, "a")
     names = write_tables(plans, entries, measured or {}, setting)
     read = pl.read_csv if file_format == "csv" else pl.read_parquet
@@ -37,7 +37,7 @@ def test_rows_of_plans():
 def test_measured_figures_stand_beside_predicted_ones(tmp_path):
     rounds = {"a": (1.0,) * 6, "b": (3.0,) * 6}
     measured = {"t0": Measurement(rounds, {"a": cost_of(0.5, 1.0), "b": cost_of(1.5, 3.0)})}
-    plans, ranks, _ = written(tmp_path, measured=measured)
+    plans, ranks = written(tmp_path, measured=measured)
     row = plans.row(1, named=True)
     assert (row["measured_ms"], row["measured_over_reference"]) == (3.0, pytest.approx(3.0))
     assert row["cost_ms"] == 4.0
@@ -45,20 +45,11 @@ def test_measured_figures_stand_beside_predicted_ones(tmp_path):
 
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet"])
-def test_rows_of_ranks_and_shards(tmp_path, file_format):
-    plans, *others = written(tmp_path, file_format=file_format)
-    ranks, shards = (frame.to_dicts() for frame in others)
-    assert [plans.height, len(ranks), len(shards)] == [4, 4, 6]
+def test_rows_of_ranks(tmp_path, file_format):
+    plans, ranks = (frame.to_dicts() for frame in written(tmp_path, file_format=file_format))
+    assert [len(plans), len(ranks)] == [4, 4]
     assert [(row["sharder"], row["rank"], row["total_ms"]) for row in ranks] == [
         *(("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 2.0), ("b", 1, 4.0))
     ]
     assert ranks[1]["bwd_comm_ms"] == 0.5
     assert [row["memory_bytes"] for row in ranks] == [144, 432] * 2
-    assert [(row["table"], row["end_col"], row["compute_ms"]) for row in shards[:2]] == [
-        *(("x", 4, 1.0), ("y", 8, 2.0))
-    ]
-
-
-def test_shards_of_a_model_that_is_not_additive_have_no_times(tmp_path):
-    *_, shards = written(tmp_path, [entry_of("t", "a", 1.0, shard_ms=())])
-    assert shards["compute_ms"].to_list() == [None] * 3
