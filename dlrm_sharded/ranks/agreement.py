@@ -166,4 +166,4 @@ def differences_text(found: Sequence[Found]) -> str:
 
 def shown(facts: Mapping[str, Any], name: str) -> str:
     """Return a fact as messages show it, which may be missing."""
-    return shortened(facts[name]) if name in facts else "not there"
+    return shortened(facts[name]) if name in facts else "missing"

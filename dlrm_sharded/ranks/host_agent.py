@@ -1,8 +1,9 @@
 """The agent of a launcher, which starts and watches the ranks of one host.
 
-torchrun's own agent tries a mistake of the user again, and knows of no mistake that another host
-has found. When its ranks have ended well, it waits 300 s for agents that may be gone, deaf to
-signals. When they have not, it takes the store with it that other agents use.
+torchrun's own agent restarts ranks after an error that they would end with again, and does not
+learn of such an error on another host. After success, it waits 300 s for agents that may have died,
+and hears no signal meanwhile. After a failure, it ends at once, and other agents lose the store
+that it serves.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ LIMIT_AFTER_SIGNAL_S = 4.0
 another agent may be gone, and after a signal, when its ranks may have taken 25 of 30 s already."""
 
 EXIT_PREEMPTED = 128 + signal.SIGTERM
-"""Exit code when ranks have ended after a signal and a checkpoint, though this launcher got none:
-that of another host did. The run is not complete, and a scheduler starts it again."""
+"""Exit code when ranks have ended after a signal and a checkpoint because the launcher of another
+host got a signal. The run is not complete, and a scheduler starts it again."""
 
 MISTAKE = "dlrm_sharded_mistake"
-"""Key of the agents' store: the line of an error of the user, which no host tries again."""
+"""Key of the agents' store. Its value is the line of an error that the user can fix."""
 
 
 def say(text: str) -> None:
@@ -62,19 +63,19 @@ class RanksEndedError(Exception):
 
 
 class HostAgent(LocalElasticAgent):
-    """An agent that ends with those of the other hosts, for the same reason."""
+    """torch's agent, which ends together with the agents of the other hosts."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._end: tuple[int, str] | None = None
-        # Without an answer, an agent goes on to hear signals and the end of its ranks.
+        # Without an answer, an agent still hears signals and the end of its ranks.
         self._ask = StoreQuestions(QUESTION_S, RuntimeError, RendezvousError).ask
         handler = self._worker_group.spec.rdzv_handler
         for name in ("num_nodes_waiting", "shutdown"):
             setattr(handler, name, functools.partial(self._ask, getattr(handler, name), 0))
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the ranks, and then wait until the agents of all hosts have ended, but not for long.
+        """Run the ranks, and then wait a limited time until the agents of all hosts have ended.
 
         Raises:
             RanksEndedError: ranks have not ended well.
@@ -123,9 +124,9 @@ class HostAgent(LocalElasticAgent):
         return result
 
     def _end_after(self, failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
-        """Return the exit code and the line for failures of ranks, or for a mistake of the user.
+        """Return the exit code and the line for failures of ranks.
 
-        The mistake can be that of any host.
+        An error that the user can fix counts for all hosts, whichever has found it.
         """
         code, line = reason(failures)
         store = self._store
@@ -149,8 +150,8 @@ class HostAgent(LocalElasticAgent):
 def reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
     """Return the exit code and the line for the failure that has caused the others.
 
-    That is the first one; the agent itself ends the other ranks with SIGTERM. Whoever ends with 2
-    before it can write an error file cannot read its command line, and has said so.
+    That is the first one; the agent itself ends the other ranks with SIGTERM. A program that ends
+    with 2 and writes no error file could not read its command line, and has said so.
     """
     rank, failure = min(
         failures.items(), key=lambda one: (one[1].exitcode == -signal.SIGTERM, one[1].timestamp)
@@ -162,18 +163,14 @@ def reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
             get_error_handler().dump_error_file(failure.error_file, failure.exitcode)
         shown = f"error: rank {rank} failed with {message['message']} (its traceback is above)"
         return code, message.get("extraInfo", {}).get("line", shown)
-    return (
-        code,
-        "" if code == EXIT_USER_ERROR else f"error: rank {rank} {end_text(failure.exitcode)}",
-    )
+    return (code, "" if code == EXIT_USER_ERROR else f"error: rank {rank} {end_text(failure)}")
 
 
-def end_text(exit_code: int) -> str:
-    """Return how a process ended."""
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    names = {number.value: number.name for number in signal.Signals}
-    name = names.get(-exit_code, f"signal {-exit_code}")
+def end_text(failure: ProcessFailure) -> str:
+    """Return how a process ended that has written no error file."""
+    if failure.exitcode >= 0:
+        return f"ended with exit code {failure.exitcode}"
+    name = failure.signal_name()
     hints = {
         "SIGKILL": "; Linux does so when memory runs out",
         "SIGABRT": "; NCCL does so when a collective takes longer than timeout_s, after torch's "

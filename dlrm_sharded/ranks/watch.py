@@ -223,10 +223,7 @@ class Watch:
         return text, self.speaks_for_host
 
     def _exchange(self, own: Report) -> list[Report]:
-        """Return the reports of all ranks, those that came first; only the first is read by others.
-
-        A rank that does not report in time is missing.
-        """
+        """Return the reports of all ranks, those that came first; others are without an answer."""
         store = self._store = self._store or self.job.connect_again()
         store.set(f"report_{own.rank}", json.dumps(asdict(own)))
         keys = [f"report_{rank}" for rank in range(self.job.world_size)]
@@ -237,8 +234,6 @@ class Watch:
         for rank, key in enumerate(keys):
             if store.check([key]):
                 came.append(Report(**json.loads(store.get(key))))
-                if rank < own.rank:  # that rank speaks
-                    break
             else:
                 host = store.get(f"host_{rank}").decode()
                 missing.append(Report(rank, host, "without an answer", waits=False))

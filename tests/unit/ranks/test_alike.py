@@ -27,7 +27,7 @@ COMMON = {"seed": 0, "data.alpha": 0.9}
         (
             [COMMON, COMMON | {"version of torch": "2.13"}, COMMON | {"seed": True}],
             "seed is 0 on ranks 0, 1 (a, b) and True on rank 2 (c); "
-            "version of torch is not there on ranks 0, 2 (a, c) and '2.13' on rank 1 (b)",
+            "version of torch is missing on ranks 0, 2 (a, c) and '2.13' on rank 1 (b)",
         ),
     ],
     ids=["alike", "one_key", "a_key_of_one_rank"],
