@@ -57,41 +57,27 @@ def available_host_bytes() -> int:
     """Return the memory that this host can give without swapping, within the container's limits."""
     found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
     available = int(found[1]) * 1024 if found else 2**62
-    groups = memory_groups(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
-    return min([available, *(free for group in groups if (free := free_in(group)) is not None)])
+    groups = Path("/proc/self/cgroup").read_text()
+    return min([available, *free_in_groups(groups, Path("/sys/fs/cgroup"))])
 
 
-def memory_groups(text: str, root: Path) -> list[Path]:
-    """Return the folders of the control groups that limit the memory of a process.
+def free_in_groups(text: str, root: Path) -> list[int]:
+    """Return the memory that the control groups of a process can still give, where it is limited.
 
-    A limit of any group above the process's own counts. In a container the path of its group may
-    not be there, and the container's group is the root.
+    The limit of any group above the process's own counts. In a container the path of its group may
+    not exist, and the container's group is the root.
 
     Args:
-        text: /proc/PID/cgroup, in which version 2 has the line "0::/path" and version 1 a line
-            "4:memory:/path".
-        root: where the groups are mounted; version 1 has them in `memory` below it.
+        text: /proc/PID/cgroup, in which version 2 of control groups has the line "0::/path".
+        root: where the groups are mounted.
     """
-    folders = []
-    for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / "memory" if controllers else root
-        own = top / path.lstrip("/")
-        folders += [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
-    return folders
-
-
-def free_in(group: Path) -> int | None:
-    """Return the memory that a control group can still give; None if it has no limit."""
-    for limit, used, inactive in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        with contextlib.suppress(FileNotFoundError, ValueError):  # of another version, or "max"
-            limit_bytes = int((group / limit).read_text())
+    own = root / text.rpartition("0::/")[2].strip()
+    free = []
+    for group in (own, *own.parents):
+        with contextlib.suppress(FileNotFoundError, ValueError):  # the limit can be "max"
+            limit_bytes = int((group / "memory.max").read_text())
+            used_bytes = int((group / "memory.current").read_text())
             # Inactive page cache counts as used, but the kernel frees it on demand.
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            return limit_bytes - int((group / used).read_text()) + int(stat[inactive])
-    return None
+            free.append(limit_bytes - used_bytes + int(stat["inactive_file"]))
+    return free

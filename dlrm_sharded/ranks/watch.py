@@ -124,7 +124,6 @@ class Watch:
     speaks_for_host: bool
 
     def __post_init__(self) -> None:
-        self._main = threading.get_ident()
         self._store: dist.Store | None = None
         self._questions = StoreQuestions(ANSWER_S + STORE_S, RuntimeError, ConfigError)
         self._end = threading.Event()
@@ -180,7 +179,7 @@ class Watch:
                 self._report_stall(beat)
 
     def _report_stall(self, beat: Beat) -> None:
-        frame = sys._current_frames().get(self._main)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
         place, waits = place_of(frame for frame, _ in traceback.walk_stack(frame))
         what, speaks = self._where_ranks_are(place, waits=waits)
         if not speaks:
