@@ -129,6 +129,7 @@ class BatchStream(Iterator[Batch]):
         epoch, position = divmod(num_batches, max(1, self._num_batches))
         self._start_epoch(epoch)
         self._position = position
+        self.check.forget(num_batches)
 
     def _start_epoch(self, epoch: int) -> None:
         self._epoch, self._position = epoch, 0

@@ -122,6 +122,10 @@ class IdCheck:
             taken.append(self._found.popleft())
         return taken
 
+    def forget(self, since: int) -> None:
+        """Forget the faults of the batches from number `since` on, which are read again."""
+        self._found = deque(found for found in self._found if found[0] < since)
+
     def _with_row_zero(
         self, features: KeyedJaggedTensor, num_samples: int, *, has_ids: bool
     ) -> KeyedJaggedTensor:

@@ -105,7 +105,7 @@ def measure_round(
         embeddings = _measure_embeddings(settings, rank, task, built)
         config = dataclasses.replace(
             settings.trainer,
-            num_steps=settings.trainer.num_warmup_steps + num_steps,
+            num_steps=settings.trainer.warmup_steps(rank.device) + num_steps,
             eval_every_steps=None,
             num_eval_batches=0,
             trace=False,

@@ -153,7 +153,6 @@ def conclude(
         measured,
         trained,
         device=device_name(device),
-        pipeline=settings.trainer.pipeline_on(device),
         batch_size=settings.batch_size,
         seed=settings.seed,
         interruptions=prepared.start.num_interruptions,

@@ -88,8 +88,9 @@ def refused_and_changed(
         The differences with which a run cannot go on, and those with which it can.
     """
     before, now = flat(written), flat(config)
-    if before.get("trainer.pipeline") == "auto":  # the device's default is null since 0.3
-        before["trainer.pipeline"] = None
+    for key in ("trainer.pipeline", "model.compile_mode"):
+        if before.get(key) == "auto":  # null chooses since 0.3
+            before[key] = None
     refused: list[str] = []
     changed: list[str] = []
     for key in sorted(before.keys() | now.keys()):

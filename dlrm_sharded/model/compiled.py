@@ -1,4 +1,4 @@
-"""Compiles layers with torch.compile; `auto` leaves layers that cannot be compiled."""
+"""Compiles layers with torch.compile, and leaves layers that cannot be compiled if nobody asked."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dlrm_sharded.files.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-AUTO, AUTO_MODE = "auto", "default"
-"""Mode that decides by device, and the mode that it takes on CUDA."""
+NOT_COMPILED = "none"
+"""Mode in which layers stay as they are."""
 
 MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that replay each of the layers as a CUDA graph."""
 
-COMPILE_MODES = (AUTO, AUTO_MODE, *MODES_WITH_GRAPHS, "max-autotune-no-cudagraphs")
+COMPILE_MODES = (NOT_COMPILED, "default", *MODES_WITH_GRAPHS, "max-autotune-no-cudagraphs")
 
 BACKWARD_AT_ONCE = {
     name: True
@@ -32,11 +32,13 @@ BACKWARD_AT_ONCE = {
 
 
 def check_compile_mode(mode: str | None, *, in_graph: bool) -> None:
-    """Raise ConfigError unless a mode is known; None compiles nothing.
+    """Raise ConfigError unless a mode is known, or None.
 
     Args:
         in_graph: whether the layers are replayed as part of a larger CUDA graph.
     """
+    if mode == "auto":
+        raise ConfigError("model.compile_mode=auto was removed in 0.3; null, the default, chooses")
     if mode is not None and mode not in COMPILE_MODES:
         raise ConfigError(
             f"model.compile_mode is {mode!r}; known: null, {', '.join(COMPILE_MODES)}"
@@ -44,21 +46,22 @@ def check_compile_mode(mode: str | None, *, in_graph: bool) -> None:
     if in_graph and mode in MODES_WITH_GRAPHS:
         raise ConfigError(
             f"model.compile_mode={mode} replays the layers as CUDA graphs, which model.dense_graph "
-            "does for all of them; take auto or max-autotune-no-cudagraphs"
+            "does for all of them; take default or max-autotune-no-cudagraphs"
         )
 
 
-def compile_layers(layers: Sequence[nn.Module], mode: str | None, device: torch.device) -> None:
+def compile_layers(layers: Sequence[nn.Module], mode: str | None, *, is_asked: bool = True) -> None:
     """Let layers be compiled when they first run.
 
-    `auto` compiles on CUDA only: on a CPU, calling compiled layers takes as long as the operators
-    that it saves.
+    Args:
+        is_asked: whether the user has named the mode, so that layers which cannot be compiled are
+            an error.
     """
-    if mode is None or (mode == AUTO and device.type != "cuda"):
+    if mode in (None, NOT_COMPILED):
         return
     for module in layers:
-        module.compile(mode=AUTO_MODE if mode == AUTO else mode)
-    if mode == AUTO:
+        module.compile(mode=mode)
+    if not is_asked:
         for module in layers:
             module._compiled_call_impl = _CompiledOrNot(module, layers)
 
@@ -129,7 +132,7 @@ class _CompiledOrNot:
                 raise
             log.warning(
                 "the dense layers are not compiled, as this failed (%s: %s); "
-                "model.compile_mode=null does not try it",
+                "model.compile_mode=none does not try it",
                 type(error).__name__,
                 str(error).strip().partition("\n")[0],
             )

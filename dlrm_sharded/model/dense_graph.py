@@ -43,15 +43,17 @@ class Outputs:
 class DenseGraph(nn.Module):
     """Computes loss and gradients of the dense part at once, on CUDA as a graph that is replayed.
 
-    The graph is recorded in the first step, and after `release` in the next one. Batches of another
-    size, and all on a CPU, are computed without a graph, with the same operators. The gradients of
-    the weights are averaged over the ranks of the job, so no DDP may do so as well. They count for
-    a backward pass from the mean loss itself, which must be the only one of a step.
+    The graph is recorded in the first step with `records`, and after `release` in the next one.
+    Batches of another size, and all on a CPU, are computed without a graph, with the same
+    operators. The gradients of the weights are averaged over the ranks of the job, so no DDP may do
+    so as well. They count for a backward pass from the mean loss itself, which must be the only one
+    of a step.
 
     Args:
         compute: returns the mean loss [] and the logits [B] of dense features, vectors and labels.
         weights: parameters that `compute` reads.
         device: device that they are on.
+        records: whether to record a graph.
     """
 
     def __init__(
@@ -59,8 +61,11 @@ class DenseGraph(nn.Module):
         compute: Callable[[Tensor, KeyedTensor, Tensor], tuple[Tensor, Tensor]],
         weights: Sequence[nn.Parameter],
         device: torch.device,
+        *,
+        records: bool = True,
     ) -> None:
         super().__init__()
+        self.records = records
         self._device = device
         self._compute = compute
         self._weights = tuple(weights)
@@ -83,7 +88,7 @@ class DenseGraph(nn.Module):
         vectors = pooled.values()
         step = partial(self._step, pooled.keys(), pooled.length_per_key())
         inputs = (features, vectors, labels)
-        if self._recorded is None and self._device.type == "cuda":
+        if self._recorded is None and self.records and self._device.type == "cuda":
             self._recorded = _record(step, inputs)
         outputs = self._recorded(inputs) if self._recorded else None
         outputs = outputs or step(inputs)

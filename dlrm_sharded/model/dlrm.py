@@ -27,7 +27,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
-from dlrm_sharded.model.compiled import MODES_WITH_GRAPHS, check_compile_mode, compile_layers
+from dlrm_sharded.model.compiled import (
+    MODES_WITH_GRAPHS,
+    NOT_COMPILED,
+    check_compile_mode,
+    compile_layers,
+)
 from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.model.dense_layers import DenseLayers, OverLayers
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
@@ -35,6 +40,9 @@ from dlrm_sharded.model.torchrec_adapter import bag_configs, in_aligned_order
 from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
+
+TRIED_DEVICES = ("cuda",)
+"""Types of devices on which it is chosen by the times of the first steps how the others run."""
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 """CPU capabilities that multiply bfloat16 numbers, as torch names them: two of x86, two of ARM."""
@@ -146,8 +154,10 @@ class Dlrm(nn.Module):
     Args:
         interaction: takes the vectors [B, 1 + F, D] of all features, gives [B, over_in_features].
         bf16: whether to autocast all but the embedding lookups to bfloat16.
-        compile_mode: one of `compiled.COMPILE_MODES`; None leaves the layers as they are.
-        dense_graph: whether to train all but the embedding lookups by a `DenseGraph`.
+        compile_mode: one of `compiled.COMPILE_MODES`; None on CUDA is set later, see
+            `sharded_model.set_dense_part`, and on a CPU it is "none".
+        dense_graph: whether to train all but the embedding lookups by a `DenseGraph`; None on CUDA
+            is set later, until when it records nothing, and on a CPU it is False.
 
     Raises:
         ConfigError: an option has a wrong value, or two of them exclude each other.
@@ -164,13 +174,17 @@ class Dlrm(nn.Module):
         over_in_features: int,
         device: torch.device,
         bf16: bool = False,
-        compile_mode: str | None = None,
-        dense_graph: bool = False,
+        compile_mode: str | None = NOT_COMPILED,
+        dense_graph: bool | None = False,
     ) -> None:
         super().__init__()
         check_flag("model.bf16", bf16)
-        check_flag("model.dense_graph", dense_graph)
-        check_compile_mode(compile_mode, in_graph=dense_graph)
+        if dense_graph is not None:
+            check_flag("model.dense_graph", dense_graph)
+        check_compile_mode(compile_mode, in_graph=bool(dense_graph))
+        if device.type not in TRIED_DEVICES:
+            compile_mode, dense_graph = compile_mode or NOT_COMPILED, bool(dense_graph)
+        self.compile_mode, self.asked_graph = compile_mode, dense_graph
         self.sparse_arch = SparseArch(tables)
         self.vector_stack = VectorStack(tables, dense_layers[-1], device=device)
         self.dense_arch = DenseLayers(num_dense, list(dense_layers), device=device)
@@ -179,11 +193,13 @@ class Dlrm(nn.Module):
         self.loss_fn = nn.BCEWithLogitsLoss()
         self.autocast_device = device.type
         self.bf16 = bf16
-        self.has_graphs = dense_graph or compile_mode in MODES_WITH_GRAPHS
-        compile_layers((self.dense_arch, self.inter_arch, self.over_arch), compile_mode, device)
-        self.dense_graph = (
-            DenseGraph(self._dense, self._dense_weights(), device) if dense_graph else None
-        )
+        self.has_graphs = bool(dense_graph) or compile_mode in MODES_WITH_GRAPHS
+        compile_layers(self.compiled_layers(), compile_mode)
+        self.dense_graph: DenseGraph | None = None
+        if dense_graph is not False:
+            self.dense_graph = DenseGraph(
+                self._dense, self.dense_weights(), device, records=bool(dense_graph)
+            )
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
@@ -204,7 +220,12 @@ class Dlrm(nn.Module):
         logits = logits.float()
         return self.loss_fn(logits, labels), logits
 
-    def _dense_weights(self) -> list[nn.Parameter]:
+    def compiled_layers(self) -> tuple[nn.Module, ...]:
+        """Return the layers that `compile_mode` is about."""
+        return self.dense_arch, self.inter_arch, self.over_arch
+
+    def dense_weights(self) -> list[nn.Parameter]:
+        """Return all weights but the tables."""
         parts = self.vector_stack, self.dense_arch, self.inter_arch, self.over_arch
         return [weight for part in parts for weight in part.parameters()]
 

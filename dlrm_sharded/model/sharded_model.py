@@ -21,6 +21,7 @@ from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, Dist
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
+from dlrm_sharded.model.compiled import NOT_COMPILED, compile_layers
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.fixed_lengths import FixedLengthSharder
 from dlrm_sharded.model.torchrec_adapter import sharding_env, table_name, to_torchrec
@@ -171,6 +172,35 @@ class _DenseInOwnGroup(DefaultDataParallelWrapper):
         if isinstance(wrapped, DistributedDataParallel):
             # Without a hook, each gradient is divided by the number of ranks by itself.
             wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+
+
+def asked_of_dense_part(model: nn.Module) -> tuple[str | None, bool | None]:
+    """Return the `compile_mode` and `dense_graph` that a wrapped model was built with."""
+    found = next((m for m in model.modules() if isinstance(m, Dlrm)), None)
+    return (NOT_COMPILED, False) if found is None else (found.compile_mode, found.asked_graph)
+
+
+def set_dense_part(
+    wrapped: DistributedModelParallel, compile_mode: str, *, dense_graph: bool
+) -> None:
+    """Set what a wrapped model was built without; a collective of all ranks, between two steps.
+
+    Args:
+        compile_mode, dense_graph: of `Dlrm`; what it was built with stays.
+    """
+    for model in [m for m in wrapped.modules() if isinstance(m, Dlrm)]:
+        if model.compile_mode is None:
+            compile_layers(model.compiled_layers(), compile_mode, is_asked=False)
+            model.compile_mode = compile_mode
+        if model.dense_graph is None or model.asked_graph is not None:
+            continue
+        model.asked_graph = model.dense_graph.records = dense_graph
+        if not dense_graph:
+            model.dense_graph = None
+            for weight in model.dense_weights():
+                weight.grad = None
+            if dist.get_world_size() > 1:
+                wrapped._data_parallel_wrapper.wrap(wrapped, wrapped._env, wrapped.device)
 
 
 def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:

@@ -47,7 +47,7 @@ class RunResult:
 
     Args:
         device: name of the hardware.
-        pipeline: that of the training, by its name.
+        pipeline, compile_mode, dense_graph: `StepOptions` of the training after its warm-up.
         stages_ms: time of each stage, the max over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
@@ -69,6 +69,8 @@ class RunResult:
     batch_size: Int | None = None
     device: Text | None = None
     pipeline: Text | None = None
+    compile_mode: Text | None = None
+    dense_graph: bool | None = None
     embedding_cost_ms: Objective | None = None
     critical_path_ms: Objective | None = None
     stages_ms: Mapping[str, Finite] | None = None
@@ -204,6 +206,7 @@ def run_result(
         normalized_entropy=evaluation.normalized_entropy,
         **dataclasses.asdict(training.surroundings)
         | {"gpus": gpus if any(gpus.values()) else None},
+        **dataclasses.asdict(training.options),
         versions=versions(),
         commit=commit(),
         **of_run,

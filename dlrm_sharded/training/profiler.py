@@ -44,7 +44,8 @@ def make_profiler(
         start_step: number of steps trained before this process.
         num_steps: number of steps of the whole training.
     """
-    first = start_step + config.num_warmup_steps + 1
+    num_warmup = config.warmup_steps(rank.device)
+    first = start_step + num_warmup + 1
     last = first + config.trace_steps
     if last > num_steps and rank.is_zero:
         log.warning(
@@ -54,7 +55,7 @@ def make_profiler(
             max(0, num_steps - first),
             config.trace_steps,
             num_steps,
-            config.num_warmup_steps,
+            num_warmup,
             last,
         )
     steps = range(first, min(last, num_steps) + 1)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
-from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
@@ -24,7 +22,6 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.id_check import IdFault
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
-from dlrm_sharded.model.compiled import agree_on_compilation
 from dlrm_sharded.model.dense_graph import release_graphs
 from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
@@ -32,11 +29,11 @@ from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.id_report import IdReport
 from dlrm_sharded.training.metrics import warn_of_chance
-from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step, settle
-from dlrm_sharded.training.prefetch import Prefetcher
+from dlrm_sharded.training.pipeline import set_schedule_step
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.steady_steps import SteadySteps
+from dlrm_sharded.training.steps import Steps
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from dlrm_sharded.training.training_result import (
     TrainingResult,
@@ -78,20 +75,15 @@ class Trainer:
     def __post_init__(self) -> None:
         config, rank, start = self.config, self.rank, self.start
         self._num_steps = config.total_steps(len(self.train_stream))
-        self.train_stream.seek(start.step)
         set_schedule_step(self.lr_scheduler, start.step)
-        self._batches = Prefetcher(
-            _endless(self.train_stream),
-            depth=config.prefetch_depth(rank.device),
-            device=rank.device,
-        )
-        self._pipeline_name = config.pipeline_on(rank.device)
-        self._pipeline = make_pipeline(
-            self._pipeline_name,
+        self._steps = Steps(
             self.model,
             self.optimizer,
-            rank.device,
-            max(0, config.semi_sync_after - start.step),
+            self.train_stream,
+            config,
+            rank,
+            start_step=start.step,
+            num_steps=self._num_steps,
         )
         self._profiler: StepProfiler | None = None
         if config.trace and self.trace_folder is not None:
@@ -105,7 +97,10 @@ class Trainer:
             )
         self._unread: deque[ClosedWindow] = deque()
         self._steady = SteadySteps(
-            start, self._profiler, num_warmup=config.num_warmup_steps, num_steps=self._num_steps
+            start,
+            self._profiler,
+            num_warmup=config.warmup_steps(rank.device),
+            num_steps=self._num_steps,
         )
         self._loss = start.loss
         self._evaluation = start.evaluation
@@ -129,7 +124,7 @@ class Trainer:
             bar = stack.enter_context(
                 ProgressBar(total=self._num_steps, initial=self.start.step, unit="step", **hidden)
             )
-            stack.enter_context(self._batches)
+            stack.enter_context(self._steps)
             if self._profiler is not None:
                 stack.enter_context(self._profiler)
             if self.checkpoints is not None:
@@ -151,9 +146,7 @@ class Trainer:
             if self._profiler is not None and num_done == self._profiler.steps[0]:
                 window = self._next_window(num_done - 1, window)
                 self._profiler.start()
-            loss, _, _ = self._pipeline.progress(self._batches)
-            if num_done == self.start.step + 1:
-                agree_on_compilation(self.model, self.rank.device)
+            loss = self._steps.take(num_done)
             self.lr_scheduler.step()
             self.rank.heartbeat.beat(num_done)
             window.add(loss)
@@ -189,7 +182,7 @@ class Trainer:
 
     def _close(self, window: Window, step: int) -> None:
         is_traced = self._profiler is not None and step in self._profiler.steps
-        waited_ms = self._batches.take_wait_ms()
+        waited_ms = self._steps.take_wait_ms()
         self._unread.append(
             ClosedWindow(
                 window,
@@ -218,7 +211,7 @@ class Trainer:
 
     def _progress(self, bar: ProgressBar | None, step: int, window: Window) -> Progress:
         """Log what is not logged yet, and return the state of the training after a step."""
-        settle(self._pipeline_name, self._pipeline, self.rank.device, step)
+        self._steps.settle(step)
         self._report(bar, num_unread=0)
         if window.num_steps:
             self._finite_losses(ClosedWindow(window, faults=self.train_stream.check.take(step)))
@@ -246,7 +239,7 @@ class Trainer:
             if window.is_traced:  # the profiler slows these steps down
                 continue
             step_ms = window.step_ms()
-            warm_step = self.start.step + self.config.num_warmup_steps
+            warm_step = self.start.step + self.config.warmup_steps(self.rank.device)
             self._steady.step_ms += step_ms[max(0, warm_step - window.first_timed_step) :]
             median_ms = float(np.median(step_ms))
             samples_per_s = self.batch_size / median_ms * 1e3
@@ -290,21 +283,8 @@ class Trainer:
         if num_batches == 0:
             self._evaluated_step = step
             return
-        self.eval_stream.seek(0)
-        batches = Prefetcher(
-            itertools.islice(self.eval_stream, num_batches),
-            depth=self.config.prefetch_depth(self.rank.device),
-            device=self.rank.device,
-            beside=self._batches,
-        )
-        with self.rank.heartbeat.rest():
-            evaluation = evaluate(
-                self.model,
-                self._pipeline,
-                batches,
-                self.rank.device,
-                is_stopped=self.checkpoints.stops_evaluation if self.checkpoints else None,
-            )
+        is_stopped = self.checkpoints.stops_evaluation if self.checkpoints else None
+        evaluation = self._steps.evaluate(self.eval_stream, num_batches, is_stopped)
         self._report_ids("in validation batch", self.eval_stream.check.take(num_batches), step)
         if evaluation is None:
             return
@@ -322,6 +302,7 @@ class Trainer:
         peak_gib, reserved_gib = peak_memory_gib(self.rank)
         return TrainingResult(
             num_steps=self._num_steps,
+            options=self._steps.options,
             step_ms=median_ms,
             samples_per_s=self.batch_size / median_ms * 1e3,
             samples_per_s_p10=of_slow_ones,
@@ -342,8 +323,3 @@ class Trainer:
     @staticmethod
     def _is_every(interval: int | None, num_done: int) -> bool:
         return interval is not None and num_done % interval == 0
-
-
-def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
-    while True:
-        yield from batches

@@ -13,6 +13,9 @@ from dlrm_sharded.training.pipelines import PIPELINES
 GPU_PREFETCH_BATCHES = 2
 """Batches that a thread reads ahead for a GPU, by default."""
 
+CPU_WARMUP_STEPS, GPU_WARMUP_STEPS = 5, 35
+"""First steps that do not count, by default; on a GPU, steps are measured and then compiled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
@@ -24,12 +27,13 @@ class TrainerConfig:
         num_eval_batches: number of batches to evaluate on; None uses the whole validation split.
         log_every_steps: interval of logs. Losses stay on the device until the log after, so that
             the host never waits for a step, and a loss that is not finite is found by then.
-        num_warmup_steps: number of first steps that do not count for the throughput.
+        num_warmup_steps: number of first steps that do not count for the throughput; None for 5 on
+            a CPU, and 35 on CUDA, of which the first 20 choose how steps run, see `step_choice`.
         prefetch_batches: number of batches that a thread reads ahead, 0 for no thread; None for 2
             on CUDA and 0 on a CPU, whose cores all compute.
         checkpoint: when checkpoints are written; None for never.
         tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
-        pipeline: one of `PIPELINES`; None for sparse_dist on CUDA, and base on a CPU, where nothing
+        pipeline: one of `PIPELINES`; None chooses on CUDA, and takes base on a CPU, where nothing
             runs in parallel.
         semi_sync_after: number of first steps in which `semi_sync` looks no vectors up ahead.
         trace: whether to trace a few steps after the warm-up, see `docs/reference/tracing.md`.
@@ -41,7 +45,7 @@ class TrainerConfig:
     eval_every_steps: int | None = None
     num_eval_batches: int | None = None
     log_every_steps: int = 20
-    num_warmup_steps: int = 5
+    num_warmup_steps: int | None = None
     prefetch_batches: int | None = None
     pipeline: str | None = None
     semi_sync_after: int = 900
@@ -53,12 +57,12 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         for key in ("num_epochs", "log_every_steps", "trace_steps"):
             check_count(f"trainer.{key}", getattr(self, key), least=1)
-        for key in ("num_warmup_steps", "semi_sync_after"):
-            check_count(f"trainer.{key}", getattr(self, key), least=0)
+        check_count("trainer.semi_sync_after", self.semi_sync_after, least=0)
         for key, least in (
             ("num_steps", 1),
             ("eval_every_steps", 1),
             ("num_eval_batches", 0),
+            ("num_warmup_steps", 0),
             ("prefetch_batches", 0),
         ):
             if getattr(self, key) is not None:
@@ -71,8 +75,7 @@ class TrainerConfig:
             )
         if self.pipeline == "auto":
             raise ConfigError(
-                "trainer.pipeline=auto was removed in 0.3; leave it out, or set it to null for "
-                "the default of the device"
+                "trainer.pipeline=auto was removed in 0.3; null, the default, chooses"
             )
         if self.pipeline is not None and self.pipeline not in PIPELINES:
             known = ", ".join(PIPELINES)
@@ -82,8 +85,14 @@ class TrainerConfig:
         """Return the number of steps of the whole training."""
         return self.num_steps or self.num_epochs * epoch_batches
 
+    def warmup_steps(self, device: torch.device) -> int:
+        """Return the number of first steps that do not count on such devices."""
+        if self.num_warmup_steps is not None:
+            return self.num_warmup_steps
+        return GPU_WARMUP_STEPS if device.type == "cuda" else CPU_WARMUP_STEPS
+
     def pipeline_on(self, device: torch.device) -> str:
-        """Return the name of the pipeline of ranks on such devices."""
+        """Return the pipeline of ranks on such devices; the largest of those that may be chosen."""
         return self.pipeline or ("sparse_dist" if device.type == "cuda" else "base")
 
     def prefetch_depth(self, device: torch.device) -> int:

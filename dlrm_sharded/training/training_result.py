@@ -17,6 +17,7 @@ from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.surroundings import Surroundings
 from dlrm_sharded.training.metrics import Evaluation
+from dlrm_sharded.training.step_choice import StepOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class TrainingResult:
     Traced steps do not count for it.
 
     Args:
+        options: how steps ran after the warm-up.
         step_ms: median time of a step, from which `samples_per_s` follows.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
@@ -36,6 +38,7 @@ class TrainingResult:
     """
 
     num_steps: int
+    options: StepOptions
     step_ms: float
     samples_per_s: float
     samples_per_s_p10: float

@@ -180,8 +180,8 @@ def make_sharded(
     embedding: str,
     *,
     half: Sequence[str] = (),
-    compile_mode: str | None = None,
-    dense_graph: bool = False,
+    compile_mode: str | None = "none",
+    dense_graph: bool | None = False,
     ids_per_sample: Mapping[str, int] | None = None,
     **changes: Any,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:

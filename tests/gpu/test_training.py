@@ -34,6 +34,8 @@ from tests.distributed.test_sharded_equals_unsharded import (
     train_sharded,
     train_unsharded,
 )
+from tests.distributed.test_step_choice import BOUNDS
+from tests.distributed.test_step_choice import train as change_steps
 from tests.e2e.runs import command, events_of, result_of
 from tests.gpu.devices import ON_CPU, ON_GPUS, gpus, needs_gpus, results_on, run_on
 from tests.preloaded.ranks import environment, finish_all, gathered
@@ -112,6 +114,15 @@ def test_options_that_leave_the_losses(device):
     assert len(set(losses["base"])) > 1
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("device", [ON_CPU, ON_GPUS])
+def test_losses_stay_where_steps_change(device, bound):
+    """After the first steps, to a graph or to DDP, to another pipeline and to compiled layers."""
+    expected, found = (run_on(device, change_steps, of) for of in (None, bound))
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4)
+    assert found["graphs"] == [True] * (bound == "host")
+
+
 def contexts_of_all_ranks(rank: Rank) -> list[list[int]]:
     """Run the trainer with its thread that reads ahead; the GPUs on which each rank is."""
     sharded, optimizer = make_sharded(rank, "table_wise", "sgd")
@@ -151,6 +162,8 @@ def test_training_command(num_ranks, optimizer, tmp_path):
     result: Any = result_of(tmp_path)
     world_size = num_ranks or 1
     assert "cpu" not in result["device"]
+    assert result["pipeline"] in ("base", "sparse_dist")  # chosen by the first steps, and told
+    assert result["dense_graph"] or result["compile_mode"] == "default"
     assert result["world_size"] == world_size
     assert result["auroc"] > 0.6
     task = read_task(tmp_path / "task.json")

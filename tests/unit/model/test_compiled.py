@@ -1,4 +1,4 @@
-"""Layers are compiled where that is asked for, and `auto` goes on without."""
+"""Layers are compiled where that is asked for, and otherwise go on without if they cannot be."""
 
 import logging
 from contextlib import nullcontext
@@ -13,8 +13,6 @@ from torch._functorch import config as functorch_config
 
 from dlrm_sharded.model import compiled
 from dlrm_sharded.model.compiled import agree_on_compilation, compile_layers
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
@@ -31,18 +29,18 @@ def modes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "expected"),
+    ("mode", "is_asked", "expected"),
     [
-        (None, CUDA, []),
-        ("auto", CPU, []),
-        ("auto", CUDA, ["default"]),
-        ("reduce-overhead", CPU, ["reduce-overhead"]),
+        (None, True, []),
+        ("none", True, []),
+        ("default", False, ["default"]),
+        ("reduce-overhead", True, ["reduce-overhead"]),
     ],
-    ids=["null", "auto_cpu", "auto_cuda", "named"],
+    ids=["null", "none", "chosen", "named"],
 )
-def test_auto_decides_by_device(mode, device, expected, modes):
+def test_layers_are_compiled_in_a_mode(mode, is_asked, expected, modes):
     layers = nn.Identity()
-    compile_layers([layers], mode, device)
+    compile_layers([layers], mode, is_asked=is_asked)
     assert modes == expected
     assert layers(torch.zeros(1)) == len(expected)
 
@@ -61,12 +59,12 @@ def test_layers_that_do_not_compile_run_as_they_are(num_calls, monkeypatch, capl
 
     monkeypatch.setattr(nn.Module, "compile", compile_module)
     layers = [nn.Identity() for _ in range(3)]
-    compile_layers(layers, "auto", CUDA)
+    compile_layers(layers, "default", is_asked=False)
     with caplog.at_level(logging.WARNING):
         for _ in range(num_calls):
             assert [float(layer(torch.ones(1))) for layer in layers] == [1.0] * 3
     (message,) = caplog.messages
-    assert "(InternalTorchDynamoError: no Triton); model.compile_mode=null" in message
+    assert "(InternalTorchDynamoError: no Triton); model.compile_mode=none" in message
     assert calls == ["default"]  # it was tried once
 
 
@@ -82,7 +80,7 @@ def test_a_backward_pass_that_does_not_compile_fails_at_once(monkeypatch):
 
     monkeypatch.setattr(nn.Module, "compile", compile_module)
     layers = nn.Identity()
-    compile_layers([layers], "auto", CUDA)
+    compile_layers([layers], "default", is_asked=False)
     layers(torch.ones(1))
     assert at_once == [True]
     assert not functorch_config.force_non_lazy_backward_lowering
@@ -98,7 +96,7 @@ def test_the_compilers_settings_are_changed_for_a_mode_once(modes, monkeypatch):
 
     monkeypatch.setattr(compiled, "functorch_config", SimpleNamespace(patch=patch))
     layers = [nn.Identity() for _ in range(3)]
-    compile_layers(layers, "auto", CUDA)
+    compile_layers(layers, "default", is_asked=False)
     for layer in layers * 10:
         for mode in (True, False):
             with torch.set_grad_enabled(mode):
@@ -110,6 +108,6 @@ def test_the_compilers_settings_are_changed_for_a_mode_once(modes, monkeypatch):
 def test_layers_are_compiled_on_all_ranks_or_on_none(num_elsewhere, modes, rank, monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", lambda fewest, op: fewest.clamp_(max=num_elsewhere))
     model = nn.Sequential(nn.Identity(), nn.Identity())
-    compile_layers(list(model), "auto", CUDA)
+    compile_layers(list(model), "default", is_asked=False)
     agree_on_compilation(model, rank.device)
     assert float(model(torch.zeros(1))) == num_elsewhere

@@ -26,6 +26,7 @@ from dlrm_sharded.runs.result import (
     write_result,
 )
 from dlrm_sharded.training.metrics import Evaluation
+from dlrm_sharded.training.step_choice import StepOptions
 from dlrm_sharded.training.training_result import TrainingResult
 
 
@@ -59,7 +60,18 @@ UNPREDICTED = PlanReport("test", solve_s=0.5)
 WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
 SURROUNDINGS = Surroundings({"node1": 0.5, "node2": 1.5}, 1.7e9, 0.02)
 TRAINING = TrainingResult(
-    *(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25, SURROUNDINGS),
+    *(
+        12,
+        StepOptions("base", "none", False),
+        10.0,
+        6400.0,
+        6000.0,
+        5000.0,
+        0.5,
+        Evaluation(None, None, 0),
+        0.25,
+        SURROUNDINGS,
+    ),
     reserved_gib=0.5,
     ids_out_of_range={"film": 7},
 )
@@ -83,15 +95,7 @@ def result_of(
     measured: MeasuredCost = MEASURED,
 ) -> RunResult:
     return run_result(
-        PLAN,
-        report,
-        measured,
-        training,
-        device="cpu: test",
-        pipeline="base",
-        batch_size=64,
-        seed=3,
-        interruptions=0,
+        PLAN, report, measured, training, device="cpu: test", batch_size=64, seed=3, interruptions=0
     )
 
 
@@ -113,7 +117,7 @@ def test_all_that_a_run_says(tmp_path):
         "world_size": 2,
         "batch_size": 64,
         "device": "cpu: test",
-        "pipeline": "base",
+        **{"pipeline": "base", "compile_mode": "none", "dense_graph": False},
         "embedding_cost_ms": 10.0,
         "critical_path_ms": 14.0,
         "stages_ms": by_stage(4.0, 3.0, 3.0, 4.0),

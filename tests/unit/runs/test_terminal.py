@@ -9,6 +9,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
 from dlrm_sharded.training.metrics import Evaluation
+from dlrm_sharded.training.step_choice import StepOptions
 from dlrm_sharded.training.training_result import TrainingResult
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
 from tests.unit.runs.test_result import PREDICTED as PREDICTED_COST
@@ -29,7 +30,18 @@ def closing(
     **places: str,
 ) -> list[str]:
     training = TrainingResult(
-        *(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, evaluation, 0.25, SURROUNDINGS),
+        *(
+            12,
+            StepOptions("base", "none", False),
+            10.0,
+            6400.0,
+            6000.0,
+            5000.0,
+            0.5,
+            evaluation,
+            0.25,
+            SURROUNDINGS,
+        ),
         ids_out_of_range=ids or {},
     )
     text = closing_text(report, cost, training, Path("runs/x"), on_cuda=on_cuda, **places)

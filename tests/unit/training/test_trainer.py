@@ -20,7 +20,7 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import DataError, DivergenceError, PreemptedError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.training import trainer as trainer_module
+from dlrm_sharded.training import steps as steps_module
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
@@ -77,7 +77,7 @@ def train(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Train:
             num_train_batches=3,
             num_val_batches=num_val_batches,
         )
-        monkeypatch.setattr(trainer_module, "make_pipeline", lambda *args: events)
+        monkeypatch.setattr(steps_module, "make_pipeline", lambda *args: events)
         return Trainer(
             model or nn.Linear(1, 1),
             optimizer=None,
@@ -129,7 +129,7 @@ def test_ids_beyond_a_table_are_counted_and_reported_once(train, monkeypatch, ca
     ):
         return Evaluation(0.75, 0.5, num_samples=len(list(batches)))
 
-    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    monkeypatch.setattr(steps_module, "evaluate", evaluate)
     options = {"log_every_steps": 2, "kind": OneIdBeyond, "num_val_batches": 2}
     result = train(Events(), num_steps=8, **options)
     assert result.ids_out_of_range == {"t": 4}
@@ -164,7 +164,7 @@ INTERRUPTED = {"eval_every_steps": 3, "num_steps": 4, "num_val_batches": 1}
 def test_an_evaluation_is_made_up_for(train, monkeypatch):
     evaluations = [Evaluation(0.75, 0.5, 8), Evaluation(0.875, 0.25, 8)]
     evaluate = Mock(side_effect=evaluations)
-    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    monkeypatch.setattr(steps_module, "evaluate", evaluate)
     result = train(Events(), start=Progress(step=3), **INTERRUPTED)
     assert evaluate.call_count == 2
     assert result.evaluation == evaluations[1]
@@ -183,7 +183,7 @@ def test_steps_beat_and_evaluations_rest(train, rank, monkeypatch):
         assert rank.heartbeat.last is None
         return Evaluation(0.75, 0.5, 8)
 
-    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    monkeypatch.setattr(steps_module, "evaluate", evaluate)
     train(Beating(), num_steps=4, eval_every_steps=2, num_val_batches=1)
     assert beats == [None, 1, 2, 3]
     assert rank.heartbeat.last is None
@@ -195,7 +195,7 @@ def test_an_evaluation_that_is_interrupted_again_ends_the_training(
     def interrupt(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(trainer_module, "evaluate", interrupt)
+    monkeypatch.setattr(steps_module, "evaluate", interrupt)
     checkpoints = checkpoints_of_run(tmp_path, rank, STATE, in_background=False, every_steps=100)
     events = Events()
     with pytest.raises(PreemptedError, match="stopped the training after step 3;"):
@@ -318,6 +318,6 @@ def test_ranks_agree_after_a_first_step_on_what_is_compiled(train, monkeypatch):
     def agree(model: nn.Module, device: torch.device) -> None:
         at.append(list(events.seen))
 
-    monkeypatch.setattr(trainer_module, "agree_on_compilation", agree)
+    monkeypatch.setattr(steps_module, "agree_on_compilation", agree)
     train(events, num_steps=7, start=Progress(step=3))
     assert at == [[1]]
