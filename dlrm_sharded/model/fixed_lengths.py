@@ -24,7 +24,7 @@ from torchrec.distributed.embeddingbag import (
     ShardedEmbeddingBagCollection,
 )
 from torchrec.distributed.sharding.tw_sharding import TwSparseFeaturesDist
-from torchrec.distributed.types import Awaitable, NoWait, ParameterSharding, ShardingEnv
+from torchrec.distributed.types import Awaitable, NoWait, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -43,7 +43,7 @@ class FixedLengthSharder(EmbeddingBagCollectionSharder):
     def shard(
         self,
         module: EmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
+        params: dict[str, Any],
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
