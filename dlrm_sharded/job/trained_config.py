@@ -27,6 +27,13 @@ run may go on with other values, such as a lower learning rate, and says so."""
 DECIDES_NOTHING = ("data.pregenerate", "data.cache_batches", "data.cache_gib", "data.bounds")
 """Keys below those of `DECIDES` that say how batches are kept and checked."""
 
+DEFAULTS_OF_02 = {
+    "trainer.pipeline": "auto",
+    "model.compile_mode": "auto",
+    "model.dense_graph": False,
+}
+"""Values in whose place null chooses since 0.3, what trains alike up to rounding."""
+
 PATHS = ("path", "files", "val_files", "blocks_dir")
 """Last parts of keys that say where data lies: it may have moved, or lie elsewhere on each host."""
 
@@ -88,8 +95,8 @@ def refused_and_changed(
         The differences with which a run cannot go on, and those with which it can.
     """
     before, now = flat(written), flat(config)
-    for key in ("trainer.pipeline", "model.compile_mode"):
-        if before.get(key) == "auto":  # null chooses since 0.3
+    for key, default in DEFAULTS_OF_02.items():
+        if before.get(key) == default and now.get(key) is None:
             before[key] = None
     refused: list[str] = []
     changed: list[str] = []
