@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher import api
 
-from dlrm_sharded.files.errors import EXIT_ERROR
+from dlrm_sharded.files.errors import EXIT_ERROR, EXIT_USER_ERROR
 from dlrm_sharded.ranks.gpus import cores_near_gpus, visible_gpus
 from dlrm_sharded.ranks.host_agent import HostAgent, RanksEndedError, say
 from dlrm_sharded.ranks.process import (
@@ -101,7 +101,7 @@ def launch(arguments: Sequence[str]) -> int:
             f"error: the hosts did not meet at {config.rdzv_endpoint}: {reason}; the host that "
             "ended first has the reason, unless no host listens there or another program does"
         )
-        return EXIT_ERROR
+        return EXIT_USER_ERROR if "EADDRINUSE" in reason else EXIT_ERROR
     return 0
 
 

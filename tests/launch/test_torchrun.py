@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -142,6 +143,14 @@ def test_a_drained_host_ends_the_other(host, start, tmp_path):
     for job in jobs:
         ended(job, 128 + signal.SIGTERM)
     assert time.monotonic() - began < LIMIT_AFTER_SUCCESS_S, "torchrun waits for a host that ends"
+
+
+def test_a_port_that_is_taken(start):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        where = ["--master-addr", "127.0.0.1", "--master-port", port]
+        [line] = ended(start("ready", "--nnodes", "2", "--node-rank", "0", *where), 2)
+    assert line.startswith(f"error: the hosts did not meet at 127.0.0.1:{port}: ")
 
 
 def test_a_killed_rank(start):
