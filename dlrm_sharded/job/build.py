@@ -16,7 +16,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
 from dlrm_sharded.datasets.base import BatchStream, Split, ids_per_sample
-from dlrm_sharded.job.choose_plan import Planned, begin
+from dlrm_sharded.job.choose_plan import Planned
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.model.dlrm import warn_of_slow_bf16
@@ -24,7 +24,7 @@ from dlrm_sharded.model.fused_lookups import set_fused_steps
 from dlrm_sharded.model.sharded_model import dry_shard_model, shard_model
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
+from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.trainer import Trainer
@@ -110,5 +110,4 @@ def resume(prepared: Prepared, planned: Planned, built: Built) -> Progress:
     set_fused_steps(built.model, start.step)
     with all_or_none():
         progress = read_progress(start.resumed, prepared.rank, same_plan=not planned.is_new)
-    on_rank_zero(lambda: begin(prepared, planned))
     return progress

@@ -16,7 +16,7 @@ from dlrm_sharded.job.start import note_start
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.ranks.agreement import on_rank_zero, patiently_on_rank_zero
+from dlrm_sharded.ranks.agreement import patiently_on_rank_zero
 from dlrm_sharded.training.pipeline import check_pipeline
 
 log = logging.getLogger(__name__)
@@ -41,9 +41,6 @@ class Planned:
 def choose_plan(prepared: Prepared) -> Planned:
     """Make the plan on rank 0, unless the run goes on with the one that it has.
 
-    A new run that fails from here on leaves its plan. A run that goes on begins to write when its
-    checkpoint is read, see `resume`.
-
     Raises:
         ConfigError: the pipeline cannot train the plan.
         ShardingError: there is no plan, or its ranks need more memory than there is.
@@ -54,14 +51,14 @@ def choose_plan(prepared: Prepared) -> Planned:
     check_pipeline(settings.trainer.pipeline_on(device), plan, device.type)
     memory = check_memory(prepared, plan)
     task, is_new = with_precisions(prepared.task, plan), plan != prepared.start.checkpoint_plan()
-    planned = Planned(plan, report, task, is_new, memory)
-    if settings.dry_run or prepared.start.resumed is None:
-        on_rank_zero(lambda: begin(prepared, planned))
-    return planned
+    return Planned(plan, report, task, is_new, memory)
 
 
-def begin(prepared: Prepared, planned: Planned) -> None:
-    """Write to the run's folder what is known before the first step; rank 0 calls it."""
+def write_start(prepared: Prepared, planned: Planned) -> None:
+    """Write to the run's folder what is known before the first step; rank 0 calls it.
+
+    What a later part of an interrupted run has left there is removed.
+    """
     folder, start, task = prepared.folder.path, prepared.start, prepared.task
     prepared.folder.check_owner()
     for name, text in prepared.settings.config_files.items():

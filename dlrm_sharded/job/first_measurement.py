@@ -69,38 +69,36 @@ def with_measured_costs(
         snapshot: folder of the costs that the jobs of a sweep share.
     """
 
-    def needs_to() -> bool:
+    def needs_to(by: Planner | None) -> bool:
         return (
-            planner is not None
-            and planner.uses_costs
+            by is not None
+            and by.uses_costs
             and context.hardware is not None
-            and needs_measuring(planner.cost_model, context, exchanges=rank.world_size > 1)
+            and needs_measuring(by.cost_model, context, exchanges=rank.world_size > 1)
         )
 
-    if budget_s is None or not on_rank_zero(needs_to):
+    if budget_s is None or not on_rank_zero(lambda: needs_to(planner)):
         return planner
     store, limit_s = sample_store(context, journal), budget_s + TURN_S
     with contextlib.ExitStack() as stack:
         if not patiently_on_rank_zero(lambda: _takes_turn(stack, store, limit_s)):
             return planner
         with all_or_none():  # another job may have measured meanwhile
-            planner = new_planner(context) if rank.is_zero else None
-        if not on_rank_zero(needs_to):
-            return planner
+            present = new_planner(context) if rank.is_zero else None
+        if not on_rank_zero(lambda: needs_to(present)):
+            return present
         collected, other_work = _measured(rank, context, task, budget_s)
         with all_or_none():
             if rank.is_zero and len(collected) >= MIN_PLANS:
-                planner = _with_samples(
-                    new_planner, context, collected, other_work, store, snapshot
-                )
-            elif rank.is_zero:
+                return _with_samples(new_planner, context, collected, other_work, store, snapshot)
+            if rank.is_zero:
                 log.warning(
                     "only %d plans could be measured in %.0f s, too few for costs of this hardware;"
                     " give calibrate=SECONDS more of them, or leave it out with calibrate=never",
                     len(collected),
                     budget_s,
                 )
-    return planner
+    return present
 
 
 def _measured(

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dlrm_sharded.job.build import build, build_dry, resume
-from dlrm_sharded.job.choose_plan import choose_plan
+from dlrm_sharded.job.choose_plan import choose_plan, write_start
 from dlrm_sharded.job.measure_run import measure
 from dlrm_sharded.job.owned_folder import owned_folder, with_checkpoints
 from dlrm_sharded.job.prepare import prepare
@@ -28,10 +28,15 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
         if (objective := on_rank_zero(lambda: finished_objective(prepared))) is not None:
             return objective
         planned = choose_plan(prepared)
+        begins = settings.dry_run or prepared.start.resumed is None
+        if begins:  # and leaves its plan if it fails from here on
+            on_rank_zero(lambda: write_start(prepared, planned))
         if settings.dry_run:
             return build_dry(prepared, planned)
         built = build(settings, rank, planned.plan, planned.task)
         measured = measure(prepared, planned, built)
         progress = resume(prepared, planned, built)
+        if not begins:  # nothing of a former run has changed before its checkpoint was read
+            on_rank_zero(lambda: write_start(prepared, planned))
         trained = train(prepared, planned, built, measured, progress)
         return on_rank_zero(lambda: conclude(prepared, planned, measured, trained))
