@@ -52,12 +52,9 @@ def asked_task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
 
 def unused_of_costs(cfg: DictConfig) -> dict[str, str]:
     """Return the keys of costs that have no effect where this machine is not planned for."""
-    if cfg.get("cost_model") is None:
-        reason = "cost_model is none, so nothing is predicted"
-    elif cfg.hardware != HERE:
-        reason = "what is measured on this machine changes the costs of hardware=here alone"
-    else:
+    if cfg.get("cost_model") is not None and cfg.hardware == HERE:
         return {}
+    reason = "what is measured on this machine changes only the costs of a model of hardware=here"
     return dict.fromkeys(("journal", "calibrate"), reason)
 
 
@@ -93,7 +90,6 @@ def build_dataset(cfg: DictConfig) -> Dataset:
 
 def _task_of_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
     """Return the task of the data, whose tables have the profile measured on it."""
-    check_count("batch_size", cfg.batch_size, least=1, most=MAX_BATCH_SIZE)
     embedding = instantiate(cfg.optimizer).embedding
     settings: TopologySettings = instantiate(cfg.topology)
     topology = settings.topology(**dict(zip(OPTIMIZER_KEYS, memory_of(embedding), strict=True)))

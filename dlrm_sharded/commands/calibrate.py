@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +67,9 @@ def calibrate(cfg: DictConfig) -> None:
         _fit(cfg, *read_costs(Path(cfg.costs)))
         return
     if "RANK" not in os.environ:
-        sys.exit(_start_ranks(cfg.num_ranks or default_num_ranks()))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_a_rank(RUN_RANKS)))
+        num_ranks = str(cfg.num_ranks or default_num_ranks())
+        sys.exit(launch(["--nproc-per-node", num_ranks, "-m", MODULE, *sys.argv[1:]]))
     with process_group(timeout_s=1800) as rank:
         context = context_of_job(rank, cfg.optimizer.embedding)
         with all_or_none():
@@ -144,23 +145,15 @@ def _check(cfg: DictConfig) -> None:
     check_choice("optimizer.embedding", cfg.optimizer.embedding, EMBEDDING_OPTIMIZERS)
 
 
-def _start_ranks(num_ranks: int) -> int:
-    """Run this module on ranks that torchrun starts from this process; return the exit code."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_a_rank(RUN_RANKS)))
-    return launch(["--nproc-per-node", str(num_ranks), "-m", MODULE, *sys.argv[1:]])
-
-
 def _fit(cfg: DictConfig, samples: Sequence[Sample], context: RunContext) -> None:
     """Fit the model, and report how well it predicts plans that were left out."""
-    started_s, out = time.perf_counter(), Path(cfg.out)
+    out = Path(cfg.out)
     if cfg.architecture == LEARNED:
         path, errors = fit_learned(samples, context, out)
     else:
         path, errors = fit_neuroshard(samples, context, out, seed=cfg.seed, num_steps=cfg.num_steps)
     log.info("errors on plans that were left out of the fit:\n\n%s\n", errors_table(errors))
-    log.info(
-        "fitted %d samples in %.0f s; wrote %s", len(samples), time.perf_counter() - started_s, path
-    )
+    log.info("fitted %d samples; wrote %s", len(samples), path)
     if cfg.architecture == LEARNED:
         log.info(
             "to tune a packaged policy to this model, in about a minute: dlrm-train-policy "

@@ -36,12 +36,9 @@ def installation() -> str:
     """Return the device, its driver, and the versions of the packages.
 
     Raises:
-        ConfigError: versions do not belong together, torch cannot use the visible GPUs, or FBGEMM
-            does not run on the device.
+        ConfigError: torch cannot use the visible GPUs, or FBGEMM does not run on the device.
     """
     installed = installed_versions()
-    if (problem := version_problem(installed)) is not None:
-        raise ConfigError(problem)
     packages = ", ".join(f"{package} {version}" for package, version in versions().items())
     missing = [package for package in ("torch", "torchrec") if package not in installed]
     if missing or not {*FBGEMM.values()} & {*installed}:

@@ -43,7 +43,6 @@ from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.sharders.planning import Planner, planners_for
 
-CONFIG = "compare"
 FORMATS = ("csv", "parquet")
 
 log = logging.getLogger("dlrm_sharded.compare")
@@ -97,10 +96,8 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
     check_choice("format", cfg.format, FORMATS)
     reference = sharders[0] if cfg.reference is None else cfg.reference
     check_choice("reference", reference, sharders)
-    if not cfg.out:
-        raise ConfigError("out is not set; name the folder of the results")
     return Setting(
-        out=folder_to_write("out", str(cfg.out)),
+        out=folder_to_write("out", cfg.out),
         reference=reference,
         margin=float(cfg.tie),
         num_workers=cfg.workers or num_cores(),
@@ -159,7 +156,7 @@ def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Sequence[ComparedTas
     if cfg.get("cost_model") is None:
         raise ConfigError("cost_model is none; a comparison needs one to predict costs")
     factories = [
-        dataclasses.replace(planner_factory(config_of_sharder(CONFIG, name)), value_profiles=None)
+        dataclasses.replace(planner_factory(config_of_sharder(name)), value_profiles=None)
         for name in sharders
     ]
     planners: dict[str, list[Planner]] = {}
@@ -193,7 +190,7 @@ def unused(cfg: DictConfig) -> dict[str, str]:
 
 def main() -> None:
     sys.argv[1:] = map(quoted_list, sys.argv[1:])
-    run_command(compare, CONFIG, unused=unused)
+    run_command(compare, "compare", unused=unused)
 
 
 if __name__ == "__main__":

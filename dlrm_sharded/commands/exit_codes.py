@@ -103,8 +103,10 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if code != EXIT_PREEMPTED:
             of_rank = f" on rank {cause.failed_rank}" if cause.failed_rank else ""
             message = f"error{of_rank}: {message}"
-        if is_said:
-            _report(message, logging.INFO if code == EXIT_PREEMPTED else logging.ERROR)
+        if is_said and rank == 0 and HydraConfig.initialized():  # which has set up the log
+            log.log(logging.INFO if code == EXIT_PREEMPTED else logging.ERROR, "%s", message)
+        elif is_said:
+            print(message, file=sys.stderr, flush=True)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _write_error_file(error, reason, exit_code=code, line=message, is_said=is_said)
             if code != EXIT_PREEMPTED and (all_ranks_alike or isinstance(error, EndedRankError)):
@@ -189,11 +191,3 @@ def _write_error_file(error: Exception, message: str, **about: object) -> None:
         with contextlib.suppress(OSError):
             fields = {"message": {"message": message, "extraInfo": about}}
             replace_file(path, json.dumps(fields).encode())
-
-
-def _report(line: str, level: int) -> None:
-    """Log a line where Hydra has set up the log, which is on rank 0; else print it."""
-    if rank_number() == 0 and HydraConfig.initialized():
-        log.log(level, "%s", line)
-    else:
-        print(line, file=sys.stderr, flush=True)

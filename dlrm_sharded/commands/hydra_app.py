@@ -21,7 +21,6 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.yamls import CONF_DIR
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks.attempt import started
-from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE, die_with_parent
 
 
 def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) -> None:
@@ -30,8 +29,6 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
     Args:
         quiet: overrides for ranks above 0, which come after those of the user.
     """
-    if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()):
-        die_with_parent()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
@@ -99,8 +96,8 @@ def check_overrides(unused: Mapping[str, str]) -> None:
     Raises:
         ConfigError: the command line has such an override.
     """
-    groups = {folder.name for folder in CONF_DIR.iterdir() if folder.is_dir()}
-    groups -= {"experiment"}  # experiments are made to be merged
+    # experiments are made to be merged
+    groups = {path.name for path in CONF_DIR.iterdir() if path.is_dir()} - {"experiment"}
     for override in command_line():
         name, value = override.key_or_group, override.value()
         if name in groups and isinstance(value, list):

@@ -76,9 +76,7 @@ def plan(cfg: DictConfig) -> None:
         for title, lines in sections(report.diagnosis).items():
             log.info("%s", "\n  ".join([title, *lines]))
     if report.caveat is not None:
-        advice = "if the ranks are CPUs, set topology.compute_device to cpu in task.json"
-        on_cpus = task.topology.compute_device == "cpu"
-        log.warning("caveat: %s%s", report.caveat, "" if on_cpus else f"; {advice}")
+        log.warning("caveat: %s", report.caveat)
 
 
 def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
@@ -119,8 +117,6 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
     Raises:
         ConfigError: a file cannot be written, or both are one.
     """
-    if not cfg.out:
-        raise ConfigError("out is not set; name the plan.json to write")
     check_file_to_write("out", cfg.out)
     out, task_out = str(cfg.out), cfg.task_out and str(cfg.task_out)
     if not is_written_through(out):

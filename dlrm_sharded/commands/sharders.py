@@ -152,7 +152,7 @@ def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None)
     if hardware is None:
         return RunContext(device=topology.compute_device, calibrated=CALIBRATED)
     if hardware == HERE:
-        return context_here(topology, optimizer)
+        return _context_here(topology, optimizer)
     spec = named_gpu_spec(hardware, key="hardware")
     if topology.compute_device != "cuda":
         raise ConfigError(
@@ -170,7 +170,7 @@ def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None)
     return RunContext("cuda", named, optimizer, topology.ranks_per_host, calibrated=CALIBRATED)
 
 
-def context_here(topology: Topology, optimizer: str | None) -> RunContext:
+def _context_here(topology: Topology, optimizer: str | None) -> RunContext:
     """Return ranks that compute on this machine, with as many threads as those of a run."""
     device = topology.compute_device
     if device == "cuda" and device_type() != "cuda":
@@ -195,7 +195,7 @@ def quoted_list(argument: str) -> str:
     return f"{LIST}='{value}'"
 
 
-def config_of_sharder(config_name: str, sharder: str) -> DictConfig:
+def config_of_sharder(sharder: str) -> DictConfig:
     """Compose the running command's config with a sharder and its settings.
 
     Raises:
@@ -206,7 +206,5 @@ def config_of_sharder(config_name: str, sharder: str) -> DictConfig:
     for setting in settings:
         if "=" not in setting:
             raise ConfigError(f"sharder {sharder!r} has the setting {setting!r}, must be key=value")
-    overrides = list(HydraConfig.get().overrides.task)
-    return compose(
-        config_name, [*overrides, f"+{KEY}={name}", *(f"{KEY}.{setting}" for setting in settings)]
-    )
+    running, own = HydraConfig.get(), [f"{KEY}.{setting}" for setting in settings]
+    return compose(running.job.config_name, [*running.overrides.task, f"+{KEY}={name}", *own])

@@ -56,8 +56,6 @@ def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[Compar
     sizes = given if isinstance(given, list) else [given]
     for size in sizes:
         check_count("ranks", size, least=1, most=MAX_RANKS)
-    if len(set(sizes)) < len(sizes):
-        raise ConfigError(f"ranks is {sizes}, and names one number twice")
     overrides = HydraConfig.get().overrides.task
     config = HydraConfig.get().job.config_name
     settings: dict[str, TopologySettings] = {
@@ -80,8 +78,6 @@ def _on(one: ComparedTask, name: str, settings: TopologySettings, num_ranks: int
     assert spec.memory_gib is not None, "all GPUs with a name have one"
     per_host = settings.gpus_per_host or spec.gpus_of_domain
     check_count(f"gpus_per_host of topology {name}", per_host, least=1)
-    if num_ranks > per_host and num_ranks % per_host:
-        raise ConfigError(f"{num_ranks} ranks do not fill hosts of {per_host} GPUs ({name})")
     check_batch_size(one.task.batch_size, num_ranks, key=f"batch_size of {one.name}")
     ranks = dataclasses.replace(
         settings,

@@ -40,6 +40,12 @@ from dlrm_sharded.runs.result import OBJECTIVES
 MAX_TIMEOUT_S = 1e8
 """Limit of the time that a rank waits for the others: three years."""
 
+HANDED_ON = (
+    *("batch_size", "seed", "journal", "price_snapshot", "resume", "init_from"),
+    *("objective", "check_memory", "dry_run"),
+)
+"""Keys that the settings of a job have as they are."""
+
 OF_A_RANK = re.compile(r"\$\{(hydra|now|started):")
 """Parts of a config that Hydra resolves to other values on rank 0 than on the others."""
 
@@ -103,23 +109,15 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
         optimizer=optimizer,
         trainer=instantiate(cfg.trainer),
         measure=instantiate(cfg.measure),
-        batch_size=cfg.batch_size,
-        seed=cfg.seed,
         new_model=instantiate(cfg.model),
         planner=planner_factory(
             cfg, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
         ),
-        journal=cfg.journal,
-        price_snapshot=cfg.price_snapshot,
         start_budget_s=start_budget(cfg),
-        resume=cfg.resume,
-        init_from=cfg.init_from,
         bounds=cfg.data.bounds,
-        objective=cfg.objective,
-        check_memory=cfg.check_memory,
-        dry_run=cfg.dry_run,
         config=_plain(cfg, resolve=True),
         config_files=hydra_files(cfg),
+        **{key: cfg[key] for key in HANDED_ON},
     )
 
 

@@ -11,7 +11,6 @@ A training that was killed continues with the interrupted round when it is start
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -33,13 +32,11 @@ from dlrm_sharded.hardware.artifact import CALIBRATED, find_artifact, name_in_fo
 from dlrm_sharded.hardware.artifact_kinds import policy_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.measuring.rank_bench import RankBench, draw_ids, with_measured
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, process_group
-from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.rl.learned_policy import POLICY_FEATURES, LearnedPolicy, read_net, to_arrays
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.tasks import TaskPool
@@ -49,8 +46,6 @@ from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder
 
 log = logging.getLogger("dlrm_sharded.train_policy")
-PACKAGED = "packaged"
-COSTS = ("measured", "predicted")
 VALIDATION_SEED = 2**32
 DECIDES = ("policy", "init_from", "costs", "schedule", "tasks", "measure")
 """Keys that determine the networks, beside the optimizer."""
@@ -70,19 +65,22 @@ def train_policy(cfg: DictConfig) -> None:
         out = folder_to_write("out", cfg.out)
         folder_to_write("log_dir", cfg.log_dir)
         check_count("num_validation_tasks", cfg.num_validation_tasks, least=1)
-        hardware, device = detect_hardware(rank), rank.device.type
         pool: TaskPool = instantiate(cfg.tasks)
-        model = _cost_model(cfg, pool, hardware, device)
+        hardware, optimizer = detect_hardware(rank), cfg.optimizer.embedding
+        context = RunContext(
+            rank.device.type, hardware, optimizer, pool.world_size, calibrated=CALIBRATED
+        )
+        model = _cost_model(cfg, context)
         training = PolicyTraining(instantiate(cfg.policy), pool, instantiate(cfg.schedule))
-        context = RunContext(device, hardware, cfg.optimizer.embedding)
         initialize(training.net, cfg.init_from, context)
         kind = training.net.kind
+        policy = PolicySharder(LearnedPolicy(training.net), name=kind, num_samples=0)
         chosen: Any = OmegaConf.to_container(cfg, resolve=True)
-        settings = {"optimizer": cfg.optimizer.embedding, **{key: chosen[key] for key in DECIDES}}
+        settings = {"optimizer": optimizer, **{key: chosen[key] for key in DECIDES}}
         mean_ms = _mean_cost(pool, model, cfg.num_validation_tasks)
         scores = {weight: mean_ms(GreedySharder(weight)) for weight in WEIGHTS}
-        best = min(WEIGHTS, key=lambda weight: scores[weight])
-        initial_ms = None if cfg.init_from is None else mean_ms(_most_probable(training))
+        best = min(scores, key=scores.__getitem__)
+        initial_ms = None if cfg.init_from is None else mean_ms(policy)
         name = name_in_folder(out, policy_kind(kind), hardware)
         checkpoint = out / f"{name}.partial"
         # A new training replaces the curves of an earlier one; a resumed one appends to them.
@@ -93,7 +91,7 @@ def train_policy(cfg: DictConfig) -> None:
         ):
 
             def show(finished: RoundResult) -> None:
-                cost_ms = mean_ms(_most_probable(training))
+                cost_ms = mean_ms(policy)
                 curves = {"cost_ms": cost_ms, "best_heuristic_ms": scores[best]}
                 curves |= {curve: getattr(finished, curve) for curve in CURVES}
                 for curve, value in curves.items():
@@ -108,25 +106,20 @@ def train_policy(cfg: DictConfig) -> None:
                 settings=settings,
                 on_round=show,
             )
-        scores[kind] = mean_ms(_most_probable(training))
+        scores[kind] = mean_ms(policy)
+        training_s = sum(finished.seconds for finished in training.rounds)
         about = {"training": settings, "scores_ms": scores, "initial_ms": initial_ms}
-        meta = hardware.to_meta() | about | _meta(training, context)
-        path = write_artifact(out, name, to_arrays(training.net), meta)
+        meta = _meta(kind, context) | about | {"training_s": round(training_s, 1)}
+        path = write_artifact(out, name, to_arrays(training.net), hardware.to_meta() | meta)
         checkpoint.unlink(missing_ok=True)  # another training may have had it
         before = "" if initial_ms is None else f" (before the training {initial_ms:.2f} ms)"
         log.info(
             "trained in %.0f s without measurements; on %d other tasks plans cost %s; wrote %s",
-            meta["training_s"],
+            training_s,
             cfg.num_validation_tasks,
             f"{scores[kind]:.2f} ms{before}, of the best heuristic {best} {scores[best]:.2f} ms",
             path,
         )
-
-
-def _most_probable(training: PolicyTraining) -> PolicySharder:
-    """Return the sharder that takes the policy's most probable plans."""
-    net = training.net
-    return PolicySharder(LearnedPolicy(net), name=net.kind, num_samples=0)
 
 
 def unused(cfg: DictConfig) -> dict[str, str]:
@@ -156,7 +149,7 @@ def initialize(net: PlacementNet, init_from: str | None, context: RunContext) ->
         return
     check_path("init_from", init_from)
     path = Path(init_from)
-    if init_from == PACKAGED:
+    if init_from == "packaged":
         path = find_artifact(policy_kind(net.kind), context.hardware, context.device)
     net.load_state_dict(read_net(net.kind, path).state_dict())
 
@@ -175,30 +168,23 @@ def _mean_cost(pool: TaskPool, model: CostModel, num_tasks: int) -> Callable[[Sh
     return lambda sharder: fmean(model.predict(sharder.shard(t), t).cost_ms for t in tasks)
 
 
-def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str) -> CostModel:
-    check_choice("costs", cfg.costs, COSTS)
+def _cost_model(cfg: DictConfig, context: RunContext) -> CostModel:
+    check_choice("costs", cfg.costs, ("measured", "predicted"))
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
-    optimizer = cfg.optimizer.embedding
-    context = RunContext(device, hardware, optimizer, pool.world_size, calibrated=CALIBRATED)
     model: CostModel = instantiate(cfg.cost_model)(context)
     return model
 
 
-def _meta(training: PolicyTraining, context: RunContext) -> dict[str, Any]:
-    """Return what an artefact says of a training and its circumstances, as JSON."""
-    schedule = training.schedule
+def _meta(kind: str, context: RunContext) -> dict[str, Any]:
+    """Return what an artefact says of a policy, beside its hardware and its training."""
     return {
-        "kind": training.net.kind,
+        "kind": kind,
         "device": context.device,
         "optimizer": context.optimizer,
         "features": POLICY_FEATURES,
-        "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
-        "training_s": round(sum(result.seconds for result in training.rounds), 1),
-        "cores": num_cores(),
         "versions": versions(),
         "commit": commit(),
-        "load_average": os.getloadavg(),
     }
 
 

@@ -31,8 +31,6 @@ def read_words(
         if word in ("-h", "--help"):
             print(usage)
             raise SystemExit(0)
-        if key in values:
-            raise ConfigError(f"{key} is there twice, as in {word}; write it once")
         if sign and key in keys:
             values[key] = value_of(text)
         elif names is None or word.startswith("-") or (sign and key.isidentifier()):

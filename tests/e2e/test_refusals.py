@@ -41,8 +41,7 @@ REFUSED: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
         ((*TASKS, "ranks=[8]"), "ranks=[8] has no effect: topologies="),
         ((*TASKS, "topologies=[detect]"), "topology detect names no hardware"),
         ((*ON_GPUS, "hardware=h100"), "topologies name their GPUs"),
-        ((*ON_GPUS, "ranks=[8,8]"), "names one number twice"),
-        ((*ON_GPUS, "ranks=12"), "do not fill hosts of 8 GPUs"),
+        ((*ON_GPUS, "ranks=12"), "topology.ranks_per_host is 8, must divide"),
         (
             (*ON_GPUS, "ranks=5"),
             "batch_size of task_0 is 192; it is global and must be a multiple of the 5 ranks",

@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from dlrm_sharded.commands.sharders import context_here, run_context
+from dlrm_sharded.commands.sharders import run_context
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.task import Topology
 from tests.unit.contest.entries import TASK
@@ -15,7 +15,8 @@ from tests.unit.contest.entries import TASK
 
 def test_the_version_of_fbgemm_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # so that they stay
-    context = context_here(Topology(2, 10**9, compute_device="cpu"), "sgd")
+    task = dataclasses.replace(TASK, topology=Topology(2, 10**9, compute_device="cpu"))
+    context = run_context("here", task, "sgd")
     assert context.fbgemm == version("fbgemm-gpu-cpu")
 
 

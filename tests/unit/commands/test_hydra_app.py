@@ -1,14 +1,10 @@
 """Ranks parse the arguments that they need, and wrong ones are refused in one line."""
 
-import subprocess
-import sys
-
 import pytest
 from hydra._internal.utils import get_args_parser
 
 from dlrm_sharded.commands.hydra_app import _arguments
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
 
 QUIET = ["hydra.run.dir=.", "hydra.output_subdir=null"]
 
@@ -53,23 +49,3 @@ def test_one_rank_prints_what_a_flag_asks_for(flag):
 def test_arguments_that_cannot_be_used(arguments, rank, words):
     with pytest.raises(ConfigError, match=words):
         _arguments(arguments, rank=rank, quiet=())
-
-
-PARENT = """
-import os, subprocess, sys, time
-child = "import time; from dlrm_sharded.commands.hydra_app import run_hydra; " + sys.argv[1]
-subprocess.Popen(
-    [sys.executable, "-c", child], env={**os.environ, LAUNCHER: str(os.getpid())}
-)
-time.sleep(600)
-"""
-
-
-def test_a_command_dies_with_the_command_that_started_it():
-    """However that ends; a calibration would otherwise go on measuring."""
-    child = "run_hydra(lambda: (print('runs', flush=True), time.sleep(20), print('still runs')))"
-    code = PARENT.replace("LAUNCHER", repr(LAUNCHER_VARIABLE))
-    with subprocess.Popen([sys.executable, "-c", code, child], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout.readline() == b"runs\n"
-        parent.kill()
-        assert parent.stdout.read() == b"", "the child has closed the pipe, too"

@@ -23,7 +23,6 @@ def test_words_and_keys(monkeypatch):
     [
         (["runs", "--out", "x"], "--out has no effect here; keys: out=, num="),
         (["runs", "oot=x"], "oot=x has no effect here; keys: out=, num="),
-        (["runs", "num=1", "num=2"], "num is there twice"),
         (["num=1"], "name runs"),
     ],
 )
