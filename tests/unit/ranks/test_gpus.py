@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -125,78 +125,41 @@ def test_which_states_disturb_a_measurement(before, after, is_disturbed):
 BUS_IDS = [f"00000000:{bus}:00.0" for bus in ("17", "65", "CA", "E3")]
 
 
-class Host:
-    """A made-up host of two nodes with eight cores each, and four GPUs."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._folder, self._monkeypatch = folder, monkeypatch
-        monkeypatch.setattr(gpus, "PCI_DEVICES", folder / "pci")
-        monkeypatch.setattr(gpus, "NUMA_NODES", folder / "nodes")
-        monkeypatch.setenv("PATH", install_nvidia_smi(folder, 4, answers=self._bus_ids(4)))
-        for number in (0, 1):
-            self.set_node(number, {*range(8 * number, 8 * number + 8)})
-            (folder / "nodes" / f"node{number}" / "cpulist").touch()
-        for bus_id, node in zip(BUS_IDS, (0, 0, 1, 1), strict=True):
-            self.place(bus_id, node)
-        self.install_numactl("exec echo works")
-        self.allow(range(16))
-
-    @staticmethod
-    def _bus_ids(num: int) -> dict[str, str]:
-        return {"--query-gpu=pci.bus_id": "\n".join(BUS_IDS[:num])}
-
-    def show(self, num: int) -> None:
-        install_nvidia_smi(self._folder, 4, answers=self._bus_ids(num))
-
-    def set_node(self, number: int, cores: set[int]) -> None:
-        for core in cores:
-            (self._folder / "nodes" / f"node{number}" / f"cpu{core}").mkdir(parents=True)
-
-    def place(self, bus_id: str, node: int) -> None:
-        folder = self._folder / "pci" / f"0000:{bus_id[9:].lower()}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "numa_node").write_text(f"{node}\n")
-
-    def install_numactl(self, script: str) -> None:
-        (self._folder / "numactl").write_text(f"#!/bin/sh\n{script}\n")
-        (self._folder / "numactl").chmod(0o755)
-
-    def allow(self, cores: Iterable[int]) -> None:
-        self._monkeypatch.setattr(gpus.os, "sched_getaffinity", lambda pid: {*cores})
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_driver: None) -> Host:
-    return Host(tmp_path, monkeypatch)
-
-
-def test_gpus_of_a_node_share_its_cores(host):
-    assert cores_near_gpus(["0", "1", "2", "3"]) == 4
-    host.show(3)
-    assert cores_near_gpus(["0", "1", "2"]) == 4
-    host.show(1)
-    assert cores_near_gpus(["0"]) == 8
-    host.allow(range(10))
-    host.show(4)
-    assert cores_near_gpus(["0", "1", "2", "3"]) == 1
-
-
-def test_where_ranks_cannot_be_bound(host, monkeypatch, tmp_path):
-    """A job that began nevertheless would end at once, or have all ranks on one node."""
-    four = ["0", "1", "2", "3"]
-    assert cores_near_gpus(PARTS[:1]) == 0, "nvidia-smi does not find a part of a GPU"
-    host.allow(range(8))
-    assert cores_near_gpus(four) == 0, "no core of the second node is this job's"
-    host.allow(range(16))
-    host.install_numactl("echo No NUMA support available on this system.; exit 1")
-    assert cores_near_gpus(four) == 0, "as in a container that may not ask"
-    host.install_numactl("exec echo works")
-    host.place(BUS_IDS[3], -1)
-    assert cores_near_gpus(four) == 0, "a virtual machine does not tell, and torch would take 0"
-    host.place(BUS_IDS[3], 1)
-    assert cores_near_gpus(four) == 4
+@pytest.mark.parametrize(
+    ("nodes", "mine", "numactl", "cores"),
+    [
+        ((0, 0, 1, 1), range(16), "echo works", 4),
+        ((0, 0, 1), range(16), "echo works", 4),
+        ((1,), range(16), "echo works", 8),
+        ((0, 0, 1, 1), range(10), "echo works", 1),
+        ((0, 0, 1, 1), range(8), "echo works", 0),  # no core of the second node
+        ((0, 0, 1, -1), range(16), "echo works", 0),  # a virtual machine
+        ((0, 0, 1, None), range(16), "echo works", 0),
+        ((0, 0, 1, 1), range(16), "echo No NUMA support available on this system.; exit 1", 0),
+        ((), range(16), "echo works", 0),  # a part of a GPU
+    ],
+)
+def test_cores_on_the_nodes_of_gpus(nodes, mine, numactl, cores, monkeypatch, tmp_path):
+    """Of a host of two nodes with eight cores each. Where it is 0, torch would end the job, or bind
+    all ranks to the first node."""
+    monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr(gpus, "NUMA_NODES", tmp_path)
-    assert cores_near_gpus(four) == 0, "there is one node"
+    for core in range(16):
+        (tmp_path / f"node{core // 8}" / f"cpu{core}").mkdir(parents=True)
+    (tmp_path / "node0" / "cpulist").touch()
+    for bus_id, node in zip(BUS_IDS, nodes, strict=False):
+        if node is not None:
+            (tmp_path / f"0000:{bus_id[9:].lower()}").mkdir()
+            (tmp_path / f"0000:{bus_id[9:].lower()}" / "numa_node").write_text(f"{node}\n")
+    (tmp_path / "numactl").write_text(f"#!/bin/sh\n{numactl}\n")
+    (tmp_path / "numactl").chmod(0o755)
+    shown = {"--query-gpu=pci.bus_id": "\n".join(BUS_IDS[: len(nodes)])}
+    monkeypatch.setenv("PATH", install_nvidia_smi(tmp_path, 4, answers=shown))
+    monkeypatch.setattr(gpus.os, "sched_getaffinity", lambda pid: {*mine})
+    visible = [str(number) for number in range(len(nodes))] or PARTS[:1]
+    assert cores_near_gpus(visible) == cores
+    (tmp_path / "node1").rename(tmp_path / "memory1")
+    assert cores_near_gpus(visible) == 0, "there is one node"
 
 
 @pytest.fixture
