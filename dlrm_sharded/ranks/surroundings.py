@@ -80,7 +80,9 @@ def _state_of(device: torch.device) -> GpuState | None:
     if device.type != "cuda":
         return None
     torch.cuda._sleep(BUSY_CYCLES)
-    return gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    state = gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    torch.cuda.synchronize(device)  # what is measured next would be launched ahead of the GPU
+    return state
 
 
 def core_wait_s() -> float:

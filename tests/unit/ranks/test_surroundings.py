@@ -44,6 +44,7 @@ def test_the_state_of_a_busy_gpu(states, gpus, monkeypatch):
     monkeypatch.setattr(surroundings, "gpu_state", answer)
     assert SurroundingsWatch(GPU).conclude().gpus == gpus
     assert asked == ["GPU-8-4", "GPU-8-4"]
+    assert gpu.device_ms <= gpu.host_ms, "what is measured next would be launched ahead of the GPU"
 
 
 def test_which_gpu_was_slowed_is_said():
