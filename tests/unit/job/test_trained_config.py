@@ -118,3 +118,19 @@ def test_other_data_under_the_same_path_is_other_data():
     assert facts(max_rows=50) != facts(max_rows=51)
     assert facts(max_rows=50) != facts(max_rows=50, num_val_batches=3)
     assert facts(max_rows=50) != facts(max_rows=50, alpha=0.2)
+
+
+@pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [
+        ("trainer.pipeline", "auto", "sparse_dist"),
+        ("model.compile_mode", "auto", "default"),
+        ("model.dense_graph", False, True),
+    ],
+)
+def test_what_null_chooses_was_the_default_of_02(key, default, other):
+    assert refused_and_changed(changed(key, default), changed(key, None)) == ([], [])
+    _, said = refused_and_changed(changed(key, other), changed(key, None))
+    assert said == [f"{key} is None and was {other!r}"]
+    _, said = refused_and_changed(changed(key, default), changed(key, other))
+    assert said == [f"{key} is {other!r} and was {default!r}"]
