@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
     EXIT_ERROR,
-    EXIT_PREEMPTED,
+    RANK_EXIT_PREEMPTED,
     EXIT_USER_ERROR,
     ConfigError,
     EndedRankError,
@@ -100,16 +100,18 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             failed_rank = 0 if all_ranks_alike and not isinstance(error, OSError) else rank
             cause = RankError(error, failed_rank=failed_rank, reporter=failed_rank)
         is_agreed, is_said = cause.on_all_ranks, rank == cause.reporter
-        if code != EXIT_PREEMPTED:
+        if code != RANK_EXIT_PREEMPTED:
             of_rank = f" on rank {cause.failed_rank}" if cause.failed_rank else ""
             message = f"error{of_rank}: {message}"
         if is_said and rank == 0 and HydraConfig.initialized():  # which has set up the log
-            log.log(logging.INFO if code == EXIT_PREEMPTED else logging.ERROR, "%s", message)
+            log.log(logging.INFO if code == RANK_EXIT_PREEMPTED else logging.ERROR, "%s", message)
         elif is_said:
             print(message, file=sys.stderr, flush=True)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _write_error_file(error, reason, exit_code=code, line=message, is_said=is_said)
-            if code != EXIT_PREEMPTED and (all_ranks_alike or isinstance(error, EndedRankError)):
+            if code != RANK_EXIT_PREEMPTED and (
+                all_ranks_alike or isinstance(error, EndedRankError)
+            ):
                 _end_together(reason, is_reported=is_said, is_first=all_ranks_alike)
     else:
         end_despite_questions(0)

@@ -1,16 +1,9 @@
 """A lower bound of `PlanCost.cost_ms` over all plans of a task, under an additive cost model.
 
-The slowest rank costs no less than the ranks do on average (L1), and the mean is nearly a sum over
-the pieces into which the tables are cut, wherever these go: the work of a piece costs least on a
-rank that reads nothing else (L2), and exchanges cost least on average where the ranks' volumes
-are even (L3). So every table can take its cheapest pieces by itself (L4). A piece that alone makes
-a rank cost more than T is in no plan of cost T, so a T that is lower than the mean of the cheapest
-of the other pieces is lower than the cost of every plan (L5). A part of its cost every rank pays,
-wherever the pieces are (L7, L10). The less that is, the more do the pieces cost, and the more that
-is, the smaller are the pieces for which a rank has time; so each range of it has its own test
-(L11). Row blocks that fill the ranks of one host leave all columns to the others (L12). A rank's
-largest piece makes all others wait (L13). Row blocks of sequences reduce nothing (L13), and modules
-pay for their own launches (L15). Bytes of sequences count for more or fewer bytes of bags (L16).
+The slowest rank costs no less than the ranks do on average (L1), and that mean is nearly a sum over
+the pieces into which the tables are cut, wherever these go (L2, L3). So every table can take its
+cheapest pieces by itself (L4). The further lemmas take account of what a single large piece, a cost
+that all ranks have, row blocks, sequences and launches add to the mean.
 
 docs/notes/lower_bound.md has the lemmas L1 to L16, their proofs and an example with numbers.
 

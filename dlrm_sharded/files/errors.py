@@ -26,7 +26,7 @@ import sys
 from collections.abc import Iterable
 from os import PathLike
 
-EXIT_ERROR, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_PREEMPTED = 1, 2, 130, 0
+EXIT_ERROR, EXIT_USER_ERROR, EXIT_INTERRUPTED, RANK_EXIT_PREEMPTED = 1, 2, 130, 0
 """Exit codes of commands after a bug, after an error that the user can fix, after Ctrl-C, and after
 a signal that stopped a training. `commands.exit_codes` ends a process with the code of its error;
 a launcher ends with 2 if the first rank that failed did, and else with 1."""
@@ -70,7 +70,7 @@ class UnsavedError(UserError):
 class PreemptedError(UserError):
     """A signal asked the training to stop, and a checkpoint was written."""
 
-    exit_code = EXIT_PREEMPTED
+    exit_code = RANK_EXIT_PREEMPTED
 
 
 class RemoteFileError(UserError, OSError):

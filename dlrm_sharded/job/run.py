@@ -28,15 +28,15 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
         if (objective := on_rank_zero(lambda: finished_objective(prepared))) is not None:
             return objective
         planned = choose_plan(prepared)
-        begins = settings.dry_run or prepared.start.resumed is None
-        if begins:  # and leaves its plan if it fails from here on
+        writes_now = settings.dry_run or prepared.start.resumed is None
+        if writes_now:  # so that a run that fails while it is built still leaves its plan
             on_rank_zero(lambda: write_start(prepared, planned))
         if settings.dry_run:
             return build_dry(prepared, planned)
         built = build(settings, rank, planned.plan, planned.task)
         measured = measure(prepared, planned, built)
         progress = resume(prepared, planned, built)
-        if not begins:  # nothing of a former run has changed before its checkpoint was read
+        if not writes_now:  # a former run stays as it is until its checkpoint is read
             on_rank_zero(lambda: write_start(prepared, planned))
         trained = train(prepared, planned, built, measured, progress)
         return on_rank_zero(lambda: conclude(prepared, planned, measured, trained))

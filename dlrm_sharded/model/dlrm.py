@@ -184,7 +184,7 @@ class Dlrm(nn.Module):
         check_compile_mode(compile_mode, in_graph=bool(dense_graph))
         if device.type not in TRIED_DEVICES:
             compile_mode, dense_graph = compile_mode or NOT_COMPILED, bool(dense_graph)
-        self.compile_mode, self.asked_graph = compile_mode, dense_graph
+        self.compile_mode, self.has_graph = compile_mode, dense_graph
         self.sparse_arch = SparseArch(tables)
         self.vector_stack = VectorStack(tables, dense_layers[-1], device=device)
         self.dense_arch = DenseLayers(num_dense, list(dense_layers), device=device)

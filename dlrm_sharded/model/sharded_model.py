@@ -177,7 +177,7 @@ class _DenseInOwnGroup(DefaultDataParallelWrapper):
 def asked_of_dense_part(model: nn.Module) -> tuple[str | None, bool | None]:
     """Return the `compile_mode` and `dense_graph` that a wrapped model was built with."""
     found = next((m for m in model.modules() if isinstance(m, Dlrm)), None)
-    return (NOT_COMPILED, False) if found is None else (found.compile_mode, found.asked_graph)
+    return (NOT_COMPILED, False) if found is None else (found.compile_mode, found.has_graph)
 
 
 def set_dense_part(
@@ -192,9 +192,9 @@ def set_dense_part(
         if model.compile_mode is None:
             compile_layers(model.compiled_layers(), compile_mode, is_asked=False)
             model.compile_mode = compile_mode
-        if model.dense_graph is None or model.asked_graph is not None:
+        if model.dense_graph is None or model.has_graph is not None:
             continue
-        model.asked_graph = model.dense_graph.records = dense_graph
+        model.has_graph = model.dense_graph.records = dense_graph
         if not dense_graph:
             model.dense_graph = None
             for weight in model.dense_weights():

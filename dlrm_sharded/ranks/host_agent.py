@@ -36,7 +36,7 @@ LIMIT_AFTER_SIGNAL_S = 4.0
 """Time that an agent waits for the others: after the ranks' success, after any other end, when
 another agent may be gone, and after a signal, when its ranks may have taken 25 of 30 s already."""
 
-EXIT_PREEMPTED = 128 + signal.SIGTERM
+LAUNCHER_EXIT_PREEMPTED = 128 + signal.SIGTERM
 """Exit code when ranks have ended after a signal and a checkpoint because the launcher of another
 host got a signal. The run is not complete, and a scheduler starts it again."""
 
@@ -89,7 +89,7 @@ class HostAgent(LocalElasticAgent):
                 is_said = [one["line"] for one in messages if one["is_said"]] == [line]
                 raise RanksEndedError(code, "" if is_said else line)
             if any(one["error_class"] == PreemptedError.__name__ for one in messages):
-                raise RanksEndedError(EXIT_PREEMPTED, "")
+                raise RanksEndedError(LAUNCHER_EXIT_PREEMPTED, "")
             limit_s = LIMIT_AFTER_SUCCESS_S
             return result
         except SignalException:

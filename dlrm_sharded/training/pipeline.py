@@ -40,7 +40,7 @@ CLASSES = {
 NEED_STREAMS = ("fused_sparse_dist", "semi_sync")
 """Pipelines that TorchRec has for devices with streams only."""
 
-Steps: TypeAlias = TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]]
+StepPipeline: TypeAlias = TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]]
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def make_pipeline(
     optimizer: CombinedOptimizer,
     device: torch.device,
     num_synchronous: int = 0,
-) -> Steps:
+) -> StepPipeline:
     """Make a pipeline of `PIPELINES`.
 
     Args:
@@ -105,7 +105,7 @@ def make_pipeline(
     if PIPELINES[name].next_lookup:
         make = _with_current_rates(make)
     options = {"start_batch": num_synchronous} if name == "semi_sync" else {}
-    made: Steps = make(model, optimizer, device, **options)
+    made: StepPipeline = make(model, optimizer, device, **options)
     return made
 
 
@@ -134,7 +134,7 @@ def _class_of(name: str) -> type[Any]:
     return found
 
 
-def settle(name: str, pipeline: Steps, device: torch.device, step: int) -> None:
+def settle(name: str, pipeline: StepPipeline, device: torch.device, step: int) -> None:
     """Prepare a pipeline for a checkpoint after a step; a collective of all ranks.
 
     A run that resumes looks the next vectors up in the weights of the checkpoint. So does this one
@@ -152,7 +152,7 @@ def settle(name: str, pipeline: Steps, device: torch.device, step: int) -> None:
     ahead.start_embedding_lookup(batches[0], ahead.contexts[0])
 
 
-def _wait_for_updates(pipeline: Steps, device: torch.device) -> None:
+def _wait_for_updates(pipeline: StepPipeline, device: torch.device) -> None:
     """Let what comes next on the device wait for tables that are updated on another stream."""
     stream = getattr(pipeline, "_data_dist_stream", None)
     if device.type == "cuda" and stream is not None:
@@ -161,7 +161,7 @@ def _wait_for_updates(pipeline: Steps, device: torch.device) -> None:
 
 def evaluate(
     model: DistributedModelParallel,
-    pipeline: Steps,
+    pipeline: StepPipeline,
     batches: Iterable[Batch],
     device: torch.device,
     *,

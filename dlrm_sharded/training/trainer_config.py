@@ -92,7 +92,7 @@ class TrainerConfig:
         return GPU_WARMUP_STEPS if device.type == "cuda" else CPU_WARMUP_STEPS
 
     def pipeline_on(self, device: torch.device) -> str:
-        """Return the pipeline of ranks on such devices; the largest of those that may be chosen."""
+        """Return the pipeline of ranks on such devices, or the one that memory is estimated for."""
         return self.pipeline or ("sparse_dist" if device.type == "cuda" else "base")
 
     def prefetch_depth(self, device: torch.device) -> int:

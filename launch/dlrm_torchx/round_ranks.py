@@ -18,7 +18,7 @@ from hydra.core.utils import JobReturn
 from hydra.utils import get_method
 from omegaconf import DictConfig
 
-from dlrm_sharded.commands.exit_codes import EXIT_PREEMPTED, ReportedExit, exit_codes
+from dlrm_sharded.commands.exit_codes import RANK_EXIT_PREEMPTED, ReportedExit, exit_codes
 from dlrm_sharded.ranks.agreement import on_rank_zero
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
@@ -85,9 +85,9 @@ def run_in_turn(
         _forget_other_layers(call.config)
         return changed(call).run(rank)
     except ReportedExit as ended:
-        if ended.code == EXIT_PREEMPTED and rank == 0:
+        if ended.code == RANK_EXIT_PREEMPTED and rank == 0:
             (mailbox.folder / STARTS).unlink(missing_ok=True)
-        if ended.code == EXIT_PREEMPTED or not ended.is_agreed:
+        if ended.code == RANK_EXIT_PREEMPTED or not ended.is_agreed:
             raise
         mailbox.send_failure(rank, ended.reason)
         return None

@@ -54,7 +54,7 @@ def test_a_stage_takes_the_edits_of_the_page(tmp_path):
 
     done = preloaded.run(*command, cwd=tmp_path, env=os.environ | variables, exit_code=0)
 
-    assert len(diffs) == 5
+    assert len(diffs) == 6
     assert "fwd_copy" in done.output
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())

@@ -66,9 +66,9 @@ def set_everything() -> None:
 def products_as_before() -> Iterator[None]:
     """Neither switch of fp32 products is another one after the test."""
     kinds = BACKENDS, BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul
-    before = [kind.fp32_precision for kind in kinds]
+    before, allowed = [kind.fp32_precision for kind in kinds], BACKENDS.cuda.matmul.allow_tf32
     yield
-    BACKENDS.cuda.matmul.allow_tf32 = False
+    BACKENDS.cuda.matmul.allow_tf32 = allowed  # a training of another test may have set it
     for kind, precision in zip(kinds, before, strict=True):
         kind.fp32_precision = precision
 
