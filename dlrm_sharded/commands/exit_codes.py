@@ -20,8 +20,8 @@ from hydra.core.hydra_config import HydraConfig
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
     EXIT_ERROR,
-    RANK_EXIT_PREEMPTED,
     EXIT_USER_ERROR,
+    RANK_EXIT_PREEMPTED,
     ConfigError,
     EndedRankError,
     RankError,
