@@ -179,7 +179,7 @@ def environment(part: Part) -> None:
 def exchanges(part: Part) -> None:
     """Measure lookups and exchanges of all ranks, and fit the cost model to them."""
     words = [f"num_ranks={part.ranks}", f"out={part.out / part.name}", "minutes=0.6"]
-    words += ["batch_sizes=[512]"] if part.small else []
+    words += ["journal=auto", *(["batch_sizes=[512]"] if part.small else [])]
     part.run("dlrm-calibrate", ["-m", "dlrm_sharded.commands.calibrate", *words])
 
 
