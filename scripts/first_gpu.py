@@ -131,11 +131,7 @@ class Part:
         figures: Callable[[], Mapping[str, Any]] = dict,
         **variables: str,
     ) -> None:
-        """Record how a command ends, and its figures, also if its time is over.
-
-        Args:
-            variables: further ones of its environment.
-        """
+        """Record how a command with these variables ends, and its figures, also if it is ended."""
         began = time.monotonic()
         problem = {}
         with self.started(words, **variables) as process:
@@ -183,7 +179,7 @@ def exchanges(part: Part) -> None:
     part.run("dlrm-calibrate", ["-m", "dlrm_sharded.commands.calibrate", *words])
 
 
-TESTS = "graph or memory or options_that_leave or half_precision or leaves or row_of_lookups"
+TESTS = "graph or memory or steps_change or options_that_leave or half_precision or leaves or row_of_lookups"
 
 
 def tests(part: Part) -> None:
