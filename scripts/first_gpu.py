@@ -179,7 +179,7 @@ def exchanges(part: Part) -> None:
     part.run("dlrm-calibrate", ["-m", "dlrm_sharded.commands.calibrate", *words])
 
 
-TESTS = "graph or memory or steps_change or options_that_leave or half_precision or leaves or row_of_lookups"
+TESTS = "graph or memory or steps_change or options_that or half_precision or leaves or of_lookups"
 
 
 def tests(part: Part) -> None:
