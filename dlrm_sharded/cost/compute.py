@@ -49,8 +49,6 @@ priced work of both directions, and the `columns` of its crowding."""
 class PriceNet:
     """Prices of one direction.
 
-    `calibration.fit.TrainablePriceNet` is the same net in torch; a test compares the two.
-
     Args:
         weights, biases: layers [C, h], [h, K] with tanh between them and exp at the end.
         cache_gain: [K, J], not negative; by how much a term's price rises as a cache overflows.

@@ -62,8 +62,8 @@ class Steps(AbstractContextManager["Steps"]):
         is_tried = self._asked.are_open and rank.device.type in TRIED_DEVICES
         self._is_first = True
         self._trial: StepTrial | None = None
-        warmup = min(config.warmup_steps(rank.device), num_steps - start_step)
-        if is_tried and warmup > TRIAL_STEPS:
+        warmup = config.warmup_steps(rank.device)
+        if is_tried and TRIAL_STEPS < warmup < num_steps - start_step:
             self._trial = StepTrial(rank)
             self.options = first_options(self._asked)
         else:

@@ -16,11 +16,11 @@ from dlrm_sharded.training.trainer_config import TrainerConfig
 from tests.distributed.small_model import make_sharded, run_trainer
 from tests.preloaded.ranks import run_ranks
 
-NUM_STEPS, TRIAL_STEPS = 11, 4
+NUM_STEPS, WARMUP_STEPS, TRIAL_STEPS = 11, 6, 4
 BOUNDS = {"host": StepTimes(8.0, 0.5, has_room=True), "GPU": StepTimes(8.0, 7.0, has_room=True)}
 
 
-def train(rank: Rank, bound: str | None) -> dict[str, Any]:
+def train(rank: Rank, bound: str | None, num_steps: int = NUM_STEPS) -> dict[str, Any]:
     """Losses of all steps, and what trains at the end; on a CPU that is tried as a GPU is."""
     found: dict[str, Any] = {"losses": []}
     options: dict[str, Any] = {}
@@ -37,9 +37,9 @@ def train(rank: Rank, bound: str | None) -> dict[str, Any]:
         found["mode"] = mode
 
     config = TrainerConfig(
-        num_steps=NUM_STEPS,
+        num_steps=num_steps,
         log_every_steps=1,
-        num_warmup_steps=6,
+        num_warmup_steps=WARMUP_STEPS,
         pipeline="base" if bound is None else None,
     )
     with (
@@ -69,3 +69,9 @@ def test_losses_stay_where_steps_change(num_ranks):
     by_gpu = run_ranks(train, num_ranks, "GPU")
     assert by_gpu.pop("losses") == pytest.approx(expected, rel=1e-6)
     assert by_gpu == {"graphs": [], "has_ddp": num_ranks > 1, "mode": "default"}
+
+
+def test_a_training_that_ends_in_its_warm_up_tries_nothing():
+    found = run_ranks(train, 1, "host", WARMUP_STEPS)
+    assert len(found.pop("losses")) == WARMUP_STEPS
+    assert found == {"graphs": [], "has_ddp": False}
