@@ -77,8 +77,12 @@ def _set_reached_address(config: LaunchConfig) -> None:
     is_here = source == target
     if not is_loopback(target):  # where torch lets the first of several launchers serve
         config.rdzv_configs.setdefault("is_host", is_here)
-    if not config.local_addr:
-        config.local_addr = host if is_here or is_loopback(target) else _name_or(source)
+    address = host if is_here or is_loopback(target) else _name_or(source)
+    if is_loopback(target):  # only names tell hosts apart that share a machine
+        with contextlib.suppress(OSError):  # its own name is not known
+            if not utils._matches_machine_hostname(host):
+                address = socket.getfqdn()
+    config.local_addr = config.local_addr or address
 
 
 def _name_or(address: str) -> str:

@@ -18,16 +18,25 @@ def config(endpoint: str, **options: object) -> LaunchConfig:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "way", "address", "options"),
+    ("endpoint", "way", "is_named", "address", "options"),
     [
-        ("a", (HERE, HERE), "a", {"is_host": True}),
-        (HERE, (HERE, HERE), HERE, {"is_host": True}),
-        ("a", ("127.0.0.1", LOOPBACK), "a", {}),
-        ("b", (HERE, THERE), HERE, {"is_host": False}),
+        ("a", (HERE, HERE), False, "a", {"is_host": True}),
+        (HERE, (HERE, HERE), None, HERE, {"is_host": True}),
+        ("a", ("127.0.0.1", LOOPBACK), True, "a", {}),
+        ("a", ("127.0.0.1", LOOPBACK), False, "named", {}),
+        ("a", ("127.0.0.1", LOOPBACK), None, "a", {}),
+        ("b", (HERE, THERE), True, HERE, {"is_host": False}),
     ],
 )
-def test_the_address_of_this_host(endpoint, way, address, options, monkeypatch):
+def test_the_address_of_this_host(endpoint, way, is_named, address, options, monkeypatch):
     """By routes, as what the system says of its own name is of no use on other hosts."""
+
+    def matches(host: str) -> bool:
+        if is_named is None:
+            raise socket.gaierror("unknown name")
+        return is_named
+
+    monkeypatch.setattr(rendezvous.utils, "_matches_machine_hostname", matches)
     monkeypatch.setattr(rendezvous, "source_towards", lambda host: way)
     monkeypatch.setattr(socket, "getfqdn", lambda: "named")
     made = config(endpoint)
