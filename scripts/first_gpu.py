@@ -56,7 +56,7 @@ DEMO = {
     True: ("batch_size=512", "data.num_val_batches=1", "trainer.num_steps=20", "round_steps=4"),
     False: ("experiment=gpu_demo", "data.num_train_batches=4", "trainer.num_steps=60"),
 }
-"""What ranks train in a rehearsal and on GPUs."""
+"""Ranks train this in a rehearsal (True), and on GPUs."""
 
 
 def case(pipeline: str, compile_mode: str = "none", *, graph: bool = False) -> dict[str, Any]:

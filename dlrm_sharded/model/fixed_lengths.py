@@ -113,7 +113,7 @@ class _Exchange(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of the ids that arrive from batches of b samples.
+    """Holds what is known of the ids that arrive from batches of b samples.
 
     Args:
         sizes: numbers of ids that arrive from a rank, of each feature: b * N_f.

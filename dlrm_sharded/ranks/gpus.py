@@ -50,7 +50,7 @@ class GpuStates:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the GPU was throttled, or its clocks changed. Those of an idle one say little."""
+        """Say whether the GPU was throttled, or its clocks changed, which an idle GPU does."""
         reasons = self.before.reasons | self.after.reasons
         pairs = (
             (self.before.sm_mhz, self.after.sm_mhz),

@@ -46,7 +46,7 @@ SHUTDOWN_S = 25
 after SIGTERM (KillWait). torch 2.11 always waits 30 s."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Settings of torch's allocator; torch 2.11 to 2.14 read both."""
+"""Settings of torch's allocator; torch 2.13 reads both."""
 
 ALLOCATOR = "expandable_segments:True"
 """Lets blocks grow: batches of changing sizes left a third of the memory in blocks that did not

@@ -140,8 +140,8 @@ BUS_IDS = [f"00000000:{bus}:00.0" for bus in ("17", "65", "CA", "E3")]
     ],
 )
 def test_cores_on_the_nodes_of_gpus(nodes, mine, numactl, cores, monkeypatch, tmp_path):
-    """Of a host of two nodes with eight cores each. Where it is 0, torch would end the job, or bind
-    all ranks to the first node."""
+    """The host has two nodes with eight cores each. Where the number is 0, torch would end the job,
+    or bind all ranks to the first node."""
     monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr(gpus, "NUMA_NODES", tmp_path)
     for core in range(16):

@@ -1,4 +1,4 @@
-"""What our launcher chooses for ranks on GPUs: torch's allocator, and the cores near each GPU."""
+"""Our launcher chooses torch's allocator and the cores near each GPU for ranks on GPUs."""
 
 from collections.abc import Callable
 from typing import Any
