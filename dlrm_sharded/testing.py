@@ -28,7 +28,14 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.datasets.base import SPLITS, Dataset, check_batch, check_lengths, ids_per_sample
+from dlrm_sharded.datasets.base import (
+    SPLITS,
+    Dataset,
+    check_batch,
+    check_keys,
+    check_lengths,
+    ids_per_sample,
+)
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -175,10 +182,11 @@ def _check_tables(dataset: Dataset, other: Dataset) -> None:
     assert len(set(names)) == len(names), f"two tables have the same name: {names}"
     assert tables == dataset.tables == other.tables, "the tables are not the same every time"
     batch = dataset.batch("train", 0, rank=0, world_size=1)
+    check_keys(batch, tables)
     for table in tables:
         histogram = table.reuse_histogram
         assert histogram is not None, f"table {table.name!r} has no reuse histogram"
-        if batch.sparse_features[table.name].values().numel():
+        if any(batch.sparse_features[name].values().numel() for name in table.feature_names):
             assert table.pooling_factor > 0, f"table {table.name!r} has ids, but pooling factor 0"
             assert abs(sum(histogram) - 1) < 1e-3, f"reuse shares of {table.name!r} do not sum to 1"
 
@@ -195,7 +203,7 @@ def _check_shapes(batch: Batch, dataset: Dataset, *, world_size: int) -> None:
 
 
 def _samples(shares: list[Batch]) -> list[object]:
-    """Return dense features, labels, and for each table the lengths and ids of all samples."""
+    """Return dense features, labels, and for each feature the lengths and ids of all samples."""
     features = [share.sparse_features.to_dict() for share in shares]
     columns = [
         [share.dense_features for share in shares],

@@ -12,7 +12,7 @@ from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.datasets.id_check import IdCheck, find_faults
 from dlrm_sharded.files.errors import ConfigError, DataError
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table, tables_by_feature
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
@@ -21,8 +21,8 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 class Dataset(Protocol):
     """Random access to batches by their number, so that a run can resume at any batch.
 
-    A dataset is built from its hyperparameters and the global `batch_size`. Every table is one
-    sparse feature of the same name. `testing.check_dataset` checks all of this.
+    A dataset is built from its hyperparameters and the global `batch_size`. The features of
+    batches are the `feature_names` of all tables. `testing.check_dataset` checks all of this.
     """
 
     batch_size: int
@@ -39,8 +39,8 @@ class Dataset(Protocol):
         """Return one rank's share of a global batch: its samples rank * b ... (rank + 1) * b - 1.
 
         Returns:
-            dense_features [b, num_dense] fp32, sparse_features with one key per table, in the same
-            order in every batch, and labels [b] fp32, where b = batch_size / world_size.
+            dense_features [b, num_dense] fp32, sparse_features with the features as keys, in the
+            same order in every batch, and labels [b] fp32, where b = batch_size / world_size.
         """
 
 
@@ -164,8 +164,8 @@ def page_locked(batch: Batch) -> Batch:
 def check_batch(batch: Batch, tables: Sequence[Table]) -> None:
     """Raise DataError if a batch does not fit the tables: other keys, or wrong ids."""
     check_keys(batch, tables)
-    by_feature = {table.name: table for table in tables}
-    for fault in find_faults(batch.sparse_features, by_feature, len(batch.dense_features)):
+    by_feature, num_samples = tables_by_feature(tables), len(batch.dense_features)
+    for fault in find_faults(batch.sparse_features, by_feature, num_samples):
         raise DataError(f"in a batch, {fault.text}")
 
 
@@ -186,13 +186,11 @@ def check_lengths(batch: Batch, ids_per_sample: Mapping[str, int] | None) -> Non
 
 
 def check_keys(batch: Batch, tables: Sequence[Table]) -> None:
-    """Raise DataError if the features of a batch are not the tables."""
+    """Raise DataError if the features of a batch are not those of the tables."""
     features = batch.sparse_features.keys()
-    if set(features) != {table.name for table in tables}:
-        raise DataError(
-            f"a batch has the features {sorted(features)}, the tables are "
-            f"{sorted(table.name for table in tables)}"
-        )
+    known = sorted(name for table in tables for name in table.feature_names)
+    if sorted(features) != known:
+        raise DataError(f"a batch has the features {sorted(features)}, the tables have {known}")
 
 
 def reuse_histogram(ids: Tensor) -> tuple[float, ...]:
@@ -210,12 +208,19 @@ def reuse_histogram(ids: Tensor) -> tuple[float, ...]:
 
 
 def profiled_table(
-    name: str, num_embeddings: int, embedding_dim: int, *, ids: Tensor, num_samples: int
+    name: str,
+    num_embeddings: int,
+    embedding_dim: int,
+    *,
+    ids: Tensor,
+    num_samples: int,
+    features: Sequence[str] = (),
 ) -> Table:
     """Return a table with the profile of these ids.
 
     Args:
-        ids: [N], all ids of the table in `num_samples` samples.
+        ids: [N], all ids of the table in `num_samples` samples, of all its features.
+        features: see `Table.features`.
     """
     return Table(
         name=name,
@@ -223,4 +228,6 @@ def profiled_table(
         embedding_dim=embedding_dim,
         pooling_factor=ids.numel() / num_samples,
         reuse_histogram=reuse_histogram(ids),
+        num_features=max(1, len(features)),
+        features=tuple(features),
     )

@@ -16,7 +16,7 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 BOUNDS = ("warn", "error", "ignore")
 """A run does one of these about ids that a table lacks; with "ignore" it does not look for them."""
@@ -85,13 +85,13 @@ class IdCheck:
     """Checks the batches of a stream, in the thread that reads them.
 
     Args:
-        tables: each has one feature, of the same name.
+        tables: those of all features of the batches.
         bounds: one of `BOUNDS`; "error" makes every fault fatal.
     """
 
     def __init__(self, tables: Sequence[Table], bounds: str) -> None:
         self.bounds = bounds
-        self._tables = {table.name: table for table in tables}
+        self._tables = tables_by_feature(tables)
         self._found: deque[tuple[int, IdFault]] = deque()
 
     def __call__(self, batch: Batch, number: int) -> Batch:

@@ -100,6 +100,8 @@ def measure_round(
         with all_or_none():
             plan = read_plan(run_dir / "plan.json")
             task = with_precisions(read_task(run_dir / "task.json"), plan)
+            names = {table.name: table.features for table in settings.dataset.tables}
+            task = task.with_values(features=names)
             streams = {split: settings.stream(split, rank) for split in SPLITS}
         built = build(settings, rank, plan, task)
         embeddings = _measure_embeddings(settings, rank, task, built)

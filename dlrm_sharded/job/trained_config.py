@@ -79,7 +79,8 @@ def facts_of_data(dataset: Dataset) -> dict[str, Any]:
         f"number of {split} batches": dataset.num_batches(split) for split in SPLITS
     }
     for table in dataset.tables:
-        facts[f"size of table {table.name}"] = [table.num_embeddings, table.embedding_dim]
+        size = [table.num_embeddings, table.embedding_dim]
+        facts[f"size of table {table.name}"] = [*size, *table.features]
         profile = (table.pooling_factor, *(table.reuse_histogram or ()))
         # on other processors, means and shares may differ in their last digits
         facts[f"profile of table {table.name}"] = [float(f"{value:.6g}") for value in profile]

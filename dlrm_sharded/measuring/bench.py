@@ -32,7 +32,7 @@ from dlrm_sharded.model.torchrec_adapter import (
     sharding_env,
 )
 from dlrm_sharded.plans.table_optimizers import memory_of
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 ARENA_SLACK = 1.25
 """Memory of the arena relative to that of weights and element-wise state. Row-wise Adagrad adds one
@@ -77,7 +77,7 @@ class Bench:
         Tables of bags and of sequences, and those of different modules, are modules of their own.
 
         Args:
-            batches: ids of this rank, used in turn.
+            batches: ids of this rank in the order of the tables' features, used in turn.
             group: ranks that the plan is for; None for all ranks of the job.
         """
         modules = self.shard(tables, plan, batches, group=group)
@@ -102,11 +102,14 @@ class Bench:
         Args:
             batches, group: see `measure`.
         """
-        places = {table.name: place for place, table in enumerate(tables)}
+        places = {feature: place for place, feature in enumerate(tables_by_feature(tables))}
         in_order = list(places.values())
         with _TablesInArena(self._arena):
             sharded = [
-                (self._sharded(of_module, plan, group), [places[t.name] for t in of_module])
+                (
+                    self._sharded(of_module, plan, group),
+                    [places[feature] for feature in tables_by_feature(of_module)],
+                )
                 for of_module in modules_of(tables)
             ]
         return [

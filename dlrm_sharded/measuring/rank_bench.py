@@ -168,6 +168,7 @@ class RankBench:
                 name=f"t{i}",
                 num_embeddings=shard.num_rows,
                 embedding_dim=shard.num_cols,
+                features=(),
             )
             for i, shard in enumerate(shards)
         ]

@@ -24,7 +24,7 @@ NUM_WARMUP = 3
 """Runs before the recording, in which libraries choose kernels and allocate what they keep."""
 
 Inputs = tuple[Tensor, Tensor, Tensor]
-"""Dense features [B, I], vectors of all tables [B, sum of D], and labels [B]."""
+"""Dense features [B, I], vectors of all features [B, sum of D], and labels [B]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class DenseGraph(nn.Module):
 
         Args:
             features: [B, I].
-            pooled: vectors of all tables, [B, sum of D].
+            pooled: vectors of all features, [B, sum of D].
             labels: [B].
         """
         if not self._gradients:

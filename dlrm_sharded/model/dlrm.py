@@ -8,7 +8,7 @@ projections a few batched matrix products). Separate collections per dim would n
 matrix but one fused lookup and one all-to-all each. With equal dims there is no projection and the
 model computes what `torchrec.models.dlrm` computes.
 
-Letters: B batch, F tables, D interaction dim.
+Letters: B batch, F features, D interaction dim.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dlrm_sharded.model.dense_graph import DenseGraph
 from dlrm_sharded.model.dense_layers import DenseLayers, OverLayers
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
 from dlrm_sharded.model.torchrec_adapter import bag_configs, in_aligned_order
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class VectorStack(nn.Module):
         super().__init__()
         self.dim = dim
         dims = dict.fromkeys(table.embedding_dim for table in tables)
-        ordered = [table.name for dim in dims for table in tables if table.embedding_dim == dim]
+        ordered = tables_by_feature(t for dim in dims for t in tables if t.embedding_dim == dim)
         self._place = {name: place for place, name in enumerate(ordered)}
         self._orders: dict[Any, _Order] = {}
         self.projections = nn.ModuleDict(
@@ -85,11 +85,11 @@ class VectorStack(nn.Module):
         )
 
     def forward(self, embedded: Tensor, pooled: KeyedTensor) -> Tensor:
-        """Return [B, 1 + F, D]: the dense vector, then tables grouped by dim, in the model's order.
+        """Return [B, 1 + F, D]: the dense vector, then features by dim, in the model's order.
 
         Args:
             embedded: [B, D]; the result has its dtype.
-            pooled: vectors of all tables in any order, which depends on the plan.
+            pooled: vectors of all features in any order, which depends on the plan.
         """
         key = tuple(pooled.keys()), tuple(pooled.length_per_key())
         if key not in self._orders:  # plans do not change within a training
@@ -100,27 +100,27 @@ class VectorStack(nn.Module):
         for dim, numbers in pieces_of_dims:
             of_dim = [pieces[number] for number in numbers]
             if dim != self.dim:
-                table_vectors = torch.cat(of_dim, dim=1).unflatten(1, (-1, dim))
-                of_dim = [self.projections[str(dim)](table_vectors).flatten(1)]
+                narrow_or_wide = torch.cat(of_dim, dim=1).unflatten(1, (-1, dim))
+                of_dim = [self.projections[str(dim)](narrow_or_wide).flatten(1)]
             vectors += of_dim
         return torch.cat(vectors, dim=1).unflatten(1, (-1, self.dim))
 
 
 @dataclass(slots=True)
 class _Run:
-    """Tables of one dim that are adjacent both in pooled vectors and in the model's order.
+    """Features of one dim that are adjacent both in pooled vectors and in the model's order.
 
     Args:
-        place: place of the first table in the model's order.
+        place: place of the first feature in the model's order.
     """
 
     place: int
     dim: int
-    num_tables: int = 1
+    num_features: int = 1
 
     @property
     def width(self) -> int:
-        return self.num_tables * self.dim
+        return self.num_features * self.dim
 
 
 _Order = tuple[list[int], list[tuple[int, list[int]]]]
@@ -128,21 +128,21 @@ _Order = tuple[list[int], list[tuple[int, list[int]]]]
 
 
 def _order(names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]) -> _Order:
-    runs = _adjacent_tables(names, dims, place)
+    runs = _adjacent_features(names, dims, place)
     in_order = sorted(range(len(runs)), key=lambda number: runs[number].place)
     by_dim = itertools.groupby(in_order, key=lambda number: runs[number].dim)
     return [run.width for run in runs], [(dim, list(numbers)) for dim, numbers in by_dim]
 
 
-def _adjacent_tables(
+def _adjacent_features(
     names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]
 ) -> list[_Run]:
-    """Divide tables into runs that need not be taken apart to reorder them."""
+    """Divide features into runs that need not be taken apart to reorder them."""
     runs: list[_Run] = []
     for name, dim in zip(names, dims, strict=True):
         last = runs[-1] if runs else None
-        if last and last.dim == dim and last.place + last.num_tables == place[name]:
-            last.num_tables += 1
+        if last and last.dim == dim and last.place + last.num_features == place[name]:
+            last.num_features += 1
         else:
             runs.append(_Run(place[name], dim))
     return runs
@@ -245,7 +245,7 @@ def dlrm(
         options: `bf16`, `compile_mode` and `dense_graph` of `Dlrm`.
     """
     _check_layers(dense_layers, over_layers)
-    interaction = DotInteraction(1 + len(tables), device=device)
+    interaction = DotInteraction(1 + len(tables_by_feature(tables)), device=device)
     return Dlrm(
         tables,
         num_dense,
@@ -277,7 +277,7 @@ def dlrm_dcnv2(
     _check_layers(dense_layers, over_layers)
     check_count("model.num_cross_layers", num_cross_layers, least=1)
     check_count("model.cross_rank", cross_rank, least=1)
-    num_vectors, dim = 1 + len(tables), dense_layers[-1]
+    num_vectors, dim = 1 + len(tables_by_feature(tables)), dense_layers[-1]
     return Dlrm(
         tables,
         num_dense,

@@ -80,7 +80,7 @@ def _row_bytes(table: Table) -> int:
 def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
     """Return TorchRec's configs of the tables.
 
-    They have the names of `module_name`, and each has one feature with the name of the table.
+    They have the names of `module_name`, and the features of the tables.
     """
     return [EmbeddingBagConfig(**_config(table)) for table in tables]
 
@@ -95,7 +95,7 @@ def _config(table: Table) -> dict[str, Any]:
         "name": module_name(table.name),
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
-        "feature_names": [table.name],
+        "feature_names": list(table.feature_names),
         "data_type": DATA_TYPES[table.precision],
     }
 

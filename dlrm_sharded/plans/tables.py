@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
@@ -47,6 +48,8 @@ class Table:
             lookups and exchanges; each module launches its own.
         layouts: those of `LAYOUTS` that sharders may choose besides the whole table; all of them,
             unless a model's module trains fewer. A task.json does not have them.
+        features: names of the features that look up the table, `num_features` of them; () if they
+            have no names, or if the only one has the table's. A task.json does not have them.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Table:
     pooled: bool = True
     module: str = ""
     layouts: frozenset[str] = dataclasses.field(default=LAYOUTS, metadata=NOT_IN_JSON)
+    features: tuple[str, ...] = dataclasses.field(default=(), metadata=NOT_IN_JSON)
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -81,6 +85,11 @@ class Table:
             )
         check_number(f"{where}: pooling_factor", self.pooling_factor, most=MAX_POOLING_FACTOR)
         check_count(f"{where}: num_features", self.num_features, least=1, most=MAX_FEATURES)
+        if self.features and len(set(self.features)) != self.num_features:
+            raise ConfigError(
+                f"{where}: num_features is {self.num_features}, must be the number of the features "
+                f"{list(self.features)}, whose names must differ"
+            )
         if self.precision not in list(TABLE_BYTES):  # it may not be hashable
             raise ConfigError(
                 f"{where}: precision is {self.precision!r}; known: {', '.join(TABLE_BYTES)}"
@@ -98,6 +107,16 @@ class Table:
                 raise ConfigError(f"{where}: reuse_histogram sums to {total:g}, must sum to 1")
 
     @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features of a dataset that look up the table."""
+        return self.features or (self.name,)
+
+    @property
     def vectors_per_sample(self) -> float:
         """Mean number of vectors that a sample gets: one for each feature, or one for each id."""
         return float(self.num_features if self.pooled else self.pooling_factor)
+
+
+def tables_by_feature(tables: Iterable[Table]) -> dict[str, Table]:
+    """Return the table of each feature, in the order of the tables."""
+    return {feature: table for table in tables for feature in table.feature_names}

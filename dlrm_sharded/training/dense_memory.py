@@ -28,7 +28,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.model.dlrm import Dlrm
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 log = logging.getLogger(__name__)
 
@@ -134,12 +134,13 @@ class _PooledVectors(nn.Module):
 
     def __init__(self, tables: Sequence[Table], num_samples: int) -> None:
         super().__init__()
-        self._names = [table.name for table in tables]
-        self._dims = [table.embedding_dim for table in tables]
+        by_feature = tables_by_feature(tables)
+        self._names = list(by_feature)
+        self._dims = [table.embedding_dim for table in by_feature.values()]
         self._shape = (num_samples, sum(self._dims))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Return pooled vectors, [B, sum of the tables' dims]."""
+        """Return pooled vectors, [B, sum of the features' dims]."""
         return KeyedTensor(self._names, self._dims, torch.empty(self._shape).requires_grad_())
 
 

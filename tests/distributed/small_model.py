@@ -21,7 +21,7 @@ from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.model.torchrec_adapter import table_name
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import Table, tables_by_feature
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
@@ -37,6 +37,9 @@ A, B, C = "user.id", "ö. /a b,c=2", "type"
 """Names that torch refuses for modules, or that are unlike words: what users see are these."""
 
 TABLES = (Table(A, 46, 16, 3.0), Table(B, 31, 8, 2.0), Table(C, 5, 8, 1.0))
+SHARING = (replace(TABLES[0], num_features=2, features=("seen.id", "bought id")), *TABLES[1:])
+"""The tables, one of which two features look up."""
+
 PLANS = (
     "table_wise",
     "columns_uneven",
@@ -94,9 +97,9 @@ def make_plan(kind: str, world_size: int, fp16: Sequence[str] = ()) -> ShardingP
     return ShardingPlan(world_size, tuple(precise))
 
 
-def tables_of(plan: ShardingPlan) -> tuple[Table, ...]:
+def tables_of(plan: ShardingPlan, tables: tuple[Table, ...] = TABLES) -> tuple[Table, ...]:
     """The tables in the precisions of a plan."""
-    task = ShardingTask(TABLES, Topology(plan.world_size, 10**9), LOCAL_BATCH_SIZE)
+    task = ShardingTask(tables, Topology(plan.world_size, 10**9), LOCAL_BATCH_SIZE)
     return with_precisions(task, plan).tables
 
 
@@ -113,18 +116,19 @@ def _accepts(pipeline: str, plan: ShardingPlan) -> bool:
     return True
 
 
-def global_batches(world_size: int) -> list[Batch]:
+def global_batches(world_size: int, tables: Sequence[Table] = TABLES) -> list[Batch]:
     generator = torch.Generator().manual_seed(1)
-    return [batch_of(LOCAL_BATCH_SIZE * world_size, generator) for _ in range(NUM_STEPS)]
+    return [batch_of(LOCAL_BATCH_SIZE * world_size, generator, tables) for _ in range(NUM_STEPS)]
 
 
-def batch_of(size: int, generator: torch.Generator) -> Batch:
-    lengths = torch.randint(0, 5, (len(TABLES), size), generator=generator)
+def batch_of(size: int, generator: torch.Generator, tables: Sequence[Table] = TABLES) -> Batch:
+    by_feature = tables_by_feature(tables)
+    lengths = torch.randint(0, 5, (len(by_feature), size), generator=generator)
     ids = [
         torch.randint(0, t.num_embeddings, (int(n.sum()),), generator=generator)
-        for t, n in zip(TABLES, lengths, strict=True)
+        for t, n in zip(by_feature.values(), lengths, strict=True)
     ]
-    names = [t.name for t in TABLES]
+    names = list(by_feature)
     return Batch(
         torch.rand(size, 3, generator=generator),
         KeyedJaggedTensor(names, torch.cat(ids), lengths=lengths.flatten().int()),
@@ -132,20 +136,21 @@ def batch_of(size: int, generator: torch.Generator) -> Batch:
     )
 
 
-def shares(rank: Rank) -> list[Batch]:
+def shares(rank: Rank, tables: Sequence[Table] = TABLES) -> list[Batch]:
     """The samples of a rank, of each batch, on its device."""
-    return [share(batch, rank.rank).to(rank.device) for batch in global_batches(rank.world_size)]
+    batches = global_batches(rank.world_size, tables)
+    return [share(batch, rank.rank).to(rank.device) for batch in batches]
 
 
 def share(batch: Batch, rank: int) -> Batch:
     """Samples of one rank."""
     start = rank * LOCAL_BATCH_SIZE
     stop = start + LOCAL_BATCH_SIZE
-    jagged = [batch.sparse_features[table.name] for table in TABLES]
+    names = batch.sparse_features.keys()
+    jagged = [batch.sparse_features[name] for name in names]
     offsets = [ids.offsets() for ids in jagged]
     values = [i.values()[o[start] : o[stop]] for i, o in zip(jagged, offsets, strict=True)]
     lengths = [ids.lengths()[start:stop] for ids in jagged]
-    names = [t.name for t in TABLES]
     return Batch(
         batch.dense_features[start:stop],
         KeyedJaggedTensor(names, torch.cat(values), lengths=torch.cat(lengths)),
@@ -183,11 +188,15 @@ def make_sharded(
     compile_mode: str | None = "none",
     dense_graph: bool | None = False,
     ids_per_sample: Mapping[str, int] | None = None,
+    tables: tuple[Table, ...] = TABLES,
     **changes: Any,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model on the rank's device under a plan with these changes, and its optimizers."""
     plan = replace(make_plan(kind, rank.world_size, half), **changes)
-    tables, options = tables_of(plan), {"compile_mode": compile_mode, "dense_graph": dense_graph}
+    tables, options = (
+        tables_of(plan, tables),
+        {"compile_mode": compile_mode, "dense_graph": dense_graph},
+    )
     model = make_model(rank.device, tables, **options)
     return shard(rank, model, plan, optimizers(embedding), tables, ids_per_sample)
 
@@ -213,10 +222,12 @@ def shard(
     return sharded, config.build(sharded)
 
 
-def trained_logits(rank: Rank, sharded: Any, optimizer: CombinedOptimizer) -> Tensor:
+def trained_logits(
+    rank: Rank, sharded: Any, optimizer: CombinedOptimizer, tables: Sequence[Table] = TABLES
+) -> Tensor:
     """Train on all batches; return the logits of all steps and ranks."""
     logits = []
-    for batch in shares(rank):
+    for batch in shares(rank, tables):
         optimizer.zero_grad()
         loss, (_, step_logits, _) = sharded(batch)
         loss.backward()

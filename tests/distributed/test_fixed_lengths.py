@@ -11,6 +11,7 @@ from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import make_pipeline
 from tests.cuda import streams_on
@@ -18,10 +19,15 @@ from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
     PLANS,
     TABLES,
+    make_model,
     make_sharded,
+    optimizers,
     pipelines_for,
+    shard,
 )
-from tests.preloaded.ranks import run_ranks
+from tests.preloaded.ranks import gathered, run_ranks
+from tests.unit.datasets.sharing import Sharing
+from tests.unit.made_up import column_shards
 
 NUM_BATCHES = 5
 OF_HOST = ("tolist", "item", "__bool__", "__int__", "__index__")
@@ -96,3 +102,28 @@ def test_losses_of_all_plans_are_equal(kind):
     for pipeline, (known, unknown) in run_ranks(train_both, 2, kind).items():
         assert known[0] == unknown[0], pipeline
         assert known[1] <= unknown[1], pipeline
+
+
+def train_sharing(rank: Rank, pipeline: str) -> list[list[float]]:
+    """Mean losses of all ranks, where the numbers of ids are known and where they are not."""
+    dataset, last = Sharing(2 * LOCAL_BATCH_SIZE, num_dense=3), rank.world_size - 1
+    kind, item = dataset.tables
+    shards = Shard.whole(kind, 0), *column_shards(item, (last, 4), (0, 4))
+    losses = []
+    for known in (dataset.ids_per_sample, None):
+        model, plan = make_model(tables=dataset.tables), ShardingPlan(rank.world_size, shards)
+        sharded = shard(rank, model, plan, optimizers("sgd"), dataset.tables, known)
+        stream = BatchStream(dataset, "train", rank=rank.rank, world_size=rank.world_size)
+        steps, of_rank = make_pipeline(pipeline, *sharded, rank.device), iter(stream)
+        own = torch.stack([steps.progress(of_rank)[0] for _ in range(len(stream))])
+        losses.append(torch.stack(gathered(rank, own)).mean(dim=0).tolist())
+    return losses
+
+
+@pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
+def test_features_that_share_a_table(pipeline):
+    (alone, unknown), (two, unknown_of_two) = (
+        run_ranks(train_sharing, num_ranks, pipeline) for num_ranks in (1, 2)
+    )
+    assert (alone, two) == (unknown, unknown_of_two)
+    assert two == pytest.approx(alone, rel=1e-5)

@@ -18,7 +18,7 @@ from dlrm_sharded.model.torchrec_adapter import to_torchrec
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import Table, tables_by_feature
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import NUM_STEPS, local_shards, make_sharded, shares
@@ -160,14 +160,15 @@ def bench_of(rank: Rank, table_bytes: int) -> Bench:
 
 def ids_of(tables: Sequence[Table], num_samples: int, seed: int = 0) -> KeyedJaggedTensor:
     """Uniform ids, as many for each sample as the pooling factor says."""
-    lengths = [int(table.pooling_factor) for table in tables]
+    by_feature = tables_by_feature(tables)
+    lengths = [int(table.pooling_factor / table.num_features) for table in by_feature.values()]
     generator = torch.Generator().manual_seed(seed)
     ids = [
         torch.randint(table.num_embeddings, (length * num_samples,), generator=generator)
-        for table, length in zip(tables, lengths, strict=True)
+        for table, length in zip(by_feature.values(), lengths, strict=True)
     ]
     of_samples = torch.tensor(lengths, dtype=torch.int32).repeat_interleave(num_samples)
-    return KeyedJaggedTensor([table.name for table in tables], torch.cat(ids), lengths=of_samples)
+    return KeyedJaggedTensor(list(by_feature), torch.cat(ids), lengths=of_samples)
 
 
 def measure_big(rank: Rank) -> list[float]:
@@ -188,11 +189,11 @@ def test_sees_who_works():
 
 
 SEQUENCES = (
-    Table("t0", 50, 8, 3.0),
+    Table("t0", 50, 8, 4.0, num_features=2, features=("seen", "bought")),
     Table("t1", 40, 16, 2.0, pooled=False, module="history"),
     Table("t2", 60, 16, 4.0, pooled=False, module="history"),
 )
-"""A bag and two sequences, of which rank 0 has whole tables alone."""
+"""Bags of two features and two sequences, of which rank 0 has whole tables alone."""
 
 SEQUENCES_PLAN = ShardingPlan(
     2,

@@ -22,7 +22,7 @@ from tests.preloaded.ranks import run_ranks
 pytestmark = pytest.mark.slow
 
 TABLES = (
-    Table("bag", 50, 12, 3.0),
+    Table("bag", 50, 12, 3.0, features=("a feature",)),
     Table("whole", 40, 16, 2.0, pooled=False),
     Table("again", 70, 16, 0.5, pooled=False),
 )

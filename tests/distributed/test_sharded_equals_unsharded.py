@@ -11,11 +11,13 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.model.sharded_model import fill_table, sharded_embeddings
 from dlrm_sharded.model.torchrec_adapter import bag_configs, table_name
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.small_model import (
     CPU,
     LEARNING_RATES,
     PLANS,
+    SHARING,
     TABLES,
     all_shards,
     global_batches,
@@ -34,14 +36,16 @@ EPSILON = 1e-8
 ON_CPUS = ("sgd", "rowwise_adagrad", "elementwise_adagrad")
 
 
-def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
+def train_sharded(
+    rank: Rank, cases: list[tuple[str, str]], tables: tuple[Table, ...] = TABLES
+) -> dict[str, Any]:
     """Train under each (plan, embedding optimizer); what came out, of all ranks."""
     results: dict[str, Any] = {}
     for kind, embedding in cases:
-        sharded, optimizer = make_sharded(rank, kind, embedding)
+        sharded, optimizer = make_sharded(rank, kind, embedding, tables=tables)
         results[f"{kind}-{embedding}"] = {
             "initial": initial_tables(rank.device),
-            "logits": trained_logits(rank, sharded, optimizer),
+            "logits": trained_logits(rank, sharded, optimizer, tables),
             "shards": all_shards(rank, sharded),
             "dense": [
                 p.detach().cpu() for name, p in sharded.named_parameters() if "dense_arch" in name
@@ -64,7 +68,11 @@ def initial_tables(device: torch.device) -> dict[str, Tensor]:
 
 
 def train_unsharded(
-    kind: str, embedding: str, world_size: int, initial: dict[str, Tensor]
+    kind: str,
+    embedding: str,
+    world_size: int,
+    initial: dict[str, Tensor],
+    tables: tuple[Table, ...] = TABLES,
 ) -> dict[str, Any]:
     """The same training on one CPU, the tables updated shard by shard in plain torch.
 
@@ -73,8 +81,8 @@ def train_unsharded(
     Args:
         initial: weights of the tables.
     """
-    model = make_model().double()
-    collection = EmbeddingBagCollection(tables=bag_configs(TABLES), device=CPU).double()
+    model = make_model(tables=tables).double()
+    collection = EmbeddingBagCollection(tables=bag_configs(tables), device=CPU).double()
     bags = collection.embedding_bags.items()
     weights = {table_name(name): bag.weight for name, bag in bags}
     for name, values in initial.items():
@@ -86,7 +94,8 @@ def train_unsharded(
     shards = tuple(s for s in shards if not s.replicated or s.rank == 0)  # replicas are one table
     updates = {shard: PlainUpdate(embedding) for shard in shards}
     logits = []
-    for batch in global_batches(world_size):
+    names = {table.name: table.feature_names for table in tables}
+    for batch in global_batches(world_size, tables):
         model.zero_grad()
         batch.dense_features = batch.dense_features.double()
         loss, (_, step_logits, _) = model(batch)
@@ -95,7 +104,8 @@ def train_unsharded(
         for shard, update in updates.items():
             place = (slice(*shard.rows), slice(*shard.cols))
             looked_up = torch.zeros(weights[shard.table].shape[0], dtype=torch.bool)
-            looked_up[batch.sparse_features[shard.table].values()] = True
+            for name in names[shard.table]:
+                looked_up[batch.sparse_features[name].values()] = True
             weights[shard.table].data[place] -= update(
                 weights[shard.table].grad[place], looked_up[place[0]]
             )
@@ -154,10 +164,10 @@ class PlainUpdate:
 
 
 @functools.cache
-def sharded_results(world_size: int) -> dict[str, Any]:
+def sharded_results(world_size: int, tables: tuple[Table, ...] = TABLES) -> dict[str, Any]:
     """All cases of one world size in one start of its processes."""
     cases = [(kind, embedding) for kind in PLANS for embedding in ON_CPUS]
-    return run_ranks(train_sharded, world_size, cases)
+    return run_ranks(train_sharded, world_size, cases, tables)
 
 
 @pytest.mark.parametrize("embedding", ON_CPUS)
@@ -166,6 +176,15 @@ def sharded_results(world_size: int) -> dict[str, Any]:
 def test_trains_alike(world_size, kind, embedding):
     sharded = sharded_results(world_size)[f"{kind}-{embedding}"]
     assert_alike(sharded, train_unsharded(kind, embedding, world_size, sharded["initial"]))
+
+
+@pytest.mark.parametrize("embedding", ON_CPUS)
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_table_of_two_features_trains_alike(world_size, kind, embedding):
+    sharded = sharded_results(world_size, SHARING)[f"{kind}-{embedding}"]
+    initial = sharded["initial"]
+    assert_alike(sharded, train_unsharded(kind, embedding, world_size, initial, SHARING))
 
 
 def assert_alike(sharded: dict[str, Any], unsharded: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """check_dataset accepts a correct dataset and names what is wrong with others."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.testing import check_dataset
+from tests.unit.datasets.sharing import Sharing, SharingWithWrongIds
 
 NOISE = itertools.count()
 
@@ -81,6 +83,22 @@ def test_a_correct_dataset():
     check_dataset(Correct, world_sizes=(1, 2, 3, 4, 5))
 
 
+def test_features_that_share_a_table():
+    kind, item = Sharing().tables
+    assert (item.features, item.num_features, item.pooling_factor) == (("seen", "bought"), 2, 5.0)
+    assert kind.feature_names == ("kind",)
+    check_dataset(Sharing)
+    with pytest.raises(DataError, match="'seen' of table 'item' has ids beyond its 50 rows"):
+        check_dataset(SharingWithWrongIds)
+
+
+class WithAnotherFeature(Sharing):
+    @property
+    def tables(self) -> tuple[Table, ...]:  # type: ignore[override]
+        kind, item = super().tables
+        return kind, dataclasses.replace(item, features=("seen", "kind"))
+
+
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
@@ -99,6 +117,12 @@ def test_a_correct_dataset():
 def test_faults(dataset, message):
     with pytest.raises(AssertionError, match=message):
         check_dataset(dataset)
+
+
+def test_features_that_no_table_has():
+    message = r"features \['bought', 'kind', 'seen'\], the tables have \['kind', 'kind', 'seen'\]"
+    with pytest.raises(DataError, match=message):
+        check_dataset(WithAnotherFeature)
 
 
 def test_ids_that_no_table_has():

@@ -1,5 +1,7 @@
 """Ids that a table lacks, ids below 0, and lengths that contradict the ids."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -88,6 +90,18 @@ def test_a_batch_with_wrong_lengths_loses_its_ids():
     assert checked.values().numel() == 0
     assert checked.lengths().tolist() == [0] * 4
     assert check.take(1)[0][1].is_fatal
+
+
+def test_features_of_one_table():
+    item = dataclasses.replace(USER, name="item", num_features=2, features=("user", "film"))
+    check = IdCheck([item], "warn")
+    checked = check(batch(features([12, 4], [3, 10])), 0).sparse_features
+    assert checked.values().tolist() == [0, 4, 3, 0]
+    beyond = "of table 'item' has ids beyond its 10 rows (1, up to"
+    assert [fault for _, fault in check.take(1)] == [
+        IdFault("item", 1, f"feature 'user' {beyond} 12)", is_fatal=False),
+        IdFault("item", 1, f"feature 'film' {beyond} 10)", is_fatal=False),
+    ]
 
 
 def test_bounds():

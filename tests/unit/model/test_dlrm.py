@@ -14,13 +14,14 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dlrm import Dlrm, dlrm, dlrm_dcnv2, embedding_parameters
 from dlrm_sharded.model.interaction import DotInteraction
 from dlrm_sharded.model.torchrec_adapter import bag_configs
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 CPU = torch.device("cpu")
 NUM_DENSE, BATCH_SIZE = 5, 12
 LAYERS = {"dense_layers": [16, 8], "over_layers": [16, 4, 1]}
 CROSS = {"num_cross_layers": 2, "cross_rank": 6}
 EQUAL = tuple(Table(f"t{i}", 20 + i, 8, 2.0) for i in range(3))
+SHARED = (Table("t0", 20, 8, 4.0, num_features=2, features=("seen", "bought")), *EQUAL[1:])
 MIXED = tuple(Table(f"t{i}", 20 + i, dim, 2.0) for i, dim in enumerate([4, 8, 16, 4]))
 
 
@@ -40,15 +41,15 @@ def make(interaction: str, tables: tuple[Table, ...], **changes: Any) -> Dlrm:
     return model
 
 
-def torchrec_model(interaction: str) -> nn.Module:
+def torchrec_model(interaction: str, tables: tuple[Table, ...]) -> nn.Module:
     layers = {
         "dense_arch_layer_sizes": LAYERS["dense_layers"],
         "over_arch_layer_sizes": LAYERS["over_layers"],
     }
     if interaction == "dot":
-        return DLRM(collection(EQUAL), NUM_DENSE, **layers)
+        return DLRM(collection(tables), NUM_DENSE, **layers)
     return DLRM_DCN(
-        collection(EQUAL),
+        collection(tables),
         NUM_DENSE,
         dcn_num_layers=CROSS["num_cross_layers"],
         dcn_low_rank_dim=CROSS["cross_rank"],
@@ -58,21 +59,23 @@ def torchrec_model(interaction: str) -> nn.Module:
 
 def batch(tables: tuple[Table, ...]) -> Batch:
     generator = torch.Generator().manual_seed(1)
-    lengths = torch.randint(0, 4, (len(tables), BATCH_SIZE), generator=generator)
+    features = list(tables_by_feature(tables))
+    lengths = torch.randint(0, 4, (len(features), BATCH_SIZE), generator=generator)
     ids = torch.randint(0, 20, (int(lengths.sum()),), generator=generator)
     return Batch(
         torch.rand(BATCH_SIZE, NUM_DENSE, generator=generator),
-        KeyedJaggedTensor([t.name for t in tables], ids, lengths=lengths.flatten().int()),
+        KeyedJaggedTensor(features, ids, lengths=lengths.flatten().int()),
         torch.randint(0, 2, (BATCH_SIZE,), generator=generator).float(),
     )
 
 
+@pytest.mark.parametrize("tables", [EQUAL, SHARED], ids=["a_feature_each", "shared"])
 @pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
-def test_equal_dims_are_torchrecs_model(interaction):
-    theirs = torchrec_model(interaction)
-    ours = make(interaction, EQUAL)
+def test_equal_dims_are_torchrecs_model(interaction, tables):
+    theirs = torchrec_model(interaction, tables)
+    ours = make(interaction, tables)
     ours.load_state_dict(theirs.state_dict())  # strict: the same weights, and no others
-    example = batch(EQUAL)
+    example = batch(tables)
     loss, (detached_loss, logits, labels) = ours(example)
     expected = theirs(example.dense_features, example.sparse_features).squeeze(-1)
     torch.testing.assert_close(logits, expected.detach())

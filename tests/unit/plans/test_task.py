@@ -10,7 +10,7 @@ import pytest
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.json_forms import form_of
-from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.tables import Table, tables_by_feature
 from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology, read_task, with_optimizer
 from tests.unit.made_up import task_of
 
@@ -64,6 +64,16 @@ def test_task_json_defaults(tmp_path: Path) -> None:
     assert found.topology.optimizer_bytes_per_row == 0
     assert found.tables[1].reuse_histogram == (1.0,) + (0.0,) * 16
     assert ShardingTask.from_json(found.to_json()).tables == found.tables
+
+
+def test_names_of_features_are_not_in_a_task_json() -> None:
+    shared = dataclasses.replace(TABLE, num_features=2, features=["seen", "bought"])
+    assert (TABLE.feature_names, shared.feature_names) == (("t",), ("seen", "bought"))
+    assert tables_by_feature([shared, TABLE]) == {"seen": shared, "bought": shared, "t": TABLE}
+    assert form_of(shared) == form_of(TABLE) | {"num_features": 2}
+    for num_features, features in ((1, ("a", "b")), (2, ("a",)), (2, ("a", "a"))):
+        with pytest.raises(ConfigError, match=f"num_features is {num_features}, must be the num"):
+            dataclasses.replace(TABLE, num_features=num_features, features=features)
 
 
 @pytest.mark.parametrize("by_rank", [None, (1, 2**40, 3)])

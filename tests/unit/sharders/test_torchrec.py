@@ -58,6 +58,9 @@ def test_ids_are_stated_for_each_feature() -> None:
     planner = TorchRecSharder()._planner(task, TimedSearch(TimeBox(1.0)))
     [constraints] = planner._constraints.values()
     assert constraints.pooling_factors == [4.0, 4.0, 4.0]
+    shared = dataclasses.replace(task.tables[0], features=("a", "b", "c"))
+    named = dataclasses.replace(task, tables=(shared,))
+    assert TorchRecSharder().shard(named) == TorchRecSharder().shard(task)
 
 
 @pytest.mark.parametrize("compute_device", ["cpu", "cuda"])

@@ -46,8 +46,11 @@ def task_of(world_size: int, batch_size: int = 64, device: str = "cpu") -> Shard
     return ShardingTask(TABLES, topology, batch_size)
 
 
+LAYERS: dict[str, Any] = {"dense_layers": [32, 8], "over_layers": [16, 1]}
+
+
 def build(device: torch.device, **changes: Any) -> Dlrm:
-    return dlrm(TABLES, 13, dense_layers=[32, 8], over_layers=[16, 1], device=device, **changes)
+    return dlrm(TABLES, 13, **LAYERS, device=device, **changes)
 
 
 def with_layers(*layers: nn.Module) -> Callable[[torch.device], Dlrm]:
@@ -63,6 +66,21 @@ def with_layers(*layers: nn.Module) -> Callable[[torch.device], Dlrm]:
 
 def traced(build_model: Callable[[torch.device], Dlrm], batch_size: int = 64) -> DenseMemory:
     return trace_dense(build_model, TABLES, num_dense=13, local_batch_size=batch_size)
+
+
+def test_each_feature_of_a_table_has_a_vector():
+    """Their trace is that of as many tables."""
+    shared = Table("a", 1000, 16, 10.0, num_features=2, features=("seen", "bought"))
+    found = [
+        trace_dense(
+            lambda device, of=tables: dlrm(of, 13, **LAYERS, device=device),
+            tables,
+            num_dense=13,
+            local_batch_size=64,
+        )
+        for tables in ((shared, TABLES[1]), (TABLES[0], Table("c", 9, 16, 1.0), TABLES[1]))
+    ]
+    assert found[0] == found[1]
 
 
 def test_what_lives_for_the_whole_run_is_exact():
