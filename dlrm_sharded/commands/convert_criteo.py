@@ -44,7 +44,7 @@ def main() -> int:
         if (threads := keys.pop("threads", None)) is not None:
             check_count("threads", threads, least=1)
             os.environ["POLARS_MAX_THREADS"] = str(threads)  # polars reads it at import
-        from dlrm_sharded.datasets.blocks import BlockReader
+        from dlrm_sharded.datasets.block_reader import BlockReader
         from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
         convert(CriteoSource(files, **keys), out)

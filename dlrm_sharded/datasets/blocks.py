@@ -1,26 +1,34 @@
-"""Stores samples on disk in blocks, as plain .npy files that are mapped into memory.
+"""The form of samples that are stored on disk in blocks, as plain .npy files.
 
-A folder holds, for B = `block_rows` samples per block, F features and N blocks:
-    ids.npy        [N, F, B] int32, feature-major, so that one block is the values of one KJT
+A folder has one subfolder for each part of the samples, and `manifest.json`, which describes all of
+them and is written last. A part, such as the samples of one input file, holds N blocks of
+B = `block_rows` samples with F1 features of one id and F2 features that are lists of ids:
     dense.npy      [N, B, num_dense] fp32
     labels.npy     [N, B] uint8
-    manifest.json  sizes of all files, number of training rows, source; written last
-The last block is padded with zeros. Rows are numbered through all blocks: the first
-`num_train_rows` are for training, the rest for validation. A folder without a manifest is not
-complete.
+    ids.npy        [N, F1, B] int32, feature-major, so that one block is the values of one KJT
+    lengths.npy    [N, F2, B] int32, the number of ids in each list
+    starts.npy     [N, F2] int64, where the ids of a feature in a block begin in values.npy
+    values.npy     [V] int32, the ids of the lists: by block, in a block by feature, then by row
+    manifest.json  sizes of these files, and what else is known of the part
+A part without such features has no files for them. Features of one id come before the lists. The
+last block of a part is padded with zeros. Rows are numbered through all parts: the first
+`num_train_rows` are for training, the rest for validation.
+
+Folders of format 1 are read, too: they are one part without lists, beside the manifest.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tokenize import TokenError
-from typing import Any, Self
+from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Meta
 
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import read_file, replace_file
@@ -28,47 +36,116 @@ from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count, PositiveInt, Text
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DTYPES: dict[str, np.dtype[Any]] = {
-    "ids.npy": np.dtype(np.int32),
     "dense.npy": np.dtype(np.float32),
     "labels.npy": np.dtype(np.uint8),
+    "ids.npy": np.dtype(np.int32),
+    "lengths.npy": np.dtype(np.int32),
+    "starts.npy": np.dtype(np.int64),
+    "values.npy": np.dtype(np.int32),
 }
-"""Names of the files, and the types of their values."""
+"""Names of the files of a part, and the types of their values."""
 
-HEADER_FAULTS = (ArithmeticError, EOFError, MemoryError, RecursionError, SyntaxError, TokenError)
-"""Errors that numpy raises for a damaged header, which it reads as Python's literals."""
+PartFolder = Annotated[str, Meta(pattern=r"^(\.|part-\d{5,})$")]
+"""Name of a part's folder; that of format 1 is the folder of its manifest."""
 
 CONVERT_AGAIN = "remove the folder and convert again"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Numbers that give the shapes of a part's files.
+
+    Args:
+        num_single: number of features that have one id in each sample.
+        num_lists: number of features that have a list of ids in each sample.
+    """
+
+    num_dense: int
+    num_single: int
+    num_lists: int
+    block_rows: int
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files of a part."""
+        return (
+            *("dense.npy", "labels.npy"),
+            *(("ids.npy",) if self.num_single else ()),
+            *(("lengths.npy", "starts.npy", "values.npy") if self.num_lists else ()),
+        )
+
+    def shapes(self, num_blocks: int, num_values: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each array; `num_values` is the number of ids in all lists."""
+        return {
+            "dense.npy": (num_blocks, self.block_rows, self.num_dense),
+            "labels.npy": (num_blocks, self.block_rows),
+            "ids.npy": (num_blocks, self.num_single, self.block_rows),
+            "lengths.npy": (num_blocks, self.num_lists, self.block_rows),
+            "starts.npy": (num_blocks, self.num_lists),
+            "values.npy": (num_values,),
+        }
+
+
 @dataclass(frozen=True, slots=True)
+class Feature:
+    """A categorical feature: its ids are 0 ... num_embeddings - 1."""
+
+    name: Text
+    num_embeddings: PositiveInt
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartManifest:
+    """Describes one part of a folder of blocks.
+
+    Args:
+        num_rows: number of samples, without the padding.
+        file_bytes: size of each file.
+        num_values: number of ids in all lists.
+        list_lengths: shortest and longest list of each list feature.
+        facts: description of how the part was made, in any form.
+    """
+
+    folder: PartFolder
+    num_rows: Count
+    file_bytes: Mapping[str, PositiveInt]
+    num_values: Count = 0
+    list_lengths: tuple[tuple[Count, Count], ...] = ()
+    facts: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class BlocksManifest:
     """Describes a folder of blocks.
 
     Args:
-        num_rows: number of samples, without the padding; the first `num_train_rows` train.
-        file_bytes: the size of each file of the folder.
+        features: those of one id, then those that are lists.
+        num_train_rows: number of samples for training, which come first.
         source: description of how the folder was made, in any form.
     """
 
-    num_rows: PositiveInt
-    num_train_rows: Count
+    features: tuple[Feature, ...]
+    num_dense: Count
     block_rows: PositiveInt
-    num_dense: PositiveInt
-    feature_names: tuple[Text, ...]
-    num_embeddings: tuple[PositiveInt, ...]
-    file_bytes: Mapping[str, PositiveInt]
+    num_train_rows: Count
+    parts: tuple[PartManifest, ...]
     source: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        names = self.feature_names
-        if not names or len(set(names)) < len(names) or len(names) != len(self.num_embeddings):
-            raise ValueError(f"{len(names)} features for {len(self.num_embeddings)} tables")
-        if self.num_train_rows > self.num_rows:
+        if not self.features or len({f.name for f in self.features}) < len(self.features):
+            raise ValueError("it has no features, or two of one name")
+        if any(a.is_list and not b.is_list for a, b in itertools.pairwise(self.features)):
+            raise ValueError("a feature of one id is after a list")
+        if not self.num_train_rows <= self.num_rows > 0:
             raise ValueError(f"{self.num_train_rows} training rows of {self.num_rows}")
-        if missing := DTYPES.keys() - self.file_bytes:
-            raise ValueError(f"the sizes of {sorted(missing)} are not there")
+        for part in self.parts:
+            if {*part.file_bytes} != {*self.layout.files}:
+                raise ValueError(f"{part.folder} has the files {sorted(part.file_bytes)}")
+            if len(part.list_lengths) != self.layout.num_lists:
+                raise ValueError(f"{part.folder} has {len(part.list_lengths)} list features")
 
     def save(self, folder: Path) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1)
@@ -76,11 +153,18 @@ class BlocksManifest:
 
     @classmethod
     def load(cls, folder: Path) -> BlocksManifest:
+        """Read the manifest of a folder, which may have format 1.
+
+        Raises:
+            DataError: there is none, it is damaged, or it has a format of a later release.
+        """
         path = folder / MANIFEST
         damaged = f"{path} is damaged, so {CONVERT_AGAIN}"
         try:
             fields = json.loads(read_file(path))
             version = fields.pop("format_version")
+            if version == 1:
+                fields = _from_format_1(**fields)
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(
                 f"{folder} is not a folder of blocks: it has no {MANIFEST}, which a "
@@ -88,218 +172,62 @@ class BlocksManifest:
             ) from None
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as e:
             raise DataError(f"{damaged}: {e!r}") from e
-        if version != FORMAT_VERSION:
+        if version not in (1, FORMAT_VERSION):
             raise DataError(
-                f"{folder} has block format {version}, this release reads format "
+                f"{folder} has block format {version}, this release reads the formats 1 to "
                 f"{FORMAT_VERSION}; {CONVERT_AGAIN}"
             )
         return read_form(fields, cls, name=damaged)
 
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks; the last one may be padded."""
-        return -(-self.num_rows // self.block_rows)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the array in a file."""
-        shapes = block_shapes(len(self.feature_names), self.block_rows, self.num_dense)
-        return (self.num_blocks, *shapes[name])
-
-
-def block_shapes(num_features: int, block_rows: int, num_dense: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of a block in each file."""
-    return {
-        "ids.npy": (num_features, block_rows),
-        "dense.npy": (block_rows, num_dense),
-        "labels.npy": (block_rows,),
-    }
-
-
-class BlockWriter:
-    """Writes a folder of blocks. Samples and their ids are appended separately, in row order.
-
-    It is a context manager that closes the files; the folder is complete only after `finish`.
-    """
-
-    def __init__(
-        self, folder: Path, *, num_dense: int, feature_names: tuple[str, ...], block_rows: int
-    ) -> None:
-        self._folder = folder
-        self._num_dense = num_dense
-        self._feature_names = feature_names
-        self._block_rows = block_rows
-        shapes = block_shapes(len(feature_names), block_rows, num_dense)
-        self._files = [_NpyFile(folder / name, DTYPES[name], shapes[name]) for name in shapes]
-        self._ids, self._dense, self._labels = self._files
-        self._open_block = np.zeros(shapes["ids.npy"], np.int32)
-        self._num_id_rows = 0
-        self._num_rows = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for file in self._files:
-            file.file.close()
-
-    @property
+    @functools.cached_property
     def num_rows(self) -> int:
-        return self._num_rows
+        return sum(part.num_rows for part in self.parts)
 
-    def append_samples(self, *, dense: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
-        """Append dense [n, num_dense] and labels [n]."""
-        assert dense.shape == (len(labels), self._num_dense)
-        self._dense.append(dense)
-        self._labels.append(labels)
-        self._num_rows += len(labels)
-
-    def append_ids(self, ids: npt.NDArray[Any]) -> None:
-        """Append the ids [F, n] of the next n samples."""
-        start, num_new = 0, ids.shape[1]
-        while start < num_new:
-            filled = self._num_id_rows % self._block_rows
-            taken = min(self._block_rows - filled, num_new - start)
-            self._open_block[:, filled : filled + taken] = ids[:, start : start + taken]
-            self._num_id_rows += taken
-            start += taken
-            if filled + taken == self._block_rows:
-                self._ids.append(self._open_block)
-                self._open_block[:] = 0
-
-    def finish(
-        self, *, num_train_rows: int, num_embeddings: tuple[int, ...], source: Mapping[str, Any]
-    ) -> BlocksManifest:
-        """Pad the last block, complete the files and write the manifest."""
-        assert self._num_id_rows == self._num_rows >= num_train_rows
-        padding = -self._num_rows % self._block_rows
-        if padding:
-            self._ids.append(self._open_block)
-            self._dense.append(np.zeros((padding, self._num_dense)))
-            self._labels.append(np.zeros(padding))
-        num_blocks = (self._num_rows + padding) // self._block_rows
-        manifest = BlocksManifest(
-            num_rows=self._num_rows,
-            num_train_rows=num_train_rows,
-            block_rows=self._block_rows,
-            num_dense=self._num_dense,
-            feature_names=self._feature_names,
-            num_embeddings=num_embeddings,
-            file_bytes={file.path.name: file.finish(num_blocks) for file in self._files},
-            source=source,
-        )
-        manifest.save(self._folder)
-        return manifest
-
-
-class _NpyFile:
-    """A .npy file that grows. numpy leaves room in the header for the final number of blocks."""
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], block_shape: tuple[int, ...]) -> None:
-        self.path = path
-        self._dtype = dtype
-        self._block_shape = block_shape
-        self.file = path.open("wb")
-        self._write_header(0)
-
-    def append(self, values: npt.NDArray[Any]) -> None:
-        self.file.write(np.ascontiguousarray(values, self._dtype).data)
-
-    def finish(self, num_blocks: int) -> int:
-        """Write the final number of blocks, close the file, and return its size."""
-        size_bytes = self.file.tell()
-        self.file.seek(0)
-        self._write_header(num_blocks)
-        assert size_bytes - self.file.tell() == (
-            num_blocks * int(np.prod(self._block_shape)) * self._dtype.itemsize
-        )
-        self.file.close()
-        return size_bytes
-
-    def _write_header(self, num_blocks: int) -> None:
-        np.lib.format.write_array_header_1_0(
-            self.file,
-            {
-                "descr": np.lib.format.dtype_to_descr(self._dtype),
-                "fortran_order": False,
-                "shape": (num_blocks, *self._block_shape),
-            },
+    @functools.cached_property
+    def layout(self) -> Layout:
+        num_lists = sum(feature.is_list for feature in self.features)
+        num_single = len(self.features) - num_lists
+        return Layout(
+            num_dense=self.num_dense,
+            num_single=num_single,
+            num_lists=num_lists,
+            block_rows=self.block_rows,
         )
 
+    @property
+    def ids_per_sample(self) -> dict[str, int] | None:
+        """Number of ids of each feature in every sample; None if one of them varies."""
+        lengths, *others = {part.list_lengths for part in self.parts if part.num_rows}
+        if others or any(shortest < longest for shortest, longest in lengths):
+            return None
+        counts = [1] * self.layout.num_single + [longest for _, longest in lengths]
+        return {feature.name: n for feature, n in zip(self.features, counts, strict=True)}
 
-@dataclass(frozen=True, slots=True)
-class BlockRows:
-    """Copies of n rows: dense [n, num_dense] fp32, ids [F, n] int32, labels [n] fp32."""
 
-    dense: npt.NDArray[np.float32]
-    ids: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.float32]
-
-
-class BlockReader:
-    """Reads rows of a folder of blocks; only the memory pages of these rows are loaded.
-
-    Raises:
-        DataError: the folder is not complete, or a file does not have the size it was written with.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.manifest = BlocksManifest.load(folder)
-        self._folder = folder
-        for name in DTYPES:
-            _check_size(folder / name, self.manifest.file_bytes[name])
-        arrays = {name: self._mapped(name) for name in DTYPES}
-        self._ids = arrays["ids.npy"]
-        self._dense = arrays["dense.npy"].reshape(-1, self.manifest.num_dense)
-        self._labels = arrays["labels.npy"].reshape(-1)
-        self._num_embeddings = np.array(self.manifest.num_embeddings)
-
-    def rows(self, start: int, stop: int) -> BlockRows:
-        """Return the rows start ... stop - 1, which may lie in several blocks."""
-        if not 0 <= start < stop <= self.manifest.num_rows:
-            raise IndexError(f"rows [{start}, {stop}) of {self.manifest.num_rows:,} rows")
-        ids, labels = self._copy_ids(start, stop), self._labels[start:stop]
-        # As unsigned numbers, negative ids are too large, so that one comparison finds both.
-        if (ids.view(np.uint32).max(axis=1) >= self._num_embeddings).any() or labels.max() > 1:
+def check_sizes(folder: Path, part: PartManifest) -> None:
+    """Raise DataError if a file of a part does not have the size it was written with."""
+    for name, expected in part.file_bytes.items():
+        path = folder / part.folder / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size != expected:
             raise DataError(
-                f"{self._folder} has ids that are no rows of their table, or labels that are "
-                f"neither 0 nor 1, in the rows {start:,} to {stop - 1:,}: it is damaged; "
-                f"{CONVERT_AGAIN}"
+                f"{path} should have {expected:,} B, but has {size:,} B: it was truncated or "
+                f"replaced after the conversion; {CONVERT_AGAIN}"
             )
-        return BlockRows(
-            dense=np.array(self._dense[start:stop]), ids=ids, labels=labels.astype(np.float32)
-        )
-
-    def _mapped(self, name: str) -> npt.NDArray[Any]:
-        """Return the array in a file; only the pages that are read are loaded."""
-        path = self._folder / name
-        try:
-            array = np.asarray(np.load(path, mmap_mode="r"))
-        except (*HEADER_FAULTS, TypeError, ValueError) as error:
-            raise DataError(f"{path} is damaged ({error}); {CONVERT_AGAIN}") from error
-        expected = self.manifest.shape(name)
-        if (array.shape, array.dtype) != (expected, DTYPES[name]):
-            raise DataError(
-                f"{path} is damaged: it has {[*array.shape]} {array.dtype}, and must have "
-                f"{[*expected]} {DTYPES[name]}; {CONVERT_AGAIN}"
-            )
-        return array
-
-    def _copy_ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        block, offset = divmod(start, self.manifest.block_rows)
-        ids = np.empty((len(self.manifest.feature_names), stop - start), np.int32)
-        filled = 0
-        while filled < stop - start:
-            part = self._ids[block, :, offset : offset + stop - start - filled]
-            ids[:, filled : filled + part.shape[1]] = part
-            filled += part.shape[1]
-            block, offset = block + 1, 0
-        return ids
 
 
-def _check_size(path: Path, expected: int) -> None:
-    size = path.stat().st_size if path.is_file() else 0
-    if size != expected:
-        raise DataError(
-            f"{path} should have {expected:,} B, but has {size:,} B: it was truncated or replaced "
-            f"after the conversion; {CONVERT_AGAIN}"
-        )
+def _from_format_1(
+    *,
+    feature_names: list[str],
+    num_embeddings: list[int],
+    num_rows: int,
+    file_bytes: dict[str, int],
+    **others: Any,
+) -> dict[str, Any]:
+    """Return the fields of a manifest of format 1 in the form of the current one."""
+    features = zip(feature_names, num_embeddings, strict=True)
+    return {
+        **others,
+        "features": [{"name": name, "num_embeddings": rows} for name, rows in features],
+        "parts": [{"folder": ".", "num_rows": num_rows, "file_bytes": file_bytes}],
+    }

@@ -30,7 +30,8 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split, profiled_table, share_of_batch
-from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlockReader, BlocksManifest
+from dlrm_sharded.datasets.block_reader import BlockReader
+from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlocksManifest
 from dlrm_sharded.datasets.criteo_convert import convert, is_converted
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_path
@@ -73,21 +74,25 @@ class CriteoDataset:
         self._embedding_dim = embedding_dim
         self._source = source
         self._one_hot = functools.lru_cache(maxsize=4)(
-            lambda num_samples: _OneHotTemplate(self._blocks.manifest.feature_names, num_samples)
+            lambda num_samples: _OneHotTemplate(
+                tuple(feature.name for feature in self._blocks.manifest.features), num_samples
+            )
         )
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
         """The 26 tables with the profile of the first global batch."""
-        manifest = self._blocks.manifest
+        features = self._blocks.manifest.features
         ids = torch.from_numpy(self._blocks.rows(0, self.batch_size).ids)
         return tuple(
             profiled_table(
-                name, num_embeddings, self._embedding_dim, ids=column, num_samples=self.batch_size
+                feature.name,
+                feature.num_embeddings,
+                self._embedding_dim,
+                ids=column,
+                num_samples=self.batch_size,
             )
-            for name, num_embeddings, column in zip(
-                manifest.feature_names, manifest.num_embeddings, ids, strict=True
-            )
+            for feature, column in zip(features, ids, strict=True)
         )
 
     @property

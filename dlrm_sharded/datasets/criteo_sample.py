@@ -18,7 +18,7 @@ import polars as pl
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
 
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.datasets.blocks import BlockReader
+from dlrm_sharded.datasets.block_reader import BlockReader
 from dlrm_sharded.datasets.counter_random import (
     counters,
     normals,

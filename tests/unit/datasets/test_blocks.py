@@ -1,115 +1,386 @@
+"""Samples in blocks: written in any pieces, read in any ranges, refused where they are damaged."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dlrm_sharded.datasets.blocks import MANIFEST, BlockReader, BlockWriter
+from dlrm_sharded.datasets import block_reader
+from dlrm_sharded.datasets.block_reader import BlockReader
+from dlrm_sharded.datasets.block_writer import PartWriter, complete_part
+from dlrm_sharded.datasets.blocks import MANIFEST, BlocksManifest, Feature, Layout
 from dlrm_sharded.files.errors import DataError
 
-NUM_ROWS, NUM_TRAIN_ROWS, NUM_DENSE, BLOCK_ROWS = 50, 37, 3, 8
-FEATURES = ("a", "b", "c", "d")
+NUM_EMBEDDINGS = 2**31 - 1
+LAYOUT = Layout(num_dense=3, num_single=4, num_lists=2, block_rows=8)
+NUM_ROWS = (21, 0, 16, 1)
+FILES = ("dense.npy", "labels.npy", "ids.npy", "lengths.npy", "starts.npy", "values.npy")
 
 
-@pytest.fixture
-def data() -> dict[str, npt.NDArray[np.generic]]:
-    rng = np.random.default_rng(0)
+class Sample(NamedTuple):
+    dense: list[float]
+    label: int
+    ids: list[int]
+    lists: list[list[int]]
+
+
+def samples(
+    number: int, layout: Layout = LAYOUT, *, seed: int = 0, lengths: Sequence[int] = (0, 1, 5)
+) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+
+    def ids(count: int) -> list[int]:
+        return rng.integers(0, NUM_EMBEDDINGS, count).tolist()
+
+    return [
+        Sample(
+            dense=rng.integers(-5, 5, layout.num_dense).tolist(),
+            label=int(rng.integers(2)),
+            ids=ids(layout.num_single),
+            lists=[ids(rng.choice(lengths)) for _ in range(layout.num_lists)],
+        )
+        for _ in range(number)
+    ]
+
+
+def columns(rows: Sequence[Sample], layout: Layout = LAYOUT) -> dict[str, Any]:
+    """Return the arrays that `append` takes."""
+    n = len(rows)
+    lengths = [[len(ids) for ids in row.lists] for row in rows]
     return {
-        "dense": rng.standard_normal((NUM_ROWS, NUM_DENSE)).astype(np.float32),
-        "ids": rng.integers(0, 2**31 - 1, (len(FEATURES), NUM_ROWS)).astype(np.int32),
-        "labels": rng.integers(0, 2, NUM_ROWS).astype(np.uint8),
+        "dense": np.array([row.dense for row in rows]).reshape(n, layout.num_dense),
+        "labels": np.array([row.label for row in rows]),
+        "ids": np.array([row.ids for row in rows], np.int64).reshape(n, layout.num_single).T,
+        "lengths": np.array(lengths, np.int64).reshape(n, layout.num_lists).T,
+        "values": [
+            np.array([id_ for row in rows for id_ in row.lists[feature]], np.int64)
+            for feature in range(layout.num_lists)
+        ],
     }
 
 
-def new_writer(folder: Path) -> BlockWriter:
-    return BlockWriter(folder, num_dense=NUM_DENSE, feature_names=FEATURES, block_rows=BLOCK_ROWS)
-
-
-def write(folder: Path, data: dict[str, npt.NDArray[np.generic]], *, piece_rows: int) -> None:
-    folder.mkdir()
-    with new_writer(folder) as writer:
-        for start in range(0, NUM_ROWS, piece_rows):
-            rows = slice(start, start + piece_rows)
-            writer.append_samples(dense=data["dense"][rows], labels=data["labels"][rows])
-        for start in range(0, NUM_ROWS, piece_rows):
-            writer.append_ids(data["ids"][:, start : start + piece_rows])
-        writer.finish(
-            num_train_rows=NUM_TRAIN_ROWS, num_embeddings=(2**31 - 1,) * 4, source={"x": 1}
-        )
+def write(
+    folder: Path,
+    parts: Sequence[Sequence[Sample]],
+    layout: Layout = LAYOUT,
+    *,
+    piece_rows: Sequence[int] = (11,),
+) -> BlocksManifest:
+    written = []
+    for number, rows in enumerate(parts):
+        with PartWriter(folder, number, layout) as writer:
+            start = index = 0
+            while start < len(rows):
+                stop = start + piece_rows[index % len(piece_rows)]
+                writer.append(**columns(rows[start:stop], layout))
+                start, index = stop, index + 1
+            written.append(writer.finish({"file": f"{number}.csv"}))
+    manifest = BlocksManifest(
+        features=(
+            *(Feature(f"s{i}", NUM_EMBEDDINGS) for i in range(layout.num_single)),
+            *(Feature(f"l{i}", NUM_EMBEDDINGS, is_list=True) for i in range(layout.num_lists)),
+        ),
+        num_dense=layout.num_dense,
+        block_rows=layout.block_rows,
+        num_train_rows=min(19, sum(map(len, parts))),
+        parts=tuple(written),
+        source={"x": [1]},
+    )
+    manifest.save(folder)
+    return manifest
 
 
 @pytest.fixture
-def folder(tmp_path: Path, data: dict[str, npt.NDArray[np.generic]]) -> Path:
-    write(tmp_path / "blocks", data, piece_rows=11)
+def parts() -> list[list[Sample]]:
+    return [samples(number, seed=number) for number in NUM_ROWS]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, parts: list[list[Sample]]) -> Path:
+    write(tmp_path / "blocks", parts)
     return tmp_path / "blocks"
 
 
-@pytest.mark.parametrize("piece_rows", [1, 7, 8, 16, 19, 50])
-def test_written_in_any_pieces_the_files_are_the_same(tmp_path, folder, data, piece_rows):
-    write(tmp_path / "other", data, piece_rows=piece_rows)
-    for path in folder.iterdir():
-        assert path.read_bytes() == (tmp_path / "other" / path.name).read_bytes()
+def assert_rows(
+    reader: BlockReader, start: int, stop: int, expected: list[Sample], layout: Layout = LAYOUT
+) -> None:
+    rows = reader.rows(start, stop)
+    wanted = columns(expected[start:stop], layout)
+    wanted["values"] = np.concatenate([np.zeros(0, np.int32), *wanted["values"]])
+    for name, array in wanted.items():
+        found = getattr(rows, name)
+        assert found.dtype == (np.float32 if name in ("dense", "labels") else np.int32)
+        assert found.flags.c_contiguous
+        assert found.flags.writeable
+        assert found.base is None, "it is a copy"
+        assert np.array_equal(found, array), name
 
 
-def test_the_files_are_plain_npy_with_the_documented_shapes(folder, data):
-    ids = np.load(folder / "ids.npy")
-    assert ids.shape == (7, len(FEATURES), BLOCK_ROWS)
-    assert ids.dtype == np.int32
-    assert np.load(folder / "dense.npy").shape == (7, BLOCK_ROWS, NUM_DENSE)
-    assert np.load(folder / "labels.npy").shape == (7, BLOCK_ROWS)
-    assert np.array_equal(ids[1], data["ids"][:, 8:16])
-    assert not ids[-1, :, 2:].any()
-
-
-@pytest.mark.parametrize(
-    ("start", "stop"), [(0, 8), (8, 16), (0, 50), (0, 1), (49, 50), (3, 6), (5, 12), (7, 33)]
+@given(
+    layout=st.builds(
+        Layout,
+        num_dense=st.integers(0, 3),
+        num_single=st.integers(0, 3),
+        num_lists=st.integers(0, 3),
+        block_rows=st.integers(1, 9),
+    ).filter(lambda layout: layout.num_single + layout.num_lists > 0),
+    num_rows=st.lists(st.integers(0, 25), min_size=1, max_size=4).filter(any),
+    piece_rows=st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(any),
+    lengths=st.sampled_from([(0,), (0, 1), (3,), (0, 0, 40), (1, 2, 3)]),
+    data=st.data(),
 )
-def test_rows_wherever_the_blocks_begin(folder, data, start, stop):
-    rows = BlockReader(folder).rows(start, stop)
-    assert np.array_equal(rows.dense, data["dense"][start:stop])
-    assert np.array_equal(rows.ids, data["ids"][:, start:stop])
-    assert np.array_equal(rows.labels, data["labels"][start:stop])
-    dtypes = rows.dense.dtype, rows.ids.dtype, rows.labels.dtype
-    assert dtypes == (np.float32, np.int32, np.float32)
-    assert rows.ids.flags.c_contiguous
-    assert rows.ids.flags.writeable
-    assert rows.ids.flags.owndata
+def test_what_was_appended_is_read(layout, num_rows, piece_rows, lengths, data):
+    parts = [samples(n, layout, seed=i, lengths=lengths) for i, n in enumerate(num_rows)]
+    everything = [row for part in parts for row in part]
+    with tempfile.TemporaryDirectory() as name:
+        manifest = write(Path(name), parts, layout, piece_rows=piece_rows)
+        reader = BlockReader(Path(name))
+        assert reader.manifest == manifest
+        assert_rows(reader, 0, len(everything), everything, layout)
+        for _ in range(5):
+            start = data.draw(st.integers(0, len(everything) - 1))
+            stop = data.draw(st.integers(start + 1, len(everything)))
+            assert_rows(reader, start, stop, everything, layout)
 
 
-@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (4, 4), (40, 51)])
+@pytest.mark.parametrize("piece_rows", [1, 7, 8, 16, 19, 50])
+def test_written_in_any_pieces_the_files_are_the_same(tmp_path, folder, parts, piece_rows):
+    write(tmp_path / "other", parts, piece_rows=[piece_rows])
+    for path in folder.rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / "other" / path.relative_to(folder)).read_bytes()
+
+
+def test_the_files_are_plain_npy_with_the_documented_contents(folder, parts):
+    dense, labels, ids, lengths, starts, values = (
+        np.load(folder / "part-00000" / name) for name in FILES
+    )
+    assert [dense.shape, labels.shape, ids.shape] == [(3, 8, 3), (3, 8), (3, 4, 8)]
+    assert [lengths.shape, starts.shape] == [(3, 2, 8), (3, 2)]
+    dtypes = [array.dtype for array in (dense, labels, ids, lengths, starts, values)]
+    assert dtypes == [np.float32, np.uint8, np.int32, np.int32, np.int64, np.int32]
+    second = columns(parts[0][8:16])
+    assert np.array_equal(ids[1], second["ids"])
+    assert np.array_equal(lengths[1], second["lengths"])
+    assert np.array_equal(values[starts[1, 0] : starts[2, 0]], np.concatenate(second["values"]))
+    assert starts[1, 1] - starts[1, 0] == len(second["values"][0])
+    for padded in (dense[2, 5:], labels[2, 5:], ids[2, :, 5:], lengths[2, :, 5:]):
+        assert not padded.any()
+
+
+def test_the_manifest_says_what_was_written(folder, parts):
+    manifest = BlockReader(folder).manifest
+    assert (manifest.num_rows, manifest.num_train_rows) == (sum(NUM_ROWS), 19)
+    assert manifest.source == {"x": [1]}
+    for number, (part, rows) in enumerate(zip(manifest.parts, parts, strict=True)):
+        lengths = columns(rows)["lengths"]
+        assert part.facts == {"file": f"{number}.csv"}
+        assert part.num_values == lengths.sum()
+        extremes = zip(lengths.min(1, initial=9), lengths.max(1, initial=0), strict=True)
+        assert part.list_lengths == (tuple(extremes) if rows else ((0, 0), (0, 0)))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (4, 4), (37, 39)])
 def test_rows_that_are_not_there(folder, start, stop):
     with pytest.raises(IndexError):
         BlockReader(folder).rows(start, stop)
 
 
-def test_the_manifest_says_what_was_written(folder):
-    manifest = BlockReader(folder).manifest
-    assert (manifest.num_rows, manifest.num_train_rows) == (NUM_ROWS, NUM_TRAIN_ROWS)
-    assert manifest.feature_names == FEATURES
-    assert manifest.source == {"x": 1}
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([(3,), (), (3,)], {"s0": 1, "l0": 3, "l1": 3}),
+        ([(0,)], {"s0": 1, "l0": 0, "l1": 0}),
+        ([(3,), (2,)], None),
+        ([(2, 3)], None),
+    ],
+    ids=str,
+)
+def test_ids_per_sample(tmp_path, lengths, expected):
+    layout = Layout(num_dense=1, num_single=1, num_lists=2, block_rows=4)
+    parts = [samples(9 if some else 0, layout, lengths=some) for some in lengths]
+    assert write(tmp_path, parts, layout).ids_per_sample == expected
 
 
-@pytest.mark.parametrize("name", ["ids.npy", "dense.npy", "labels.npy"])
-def test_a_truncated_file_is_noticed_at_open(folder, name):
-    path = folder / name
-    size = path.stat().st_size
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(DataError, match=rf"{name} should have {size:,} B, but has {size - 4:,} B"):
-        BlockReader(folder)
-    path.unlink()
-    with pytest.raises(DataError, match=f"{name}.*has 0 B.*convert again"):
-        BlockReader(folder)
+def test_few_files_are_open_however_many_parts_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(block_reader, "MAX_MAPPED_PARTS", 2)
+    parts = [samples(3, seed=number) for number in range(9)]
+    write(tmp_path, parts)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    reader = BlockReader(tmp_path)
+    for start in range(27):
+        assert_rows(reader, start, start + 1, [row for part in parts for row in part])
+        assert len([*Path("/proc/self/fd").iterdir()]) <= before + 2 * len(FILES)
 
 
-def test_no_manifest_is_no_dataset(tmp_path, folder):
-    (folder / MANIFEST).unlink()
-    for path in (folder, tmp_path / "nothing", folder / "ids.npy"):
-        with pytest.raises(DataError, match="is not a folder of blocks"):
-            BlockReader(path)
+HEADER = b"\x93NUMPY\x01\x00v\x00{'descr': '%s', 'fortran_order': False, 'shape': %s, }"
 
 
-def test_a_writer_that_was_not_finished_leaves_no_manifest(tmp_path, data):
-    with new_writer(tmp_path) as writer:
-        writer.append_samples(dense=data["dense"], labels=data["labels"])
-    with pytest.raises(DataError, match="is not a folder of blocks"):
-        BlockReader(tmp_path)
+def write_format_1(folder: Path, rows: list[Sample]) -> None:
+    """Write what earlier releases wrote, with 5 blocks of 4 rows."""
+    padded = columns([*rows, *[Sample([0.0] * 3, 0, [0] * 4, [])] * 2], ONE_HOT)
+    ids = padded["ids"].reshape(4, 5, 4).transpose(1, 0, 2)  # 5 blocks of [4 features, 4 rows]
+    files = {
+        "ids.npy": (b"<i4", b"(5, 4, 4)", ids.astype("<i4")),
+        "dense.npy": (b"<f4", b"(5, 4, 3)", padded["dense"].astype("<f4")),
+        "labels.npy": (b"|u1", b"(5, 4)", padded["labels"].astype("|u1")),
+    }
+    folder.mkdir()
+    for name, (descr, shape, array) in files.items():
+        header = (HEADER % (descr, shape)).ljust(127) + b"\n"
+        (folder / name).write_bytes(header + array.tobytes())
+    (folder / MANIFEST).write_text(
+        '{"format_version": 1, "num_rows": 18, "num_train_rows": 15, "block_rows": 4,'
+        ' "num_dense": 3, "feature_names": ["a", "b", "c", "d"],'
+        ' "num_embeddings": [2147483647, 2147483647, 2147483647, 2147483647],'
+        ' "file_bytes": {"ids.npy": 448, "dense.npy": 368, "labels.npy": 148},'
+        ' "source": {"settings": {"x": 1}}}'
+    )
+
+
+ONE_HOT = Layout(num_dense=3, num_single=4, num_lists=0, block_rows=4)
+
+
+def test_format_1_is_read(tmp_path):
+    rows = samples(18, ONE_HOT)
+    write_format_1(tmp_path / "old", rows)
+    reader = BlockReader(tmp_path / "old")
+    assert reader.manifest.features == tuple(Feature(name, NUM_EMBEDDINGS) for name in "abcd")
+    assert (reader.manifest.num_rows, reader.manifest.num_train_rows) == (18, 15)
+    assert reader.manifest.source == {"settings": {"x": 1}}
+    assert reader.manifest.ids_per_sample == dict.fromkeys("abcd", 1)
+    for start, stop in [(0, 18), (0, 4), (4, 8), (3, 9), (17, 18)]:
+        assert_rows(reader, start, stop, rows, ONE_HOT)
+    (tmp_path / "old/ids.npy").write_bytes(b"")
+    with pytest.raises(DataError, match=r"ids.npy should have 448 B, but has 0 B"):
+        BlockReader(tmp_path / "old")
+
+
+Damage = Callable[[Path], object]
+FIRST = "part-00000"
+
+
+def put(name: str, place: tuple[int, ...], value: int) -> Damage:
+    def damage(folder: Path) -> None:
+        array = np.load(folder / FIRST / name, mmap_mode="r+")
+        array[place] = value
+        array.flush()
+
+    return damage
+
+
+def exchange(name: str, old: bytes, new: bytes) -> Damage:
+    def damage(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        assert content.count(old)
+        (folder / name).write_bytes(content.replace(old, new, 1))
+
+    return damage
+
+
+def cut(name: str) -> Damage:
+    return lambda folder: os.truncate(folder / FIRST / name, 130)
+
+
+def with_fields(**fields: object) -> Damage:
+    def damage(folder: Path) -> None:
+        found = json.loads((folder / MANIFEST).read_text())
+        (folder / MANIFEST).write_text(json.dumps(found | fields))
+
+    return damage
+
+
+NOT_A_ROW = r"has ids that are no rows .*, in the rows 0 to 37: it is damaged; remove the folder"
+NOT_AS_LONG = "part-00000 is damaged: the lengths of lists in block [01] do not add up"
+LIST = {"name": "x", "num_embeddings": 9, "is_list": True}
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    **{f"{name} truncated": (cut(name), f"{name} should have .* has 130 B") for name in FILES},
+    "a file missing": (lambda f: (f / FIRST / "values.npy").unlink(), "has 0 B.*convert again"),
+    "a part missing": (lambda f: shutil.rmtree(f / "part-00003"), "part-00003.*has 0 B"),
+    "type": (exchange(f"{FIRST}/ids.npy", b"<i4", b"<f4"), r"\[3, 4, 8\] float32, and must have"),
+    "shape": (exchange(f"{FIRST}/ids.npy", b"4, 8)", b"8, 4)"), r"ids.npy .* \[3, 8, 4\] int32"),
+    "header": (exchange(f"{FIRST}/labels.npy", b"'shape'", b"'shapf'"), "labels.npy is damaged"),
+    "number of ids": (exchange(f"{FIRST}/values.npy", b",), }", b"1,),}"), "values.npy is damag"),
+    "id beyond": (put("ids.npy", (2, 3, 0), 2**31 - 1), NOT_A_ROW),
+    "id below": (put("ids.npy", (0, 0, 0), -1), NOT_A_ROW),
+    "id of a list beyond": (put("values.npy", (-1,), 2**31 - 1), NOT_A_ROW),
+    "id of a list below": (put("values.npy", (0,), -1), NOT_A_ROW),
+    "label": (put("labels.npy", (1, 7), 2), NOT_A_ROW),
+    "first start": (put("starts.npy", (0, 0), 1), "starts.npy is damaged"),
+    "descending starts": (put("starts.npy", (1, 1), 0), "starts.npy is damaged"),
+    "start beyond": (put("starts.npy", (2, 1), 10**9), "starts.npy is damaged"),
+    "negative length": (put("lengths.npy", (0, 0, 3), -1), NOT_AS_LONG),
+    "length too large": (put("lengths.npy", (0, 1, 7), 7), NOT_AS_LONG),
+    "length too small": (put("lengths.npy", (1, 0, 2), 4), NOT_AS_LONG),
+    "no JSON": (exchange(MANIFEST, b"{", b""), "manifest.json is damaged"),
+    "no object": (lambda f: (f / MANIFEST).write_text("[1]"), "manifest.json is damaged"),
+    "no manifest": (lambda f: (f / MANIFEST).unlink(), "is not a folder of blocks"),
+    "later format": (with_fields(format_version=3), "has block format 3, .* formats 1 to 2"),
+    "of format 1": (with_fields(format_version=1), "manifest.json is damaged"),
+    "unknown key": (with_fields(x=1), "unknown field `x`"),
+    "no parts": (with_fields(parts=[]), "19 training rows of 0"),
+    "rows": (with_fields(num_train_rows=39), "39 training rows of 38"),
+    "no features": (with_fields(features=[]), "no features, or two of one name"),
+    "equal names": (with_fields(features=[LIST, LIST]), "no features, or two of one name"),
+    "order": (
+        with_fields(features=[LIST, {"name": "y", "num_embeddings": 9}]),
+        "a feature of one id is after a list",
+    ),
+    "fewer lists": (with_fields(features=[LIST | {"is_list": False}]), "part-00000 has the files"),
+    "other lists": (
+        with_fields(features=[{"name": "y", "num_embeddings": 9}, LIST]),
+        "part-00000 has 2 list features",
+    ),
+    "block size": (with_fields(block_rows=4), r"must have \[6, 4, 3\]"),
+    "path": (exchange(MANIFEST, b'"part-00001"', b'"../../part"'), "matching regex"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_folder_is_refused(folder, damage, message):
+    damage(folder)
+    with pytest.raises(DataError, match=message):
+        BlockReader(folder).rows(0, sum(NUM_ROWS))
+
+
+def test_lengths_are_checked_where_a_part_of_a_block_is_read(folder):
+    put("lengths.npy", (1, 1, 1), 99)(folder)
+    with pytest.raises(DataError, match=NOT_AS_LONG):
+        BlockReader(folder).rows(8, 10)
+
+
+def test_a_part_of_which_a_killed_writer_left_something_is_not_complete(tmp_path, parts):
+    killed = PartWriter(tmp_path, 0, LAYOUT)
+    killed.append(**columns(parts[0]))
+    assert complete_part(tmp_path, 0) is None
+    with pytest.raises(KeyError), PartWriter(tmp_path, 1, LAYOUT):
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["part-00000.partial"]
+    manifest = write(tmp_path, parts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(MANIFEST, "part-00000", "part-00001", "part-00002", "part-00003")
+    ]
+    assert tuple(complete_part(tmp_path, number) for number in range(4)) == manifest.parts
+    killed.__exit__()
+
+
+def test_a_damaged_part_is_not_complete_and_is_replaced(folder, parts):
+    manifest = BlocksManifest.load(folder)
+    for damage in (
+        cut("values.npy"),
+        cut(MANIFEST),
+        exchange(f"{FIRST}/{MANIFEST}", b'"part-00000"', b'"part-00001"'),
+        exchange(f"{FIRST}/{MANIFEST}", b'"num_rows"', b'"num_row"'),
+        lambda folder: (folder / FIRST / MANIFEST).unlink(),
+    ):
+        damage(folder)
+        assert complete_part(folder, 0) is None
+        assert write(folder, parts) == manifest
+        assert complete_part(folder, 0) == manifest.parts[0]

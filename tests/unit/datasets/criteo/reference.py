@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm_sharded.datasets.blocks import BlockReader
+from dlrm_sharded.datasets.block_reader import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
 NUM_ROWS, BLOCK_ROWS = 700, 32
@@ -41,6 +41,10 @@ def reference(paths, *, num_val=None, val_paths=(), min_count=1, cap=None):
 def converted(tmp_path, name="blocks", **options) -> BlockReader:
     convert(CriteoSource(block_rows=BLOCK_ROWS, **options), tmp_path / name)
     return BlockReader(tmp_path / name)
+
+
+def num_embeddings(blocks):
+    return tuple(feature.num_embeddings for feature in blocks.manifest.features)
 
 
 def all_rows(blocks):

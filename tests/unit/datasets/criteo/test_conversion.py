@@ -4,7 +4,7 @@ import pytest
 from scipy.stats import mannwhitneyu
 
 from dlrm_sharded.commands import convert_criteo
-from dlrm_sharded.datasets.blocks import BlockReader
+from dlrm_sharded.datasets.block_reader import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoSource
 from dlrm_sharded.datasets.criteo_sample import sample_rows
 from dlrm_sharded.files.errors import ConfigError
@@ -12,7 +12,8 @@ from tests.unit.datasets.criteo.reference import NUM_ROWS
 
 
 def test_the_converted_folder_holds_nothing_else(blocks_dir):
-    names = sorted(path.name for path in blocks_dir.iterdir())
+    assert sorted(path.name for path in blocks_dir.iterdir()) == ["manifest.json", "part-00000"]
+    names = sorted(path.name for path in (blocks_dir / "part-00000").iterdir())
     assert names == ["dense.npy", "ids.npy", "labels.npy", "manifest.json"]
 
 

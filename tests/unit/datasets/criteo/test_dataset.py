@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.datasets.blocks import BlockReader
+from dlrm_sharded.datasets.block_reader import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.testing import check_dataset
-from tests.unit.datasets.criteo.reference import NUM_ROWS, reference
+from tests.unit.datasets.criteo.reference import NUM_ROWS, num_embeddings, reference
 
 
 def dataset(folder: Path, **options) -> CriteoDataset:
@@ -60,7 +60,7 @@ def test_tables_are_profiled_on_the_data(blocks_dir):
     tables = dataset(blocks_dir, batch_size=100).tables
     blocks = BlockReader(blocks_dir)
     assert [table.name for table in tables] == [f"cat_{i}" for i in range(26)]
-    assert [t.num_embeddings for t in tables] == list(blocks.manifest.num_embeddings)
+    assert [t.num_embeddings for t in tables] == list(num_embeddings(blocks))
     assert {(t.embedding_dim, t.pooling_factor) for t in tables} == {(8, 1.0)}
     uses = np.unique(blocks.rows(0, 100).ids[0], return_counts=True)[1]
     assert tables[0].reuse_histogram[0] == pytest.approx((uses == 1).mean())

@@ -15,9 +15,12 @@ from tests.unit.datasets.criteo.reference import (
     assert_same,
     converted,
     line,
+    num_embeddings,
     reference,
     write_lines,
 )
+
+IDS = "part-00000/ids.npy"
 
 
 @pytest.mark.parametrize("min_count", [1, 3])
@@ -28,13 +31,13 @@ def test_round_trip_against_plain_python(tmp_path, sample, small_chunks, min_cou
     assert_same(blocks, expected)
     assert (expected[2] == 1).any()
     assert (expected[2] == 0).any()
-    assert (expected[2].max(axis=1) < blocks.manifest.num_embeddings).all()
+    assert (expected[2].max(axis=1) < num_embeddings(blocks)).all()
 
 
 def test_a_cap_is_a_modulus_before_the_vocabulary(tmp_path, sample):
     blocks = converted(tmp_path, files=str(sample), max_ind_range=50, min_count=2)
     assert_same(blocks, reference([sample], num_val=NUM_ROWS // 7, min_count=2, cap=50))
-    assert max(blocks.manifest.num_embeddings) == 51
+    assert max(num_embeddings(blocks)) == 51
 
 
 def test_hashing_is_the_modulus_alone(tmp_path, sample, small_chunks):
@@ -43,7 +46,7 @@ def test_hashing_is_the_modulus_alone(tmp_path, sample, small_chunks):
     lines = [text.split("\t")[14:] for text in sample.read_text().splitlines()]
     expected = [[int(c or "0", 16) % caps[i] for i, c in enumerate(row)] for row in lines]
     assert np.array_equal(all_rows(blocks).ids.T, expected)
-    assert blocks.manifest.num_embeddings == tuple(caps)
+    assert num_embeddings(blocks) == tuple(caps)
 
 
 def test_missing_negative_and_extreme_values(tmp_path):
@@ -64,7 +67,7 @@ def test_ids_unseen_in_training_share_row_1(tmp_path):
     blocks = converted(tmp_path, files=train, val_files=val, min_count=1)
     assert blocks.manifest.num_train_rows == 5
     assert all_rows(blocks).ids[0].tolist() == [2] * 5 + [1, 2]
-    assert set(blocks.manifest.num_embeddings) == {3}
+    assert set(num_embeddings(blocks)) == {3}
 
 
 def test_days_come_in_natural_order_and_the_last_is_validation(tmp_path, small_chunks):
@@ -93,7 +96,9 @@ def test_forms_of_a_file_give_the_same(tmp_path, sample, blocks_dir, small_chunk
     path.write_bytes(content)
     converted(tmp_path, files=str(path))
     for name in ("ids.npy", "dense.npy", "labels.npy"):
-        assert (tmp_path / "blocks" / name).read_bytes() == (blocks_dir / name).read_bytes()
+        assert (tmp_path / "blocks/part-00000" / name).read_bytes() == (
+            blocks_dir / "part-00000" / name
+        ).read_bytes()
 
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.999])
@@ -155,7 +160,7 @@ def test_a_malformed_line_is_left_out_and_named(
     assert first.startswith(f"malformed line left out: {path}:{position + 1}: {fault}")
     assert total == f"{path}: 1 of {NUM_ROWS + 1} lines are malformed and left out"
     assert blocks.manifest.source["num_malformed"] == [1]
-    assert (tmp_path / "blocks/ids.npy").read_bytes() == (blocks_dir / "ids.npy").read_bytes()
+    assert (tmp_path / "blocks" / IDS).read_bytes() == (blocks_dir / IDS).read_bytes()
 
 
 def test_a_test_file_without_labels_stops_at_the_first_chunk(tmp_path, small_chunks):
