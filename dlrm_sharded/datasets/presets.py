@@ -6,6 +6,7 @@ The tables have no reuse histograms, because these depend on the batch size and 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -13,6 +14,8 @@ from statistics import NormalDist
 import numpy as np
 
 from dlrm_sharded.plans.tables import Table
+
+log = logging.getLogger(__name__)
 
 Tables = tuple[Table, ...]
 
@@ -199,6 +202,31 @@ def draw_tables(
         )
         for i, (table, width) in enumerate(zip(drawn, widths, strict=True))
     )
+
+
+def cap_rows(tables: Sequence[Table], max_rows: int | None) -> Tables:
+    """Return the tables with at most so many rows, and warn if that cuts any."""
+    if max_rows is None:
+        return tuple(tables)
+    capped = tuple(
+        dataclasses.replace(table, num_embeddings=min(table.num_embeddings, max_rows))
+        for table in tables
+    )
+    num_cut = sum(table.num_embeddings > max_rows for table in tables)
+    if num_cut:
+        log.warning(
+            "max_rows=%s cuts %d of %d tables: %.2f GiB instead of %.2f GiB of fp32 weights",
+            f"{max_rows:,}",
+            num_cut,
+            len(tables),
+            _weights_gib(capped),
+            _weights_gib(tables),
+        )
+    return capped
+
+
+def _weights_gib(tables: Sequence[Table]) -> float:
+    return sum(4 * table.num_embeddings * table.embedding_dim for table in tables) / 2**30
 
 
 def _groups(groups: Sequence[tuple[int, float, int, int]]) -> Tables:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
@@ -20,6 +19,7 @@ from dlrm_sharded.accesses.zipf import cached_zipf, scatter_ranks
 from dlrm_sharded.datasets.base import Split, page_locked, profiled_table, share_of_batch
 from dlrm_sharded.datasets.counter_random import counters, random_bits, stream_key, uniform_pairs
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
+from dlrm_sharded.datasets.presets import cap_rows
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.plans.tables import Table
 
@@ -93,7 +93,7 @@ class SyntheticDataset:
         check_number("data.cache_gib", cache_gib)
         self.batch_size = batch_size
         self.num_dense = num_dense
-        self._unprofiled = _cap_rows(tables, max_rows)
+        self._unprofiled = cap_rows(tables, max_rows)
         self._alpha = alpha
         self._num_batches = {"train": num_train_batches, "val": num_val_batches}
         self._features = [
@@ -315,27 +315,3 @@ class _BatchCache:
             self._bytes_left -= num_bytes
             self._batches[share] = batch
         return has_room
-
-
-def _cap_rows(tables: Sequence[Table], max_rows: int | None) -> tuple[Table, ...]:
-    if max_rows is None:
-        return tuple(tables)
-    capped = tuple(
-        dataclasses.replace(table, num_embeddings=min(table.num_embeddings, max_rows))
-        for table in tables
-    )
-    num_cut = sum(table.num_embeddings > max_rows for table in tables)
-    if num_cut:
-        log.warning(
-            "max_rows=%s cuts %d of %d tables: %.2f GiB instead of %.2f GiB of fp32 weights",
-            f"{max_rows:,}",
-            num_cut,
-            len(tables),
-            _weights_gib(capped),
-            _weights_gib(tables),
-        )
-    return capped
-
-
-def _weights_gib(tables: Sequence[Table]) -> float:
-    return sum(4 * table.num_embeddings * table.embedding_dim for table in tables) / 2**30

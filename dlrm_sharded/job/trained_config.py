@@ -19,7 +19,8 @@ DECIDES = ("batch_size", "seed", "data", "model", "optimizer.embedding", "optimi
 
 MAY_CHANGE = (
     *("optimizer", "exchange_precision", "trainer.tf32", "model.bf16", "model.compile_mode"),
-    *("model.dense_graph", "trainer.pipeline", "trainer.semi_sync_after", "data.num_val_batches"),
+    *("model.dense_graph", "trainer.pipeline", "trainer.semi_sync_after"),
+    *("data.num_val_batches", "data.val_half"),
 )
 """Keys, with all keys below them, that decide how a run trains on, or what it is validated on. A
 run may go on with other values, such as a lower learning rate, and says so."""

@@ -19,6 +19,7 @@ from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.runs.result import RunResult
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import events_of, result_of, train, train_alone
+from tests.unit.datasets.mlperf_files import IDS, write_days
 from tests.unit.runs.test_run_events import SCALARS as SCALARS_OF_A_PLAN
 
 SCALARS = {
@@ -177,3 +178,19 @@ def test_a_dry_run_plans_a_model_that_no_host_holds(tmp_path):
     assert rank["table_weights_bytes"] == rank["table_optimizer_bytes"] > 97 * 2**30
     assert rank["process_bytes"] < 2 * 2**30
     assert not (tmp_path / "run/result.json").exists()
+
+
+def test_mlperfs_model_on_mlperfs_data(tmp_path):
+    """The files that MLPerf's reference makes, with its experiment cut down to a laptop."""
+    write_days(tmp_path / "files", rows=(300, 230, 250))
+    train(
+        tmp_path / "run",
+        *("experiment=mlperf_dcnv2", "data=criteo_1tb_multihot", "data.days=3", "sharder=dim"),
+        *(f"data.path={tmp_path / 'files'}", "data.max_rows=50", "data.embedding_dim=8"),
+        *("model.dense_layers=[16,8]", "model.over_layers=[16,1]", "model.cross_rank=4"),
+        *("batch_size=64", "trainer.num_epochs=2", "measure.iterations=2", "data.bounds=error"),
+    )
+    result = result_of(tmp_path / "run")
+    assert (result["steps"], result["world_size"]) == (2 * (530 // 64), 2)
+    assert 0 < result["loss"] < 1
+    assert {t.pooling_factor for t in read_task(tmp_path / "run/task.json").tables} == {*IDS}

@@ -78,7 +78,7 @@ def test_data_builds(name, tmp_path):
     assert dataset.batch_size == BATCH_SIZE
     assert dataset.num_dense == 13
     assert peak_bytes < 64 * 2**20
-    if "blocks_dir" not in cfg.data:  # whose files are not there
+    if "blocks_dir" not in cfg.data and name != "criteo_1tb_multihot":  # whose files are not there
         assert dataset.num_batches("train") >= 1
         assert dataset.num_batches("val") >= 0
 
