@@ -29,7 +29,7 @@ def _run(module: str) -> Any:
 calibrate = functools.partial(_run, "commands.calibrate")
 check_install = functools.partial(_run, "commands.check_install")
 compare = functools.partial(_run, "commands.compare")
-convert_criteo = functools.partial(_run, "commands.convert_criteo")
+data = functools.partial(_run, "commands.data")
 export = functools.partial(_run, "commands.export")
 plan = functools.partial(_run, "commands.plan")
 report = functools.partial(_run, "commands.report")

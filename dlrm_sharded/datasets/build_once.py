@@ -22,12 +22,12 @@ def build_once(
 
     The work is done in `<folder>.partial`, which is renamed at the end. `<folder>.lock` makes other
     processes wait; the system releases the lock of a process that is killed, and the next process
-    discards what the killed one left.
+    finds what it has left. After an error nothing is left.
 
     Args:
         folder: must not exist, or be empty, or be complete.
         is_complete: returns whether a folder is a complete result.
-        build: fills an empty folder.
+        build: fills a folder, in which may be what a killed process has left.
 
     Raises:
         DataError: `folder` holds something else.
@@ -49,9 +49,12 @@ def build_once(
         lock.acquire()
     try:
         if not is_complete(folder):  # another process may have finished while this one waited
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            build(partial)
+            partial.mkdir(exist_ok=True)
+            try:
+                build(partial)
+            except Exception:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
             partial.replace(folder)
     except OSError as error:
         if error.filename is not None:  # the message names the file
@@ -61,7 +64,6 @@ def build_once(
             "there, or name a folder on another disk (data.blocks_dir, data.path, out)"
         ) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
         # a process that has this file open sees that it is gone and makes a new one
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()

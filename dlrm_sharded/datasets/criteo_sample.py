@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAU
 
 from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.datasets.block_reader import BlockReader
+from dlrm_sharded.datasets.conversion import is_converted
 from dlrm_sharded.datasets.counter_random import (
     counters,
     normals,
@@ -26,10 +28,8 @@ from dlrm_sharded.datasets.counter_random import (
     stream_key,
     uniforms,
 )
-from dlrm_sharded.datasets.criteo import CriteoDataset
-from dlrm_sharded.datasets.criteo_convert import is_converted
-from dlrm_sharded.datasets.criteo_source import CriteoSource
 from dlrm_sharded.datasets.presets import criteo_kaggle
+from dlrm_sharded.datasets.table_dataset import TableDataset
 from dlrm_sharded.files.errors import check_count, check_path
 from dlrm_sharded.files.json_files import replaced_file
 from dlrm_sharded.files.user_cache import user_cache
@@ -103,25 +103,25 @@ def sample_rows(first: int, num_rows: int, *, seed: int) -> SampleRows:
     )
 
 
-class CriteoSampleDataset(CriteoDataset):
+class CriteoSampleDataset(TableDataset):
     """A generated log that is written and converted at its first use, as Criteo's files are.
 
     Args:
+        schema: of Criteo's files.
         path: folder of the log and of its converted form; None for the user's cache.
-        num_rows: samples of the log, of which the last seventh is for validation.
+        num_rows: samples of the log.
         seed: decides the samples.
-        batch_size: global; an incomplete last batch of a split is left out.
-        embedding_dim: width of all 26 tables.
+        options: of `TableDataset`; files and folder of blocks are those of the log.
     """
 
     def __init__(
         self,
+        schema: Mapping[str, Any],
         path: str | Path | None = None,
         *,
         num_rows: int,
         seed: int,
-        batch_size: int,
-        embedding_dim: int,
+        **options: Any,
     ) -> None:
         check_count("data.num_rows", num_rows, least=1)
         check_count("data.seed", seed, least=0)
@@ -129,16 +129,12 @@ class CriteoSampleDataset(CriteoDataset):
             check_path("data.path", path)
         folder = Path(path or user_cache() / "criteo_sample") / f"{num_rows}_rows_seed_{seed}"
         self._log, self._num_rows, self._seed = folder / "train.txt", num_rows, seed
-        super().__init__(
-            folder / "blocks",
-            batch_size=batch_size,
-            embedding_dim=embedding_dim,
-            source=CriteoSource(str(self._log)),
-        )
+        options |= {"files": str(self._log), "blocks_dir": folder / "blocks"}
+        super().__init__(schema=schema, **options)
 
     @functools.cached_property
     def _blocks(self) -> BlockReader:
-        if not self._log.exists() and not is_converted(self._blocks_dir):
+        if not self._log.exists() and not is_converted(self.blocks_dir):
             log.info(
                 "generating %s samples in Criteo's format: %s", f"{self._num_rows:,}", self._log
             )

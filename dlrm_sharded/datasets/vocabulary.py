@@ -1,99 +1,149 @@
-"""The vocabulary of a categorical column maps its raw ids to rows of its table.
+"""Vocabularies: which values of the training rows have a row of their own in their table.
 
-Raw ids are 32-bit hashes; 0 stands for a missing value. Rows of the table:
+Rows of a table:
     0    missing values
-    1    ids that are rarer than `min_count` in training, or do not occur there
-    2 .. all other ids, ascending. This order does not depend on the order of the data and, because
-         raw ids are hashes, it scatters popular ids over the table, so that row blocks are
+    1    values that are rarer than `min_count` in training, or do not occur there
+    2 .. all others, ascending by their keys. As keys are hashes, this order does not depend on the
+         order of the data, and it scatters popular values over the table, so that row blocks are
          accessed equally often.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-MISSING = 0
-RARE = 1
-NUM_RESERVED = 2
+from dlrm_sharded.datasets.columns import MISSING_KEY, Keys
+from dlrm_sharded.datasets.schema import NUM_RESERVED, TableOptions
 
-RawIds = npt.NDArray[np.uint32]
+MISSING_ROW, RARE_ROW = 0, 1
 
 MERGE_AT = 1 << 20
-"""Number of pending ids below which the counter does not merge them into the others."""
+"""Number of keys of a table that wait to be counted."""
+
+SPILL_AT = 1 << 23
+"""Number of counted or waiting keys of all tables above which they are written to disk."""
+
+RANGE_PAIRS = 1 << 22
+"""Number of counts that are added up at once when a vocabulary is made."""
 
 _MAX_PREFIX_BITS = 26
-_NUM_PROBES = 4
+_COUNTED = {"key": pl.UInt64, "count": pl.UInt32}
 
 
-class IdCounter:
-    """Counts ids that are added in pieces; its memory is proportional to the different ids."""
+class KeyCounts:
+    """Counts the keys of one input file by table, on disk where they are many.
 
-    def __init__(self) -> None:
-        self._counts = pl.DataFrame(schema={"id": pl.UInt32, "count": pl.Int64})
-        self._pending: list[pl.DataFrame] = []
-        self._num_pending = 0
+    Args:
+        prefix: beginning of the names of the files, which `finish` completes.
+    """
 
-    def add(self, ids: RawIds) -> None:
-        different, counts = np.unique(ids, return_counts=True)
-        self._pending.append(pl.DataFrame({"id": different, "count": counts}))
-        self._num_pending += len(different)
-        # merging only when as many are pending as are merged takes a logarithmic number of passes
-        if self._num_pending > max(MERGE_AT, len(self._counts)):
-            self._merge()
+    def __init__(self, folder: Path, prefix: str, num_tables: int) -> None:
+        self._folder, self._prefix = folder, prefix
+        self._waiting: list[list[Keys]] = [[] for _ in range(num_tables)]
+        self._num_waiting = [0] * num_tables
+        self._counted = [pl.DataFrame(schema=_COUNTED)] * num_tables
+        self._num_spilled = 0
 
-    def ids(self, *, min_count: int) -> RawIds:
-        """Return the ids counted at least `min_count` times, ascending, without 0."""
-        self._merge()
-        frequent = (pl.col("count") >= min_count) & (pl.col("id") != MISSING)
-        return self._counts.filter(frequent)["id"].sort().to_numpy()
+    def add(self, table: int, keys: Keys) -> None:
+        """Count the keys of the table with this number."""
+        self._waiting[table].append(keys)
+        self._num_waiting[table] += len(keys)
+        # merging only when as many wait as are counted takes a logarithmic number of passes
+        if self._num_waiting[table] > max(MERGE_AT, len(self._counted[table])):
+            self._merge(table)
+        if sum(self._num_waiting) + sum(map(len, self._counted)) > SPILL_AT:
+            self.spill()
 
-    def _merge(self) -> None:
-        counts = pl.concat([self._counts, *self._pending])
-        self._counts = counts.group_by("id").agg(pl.sum("count"))
-        self._pending, self._num_pending = [], 0
+    def spill(self) -> None:
+        """Write to a file what is counted."""
+        for table in range(len(self._waiting)):
+            self._merge(table)
+        by_table = [
+            counted.select(pl.lit(table, pl.UInt16).alias("table"), pl.all()).sort("key")
+            for table, counted in enumerate(self._counted)
+            if len(counted)
+        ]
+        if by_table:
+            path = self._folder / f"{self._prefix}-{self._num_spilled:05}.parquet"
+            pl.concat(by_table).write_parquet(path, row_group_size=RANGE_PAIRS // 16)
+        self._counted = [pl.DataFrame(schema=_COUNTED)] * len(self._waiting)
+        self._num_spilled += 1
+
+    def _merge(self, table: int) -> None:
+        if self._num_waiting[table]:
+            keys = pl.DataFrame({"key": np.concatenate(self._waiting[table])})
+            new = keys.group_by("key").agg(pl.len().cast(pl.UInt32).alias("count"))
+            counts = pl.concat([self._counted[table], new])
+            self._counted[table] = counts.group_by("key").agg(pl.sum("count"))
+            self._waiting[table], self._num_waiting[table] = [], 0
+
+
+def write_vocabulary(path: Path, counts: Sequence[Path], number: int, table: TableOptions) -> None:
+    """Write the keys that have a row, ascending, and a last number above all of them.
+
+    Args:
+        path: of an .npy file of uint64, which `Vocabulary` maps into memory.
+        counts: files of `KeyCounts`.
+        number: of the table in them.
+    """
+    kept = pl.DataFrame(schema=_COUNTED)
+    if counts:
+        pairs = pl.scan_parquet(list(counts), glob=False).filter(pl.col("table") == number)
+        num_pairs = pairs.select(pl.len()).collect().item()
+        num_ranges = num_pairs // RANGE_PAIRS + 1
+        bounds = [number * 2**64 // num_ranges for number in range(num_ranges + 1)]
+        key = pl.col("key")
+        ranges = [
+            pairs.filter((key != MISSING_KEY) & key.is_between(low, high - 1))
+            .group_by("key")
+            .agg(pl.sum("count"))
+            .filter(pl.col("count") >= table.min_count)
+            .sort("key")
+            .collect()
+            for low, high in itertools.pairwise(bounds)
+        ]
+        kept = pl.concat(ranges)
+    if table.rows is not None and len(kept) > (most := table.rows - NUM_RESERVED):
+        # the count of the first id too many: ids that are as rare go, too
+        too_rare = kept["count"].top_k(most + 1).min()
+        kept = kept.filter(pl.col("count") > too_rare)
+    np.save(path, np.append(kept["key"].to_numpy(), np.uint64(2**64 - 1)))
 
 
 class Vocabulary:
-    """Maps raw ids to table rows.
+    """Maps keys to rows of a table.
 
     Args:
-        ids: the ids that have a row of their own; ascending, without 0.
+        path: a file of `write_vocabulary`, whose pages are shared by all processes of a host.
     """
 
-    def __init__(self, ids: RawIds) -> None:
-        self.num_embeddings = NUM_RESERVED + len(ids)
-        # sentinels at both ends stop every search; 0 is a key, so that position + 1 is the row
-        self._keys = np.concatenate([[0], ids, [2**32 - 1]]).astype(np.uint32)
-        self._has_last = bool(len(ids)) and ids[-1] == self._keys[-1]
+    def __init__(self, path: Path) -> None:
+        self._keys: Keys = np.load(path, mmap_mode="r")
+        num_keys = len(self._keys) - 1
+        self.num_embeddings = NUM_RESERVED + num_keys
         # _start[p]: the position of the first key whose upper bits are p or more
-        largest = int(ids[-1]) if len(ids) else 0
-        bits = min(len(ids).bit_length() + 1, _MAX_PREFIX_BITS)
-        self._shift = np.uint32(max(0, largest.bit_length() - bits))
-        self._last_prefix = np.uint32(largest >> int(self._shift))
-        prefixes = np.arange(int(self._last_prefix) + 1, dtype=np.uint64)
-        bounds = (prefixes << np.uint64(self._shift)).astype(np.uint32)
+        bits = min(num_keys.bit_length() + 1, _MAX_PREFIX_BITS)
+        self._shift = np.uint64(64 - bits)
+        bounds = np.arange(2**bits, dtype=np.uint64) << self._shift
         self._start = np.searchsorted(self._keys, bounds).astype(np.int32)
 
-    def rows(self, ids: RawIds) -> npt.NDArray[np.int32]:
-        """Return [N], the table rows of N raw ids.
+    def rows(self, keys: Keys) -> npt.NDArray[np.int32]:
+        """Return [N], the rows of N keys.
 
-        Raw ids are nearly uniform, so that the first key with the same upper bits is the right one
-        or very near; ids that are not found in a few steps are found by bisection.
+        Keys are uniform, so that the first one with the same upper bits is the right one or near.
         """
-        position = self._start[np.minimum(ids >> self._shift, self._last_prefix)]
-        short = np.flatnonzero(self._keys[position] < ids)
-        for _ in range(_NUM_PROBES):
+        position = self._start[keys >> self._shift]
+        short = np.flatnonzero(self._keys[position] < keys)
+        while len(short):
             position[short] += 1
-            short = short[self._keys[position[short]] < ids[short]]
-            if not len(short):
-                break
-        else:
-            position[short] = np.searchsorted(self._keys, ids[short])
-        has_row = self._keys[position] == ids
-        if not self._has_last:
-            has_row &= ids != self._keys[-1]
-        rows = np.where(has_row, position + np.int32(1), np.int32(RARE))
-        rows[ids == MISSING] = MISSING
+            short = short[self._keys[position[short]] < keys[short]]
+        has_row = self._keys[position] == keys
+        rows = np.where(has_row, position + np.int32(NUM_RESERVED), np.int32(RARE_ROW))
+        rows[keys == MISSING_KEY] = MISSING_ROW
         return rows

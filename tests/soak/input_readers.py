@@ -6,12 +6,12 @@ import functools
 import gzip
 import json
 import math
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 from hypothesis import strategies as st
@@ -22,10 +22,11 @@ from safetensors.numpy import load_file
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.commands.sharders import planner_factory
 from dlrm_sharded.commands.train import job_settings
-from dlrm_sharded.commands.yamls import CONF_DIR, options_of
+from dlrm_sharded.commands.yamls import CONF_DIR, option_node, options_of
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
+from dlrm_sharded.datasets.good_rows import RowTally, read_good_rows
+from dlrm_sharded.datasets.schema import read_schema
 from dlrm_sharded.hardware.artifact import HEADER, write_artifact
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
@@ -172,12 +173,12 @@ def read_plan_file(data: bytes, folder: Path) -> None:
 
 # Criteo's files
 
+GZIP = b"\x1f\x8b"
 ODD_COLUMNS = (
     *(b"", b"0", b"1", b"2", b"-1", b"-0", b"+1", b"1.5", b" 1", b"1 ", b"nan", b"ffffffff"),
     *(b"100000000", b"2147483647", b"2147483648", b"-2147483649", b"g", b"\xff", b"\r", b'"'),
     *(b"0x1", b"\x00", b"9" * 400, b"\t", b"\n"),
 )
-COLUMNS = re.compile(rb"[+-]?0*[01](\t([+-]?\d+)?){13}(\t([+-]?[0-9a-fA-F]+)?){26}")
 
 
 @functools.cache
@@ -208,27 +209,18 @@ def criteo_files() -> Strategy:
 
 
 def read_criteo(data: bytes, folder: Path) -> None:
-    path = folder / "day_0"
+    path = folder / ("day_0.gz" if data.startswith(GZIP) else "day_0")
     path.write_bytes(data)
-    tsv = CriteoTsv(path, max_malformed_share=1.0)
-    num_samples = sum(len(samples.labels) for samples in tsv)
-    text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    lines = text.replace(b"\r\n", b"\n").split(b"\n")
-    assert num_samples == sum(map(_is_good, lines)) == tsv.num_samples
-    assert tsv.num_malformed == sum(line != b"" for line in lines) - num_samples
-
-
-def _is_good(line: bytes) -> bool:
-    """Return whether a line is well-formed, without the parser's code."""
-    if not COLUMNS.fullmatch(line):
-        return False
-    label, *rest = line.split(b"\t")
-    integers, ids = rest[:13], rest[13:]
-    return (
-        int(label) in (0, 1)
-        and all(-(2**31) <= int(column) < 2**31 for column in integers if column)
-        and all(0 <= int(column, 16) < 2**32 for column in ids if column)
-    )
+    schema = read_schema(OmegaConf.to_container(option_node("data/base", "criteo").schema))
+    tally = RowTally(path, max_malformed_share=1.0)
+    num_good = 0
+    for rows, piece in read_good_rows(schema, schema.used_columns, tally):
+        assert not rows.faults
+        assert len(rows.labels) == len(piece.numbers) == len(piece.frame)
+        assert set(rows.labels.tolist()) <= {0, 1}
+        assert not any(np.isinf(values).any() for values in rows.dense.values())
+        num_good += len(rows.labels)
+    assert num_good + tally.num_malformed == tally.num_rows
 
 
 # Artefacts

@@ -70,13 +70,17 @@ def test_data_builds(name, tmp_path):
         ids, offsets = torch.zeros(2 * BATCH_SIZE).long(), torch.arange(2 * BATCH_SIZE + 1)
         torch.save((ids, offsets, lengths), tmp_path / "data.pt")
         overrides.append(f"data.path={tmp_path / 'data.pt'}")
+    if name == "table":
+        schema = tmp_path / "schema.yaml"
+        schema.write_text("{label: y, dense: {x: {}}, categorical: {id: {}}}")
+        overrides += [f"data.schema={schema}", "data.files=there_is_none.csv"]
     cfg = composed_config("train", *overrides)
     tracemalloc.start()
     dataset = build_dataset(cfg)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert dataset.batch_size == BATCH_SIZE
-    assert dataset.num_dense == 13
+    assert dataset.num_dense == (1 if name == "table" else 13)
     assert peak_bytes < 64 * 2**20
     if "blocks_dir" not in cfg.data and name != "criteo_1tb_multihot":  # whose files are not there
         assert dataset.num_batches("train") >= 1

@@ -1,59 +1,90 @@
+"""Keys are counted on disk where they are many, and become rows of a table."""
+
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlrm_sharded.datasets import vocabulary
-from dlrm_sharded.datasets.vocabulary import IdCounter, Vocabulary
+from dlrm_sharded.datasets.columns import MAX_KEY, MISSING_KEY, keys_of
+from dlrm_sharded.datasets.schema import TableOptions
+from dlrm_sharded.datasets.vocabulary import KeyCounts, Vocabulary, write_vocabulary
+
+TEXTS = st.one_of(st.none(), st.text(max_size=30), st.sampled_from(["a", "bb", "x" * 16]))
 
 
-def expected_rows(ids, known):
-    rows = {int(id_): 2 + i for i, id_ in enumerate(known)}
-    return [0 if id_ == 0 else rows.get(int(id_), 1) for id_ in ids]
+def table(min_count: int = 1, rows: int | None = None) -> TableOptions:
+    return TableOptions("t", ("t",), "vocabulary", rows, min_count, 4)
 
 
-@pytest.mark.parametrize("merge_at", [1, 100, 1 << 20])
-@pytest.mark.parametrize("min_count", [1, 2, 5])
-def test_counter_counts_over_pieces(monkeypatch, merge_at, min_count):
-    monkeypatch.setattr(vocabulary, "MERGE_AT", merge_at)
-    rng = np.random.default_rng(0)
-    ids = (rng.zipf(1.3, 5000) % 3000).astype(np.uint32)
-    ids[::50] = 2**32 - 1
-    counter = IdCounter()
-    for piece in np.array_split(ids, 13):
-        counter.add(piece)
-    counter.add(ids[:0])
-    counts = Counter(ids.tolist())
-    expected = sorted(id_ for id_, count in counts.items() if count >= min_count and id_)
-    assert counter.ids(min_count=min_count).tolist() == expected
+@given(st.lists(TEXTS, max_size=40))
+def test_a_key_is_that_of_the_text_alone(texts: list[str | None]) -> None:
+    keys = keys_of(pl.Series(texts, dtype=pl.String))
+    for text, key in zip(texts, keys, strict=True):
+        alone = keys_of(pl.Series(["something before", text], dtype=pl.String)[1:])
+        assert alone.tolist() == [key]
+        assert (key == MISSING_KEY) == (not text)
+    different = {text for text in texts if text}
+    assert len({int(key) for key in keys} - {0}) == len(different)
 
 
-def test_counter_of_nothing():
-    assert IdCounter().ids(min_count=1).tolist() == []
+def test_keys_stay_what_they_are() -> None:
+    """Vocabularies on disk and exported models depend on them."""
+    keys = keys_of(pl.Series(["a", "12345678", "123456789", "größer als acht Bytes"]))
+    assert keys.tolist() == KEYS
 
 
-@pytest.mark.parametrize(
-    "known",
-    [
-        pytest.param([], id="empty"),
-        pytest.param([7], id="one"),
-        pytest.param([2**32 - 1], id="largest"),
-        pytest.param([1, 2, 3, 4, 5, 2**31, 2**32 - 1], id="ends"),
-        pytest.param(range(1, 5000), id="dense"),
-        pytest.param([*range(10**6, 10**6 + 3000), 2**32 - 2], id="clustered"),
-        pytest.param(np.unique(np.random.default_rng(1).integers(1, 2**32, 4000)), id="uniform"),
-        pytest.param(np.arange(1, 2**32, 2**20), id="even"),
-    ],
-)
-def test_rows_of_known_and_unknown_ids(known):
-    known = np.array(list(known), np.uint32)
-    rng = np.random.default_rng(2)
-    near = np.concatenate([known, known + np.uint32(1), known - np.uint32(1)])
-    unknown = rng.integers(0, 2**32, 5000, dtype=np.uint32)
-    ids = np.concatenate([near, unknown, np.array([0, 1, 2**32 - 1, 2**31], np.uint32)])
-    vocab = Vocabulary(known)
-    rows = vocab.rows(ids)
-    assert rows.dtype == np.int32
-    assert rows.tolist() == expected_rows(ids, known)
-    assert vocab.num_embeddings == 2 + len(known)
-    assert rows.max() < vocab.num_embeddings
+KEYS = [15795325021017630820, 4913707060525519221, 18233514069739971710, 9471471928805451603]
+
+
+@pytest.mark.parametrize("spill_at", [40, 2**23])
+def test_keys_that_are_frequent_enough_have_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spill_at: int
+) -> None:
+    monkeypatch.setattr(vocabulary, "SPILL_AT", spill_at)
+    monkeypatch.setattr(vocabulary, "MERGE_AT", 10)
+    monkeypatch.setattr(vocabulary, "RANGE_PAIRS", 16)
+    generator = np.random.default_rng(0)
+    pool = generator.integers(1, int(MAX_KEY), 100, dtype=np.uint64)
+    counts = [Counter[int](), Counter[int]()]
+    for file in range(3):
+        counter = KeyCounts(tmp_path, f"counts-{file:05}", 2)
+        for number in (0, 1, 1, 0):
+            keys = generator.choice(np.append(pool, MISSING_KEY), 50)
+            counter.add(number, keys)
+            counts[number].update(keys.tolist())
+        counter.spill()
+    files = sorted(tmp_path.glob("counts-*"))
+    assert (len(files) > 3) == (spill_at == 40)
+    for number in (0, 1):
+        path = tmp_path / f"{number}.npy"
+        write_vocabulary(path, files, number, table(min_count=3))
+        kept = sorted(key for key, count in counts[number].items() if key and count >= 3)
+        found = Vocabulary(path)
+        assert found.num_embeddings == 2 + len(kept)
+        asked = np.append(pool, np.array([MISSING_KEY, MAX_KEY, 1], np.uint64))
+        expected = [kept.index(key) + 2 if key in kept else 1 for key in asked.tolist()]
+        expected[len(pool)] = 0
+        assert found.rows(asked).tolist() == expected
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(None, 5), (7, 5), (6, 3), (5, 3), (4, 2), (2, 0)])
+def test_the_rarest_keys_go_if_the_table_would_be_too_large(
+    tmp_path: Path, rows: int | None, kept: int
+) -> None:
+    counter = KeyCounts(tmp_path, "counts", 1)
+    counter.add(0, np.repeat(np.array([10, 20, 30, 40, 50], np.uint64), [9, 8, 7, 2, 2]))
+    counter.spill()
+    write_vocabulary(tmp_path / "v.npy", list(tmp_path.glob("counts-*")), 0, table(1, rows))
+    found = Vocabulary(tmp_path / "v.npy")
+    assert found.num_embeddings == 2 + kept
+    assert (found.rows(np.array([10, 20, 30, 40, 50], np.uint64)) > 1).sum() == kept
+
+
+def test_without_any_key_all_are_rare(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path / "v.npy", [], 0, table())
+    assert Vocabulary(tmp_path / "v.npy").rows(np.array([0, 5], np.uint64)).tolist() == [0, 1]

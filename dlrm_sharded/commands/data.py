@@ -1,0 +1,110 @@
+"""Look at files of columns and convert them to the blocks that training reads: `dlrm-data`.
+
+    dlrm-data inspect 'clicks/*.parquet'                     writes schema.yaml, and says why
+    dlrm-data convert 'clicks/*.parquet' schema=schema.yaml  writes schema.blocks
+
+The files are Parquet, CSV or TSV, plain or compressed; folders and globs name several, in the order
+of their rows. Training converts files that are not converted yet, so `convert` only does it ahead.
+A conversion that was stopped goes on with the file that it was at.
+
+    inspect:
+    label                 column of 0 and 1, unless it is named like one
+    out                   yaml to write [schema.yaml]
+
+    convert:
+    schema                yaml of the columns; criteo is the one of Criteo's files
+    out                   folder to write; by default beside the schema
+    validation_files      files for validation: [day_22.tsv,day_23.tsv]
+    val_share             share of the last rows for validation, without validation_files [0.1]
+    block_rows            samples of a block [2048]
+    max_malformed_share   share of a file's rows that may be malformed [0.001]
+    threads               threads that parse; by default one per core
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.words import read_words
+from dlrm_sharded.commands.yamls import option_node
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.json_files import check_file_to_write, folder_to_write, replace_file
+from dlrm_sharded.files.text_table import Column, TextTable
+
+CONVERT_KEYS = (
+    *("schema", "out", "validation_files", "val_share", "block_rows", "max_malformed_share"),
+    "threads",
+)
+ACTIONS = {"inspect": ("label", "out"), "convert": CONVERT_KEYS}
+
+COLUMNS = (
+    *("column", "type", Column("different", ",", ">"), Column("missing", ".1%", ">")),
+    *("becomes", "because"),
+)
+
+
+def main() -> int:
+    with exit_codes():
+        action = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in ACTIONS else None
+        words, keys = read_words(__doc__, ACTIONS.get(action or "", ()), names="inspect or convert")
+        if action is None:
+            raise ConfigError(f"{words[0]} is neither inspect nor convert; --help shows how")
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
+        _inspect(words, **keys) if action == "inspect" else _convert(words, **keys)
+    return 0
+
+
+def _inspect(files: list[str], label: str | None = None, out: str = "schema.yaml") -> None:
+    check_file_to_write("out", out)
+    if Path(out).exists():
+        raise ConfigError(f"{out} exists already; give another out=, or remove it")
+    from dlrm_sharded.datasets.inspection import inspect, proposed_schema
+    from dlrm_sharded.datasets.schema import schema_yaml
+    from dlrm_sharded.datasets.source_files import find_files
+
+    reports = inspect(find_files("FILES", files), label)
+    schema = proposed_schema(reports)
+    rows = [(r.name, r.dtype, r.num_distinct, r.missing, r.kind, r.why) for r in reports]
+    print(TextTable(COLUMNS, rows).text())
+    comments = {one.name: one.why for one in reports}
+    replace_file(out, schema_yaml(schema, comments).encode())
+    print(
+        f"\n{out} is written; correct it where a column is something else, and then:\n"
+        f"  dlrm-train data=table 'data.files={','.join(files)}' data.schema={out}"
+    )
+
+
+def _convert(
+    files: list[str],
+    schema: str | None = None,
+    out: str | None = None,
+    threads: int | None = None,
+    **options: Any,
+) -> None:
+    if threads is not None:
+        check_count("threads", threads, least=1)
+        os.environ["POLARS_MAX_THREADS"] = str(threads)  # polars reads it at import
+    if schema is None:
+        raise ConfigError("name the schema; `dlrm-data inspect FILES` writes one")
+    from dlrm_sharded.datasets.block_reader import BlockReader
+    from dlrm_sharded.datasets.conversion import convert
+    from dlrm_sharded.datasets.schema import read_schema
+    from dlrm_sharded.datasets.table_dataset import blocks_folder
+    from dlrm_sharded.datasets.table_source import TableSource
+
+    described: Any = schema
+    if schema == "criteo":
+        described = option_node("data/base", "criteo").schema
+    folder = folder_to_write("out", out) if out else blocks_folder(described, None)
+    convert(TableSource(files, read_schema(described), **options), folder)
+    print(f"{folder}: {BlockReader(folder).manifest.num_rows:,} samples")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Proposes the schema of files: what each column seems to be, and why."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from dlrm_sharded.datasets.schema import CategoricalColumn, DenseColumn, Schema
+from dlrm_sharded.datasets.source_files import file_columns, read_pieces
+from dlrm_sharded.files.errors import DataError
+
+SAMPLE_ROWS = 100_000
+"""Number of first rows that are looked at."""
+
+LABEL_NAMES = re.compile(r"(is_?)?(label|click(ed)?|target|converted|conversion|y)", re.IGNORECASE)
+ID_NAMES = re.compile(r".*(^|_)(id|ids|code|zip|hash|key|token)s?$|.*[a-z](Id|ID|Code)$")
+SPLITS = ("|", ";", " ", ",")
+"""What may separate the ids of a text, the likeliest first."""
+
+MAX_LONGEST = 100
+"""Largest `longest` that is proposed."""
+
+FEW_VALUES, SKEWED = 20, 20.0
+"""Number of different integers up to which they are ids, and the ratio of the largest number to the
+median above which the logarithm is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReport:
+    """What was seen of a column, and what it is in the schema.
+
+    Args:
+        kind: label, key, dense, categorical or left out.
+        options: of the schema's column, if it is dense or categorical.
+        num_distinct: different values; None for lists.
+        missing: share of the rows.
+        why: the reason.
+    """
+
+    name: str
+    dtype: str
+    kind: str
+    options: DenseColumn | CategoricalColumn | None
+    num_distinct: int | None
+    missing: float
+    why: str
+
+
+def inspect(paths: Sequence[Path], label: str | None = None) -> list[ColumnReport]:
+    """Return a report of each column, from the first rows of the first file.
+
+    Args:
+        label: the column of the labels; None for one that is named like it.
+
+    Raises:
+        DataError: there is no such label, or another file has other columns.
+    """
+    columns = file_columns(paths[0])
+    for path in paths[1:]:
+        if lacking := set(columns) ^ set(file_columns(path)):
+            raise DataError(
+                f"{path} and {paths[0]} do not both have the column {min(lacking)!r}; correct or "
+                "leave out one of them"
+            )
+    frame = _first_rows(paths[0], columns)
+    if label is None:
+        label = next((name for name in columns if _is_label(frame[name])), None)
+    if label is None or label not in columns:
+        raise DataError(
+            f"{paths[0]} has no column {label or 'of 0 and 1 that is named like a label'}; give "
+            f"label=COLUMN, one of {', '.join(columns)}; files without a header need columns in a "
+            "schema of their own"
+        )
+    reports = [_report(frame[name]) for name in columns if name != label]
+    counts = frame[label].n_unique()
+    mean = frame[label].cast(pl.Float64, strict=False).mean()
+    seen = f"the mean is {mean:.3g}" if isinstance(mean, float) else "it has no numbers"
+    dtype = str(frame[label].dtype)
+    return [
+        ColumnReport(label, dtype, "label", None, counts, _missing(frame[label]), seen),
+        *reports,
+    ]
+
+
+def proposed_schema(reports: Sequence[ColumnReport]) -> Schema:
+    """Return the schema that reports describe.
+
+    Raises:
+        DataError: no column is categorical.
+    """
+    categorical = {r.name: r.options for r in reports if isinstance(r.options, CategoricalColumn)}
+    if not categorical:
+        raise DataError(
+            "no column seems to be categorical, and a table needs one; write the schema"
+        )
+    return Schema(
+        label=next(report.name for report in reports if report.kind == "label"),
+        key=tuple(report.name for report in reports if report.kind == "key"),
+        dense={r.name: r.options for r in reports if isinstance(r.options, DenseColumn)},
+        categorical=categorical,
+    )
+
+
+def _first_rows(path: Path, columns: Sequence[str]) -> pl.DataFrame:
+    """Return the first rows of a file, of a text with the types that its values have."""
+    frames, num_rows = [], 0
+    for piece in read_pieces(path, None, columns):
+        frames.append(piece.frame)
+        num_rows += len(piece.frame)
+        if num_rows >= SAMPLE_ROWS:
+            break
+    if not num_rows:
+        raise DataError(f"{path} has no rows; name another file first")
+    frame = pl.concat(frames).head(SAMPLE_ROWS)
+    return frame.with_columns(_typed(column) for column in frame.get_columns())
+
+
+def _typed(column: pl.Series) -> pl.Series:
+    """Return a column of texts as integers or numbers if all of them are."""
+    if column.dtype != pl.String:
+        return column
+    texts = column.set(column == "", None)
+    for dtype in (pl.Int64, pl.Float64):
+        numbers = texts.cast(dtype, strict=False)
+        if numbers.null_count() == texts.null_count() < len(texts):
+            return numbers
+    return texts
+
+
+def _is_label(column: pl.Series) -> bool:
+    numbers = column.drop_nulls()
+    if not (column.dtype.is_numeric() or column.dtype == pl.Boolean) or not len(numbers):
+        return False
+    return bool(LABEL_NAMES.fullmatch(column.name)) and set(numbers.unique()) <= {0, 1}
+
+
+def _report(column: pl.Series) -> ColumnReport:
+    """Decide what a column is that is not the label."""
+    name, dtype = column.name, column.dtype
+    missing, num_distinct, rows = _missing(column), None, len(column)
+
+    def report(
+        kind: str, options: DenseColumn | CategoricalColumn | None, why: str
+    ) -> ColumnReport:
+        return ColumnReport(name, str(dtype), kind, options, num_distinct, missing, why)
+
+    if isinstance(dtype, pl.List | pl.Array):
+        lengths = column.list.len() if isinstance(dtype, pl.List) else pl.Series([dtype.size])
+        return report("categorical", _list_column(lengths), _list_reason(lengths))
+    if dtype.is_temporal() or dtype.is_nested() or dtype == pl.Binary:
+        return report("left out", None, f"{dtype} is neither a number nor an id")
+    num_distinct = column.n_unique()
+    if num_distinct <= 1:
+        return report("left out", None, "all rows have one value")
+    is_id = bool(ID_NAMES.fullmatch(name))
+    if not dtype.is_float() and num_distinct == rows > FEW_VALUES and (dtype == pl.String or is_id):
+        return report("key", None, "each row has a value of its own")
+    if dtype == pl.String:
+        for split in SPLITS:
+            counts = column.drop_nulls().str.count_matches(split, literal=True)
+            if counts.to_numpy().mean() >= 0.5 and num_distinct > FEW_VALUES:
+                return report(
+                    "categorical",
+                    _list_column(counts + 1, split),
+                    f"{_list_reason(counts + 1)}, separated by {split!r}",
+                )
+        return report("categorical", CategoricalColumn(), "strings")
+    if dtype.is_integer() and is_id:
+        return report("categorical", CategoricalColumn(), "integers, named like an id")
+    if dtype == pl.Boolean or (dtype.is_integer() and num_distinct <= FEW_VALUES):
+        return report("categorical", CategoricalColumn(), f"{num_distinct} different values")
+    numbers = column.cast(pl.Float64).drop_nans().drop_nulls().to_numpy()
+    median, largest = float(np.median(numbers)), float(numbers.max())
+    is_skewed = bool(numbers.min() >= 0) and largest > SKEWED * max(median, 1.0)
+    why = f"numbers up to {largest:,.6g}, with a median of {median:,.6g}"
+    return report("dense", DenseColumn(log=is_skewed, standardize=True), why)
+
+
+def _list_column(lengths: pl.Series, split: str | None = None) -> CategoricalColumn:
+    longest = np.percentile(lengths.fill_null(0).to_numpy(), 99)
+    return CategoricalColumn(longest=min(max(math.ceil(longest), 1), MAX_LONGEST), split=split)
+
+
+def _list_reason(lengths: pl.Series) -> str:
+    numbers = lengths.fill_null(0).to_numpy()
+    return f"lists of {numbers.mean():.3g} ids, up to {numbers.max():,}"
+
+
+def _missing(column: pl.Series) -> float:
+    return column.null_count() / max(1, len(column))

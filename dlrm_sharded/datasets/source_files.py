@@ -1,0 +1,247 @@
+"""Reads users' files of columns, Parquet or text, in pieces of bounded memory.
+
+Text files are read by pyarrow, which finds rows with too few or too many values and says which they
+are; polars fills such rows up without a word. Parquet files are read by polars, which is twice as
+fast at it.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+from pyarrow import csv
+
+from dlrm_sharded.datasets.schema import Schema
+from dlrm_sharded.files.errors import ConfigError, DataError, check_path, shortened
+
+PIECE_ROWS = 1 << 16
+"""Number of rows of a Parquet file that are read at once."""
+
+PIECE_BYTES = 8 << 20
+"""Bytes of a text file that are read at once, and so the longest row."""
+
+COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
+PARQUET = (".parquet", ".pq")
+TEXTS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+"""Endings of text files, with what separates their columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of a file.
+
+    Args:
+        frame: the columns of the schema; those of a text file are strings, in which an empty text
+            is a missing value.
+        numbers: [len(frame)], the number of each row in its file, from 0, without the header.
+    """
+
+    frame: pl.DataFrame
+    numbers: npt.NDArray[np.int64]
+
+
+def find_files(key: str, patterns: object) -> list[Path]:
+    """Return the files that paths, folders and globs name, each in natural order.
+
+    Raises:
+        ConfigError: a value is no path.
+        DataError: a path matches no file, or a file is named twice.
+    """
+    given = [patterns] if isinstance(patterns, str | Path) else patterns
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"{key} is {patterns!r}; name files, folders or globs")
+    found: list[Path] = []
+    for pattern in given:
+        check_path(key, pattern)
+        matches = [Path(match) for match in glob.glob(str(pattern))]  # noqa: PTH207 (absolute too)
+        files = [file for path in matches for file in _files_of(path)]
+        if not files:
+            raise DataError(
+                f"{key}: {Path(pattern).absolute()} is no file, and no folder or glob with files "
+                f"that end in {', '.join((*PARQUET, *TEXTS))}; {', '.join(COMPRESSIONS)} may follow"
+            )
+        found += sorted(files, key=_natural)
+    plain = [_without_compression(path) for path in found]
+    if twice := [path for path in plain if plain.count(path) > 1]:
+        raise DataError(f"{key} names {twice[0]} twice, maybe compressed; name each file once")
+    return found
+
+
+def read_pieces(
+    path: Path,
+    schema: Schema | None,
+    columns: Sequence[str],
+    on_broken: Callable[[int, str], None] = lambda number, reason: None,
+) -> Iterator[Piece]:
+    """Yield the rows of a file, of some of its columns.
+
+    Args:
+        schema: says how texts are written; None for a header and the separator of their ending.
+        on_broken: called with the number of a row that has too few or too many values, and with
+            what is wrong; it is left out of the pieces.
+
+    Raises:
+        DataError: the file lacks a column, is damaged or cannot be read.
+    """
+    _check_columns(path, columns, file_columns(path, schema))
+    with _readable_errors(path):
+        if path.suffix in PARQUET:
+            yield from _parquet_pieces(path, columns)
+        else:
+            yield from _text_pieces(path, schema, columns, on_broken)
+
+
+def count_rows(path: Path, schema: Schema) -> int:
+    """Return the number of rows of a file; of a text the number of its lines, about as many."""
+    with _readable_errors(path):
+        if path.suffix in PARQUET:
+            return int(pl.scan_parquet(path, glob=False).select(pl.len()).collect().item())
+        with _text_stream(path) as stream:
+            num_lines = sum(
+                data.count(b"\n") for data in iter(lambda: stream.read(PIECE_BYTES), b"")
+            )
+        return max(0, num_lines - (schema.columns is None))
+
+
+def file_columns(path: Path, schema: Schema | None = None) -> list[str]:
+    """Return the names of the columns of a file."""
+    with _readable_errors(path):
+        if path.suffix in PARQUET:
+            return pl.scan_parquet(path, glob=False).collect_schema().names()
+        if schema is not None and schema.columns is not None:
+            return list(schema.columns)
+        with _text_stream(path) as stream:
+            return list(_text_reader(stream, path, schema).schema.names)
+
+
+def _parquet_pieces(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
+    frame = pl.scan_parquet(path, glob=False).select(columns)
+    number = 0
+    for batch in frame.collect_batches(chunk_size=PIECE_ROWS, maintain_order=True, lazy=True):
+        for piece in batch.iter_slices(PIECE_ROWS):
+            yield Piece(piece, np.arange(number, number + len(piece)))
+            number += len(piece)
+
+
+def _text_pieces(
+    path: Path, schema: Schema | None, columns: Sequence[str], on_broken: Callable[[int, str], None]
+) -> Iterator[Piece]:
+    broken: list[int] = []
+    num_before = (
+        2 if schema is None or schema.columns is None else 1
+    )  # pyarrow counts from 1, with the header
+
+    def leave_out(row: Any) -> str:
+        broken.append(row.number - num_before)
+        on_broken(broken[-1], f"has {row.actual_columns} values, must have {row.expected_columns}")
+        return "skip"
+
+    num_read = 0
+    with _text_stream(path) as stream:
+        for batch in _text_reader(stream, path, schema, columns, leave_out):
+            read = np.arange(num_read, num_read + batch.num_rows)
+            num_read += batch.num_rows
+            # the number of broken rows before each row that was read
+            skipped = np.searchsorted(np.array(broken) - np.arange(len(broken)), read, side="right")
+            yield Piece(_as_strings(batch), read + skipped)
+
+
+def _text_reader(
+    stream: Any,
+    path: Path,
+    schema: Schema | None,
+    columns: Sequence[str] = (),
+    on_broken: Callable[[Any], str] = lambda row: "skip",
+) -> Any:
+    """Return pyarrow's reader of a text file, whose columns are bytes."""
+    separator, names = (None, None) if schema is None else (schema.separator, schema.columns)
+    separator = separator or TEXTS.get(_without_compression(path).suffix, ",")
+    return csv.open_csv(
+        stream,
+        # threads would lose the numbers of broken rows
+        csv.ReadOptions(use_threads=False, block_size=PIECE_BYTES, column_names=names),
+        csv.ParseOptions(
+            delimiter=separator,
+            quote_char=False if separator == "\t" else '"',
+            newlines_in_values=separator != "\t",
+            invalid_row_handler=on_broken,
+        ),
+        csv.ConvertOptions(
+            column_types=dict.fromkeys(columns, pa.binary()), include_columns=list(columns)
+        ),
+    )
+
+
+def _as_strings(batch: Any) -> pl.DataFrame:
+    """Return the columns as strings; bytes that are no UTF-8 become U+FFFD."""
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            texts = column.cast(pa.string())
+        except pa.ArrowInvalid:
+            texts = pa.array([value.decode(errors="replace") for value in column.to_pylist()])
+        columns[name] = pl.Series(name, pl.from_arrow(texts))
+    return pl.DataFrame(columns)
+
+
+@contextmanager
+def _text_stream(path: Path) -> Iterator[Any]:
+    """Open a text file, unpacked if its name says that it is compressed."""
+    with pa.input_stream(str(path), compression="detect") as stream:
+        yield stream
+
+
+@contextmanager
+def _readable_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the readers into ours, which name the file."""
+    try:
+        yield
+    except (pa.ArrowException, pl.exceptions.PolarsError, OSError, EOFError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise DataError(f"{path.absolute()} does not exist; correct the path") from None
+        raise DataError(
+            f"{path} cannot be read: {' '.join(str(error).split())[:300]}; it may be truncated or "
+            "damaged: fetch it again, or leave it out"
+        ) from error
+
+
+def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
+    if missing := [name for name in columns if name not in found]:
+        raise DataError(
+            f"{path} has no column {missing[0]!r}; it has {shortened(', '.join(found))}; correct "
+            "the schema, or leave the file out"
+        )
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file, or those in a folder that can be read."""
+    if not path.is_dir():
+        return [path]
+    readable = (*PARQUET, *TEXTS)
+    return [
+        file
+        for file in path.rglob("*")
+        if file.is_file()
+        and _without_compression(file).suffix in readable
+        and not any(part[0] in "._" for part in file.relative_to(path).parts)
+    ]
+
+
+def _without_compression(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix in COMPRESSIONS else path
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Return a sorting key that puts day_2 before day_10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,0 +1,218 @@
+"""Users' own data: files of columns that a schema describes, as the batches of a training."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.datasets.base import Split, profiled_table, share_of_batch
+from dlrm_sharded.datasets.block_reader import BlockReader, BlockRows
+from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlocksManifest
+from dlrm_sharded.datasets.conversion import convert
+from dlrm_sharded.datasets.schema import Schema, read_schema
+from dlrm_sharded.datasets.table_source import TableSource, names_and_sizes
+from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_path
+from dlrm_sharded.files.line_file import changed_settings
+from dlrm_sharded.plans.tables import Table
+
+log = logging.getLogger(__name__)
+
+ID_DTYPE = torch.int32
+"""Ids stay as they are stored, which halves the bytes of their exchange compared with int64."""
+
+
+class TableDataset:
+    """Serves batches of converted files; files that are not converted yet are at first use.
+
+    Args:
+        files: paths, folders or globs of Parquet, CSV or TSV files, in the order of their rows.
+        schema: path of a yaml, or what such a file says; see `schema.Schema`.
+        batch_size: global; an incomplete last batch of a split is left out.
+        validation_files: files for validation; None for the last `val_share` of the rows.
+        blocks_dir: folder of the converted data; None for one beside the schema's file.
+        embedding_dim: width of the tables to which the schema gives none; None for the schema's.
+        block_rows, max_malformed_share: see `table_source.TableSource`.
+    """
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        schema: str | Mapping[str, Any],
+        *,
+        batch_size: int,
+        validation_files: str | Sequence[str] = (),
+        val_share: float = 0.1,
+        blocks_dir: str | Path | None = None,
+        embedding_dim: int | None = None,
+        block_rows: int = 2048,
+        max_malformed_share: float = 0.001,
+    ) -> None:
+        check_count("batch_size", batch_size, least=1)
+        self.batch_size = batch_size
+        self.schema = schema_with(schema, dim=embedding_dim)
+        self.num_dense = self.schema.num_dense
+        self.blocks_dir = blocks_folder(schema, blocks_dir)
+        self._source = TableSource(
+            files,
+            self.schema,
+            validation_files=validation_files or (),
+            val_share=val_share,
+            block_rows=block_rows,
+            max_malformed_share=max_malformed_share,
+        )
+
+    @functools.cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables with the profile of the first global batch."""
+        manifest = self._blocks.manifest
+        ids = _ids_by_feature(manifest, self._blocks.rows(0, self.batch_size))
+        num_embeddings = {feature.name: feature.num_embeddings for feature in manifest.features}
+        return tuple(
+            dataclasses.replace(
+                profiled_table(
+                    table.name,
+                    num_embeddings[table.columns[0]],
+                    table.dim,
+                    ids=torch.from_numpy(np.concatenate([ids[name] for name in table.columns])),
+                    num_samples=self.batch_size,
+                ),
+                num_features=len(table.columns),
+                features=table.columns,
+            )
+            for table in self.schema.tables().values()
+        )
+
+    @property
+    def ids_per_sample(self) -> Mapping[str, int] | None:
+        return self._blocks.manifest.ids_per_sample
+
+    def num_batches(self, split: Split) -> int:
+        start, stop = self._row_range(split)
+        return (stop - start) // self.batch_size
+
+    def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
+        first, num_samples = share_of_batch(self, split, index, rank=rank, world_size=world_size)
+        start = self._row_range(split)[0] + first
+        rows = self._blocks.rows(start, start + num_samples)
+        return self._new_batch(rows)
+
+    @functools.cached_property
+    def _new_batch(self) -> BatchMaker:
+        return BatchMaker(self._blocks.manifest)
+
+    @functools.cached_property
+    def _blocks(self) -> BlockReader:
+        convert(self._source, self.blocks_dir)
+        blocks = BlockReader(self.blocks_dir)
+        _check_source(blocks.manifest, self._source, self.blocks_dir)
+        if blocks.manifest.num_train_rows < self.batch_size:
+            raise ConfigError(
+                f"batch_size is {self.batch_size:,}, but {self.blocks_dir} has only "
+                f"{blocks.manifest.num_train_rows:,} samples for training; lower batch_size"
+            )
+        return blocks
+
+    def _row_range(self, split: Split) -> tuple[int, int]:
+        manifest = self._blocks.manifest
+        if split == "train":
+            return 0, manifest.num_train_rows
+        return manifest.num_train_rows, manifest.num_rows
+
+
+class BatchMaker:
+    """Makes batches of rows of blocks, whose features of one id come before the lists."""
+
+    def __init__(self, manifest: BlocksManifest) -> None:
+        self._keys = [feature.name for feature in manifest.features]
+        self._num_single = manifest.layout.num_single
+        self._parts = functools.lru_cache(maxsize=4)(self._constant_parts)
+
+    def __call__(self, rows: BlockRows) -> Batch:
+        num_samples = len(rows.labels)
+        values, parts = rows.ids.reshape(-1), self._parts(num_samples)
+        if len(rows.lengths):
+            values = np.concatenate([values, rows.values])
+            lengths = torch.cat([parts["lengths"], torch.from_numpy(rows.lengths.reshape(-1))])
+            per_key = parts["length_per_key"] + rows.lengths.sum(axis=1, dtype=np.int64).tolist()
+            parts = {
+                **parts,
+                "lengths": lengths,
+                "length_per_key": per_key,
+                # given here, because computing them from lengths on a GPU would wait for the device
+                "offset_per_key": [0, *np.cumsum(per_key).tolist()],
+            }
+        return Batch(
+            dense_features=torch.from_numpy(rows.dense),
+            sparse_features=KeyedJaggedTensor(values=torch.from_numpy(values), **parts),
+            labels=torch.from_numpy(rows.labels),
+        )
+
+    def _constant_parts(self, num_samples: int) -> dict[str, Any]:
+        """Return the parts that are equal in all batches of so many samples."""
+        num_single = self._num_single
+        num_ids = num_single * num_samples
+        parts: dict[str, Any] = {
+            "keys": self._keys,
+            "lengths": torch.ones(num_ids, dtype=ID_DTYPE),
+            "stride": num_samples,
+            "length_per_key": [num_samples] * num_single,
+            "offset_per_key": list(range(0, num_ids + 1, num_samples)),
+            "index_per_key": {feature: i for i, feature in enumerate(self._keys)},
+        }
+        if num_single == len(self._keys):
+            parts["offsets"] = torch.arange(num_ids + 1, dtype=ID_DTYPE)
+        return parts
+
+
+def schema_with(schema: str | Mapping[str, Any], *, dim: int | None) -> Schema:
+    """Return a schema, with another default width of its tables unless `dim` is None."""
+    found = read_schema(schema)
+    if dim is None:
+        return found
+    return read_schema(found.to_json() | {"dim": dim}, name="data.schema, data.embedding_dim")
+
+
+def blocks_folder(schema: str | Mapping[str, Any], blocks_dir: str | Path | None) -> Path:
+    """Return the folder of the converted data, by default beside the schema's file."""
+    if blocks_dir is not None:
+        check_path("data.blocks_dir", blocks_dir)
+        return Path(blocks_dir)
+    if not isinstance(schema, str | Path):
+        raise ConfigError("data.blocks_dir is null, and the schema is no file beside which to be")
+    return Path(schema).with_suffix(".blocks")
+
+
+def _ids_by_feature(manifest: BlocksManifest, rows: BlockRows) -> dict[str, Any]:
+    names = [feature.name for feature in manifest.features]
+    bounds = np.cumsum(rows.lengths.sum(axis=1, dtype=np.int64))[:-1]
+    lists = np.split(rows.values, bounds) if len(rows.lengths) else []
+    return dict(zip(names, [*rows.ids, *lists], strict=True))
+
+
+def _check_source(manifest: BlocksManifest, source: TableSource, blocks_dir: Path) -> None:
+    """Raise DataError if settings or remaining files differ from those of the conversion."""
+    made_of = manifest.source
+    if "schema" not in made_of.get("settings", {}):  # of an earlier release
+        return
+    before, now = dict(made_of["settings"]), source.settings()
+    try:
+        train, validation = source.paths()
+    except DataError:
+        log.info("files of the data are no longer there; using %s", blocks_dir)
+    else:
+        for kind, paths in (("train_files", train), ("validation_files", validation)):
+            before[kind], now[kind] = made_of[kind], names_and_sizes(paths)
+    if changes := changed_settings(before, now):
+        raise DataError(
+            f"{blocks_dir} was converted from another source: {changes}; "
+            f"set data.blocks_dir to another folder, or {CONVERT_AGAIN}"
+        )

@@ -1,0 +1,74 @@
+"""The files of a training, and the settings of their conversion to blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.datasets.schema import Schema
+from dlrm_sharded.datasets.source_files import count_rows, find_files
+from dlrm_sharded.files.errors import DataError, check_count, check_number
+
+MAX_BLOCK_ROWS = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """Files to convert, and how.
+
+    Args:
+        files: paths, folders or globs of the training; their rows are in this order.
+        validation_files: the same for validation; they are not used for training if `files` matches
+            them too.
+        val_share: share of all rows, from the end, for validation if there are no such files.
+        block_rows: samples of a block; reading is fastest for batches of this size.
+        max_malformed_share: more malformed rows than this share of a file's rows are an error.
+    """
+
+    files: str | Sequence[str]
+    schema: Schema
+    validation_files: str | Sequence[str] = ()
+    val_share: float = 0.1
+    block_rows: int = 2048
+    max_malformed_share: float = 0.001
+
+    def __post_init__(self) -> None:
+        check_number("data.val_share", self.val_share, most=0.99)
+        check_number("data.max_malformed_share", self.max_malformed_share, most=1.0)
+        check_count("data.block_rows", self.block_rows, least=1, most=MAX_BLOCK_ROWS)
+
+    def paths(self) -> tuple[list[Path], list[Path]]:
+        """Return the files for training and those for validation.
+
+        Raises:
+            DataError: a path matches nothing, or a file is named twice.
+        """
+        key, val = "data.validation_files", self.validation_files
+        validation = find_files(key, val) if val else []
+        named = find_files("data.files", self.files)
+        train = [path for path in named if path not in validation]
+        if not train:
+            raise DataError("data.files has no file that is not in data.validation_files, too")
+        return train, validation
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that decides the converted data, except the content of the files."""
+        return {
+            "schema": self.schema.of_conversion(),
+            "val_share": None if self.validation_files else self.val_share,
+            "block_rows": self.block_rows,
+        }
+
+    def num_training_rows(self, train: Sequence[Path]) -> int | None:
+        """Return the number of first rows of the files that train; None for all."""
+        if self.validation_files or not self.val_share:
+            return None
+        num_rows = sum(count_rows(path, self.schema) for path in train)
+        return num_rows - int(num_rows * self.val_share + 1e-6)
+
+
+def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:
+    """Return name and size of each file, which identify the files that were converted."""
+    return [[path.name, path.stat().st_size] for path in paths]
