@@ -1,6 +1,7 @@
 """TorchRec's dense layers, with fewer operators for the same numbers.
 
-The weights have TorchRec's names and initial values. Under autocast, all layers of a part compute
+The weights have the names and initial values of those in TorchRec, which is not needed here: an
+exported model is scored without it. Under autocast, all layers of a part compute
 in its precision, biases and element-wise operations too, and their weights are cast together.
 
 Letters: B batch, I inputs, O outputs.
@@ -8,6 +9,7 @@ Letters: B batch, I inputs, O outputs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,17 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torchrec.models.dlrm import DenseArch, OverArch
-from torchrec.modules.crossnet import LowRankCrossNet
 
 from dlrm_sharded.model.autocast_weights import in_autocast_precision
 
 
-class DenseLayers(DenseArch):
-    """Layers with ReLU after each, for dense features."""
+class DenseLayers(nn.Module):
+    """Layers with ReLU after each, for dense features; see `torchrec.models.dlrm.DenseArch`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, in_features: int, layer_sizes: Sequence[int], device: torch.device | None = None
+    ) -> None:
+        super().__init__()
+        self.model = _perceptron_modules([in_features, *layer_sizes], device)
         self._linears = _linear_layers(self)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -33,11 +36,17 @@ class DenseLayers(DenseArch):
         return torch.relu(_perceptrons(features, self._linears))
 
 
-class OverLayers(OverArch):
-    """Layers with ReLU between them, from interactions to a logit."""
+class OverLayers(nn.Module):
+    """Layers with ReLU between them, from interactions to a logit; see TorchRec's `OverArch`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, in_features: int, layer_sizes: Sequence[int], device: torch.device | None = None
+    ) -> None:
+        super().__init__()
+        *sizes, last = in_features, *layer_sizes
+        self.model = nn.ModuleList(
+            [_perceptron_modules(sizes, device), nn.Linear(sizes[-1], last, device=device)]
+        )
         self._linears = _linear_layers(self)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -45,11 +54,21 @@ class OverLayers(OverArch):
         return _perceptrons(features, self._linears)
 
 
-class CrossLayers(LowRankCrossNet):
+class CrossLayers(nn.Module):
     """DCNv2's low-rank cross network, of three operators a layer.
 
-    TorchRec's adds biases in fp32 under autocast, and with them computes the rest of a layer.
+    TorchRec's (`LowRankCrossNet`) adds biases in fp32 under autocast, and with them computes the
+    rest of a layer.
     """
+
+    def __init__(self, in_features: int, num_layers: int, low_rank: int) -> None:
+        super().__init__()
+        shapes = [(in_features, low_rank)] * num_layers, [(low_rank, in_features)] * num_layers
+        self.W_kernels, self.V_kernels = (
+            nn.ParameterList([nn.init.xavier_normal_(torch.empty(shape)) for shape in of_kind])
+            for of_kind in shapes
+        )
+        self.bias = nn.ParameterList([torch.zeros(in_features) for _ in range(num_layers)])
 
     def forward(self, input: Tensor) -> Tensor:
         """Return [B, I] for features [B, I]."""
@@ -101,6 +120,13 @@ class _Crossed(torch.autograd.Function):
             gradient = torch.addmm(gradient, of_low, downs[layer])
         assert of_first is not None
         return of_first.add_(gradient), *(weight for of_kind in of_weights for weight in of_kind)
+
+
+def _perceptron_modules(sizes: Sequence[int], device: torch.device | None) -> nn.ModuleDict:
+    """Return linear layers of these sizes, under the names that they have in TorchRec's `MLP`."""
+    linears = [nn.Linear(*size, device=device) for size in itertools.pairwise(sizes)]
+    layers = [nn.ModuleDict({"_linear": linear}) for linear in linears]
+    return nn.ModuleDict({"_mlp": nn.ModuleList(layers)})
 
 
 def _linear_layers(layers: nn.Module) -> tuple[nn.Linear, ...]:
