@@ -144,8 +144,11 @@ class BlocksManifest:
         for part in self.parts:
             if {*part.file_bytes} != {*self.layout.files}:
                 raise ValueError(f"{part.folder} has the files {sorted(part.file_bytes)}")
-            if len(part.list_lengths) != self.layout.num_lists:
-                raise ValueError(f"{part.folder} has {len(part.list_lengths)} list features")
+            num_lists = len(part.list_lengths)
+            if num_lists != self.layout.num_lists or (part.num_values and not num_lists):
+                raise ValueError(
+                    f"{part.folder} has {num_lists} list features with {part.num_values:,} ids"
+                )
 
     def save(self, folder: Path) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1)

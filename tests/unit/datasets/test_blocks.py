@@ -61,7 +61,7 @@ def columns(rows: Sequence[Sample], layout: Layout = LAYOUT) -> dict[str, Any]:
         "ids": np.array([row.ids for row in rows], np.int64).reshape(n, layout.num_single).T,
         "lengths": np.array(lengths, np.int64).reshape(n, layout.num_lists).T,
         "values": [
-            np.array([id_ for row in rows for id_ in row.lists[feature]], np.int64)
+            np.array([id_ for row in rows for id_ in row.lists[feature]], np.int32)
             for feature in range(layout.num_lists)
         ],
     }
@@ -80,7 +80,10 @@ def write(
             start = index = 0
             while start < len(rows):
                 stop = start + piece_rows[index % len(piece_rows)]
-                writer.append(**columns(rows[start:stop], layout))
+                arrays = columns(rows[start:stop], layout)
+                writer.append(**arrays)
+                for reused in arrays["values"]:
+                    reused[:] = -1
                 start, index = stop, index + 1
             written.append(writer.finish({"file": f"{number}.csv"}))
     manifest = BlocksManifest(
@@ -300,6 +303,8 @@ def with_fields(**fields: object) -> Damage:
 NOT_A_ROW = r"has ids that are no rows .*, in the rows 0 to 37: it is damaged; remove the folder"
 NOT_AS_LONG = "part-00000 is damaged: the lengths of lists in block [01] do not add up"
 LIST = {"name": "x", "num_embeddings": 9, "is_list": True}
+SINGLE = {"name": "y", "num_embeddings": 9}
+ONE_HOT_PART = {"folder": FIRST, "num_rows": 99, "file_bytes": dict.fromkeys(FILES[:3], 1)}
 DAMAGES: dict[str, tuple[Damage, str]] = {
     **{f"{name} truncated": (cut(name), f"{name} should have .* has 130 B") for name in FILES},
     "a file missing": (lambda f: (f / FIRST / "values.npy").unlink(), "has 0 B.*convert again"),
@@ -318,25 +323,23 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "start beyond": (put("starts.npy", (2, 1), 10**9), "starts.npy is damaged"),
     "negative length": (put("lengths.npy", (0, 0, 3), -1), NOT_AS_LONG),
     "length too large": (put("lengths.npy", (0, 1, 7), 7), NOT_AS_LONG),
-    "length too small": (put("lengths.npy", (1, 0, 2), 4), NOT_AS_LONG),
+    "lengths too small": (put("lengths.npy", (1,), 0), NOT_AS_LONG),
     "no JSON": (exchange(MANIFEST, b"{", b""), "manifest.json is damaged"),
     "no object": (lambda f: (f / MANIFEST).write_text("[1]"), "manifest.json is damaged"),
     "no manifest": (lambda f: (f / MANIFEST).unlink(), "is not a folder of blocks"),
     "later format": (with_fields(format_version=3), "has block format 3, .* formats 1 to 2"),
     "of format 1": (with_fields(format_version=1), "manifest.json is damaged"),
     "unknown key": (with_fields(x=1), "unknown field `x`"),
-    "no parts": (with_fields(parts=[]), "19 training rows of 0"),
+    "no parts": (with_fields(parts=[], num_train_rows=0), "0 training rows of 0"),
     "rows": (with_fields(num_train_rows=39), "39 training rows of 38"),
     "no features": (with_fields(features=[]), "no features, or two of one name"),
     "equal names": (with_fields(features=[LIST, LIST]), "no features, or two of one name"),
-    "order": (
-        with_fields(features=[LIST, {"name": "y", "num_embeddings": 9}]),
-        "a feature of one id is after a list",
-    ),
-    "fewer lists": (with_fields(features=[LIST | {"is_list": False}]), "part-00000 has the files"),
-    "other lists": (
-        with_fields(features=[{"name": "y", "num_embeddings": 9}, LIST]),
-        "part-00000 has 2 list features",
+    "order": (with_fields(features=[LIST, SINGLE]), "a feature of one id is after a list"),
+    "other files": (with_fields(features=[SINGLE]), "part-00000 has the files"),
+    "other lists": (with_fields(features=[SINGLE, LIST]), "part-00000 has 2 list features"),
+    "ids of no list": (
+        with_fields(features=[SINGLE], parts=[ONE_HOT_PART | {"num_values": 2**62}]),
+        "part-00000 has 0 list features with 4,611,686",
     ),
     "block size": (with_fields(block_rows=4), r"must have \[6, 4, 3\]"),
     "path": (exchange(MANIFEST, b'"part-00001"', b'"../../part"'), "matching regex"),
@@ -350,8 +353,9 @@ def test_a_damaged_folder_is_refused(folder, damage, message):
         BlockReader(folder).rows(0, sum(NUM_ROWS))
 
 
-def test_lengths_are_checked_where_a_part_of_a_block_is_read(folder):
-    put("lengths.npy", (1, 1, 1), 99)(folder)
+@pytest.mark.parametrize("length", [99, -1])
+def test_lengths_are_checked_where_a_part_of_a_block_is_read(folder, length):
+    put("lengths.npy", (1, 1, 1), length)(folder)
     with pytest.raises(DataError, match=NOT_AS_LONG):
         BlockReader(folder).rows(8, 10)
 
@@ -376,7 +380,6 @@ def test_a_damaged_part_is_not_complete_and_is_replaced(folder, parts):
     for damage in (
         cut("values.npy"),
         cut(MANIFEST),
-        exchange(f"{FIRST}/{MANIFEST}", b'"part-00000"', b'"part-00001"'),
         exchange(f"{FIRST}/{MANIFEST}", b'"num_rows"', b'"num_row"'),
         lambda folder: (folder / FIRST / MANIFEST).unlink(),
     ):
@@ -384,3 +387,15 @@ def test_a_damaged_part_is_not_complete_and_is_replaced(folder, parts):
         assert complete_part(folder, 0) is None
         assert write(folder, parts) == manifest
         assert complete_part(folder, 0) == manifest.parts[0]
+    shutil.copytree(folder / FIRST, folder / "part-00009")
+    assert complete_part(folder, 9) is None
+
+
+def test_a_part_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced = []
+    open_files = Path("/proc/self/fd")
+    monkeypatch.setattr(os, "fsync", lambda n: synced.append((open_files / str(n)).readlink()))
+    with PartWriter(tmp_path, 0, LAYOUT) as writer:
+        writer.finish({})
+    partial = tmp_path / f"{FIRST}.partial"
+    assert synced == [*(partial / name for name in (*FILES, MANIFEST)), partial, tmp_path]
