@@ -100,7 +100,8 @@ def parse(frame: pl.DataFrame, schema: Schema, *, with_label: bool = True) -> Pa
 
 def keys_of(texts: pl.Series) -> Keys:
     """Return the keys [N] of texts; `MISSING_KEY` for null and the empty text."""
-    array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
+    # a null of a Parquet file may have the length of another value
+    array = texts.fill_null("").to_arrow(compat_level=pl.CompatLevel.oldest())
     _, offset_buffer, data = array.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
     size = 0 if data is None else data.size
