@@ -28,6 +28,7 @@ from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
 
 if TYPE_CHECKING:
     from dlrm_sharded.calibration.priors import learned_cost_model
+    from dlrm_sharded.checkpoint.exported import load_exported
     from dlrm_sharded.commands.sharders import make_sharder
     from dlrm_sharded.cost.linear import LinearCostModel
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner, plan_model
@@ -60,6 +61,7 @@ __all__ = [
     "Table",
     "Topology",
     "learned_cost_model",
+    "load_exported",
     "make_sharder",
     "plan_model",
     "read_plan",
@@ -78,6 +80,7 @@ _LOADED_WHEN_ASKED = {
     "Sharder": "sharders.base",
     "SharderContext": "sharders.base",
     "learned_cost_model": "calibration.priors",
+    "load_exported": "checkpoint.exported",
     "make_sharder": "commands.sharders",
     "plan_model": "drop_in.sharded_planner",
 }

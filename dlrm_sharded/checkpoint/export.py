@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
+import logging
 import math
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dlrm_sharded.checkpoint.exported_form import (
+    DENSE_FILE,
+    ENCODER_FOLDER,
+    MODEL_FILE,
+    ExportedForm,
+)
 from dlrm_sharded.checkpoint.logical import Piece
-from dlrm_sharded.checkpoint.manifest import Manifest
+from dlrm_sharded.checkpoint.manifest import Manifest, RunState
 from dlrm_sharded.checkpoint.safetensors_file import TensorEntry, bytes_of, header
 from dlrm_sharded.checkpoint.storage import is_table, read_pieces, torch_dtype
-from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.datasets.encoder import ColumnEncoder
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import sync_folder, write_durably
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.versions import readable_versions
 
-DENSE_FILE = "dense.safetensors"
+log = logging.getLogger(__name__)
+
 INDEX_FILE = "model.safetensors.index.json"
+MODELS = "dlrm_sharded.model.dlrm"
+"""Module of the functions that build models."""
+
+ARGUMENTS = ("dense_layers", "over_layers", "num_cross_layers", "cross_rank")
+"""Arguments of these functions that model.json has."""
+
 BLOCK_BYTES = 2**24
 """Largest size of the rows of a table that are in memory at a time, unless one row is larger."""
 
@@ -45,7 +63,8 @@ def export(manifest: Manifest, out: Path) -> Export:
 
     The folder has one file with the dense weights under their names in the model, one file for each
     table, whose tensor is called `tables.<table>.weight`, and an index of the form that Hugging
-    Face uses for models of several files. Names of tables are never part of a path.
+    Face uses for models of several files. Names of tables are never part of a path. `load_exported`
+    also needs model.json and, if the data had a schema, the folder of its encoder.
 
     Raises:
         CheckpointError: a part cannot be read.
@@ -87,8 +106,69 @@ def _write(manifest: Manifest, folder: Path) -> Export:
     metadata = {"total_size": size_bytes, "run": manifest.state.run, "step": manifest.state.step}
     index = {"metadata": metadata, "weight_map": weight_map}
     write_durably(folder / INDEX_FILE, [(json.dumps(index, indent=1) + "\n").encode()])
+    try:
+        form = _model_form(manifest.state, weight_map)
+        write_durably(folder / MODEL_FILE, [(json.dumps(asdict(form), indent=1) + "\n").encode()])
+        _copy_encoder(manifest.state, form, folder / ENCODER_FOLDER)
+    except (ConfigError, DataError) as error:
+        log.warning(
+            "the weights are exported, but not all that scores samples with them: %s", error
+        )
     sync_folder(folder)
     return Export(len(tables), len(dense), size_bytes)
+
+
+def _model_form(state: RunState, weight_map: Mapping[str, str]) -> ExportedForm:
+    """Return what model.json says of the model of a run.
+
+    Args:
+        weight_map: the file of each tensor.
+
+    Raises:
+        DataError: the model is none of those that `load_exported` builds, or is not described.
+    """
+    if state.model is None:
+        raise DataError("a release before 0.4 trained the model, and did not describe it")
+    model = state.config.get("model", {})
+    module, _, kind = str(model.get("_target_")).rpartition(".")
+    if module != MODELS:
+        raise DataError(f"its _target_ is {module}.{kind}, which is no model of {MODELS}")
+    fields = {
+        **{key: model[key] for key in ARGUMENTS if key in model},
+        "kind": kind,
+        "num_dense": state.model["num_dense"],
+        "tables": [
+            {**table, "file": weight_map[f"tables.{table['name']}.weight"]}
+            for table in state.model["tables"]
+        ],
+        "run": state.run,
+        "step": state.step,
+        "versions": readable_versions(("dlrm_sharded", "torch")),
+    }
+    return read_form(fields, ExportedForm, name="the description of the model")
+
+
+def _copy_encoder(state: RunState, form: ExportedForm, out: Path) -> None:
+    """Copy what encodes the columns of the run's data, if the data had a schema.
+
+    Raises:
+        ConfigError: it is missing.
+        DataError: it is damaged or not the one of the training any more.
+    """
+    if not (source := (state.model or {}).get("encoder")):
+        return
+    rows = {table.name: table.num_embeddings for table in form.tables}
+    try:
+        is_same = ColumnEncoder.load(Path(source)).num_embeddings() == rows
+    except (OSError, ValueError) as error:
+        raise DataError(f"{source} cannot be read: {error}") from error
+    if not is_same:
+        raise DataError(f"{source} was made again since the training, and has tables of other rows")
+    out.mkdir()
+    for path in sorted(Path(source).iterdir()):
+        with path.open("rb") as file:
+            write_durably(out / path.name, iter(functools.partial(file.read, BLOCK_BYTES), b""))
+    sync_folder(out)
 
 
 def _write_file(path: Path, manifest: Manifest, names: Mapping[str, str]) -> None:

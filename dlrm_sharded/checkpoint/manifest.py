@@ -106,6 +106,9 @@ class RunState:
         events: name of the event file, and its size when the checkpoint was taken; None without.
         buffers: names of the dense tensors that no step trains, such as masks, which may be
             infinite.
+        model: number of dense features, tables in the model's order with their features, and the
+            folder of the encoder of the data's columns or None; None as a whole in checkpoints of
+            release 0.3 and before.
     """
 
     run: str
@@ -121,6 +124,7 @@ class RunState:
     config: Mapping[str, Any]
     events: tuple[EventFile, Count] | None = None
     buffers: tuple[str, ...] = ()
+    model: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

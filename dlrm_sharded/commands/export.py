@@ -6,7 +6,8 @@
 
 The folder then has dense.safetensors, a safetensors file for each table, and
 model.safetensors.index.json, whose `weight_map` names the file of each tensor. Large tables need
-little memory, as they are copied a block of rows at a time.
+little memory, as they are copied a block of rows at a time. With model.json, and the folder encoder
+if the data had a schema, `dlrm_sharded.load_exported` scores samples.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -64,6 +65,22 @@ class FixedLengthDataset(Protocol):
 def ids_per_sample(dataset: Dataset) -> Mapping[str, int] | None:
     """Return the fixed number of ids in a sample by feature; None if there is none."""
     return dataset.ids_per_sample if isinstance(dataset, FixedLengthDataset) else None
+
+
+@runtime_checkable
+class EncodedDataset(Protocol):
+    """A dataset whose samples are columns of files, which a `ColumnEncoder` has encoded."""
+
+    @property
+    def encoder_folder(self) -> Path:
+        """Where the encoder is."""
+
+
+def encoder_folder(dataset: Dataset) -> str | None:
+    """Return where the encoder of a dataset is; None if there is none."""
+    if isinstance(dataset, EncodedDataset):
+        return str(dataset.encoder_folder.absolute())
+    return None
 
 
 class BatchStream(Iterator[Batch]):

@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.datasets.base import Split, profiled_table, share_of_batch
 from dlrm_sharded.datasets.block_reader import BlockReader, BlockRows
 from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlocksManifest
-from dlrm_sharded.datasets.conversion import convert
+from dlrm_sharded.datasets.conversion import ENCODER_FOLDER, convert
 from dlrm_sharded.datasets.schema import Schema, read_schema
 from dlrm_sharded.datasets.table_source import TableSource, names_and_sizes
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_path
@@ -94,6 +94,10 @@ class TableDataset:
     @property
     def ids_per_sample(self) -> Mapping[str, int] | None:
         return self._blocks.manifest.ids_per_sample
+
+    @property
+    def encoder_folder(self) -> Path:
+        return self.blocks_dir / ENCODER_FOLDER
 
     def num_batches(self, split: Split) -> int:
         start, stop = self._row_range(split)

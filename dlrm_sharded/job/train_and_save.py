@@ -10,6 +10,7 @@ import yaml
 from dlrm_sharded.checkpoint.folder import FOLDER_NAME
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.saver import Saver
+from dlrm_sharded.datasets.base import encoder_folder
 from dlrm_sharded.files.errors import ConfigError, UnsavedError
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.job.build import Built
@@ -90,6 +91,19 @@ def _checkpoints(
     )
     optimizers = {"embedding": settings.optimizer.embedding, "dense": settings.optimizer.dense}
     plan = plan_json(planned.plan, planned.report)
+    model = {
+        "num_dense": settings.dataset.num_dense,
+        "tables": [
+            {
+                "name": table.name,
+                "num_embeddings": table.num_embeddings,
+                "embedding_dim": table.embedding_dim,
+                "features": table.feature_names,
+            }
+            for table in planned.task.tables
+        ],
+        "encoder": encoder_folder(settings.dataset),
+    }
 
     def describe(progress: Progress) -> RunState:
         """Describe the run after the steps that it has trained."""
@@ -107,6 +121,7 @@ def _checkpoints(
             plan=plan,
             config=settings.config,
             events=writer.position(),
+            model=model,
         )
 
     return Checkpoints(saver, config, built.state, describe=describe, rank=rank)

@@ -32,11 +32,11 @@ def collection(tables: tuple[Table, ...]) -> EmbeddingBagCollection:
 
 def make(interaction: str, tables: tuple[Table, ...], **changes: Any) -> Dlrm:
     torch.manual_seed(0)
-    arguments = {**LAYERS, "device": CPU, **changes}
+    arguments = {"num_dense": NUM_DENSE, **LAYERS, "device": CPU, **changes}
     if interaction == "dot":
-        model = dlrm(tables, NUM_DENSE, **arguments)
+        model = dlrm(tables, **arguments)
     else:
-        model = dlrm_dcnv2(tables, NUM_DENSE, **CROSS, **arguments)
+        model = dlrm_dcnv2(tables, **CROSS, **arguments)
     model.sparse_arch.embedding_bag_collection = collection(tables)
     return model
 
