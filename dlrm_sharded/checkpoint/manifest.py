@@ -107,8 +107,8 @@ class RunState:
         buffers: names of the dense tensors that no step trains, such as masks, which may be
             infinite.
         model: number of dense features, tables in the model's order with their features, and the
-            folder of the encoder of the data's columns or None; None as a whole in checkpoints of
-            release 0.3 and before.
+            folder and digest of the encoder of the data's columns or None; None as a whole in
+            checkpoints of release 0.3 and before.
     """
 
     run: str

@@ -30,16 +30,21 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
         quiet: overrides for ranks above 0, which come after those of the user.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
-    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
-    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
+    quiet_libraries()
     # As Hydra's own `now`, but a restarted job finds the folder of its first attempt.
     OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)
     sys.path.append(str(Path.cwd()))  # where users keep their own sharders and datasets
     with exit_codes(all_ranks_alike=True):
         sys.argv[1:] = _arguments(sys.argv[1:], rank=os.environ.get("RANK"), quiet=quiet)
         hydra_main()
+
+
+def quiet_libraries() -> None:
+    """Ignore warnings of libraries about which users can do nothing."""
+    # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument).
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
+    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
+    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
 
 
 def run_command(

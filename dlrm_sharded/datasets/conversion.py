@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,12 +33,19 @@ from dlrm_sharded.files.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
 
+F = TypeVar("F")
+T = TypeVar("T")
+
+MAX_THREADS = 4
+"""Number of files that are read at once; each takes up to 1 GiB of memory while ids are counted."""
+
 ENCODER_FOLDER = "encoder"
 UNFINISHED = "unfinished.json"
 """File of a partial folder that says from what it is made."""
 
 
 def is_converted(folder: Path) -> bool:
+    """Return whether a folder has all blocks of its files."""
     return (folder / MANIFEST).is_file()
 
 
@@ -56,14 +66,15 @@ def _build(source: TableSource, folder: Path) -> None:
         "train_files": names_and_sizes(train),
         "validation_files": names_and_sizes(validation),
     }
-    _begin(folder, made_of)
-    stop = source.num_training_rows(train)
-    encoder = _trained_encoder(source, train, stop, folder)
-    parts = list(_write_parts(source, encoder, [*train, *validation], folder))
-    if stop is None:
-        num_train_rows = sum(part.num_rows for part in parts[: len(train)])
-    else:
-        num_train_rows = _rows_before(stop, parts)
+    begin(folder, made_of)
+    num_training = source.training_rows(train)
+    encoder = _trained_encoder(source, train, num_training, folder)
+    tallies = [RowTally(path, source.max_malformed_share) for path in (*train, *validation)]
+    parts = write_parts(encoder, tallies, folder, source.block_rows)
+    num_train_rows = sum(
+        part.num_rows if stop is None else _rows_before(stop, part)
+        for part, stop in zip(parts, num_training, strict=False)
+    )
     manifest = blocks_manifest(encoder, parts, num_train_rows, source.block_rows, made_of)
     if not num_train_rows:
         raise DataError(f"{train[0]} and the other files of the training have no usable row")
@@ -79,8 +90,9 @@ def _build(source: TableSource, folder: Path) -> None:
     )
 
 
-def _begin(folder: Path, made_of: Mapping[str, Any]) -> None:
+def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
     """Keep what a killed conversion of the same files has left in a folder, and nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
     note = folder / UNFINISHED
     with contextlib.suppress(UserError):
         if read_json_object(note, noun="conversion") == made_of:
@@ -92,7 +104,7 @@ def _begin(folder: Path, made_of: Mapping[str, Any]) -> None:
 
 
 def _trained_encoder(
-    source: TableSource, train: Sequence[Path], stop: int | None, folder: Path
+    source: TableSource, train: Sequence[Path], num_training: Sequence[int | None], folder: Path
 ) -> ColumnEncoder:
     """Return the encoder of the training rows, which are read unless it is there already."""
     schema, place = source.schema, folder / ENCODER_FOLDER
@@ -103,16 +115,14 @@ def _trained_encoder(
     standardized = [name for name, column in schema.dense_columns.items() if column.standardize]
     moments = dict.fromkeys(standardized, Moments())
     if tables or standardized:
-        first = 0
         with ProgressBar(unit="rows", desc="reading") as bar:
-            for number, path in enumerate(train):
-                if stop is not None and first >= stop:
-                    break
-                counted = _count_file(
-                    source, path, number, None if stop is None else stop - first, folder, bar
-                )
-                first += counted["num_rows"]
-                for name, found in counted["moments"].items():
+            for counted in _of_files(
+                lambda number, path: _count_file(
+                    source, path, number, num_training[number], folder, bar
+                ),
+                train,
+            ):
+                for name, found in counted.items():
                     moments[name] = moments[name].merged(Moments(*found))
     counts = sorted(folder.glob("counts-*.parquet"))
     for number, table in enumerate(ProgressBar(tables, desc="making vocabularies")):
@@ -126,15 +136,29 @@ def _trained_encoder(
     return encoder
 
 
+def _of_files(work: Callable[[int, F], T], files: Sequence[F]) -> list[T]:
+    """Return the results of work on each file, of which threads do as many as there are cores.
+
+    After an error, files that are not begun are left out.
+    """
+    pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS))
+    try:
+        return list(pool.map(work, range(len(files)), files))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def _count_file(
     source: TableSource, path: Path, number: int, stop: int | None, folder: Path, bar: ProgressBar
 ) -> dict[str, Any]:
-    """Count the keys of a file into `counts-*.parquet`; return its rows and moments.
+    """Count the keys of a file into `counts-*.parquet`; return the moments of columns.
 
     Args:
-        stop: number of its rows that train; None for all.
+        stop: number of its first rows that train; None for all.
     """
     done = folder / f"counted-{number:05}.json"
+    if stop == 0:
+        return {}
     if done.exists():
         return read_json_object(done, noun="count")
     for left in folder.glob(f"counts-{number:05}-*"):
@@ -154,81 +178,66 @@ def _count_file(
             moments[name] = moments[name].merged(Moments.of(rows.dense[name]))
         bar.update(len(rows.labels))
     counts.spill()
-    fields = {
-        "num_rows": tally.num_rows,
-        "moments": {name: [of.count, of.mean, of.squares] for name, of in moments.items()},
-    }
-    write_json(done, fields)
-    return fields
+    found = {name: [of.count, of.mean, of.squares] for name, of in moments.items()}
+    write_json(done, found)
+    return found
 
 
-def _write_parts(
-    source: TableSource, encoder: ColumnEncoder, paths: Sequence[Path], folder: Path
-) -> Iterator[PartManifest]:
-    with ProgressBar(unit="rows", desc="writing") as bar:
-        for number, path in enumerate(paths):
-            tally = RowTally(path, source.max_malformed_share)
-            yield complete_part(folder, number) or write_part(
-                encoder, tally, folder, number, source.block_rows, bar
-            )
-
-
-def write_part(
+def write_parts(
     encoder: ColumnEncoder,
-    tally: RowTally,
+    tallies: Sequence[RowTally],
     folder: Path,
-    number: int,
     block_rows: int,
-    bar: ProgressBar,
     *,
     with_label: bool = True,
-) -> PartManifest:
-    """Write the usable rows of a file as a part of a folder of blocks.
+) -> list[PartManifest]:
+    """Write the usable rows of each file as a part of a folder of blocks, unless it is there.
 
-    The facts of the part are `num_read`, `num_malformed`, `num_rare` by column, and `row_numbers`,
-    the ranges of numbers in the file, [begin, end), of its rows.
+    The facts of a part are `num_malformed`, the numbers of rare ids and of all by column, and
+    `row_numbers`, the ranges [begin, end) of its rows in the file.
     """
     schema = encoder.schema
     columns = [name for name in schema.used_columns if name not in schema.key]
     if not with_label:
         columns.remove(schema.label)
-    num_rare: dict[str, int] = {}
-    num_ids: dict[str, int] = {}
-    numbers = []
-    with PartWriter(folder, number, layout_of(encoder, block_rows)) as writer:
-        for rows, piece in read_good_rows(schema, columns, tally, with_label=with_label):
-            found = encoder.encode(rows)
-            writer.append(
-                dense=found.dense,
-                labels=found.labels,
-                ids=found.ids,
-                lengths=found.lengths,
-                values=found.values,
-            )
-            numbers.append(piece.numbers)
-            for name, count in found.num_rare.items():
-                num_rare[name] = num_rare.get(name, 0) + count
-                num_ids[name] = num_ids.get(name, 0) + len(rows.ids[name].ids)
-            bar.update(len(found.labels))
-        return writer.finish(
-            {
-                "num_read": tally.num_rows,
-                "num_malformed": tally.num_malformed,
-                "num_rare": num_rare,
-                "num_ids": num_ids,
-                "row_numbers": _ranges(numbers),
-            }
-        )
-
-
-def layout_of(encoder: ColumnEncoder, block_rows: int) -> Layout:
-    """Return the layout of blocks of encoded rows."""
-    return Layout(
-        num_dense=encoder.schema.num_dense,
+    layout = Layout(
+        num_dense=schema.num_dense,
         num_single=len(encoder.single),
         num_lists=len(encoder.lists),
         block_rows=block_rows,
     )
+
+    def write_part(number: int, tally: RowTally) -> PartManifest:
+        if (part := complete_part(folder, number)) is not None:
+            return part
+        num_rare: Counter[str] = Counter()
+        num_ids: Counter[str] = Counter()
+        numbers = []
+        with PartWriter(folder, number, layout) as writer:
+            for rows, piece in read_good_rows(schema, columns, tally, with_label=with_label):
+                found = encoder.encode(rows)
+                writer.append(
+                    dense=found.dense,
+                    labels=found.labels,
+                    ids=found.ids,
+                    lengths=found.lengths,
+                    values=found.values,
+                )
+                numbers.append(piece.numbers)
+                num_rare.update(found.num_rare)
+                num_ids.update({name: len(rows.ids[name].ids) for name in found.num_rare})
+                bar.update(len(found.labels))
+            return writer.finish(
+                {
+                    "num_malformed": tally.num_malformed,
+                    "num_rare": dict(num_rare),
+                    "num_ids": dict(num_ids),
+                    "row_numbers": _ranges(numbers),
+                }
+            )
+
+    with ProgressBar(unit="rows", desc="writing") as bar:
+        return _of_files(write_part, tallies)
 
 
 def blocks_manifest(
@@ -270,14 +279,10 @@ def _ranges(numbers: Sequence[Any]) -> list[list[int]]:
     return np.stack([begins, joined[np.append(ends, len(joined) - 1)] + 1], axis=1).tolist()
 
 
-def _rows_before(stop: int, parts: Sequence[PartManifest]) -> int:
-    """Return the number of usable rows among the first `stop` rows of the files of parts."""
-    num_rows = 0
-    for part in parts:
-        for begin, end in facts(part)["row_numbers"]:
-            num_rows += max(0, min(end, stop) - begin)
-        stop -= facts(part)["num_read"]
-    return num_rows
+def _rows_before(stop: int, part: PartManifest) -> int:
+    """Return the number of usable rows among the first `stop` rows of the file of a part."""
+    ranges = facts(part)["row_numbers"]
+    return sum(max(0, min(end, stop) - begin) for begin, end in ranges)
 
 
 @dataclass(frozen=True, slots=True)

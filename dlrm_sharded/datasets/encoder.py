@@ -8,6 +8,7 @@ exported models, so that all of them see a row alike. Its folder holds:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -154,3 +155,12 @@ class ColumnEncoder:
 def vocabulary_path(folder: Path, number: int) -> Path:
     """Return the file of the vocabulary with this number among those of an encoder."""
     return folder / f"vocabulary-{number:05}.npy"
+
+
+def encoder_digest(folder: Path) -> str:
+    """Return a digest of an encoder's files, by which a model's own is known again."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]

@@ -74,7 +74,8 @@ class TableDataset:
     def tables(self) -> tuple[Table, ...]:
         """The tables with the profile of the first global batch."""
         manifest = self._blocks.manifest
-        ids = _ids_by_feature(manifest, self._blocks.rows(0, self.batch_size))
+        num_samples = min(self.batch_size, manifest.num_rows)
+        ids = _ids_by_feature(manifest, self._blocks.rows(0, num_samples))
         num_embeddings = {feature.name: feature.num_embeddings for feature in manifest.features}
         return tuple(
             dataclasses.replace(
@@ -83,7 +84,7 @@ class TableDataset:
                     num_embeddings[table.columns[0]],
                     table.dim,
                     ids=torch.from_numpy(np.concatenate([ids[name] for name in table.columns])),
-                    num_samples=self.batch_size,
+                    num_samples=num_samples,
                 ),
                 num_features=len(table.columns),
                 features=table.columns,

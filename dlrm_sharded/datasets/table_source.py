@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,12 +62,17 @@ class TableSource:
             "block_rows": self.block_rows,
         }
 
-    def num_training_rows(self, train: Sequence[Path]) -> int | None:
-        """Return the number of first rows of the files that train; None for all."""
+    def training_rows(self, train: Sequence[Path]) -> list[int | None]:
+        """Return how many of the first rows of each file train; None for all."""
         if self.validation_files or not self.val_share:
-            return None
-        num_rows = sum(count_rows(path, self.schema) for path in train)
-        return num_rows - int(num_rows * self.val_share + 1e-6)
+            return [None] * len(train)
+        sizes = [count_rows(path, self.schema) for path in train]
+        left = sum(sizes) - int(sum(sizes) * self.val_share + 1e-6)
+        starts = [0, *itertools.accumulate(sizes)]
+        return [
+            None if start + size < left else max(0, left - start)
+            for start, size in zip(starts, sizes, strict=False)
+        ]
 
 
 def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:

@@ -26,13 +26,13 @@ MISSING_ROW, RARE_ROW = 0, 1
 MERGE_AT = 1 << 20
 """Number of keys of a table that wait to be counted."""
 
-SPILL_AT = 1 << 23
+SPILL_AT = 1 << 22
 """Number of counted or waiting keys of all tables above which they are written to disk."""
 
 RANGE_PAIRS = 1 << 22
 """Number of counts that are added up at once when a vocabulary is made."""
 
-_MAX_PREFIX_BITS = 26
+_MAX_PREFIX_BITS = 24
 _COUNTED = {"key": pl.UInt64, "count": pl.UInt32}
 
 
@@ -92,7 +92,7 @@ def write_vocabulary(path: Path, counts: Sequence[Path], number: int, table: Tab
         counts: files of `KeyCounts`.
         number: of the table in them.
     """
-    kept = pl.DataFrame(schema=_COUNTED)
+    ranges: list[pl.DataFrame] = []
     if counts:
         pairs = pl.scan_parquet(list(counts), glob=False).filter(pl.col("table") == number)
         num_pairs = pairs.select(pl.len()).collect().item()
@@ -105,15 +105,21 @@ def write_vocabulary(path: Path, counts: Sequence[Path], number: int, table: Tab
             .agg(pl.sum("count"))
             .filter(pl.col("count") >= table.min_count)
             .sort("key")
+            .select("key" if table.rows is None else pl.all())
             .collect()
             for low, high in itertools.pairwise(bounds)
         ]
-        kept = pl.concat(ranges)
-    if table.rows is not None and len(kept) > (most := table.rows - NUM_RESERVED):
+    num_kept = sum(map(len, ranges))
+    if table.rows is not None and num_kept > (most := table.rows - NUM_RESERVED):
         # the count of the first id too many: ids that are as rare go, too
-        too_rare = kept["count"].top_k(most + 1).min()
-        kept = kept.filter(pl.col("count") > too_rare)
-    np.save(path, np.append(kept["key"].to_numpy(), np.uint64(2**64 - 1)))
+        too_rare = pl.concat([of["count"] for of in ranges]).top_k(most + 1).min()
+        ranges = [of.filter(pl.col("count") > too_rare) for of in ranges]
+        num_kept = sum(map(len, ranges))
+    with path.open("wb") as file:
+        form = {"descr": "<u8", "fortran_order": False, "shape": (num_kept + 1,)}
+        np.lib.format.write_array_header_1_0(file, form)
+        for keys in [*(of["key"] for of in ranges), pl.Series([2**64 - 1], dtype=pl.UInt64)]:
+            file.write(keys.to_numpy().data)
 
 
 class Vocabulary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 
 import yaml
 
@@ -11,6 +12,7 @@ from dlrm_sharded.checkpoint.folder import FOLDER_NAME
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.datasets.base import encoder_folder
+from dlrm_sharded.datasets.encoder import encoder_digest
 from dlrm_sharded.files.errors import ConfigError, UnsavedError
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.job.build import Built
@@ -91,6 +93,7 @@ def _checkpoints(
     )
     optimizers = {"embedding": settings.optimizer.embedding, "dense": settings.optimizer.dense}
     plan = plan_json(planned.plan, planned.report)
+    encoder = encoder_folder(settings.dataset)
     model = {
         "num_dense": settings.dataset.num_dense,
         "tables": [
@@ -102,7 +105,8 @@ def _checkpoints(
             }
             for table in planned.task.tables
         ],
-        "encoder": encoder_folder(settings.dataset),
+        "encoder": encoder,
+        "encoder_digest": None if encoder is None else encoder_digest(Path(encoder)),
     }
 
     def describe(progress: Progress) -> RunState:

@@ -41,7 +41,7 @@ def test_keys_stay_what_they_are() -> None:
 KEYS = [15795325021017630820, 4913707060525519221, 18233514069739971710, 9471471928805451603]
 
 
-@pytest.mark.parametrize("spill_at", [40, 2**23])
+@pytest.mark.parametrize("spill_at", [40, 2**22])
 def test_keys_that_are_frequent_enough_have_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spill_at: int
 ) -> None:

@@ -1,0 +1,168 @@
+"""Evaluate a trained model on held-out files, and score their rows: `dlrm-evaluate`.
+
+    dlrm-evaluate runs/mine data.files=held_out.parquet              writes metrics.json
+    dlrm-evaluate runs/mine data.files=new.csv scores=scores.parquet  also a score for each row
+    dlrm-torchrun --nproc-per-node 8 -m dlrm_sharded.commands.evaluate runs/mine data.files=...
+
+The first word is a run's folder, whose best or newest checkpoint counts, or a checkpoint. Columns
+are encoded as in the training: its schema, vocabularies and figures. Files without the label are
+scored only. The plan is the checkpoint's if the number of ranks is the same.
+
+    data.files            paths, folders or globs of the rows
+    data.blocks_dir       folder of the training's converted data, if it has moved
+    out                   file of the metrics [metrics.json]
+    scores                Parquet file of the scores, with the key columns of the schema, or else
+                          with file and row
+    batch_size            samples that are scored at once; by default that of the training
+    max_malformed_share   share of a file's rows that may be malformed and are left out [0.001]
+
+What is done for a file is kept in a folder beside the scores until all are: `<scores>.partial`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from dlrm_sharded.checkpoint.manifest import Manifest
+from dlrm_sharded.checkpoint.storage import is_table
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.export import _readable as best_checkpoint
+from dlrm_sharded.commands.hydra_app import quiet_libraries
+from dlrm_sharded.commands.train import job_settings
+from dlrm_sharded.commands.words import read_words
+from dlrm_sharded.datasets.conversion import ENCODER_FOLDER
+from dlrm_sharded.datasets.encoder import ColumnEncoder, encoder_digest
+from dlrm_sharded.datasets.held_out import HeldOutDataset, has_label
+from dlrm_sharded.datasets.source_files import find_files
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.json_files import check_file_to_write, write_json
+from dlrm_sharded.files.remote_files import location
+from dlrm_sharded.job.evaluate import Scoring, metrics_json, rounded_up
+from dlrm_sharded.job.settings import JobSettings
+from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, process_group
+
+log = logging.getLogger(__name__)
+
+KEYS = ("data.files", "data.blocks_dir", "out", "scores", "batch_size", "max_malformed_share")
+TABLE_PREFIX, TABLE_SUFFIX = "tables.", ".weight"
+
+
+def main() -> int:
+    quiet_libraries()
+    with exit_codes():
+        names, keys = read_words(__doc__, KEYS, names="a run's folder or a checkpoint")
+        if len(names) > 1 or "data.files" not in keys:
+            raise ConfigError("name one run or checkpoint, and data.files, the rows to evaluate")
+        with process_group() as rank:
+            logging.basicConfig(format="%(message)s")
+            logging.getLogger("dlrm_sharded").setLevel(
+                logging.INFO if rank.is_zero else logging.ERROR
+            )
+            _evaluate(names[0], keys, rank)
+    return 0
+
+
+def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
+    scores, out = keys.get("scores"), keys.get("out", "metrics.json")
+    with all_or_none():
+        for key, path in (("out", out), ("scores", scores)):
+            if path is not None:
+                check_file_to_write(key, path, may_be_stream=False)
+    manifest = on_rank_zero(lambda: best_checkpoint(location("the run", name)))
+    folder = Path(f"{scores or out}.partial")
+    with all_or_none():
+        settings, data, with_label = _settings(manifest, keys, folder, rank)
+    made_of = {"checkpoint": str(manifest.folder), "run": manifest.state.run}
+    patiently_on_rank_zero(lambda: data.convert(made_of))
+    scoring = Scoring(settings, rank, manifest, data, folder if scores else None)
+    evaluation = scoring.run()
+    metrics = metrics_json(scoring, evaluation, with_label=with_label)
+    with all_or_none():
+        if rank.is_zero:
+            if scores:
+                scoring.write_scores(Path(scores))
+            write_json(out, metrics)
+            shutil.rmtree(folder)
+            _print(metrics, out, scores)
+
+
+def _settings(
+    manifest: Manifest, keys: dict[str, Any], folder: Path, rank: Rank
+) -> tuple[JobSettings, HeldOutDataset, bool]:
+    """Return the settings of the training with the held-out data, and whether that has labels."""
+    config = OmegaConf.create(dict(manifest.state.config))
+    config.batch_size = rounded_up(keys.get("batch_size", config.batch_size), rank.world_size)
+    encoder = _encoder(manifest, keys.get("data.blocks_dir"))
+    dims = {
+        name.removeprefix(TABLE_PREFIX).removesuffix(TABLE_SUFFIX): tensor.shape[1]
+        for name, tensor in manifest.tensors.items()
+        if is_table(name)
+    }
+    with_label = has_label(encoder.schema, find_files("data.files", keys["data.files"]))
+    if not with_label and not keys.get("scores"):
+        raise ConfigError(
+            f"the files have no column {encoder.schema.label!r}, the label, so nothing can be "
+            "evaluated; give scores=FILE.parquet to score their rows"
+        )
+    data = HeldOutDataset(
+        keys["data.files"],
+        encoder,
+        dims,
+        folder,
+        batch_size=config.batch_size,
+        with_label=with_label,
+        max_malformed_share=keys.get("max_malformed_share", 0.001),
+    )
+    config.data = {
+        "bounds": "ignore",
+        "_target_": "types.SimpleNamespace",
+    }  # in place of the training's
+    settings = job_settings(config, rank)
+    return dataclasses.replace(settings, dataset=data), data, with_label
+
+
+def _encoder(manifest: Manifest, blocks_dir: str | None) -> ColumnEncoder:
+    """Return the encoder of a training, which may have moved to another folder of blocks."""
+    model = manifest.state.model or {}
+    if model.get("encoder") is None:
+        raise ConfigError(
+            f"{manifest.folder} was trained on data without a schema, or by a release before 0.4; "
+            "runs of data=table and of Criteo's files are evaluated"
+        )
+    folder = Path(blocks_dir) / ENCODER_FOLDER if blocks_dir else Path(model["encoder"])
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder}, which encodes the columns as in the training, is not there; give "
+            "data.blocks_dir, the folder of the training's converted data"
+        )
+    if encoder_digest(folder) != model["encoder_digest"]:
+        raise DataError(
+            f"{folder} is not the encoder that {manifest.folder} was trained with: its data was "
+            "converted anew, or is other data; give data.blocks_dir, the one of the training"
+        )
+    return ColumnEncoder.load(folder)
+
+
+def _print(metrics: dict[str, Any], out: str, scores: str | None) -> None:
+    shown = {
+        key: metrics.get(key) for key in ("loss", "auroc", "normalized_entropy", "calibration")
+    }
+    text = ", ".join(f"{key} {value:.4f}" for key, value in shown.items() if value is not None)
+    print(f"{metrics['num_rows']:,} rows{': ' if text else ''}{text}")
+    unseen = metrics["unseen_share"]
+    if unseen and max(unseen.values()) > 0:
+        shares = sorted(unseen.items(), key=lambda item: -item[1])
+        print("unseen or rare ids: " + ", ".join(f"{key} {share:.1%}" for key, share in shares[:5]))
+    print(f"{out} is written" + (f", and the scores to {scores}" if scores else ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""A user's own files: inspected, trained, evaluated and scored by commands alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from torch import tensor
+from torchmetrics.functional.classification import binary_auroc
+
+from tests import preloaded
+from tests.e2e.runs import environment, result_of, script, train_alone
+
+NUM_USERS, NUM_ITEMS = 60, 40
+SMALL = ("batch_size=128", "measure.iterations=2", "measure.warmup=1", "sharder=size")
+
+
+def clicks(num_rows: int, seed: int) -> pl.DataFrame:
+    """A click log whose labels follow from the user, the items of a list, and the price."""
+    effects, draw = np.random.default_rng(0), np.random.default_rng(seed)
+    of_user, of_item = effects.normal(size=NUM_USERS), effects.normal(size=NUM_ITEMS)
+    user, item = draw.integers(0, NUM_USERS, num_rows), draw.integers(0, NUM_ITEMS, num_rows)
+    seen = [draw.integers(0, NUM_ITEMS, count) for count in draw.integers(0, 4, num_rows)]
+    price = np.exp(draw.normal(size=num_rows))
+    logits = 1.5 * of_user[user] + of_item[item] + np.log(price)
+    return pl.DataFrame(
+        {
+            "row_id": [f"{seed}-{row}" for row in range(num_rows)],
+            "clicked": (draw.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(int),
+            "user": [f"u{one}" for one in user],
+            "item_id": item,
+            "seen": [ids.tolist() for ids in seen],
+            "price": price,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files, their schema, and a run that is trained on them."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "clicks").mkdir()
+    for number in range(3):
+        clicks(2000, number).write_parquet(folder / f"clicks/part-{number}.parquet")
+    clicks(700, 9).write_parquet(folder / "held_out-0.parquet")
+    clicks(333, 10).write_parquet(folder / "held_out-1.parquet")
+    script("data", folder, "inspect", "clicks")
+    schema = (folder / "schema.yaml").read_text()
+    assert "key: [row_id]" in schema
+    train_alone(
+        folder / "run",
+        *SMALL,
+        *("data=table", f"data.files={folder / 'clicks'}", f"data.schema={folder / 'schema.yaml'}"),
+        *("trainer.num_epochs=6", "trainer.eval_every_steps=40"),
+    )
+    return folder
+
+
+def evaluate(folder: Path, *words: str, ranks: int = 1, exit_code: int = 0) -> preloaded.Ended:
+    if ranks == 1:
+        return script("evaluate", folder, "run", *words, exit_code=exit_code)
+    module = ["-m", "dlrm_sharded.commands.evaluate", "run", *words]
+    launcher = ["-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node", str(ranks)]
+    return preloaded.run(*launcher, *module, cwd=folder, env=environment(), exit_code=exit_code)
+
+
+def test_scores_and_metrics_are_those_of_the_rows(trained: Path) -> None:
+    done = evaluate(trained, "data.files=held_out-*.parquet", "scores=scores.parquet")
+    assert "1,033 rows" in done.stdout
+    held_out = pl.read_parquet(trained / "held_out-*.parquet")
+    scores = pl.read_parquet(trained / "scores.parquet")
+    assert scores["row_id"].to_list() == held_out["row_id"].to_list()
+    metrics = json.loads((trained / "metrics.json").read_text())
+    labels, found = tensor(held_out["clicked"].to_numpy()), tensor(scores["score"].to_numpy())
+    assert metrics["auroc"] == pytest.approx(float(binary_auroc(found, labels)), abs=1e-6)
+    assert metrics["auroc"] > 0.7
+    assert metrics["num_rows"] == 1033
+    assert set(metrics["unseen_share"]) == {"user", "item_id", "seen"}
+    assert not list(trained.glob("*.partial"))
+
+
+def test_the_validation_rows_have_the_metrics_of_the_training(trained: Path) -> None:
+    pl.read_parquet(trained / "clicks/part-2.parquet").tail(600).head(512).write_parquet(
+        trained / "validation.parquet"
+    )
+    evaluate(trained, "data.files=validation.parquet", "out=of_validation.json")
+    metrics, result = json.loads((trained / "of_validation.json").read_text()), None
+    result = result_of(trained / "run")
+    for key in ("auroc", "normalized_entropy"):
+        assert metrics[key] == pytest.approx(result[key], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_ranks_and_interruptions_change_nothing(trained: Path) -> None:
+    files = ("data.files=[held_out-0.parquet,held_out-1.parquet]",)
+    evaluate(trained, *files, "scores=alone.parquet")
+    expected = pl.read_parquet(trained / "alone.parquet")
+    for ranks in (2, 3):
+        evaluate(trained, *files, f"scores=ranks-{ranks}.parquet", ranks=ranks)
+        found = pl.read_parquet(trained / f"ranks-{ranks}.parquet")
+        assert found["row_id"].equals(expected["row_id"])
+        assert np.allclose(found["score"], expected["score"], atol=1e-6)
+
+
+def test_without_labels_rows_are_only_scored(trained: Path) -> None:
+    new = clicks(50, 11).drop("clicked").with_columns(user=pl.lit("somebody new"))
+    new.write_parquet(trained / "new.parquet")
+    done = evaluate(trained, "data.files=new.parquet", exit_code=2)
+    assert "scores=FILE.parquet" in done.stderr
+    evaluate(trained, "data.files=new.parquet", "scores=new_scores.parquet", "out=new.json")
+    assert pl.read_parquet(trained / "new_scores.parquet")["score"].is_between(0, 1).all()
+    metrics = json.loads((trained / "new.json").read_text())
+    assert metrics["unseen_share"]["user"] == 1
+    assert "auroc" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("data.files=nothing.parquet",), "is no file"),
+        (("data.files=held_out-0.parquet", "data.blocks_dir=clicks"), "is not there"),
+        ((), "name one run or checkpoint"),
+    ],
+)
+def test_says_what_cannot_be_evaluated(trained: Path, words: tuple[str, ...], reason: str) -> None:
+    done = evaluate(trained, *words, exit_code=2)
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(trained.glob("*.partial"))
+
+
+def test_blocks_of_other_rows_are_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "clicks", tmp_path / "clicks")
+    clicks(500, 20).write_parquet(tmp_path / "clicks/part-0.parquet")
+    shutil.copy(trained / "schema.yaml", tmp_path)
+    script("data", tmp_path, "convert", "clicks", "schema=schema.yaml", "val_share=0.5")
+    words = ("data.files=held_out-0.parquet", f"data.blocks_dir={tmp_path / 'schema.blocks'}")
+    done = evaluate(trained, *words, exit_code=2)
+    assert "converted anew" in done.stderr
