@@ -12,7 +12,7 @@ A conversion that was stopped goes on with the file that it was at.
     out                   yaml to write [schema.yaml]
 
     convert:
-    schema                yaml of the columns; criteo is the one of Criteo's files
+    schema                yaml of the columns
     out                   folder to write; by default beside the schema
     validation_files      files for validation: [day_22.tsv,day_23.tsv]
     val_share             share of the last rows for validation, without validation_files [0.1]
@@ -31,7 +31,6 @@ from typing import Any
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.words import read_words
-from dlrm_sharded.commands.yamls import option_node
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import check_file_to_write, folder_to_write, replace_file
 from dlrm_sharded.files.text_table import Column, TextTable
@@ -98,11 +97,8 @@ def _convert(
     from dlrm_sharded.datasets.table_dataset import blocks_folder
     from dlrm_sharded.datasets.table_source import TableSource
 
-    described: Any = schema
-    if schema == "criteo":
-        described = option_node("data/base", "criteo").schema
-    folder = folder_to_write("out", out) if out else blocks_folder(described, None)
-    convert(TableSource(files, read_schema(described), **options), folder)
+    folder = folder_to_write("out", out) if out else blocks_folder(schema, None)
+    convert(TableSource(files, read_schema(schema), **options), folder)
     print(f"{folder}: {BlockReader(folder).manifest.num_rows:,} samples")
 
 

@@ -90,7 +90,7 @@ def _lack_of_memory(error: BaseException) -> str | None:
         text = f"{int(found[1]) / 2**30:,.2f} GiB cannot be allocated"
     return (
         f"there is not enough memory: {text or 'an allocation failed'}. Lower batch_size, the "
-        "layers of the model, data.source.block_rows, or what topology gives to tables; or use "
+        "layers of the model, data.block_rows, or what topology gives to tables; or use "
         "more memory or ranks"
     )
 

@@ -8,6 +8,7 @@ IN_RANKS = "all tables are in the ranks' memory; use more ranks, or sharder.tabl
 
 REMOVED: dict[str, str] = {
     "data=dlrm_v3_streaming": "plan tables of sequences in a TorchRec model, with plan_model",
+    "data.source.": "name data.files, data.validation_files, data.val_share and data.schema",
     "dedup": "plans do not count on deduplicated ids of sequences; leave it out",
     "sharder.objective": "plans minimize the embedding cost; leave it out",
     "data=yambda_5b": "plan tables of sequences in a TorchRec model, with plan_model",

@@ -35,7 +35,7 @@ DEFAULTS_OF_02 = {
 }
 """Values in whose place null chooses since 0.3, what trains alike up to rounding."""
 
-PATHS = ("path", "files", "val_files", "blocks_dir")
+PATHS = ("path", "files", "validation_files", "schema", "blocks_dir")
 """Last parts of keys that say where data lies: it may have moved, or lie elsewhere on each host."""
 
 OF_A_HOST = (
