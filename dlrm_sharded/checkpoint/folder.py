@@ -103,8 +103,10 @@ def publish(final: Location, *, run: str) -> None:
     sync_folder(final.parent)
 
 
-def keep_newest(newest: Location, keep: int, *, run: str, known: set[Location]) -> None:
-    """Remove the checkpoints of a run before its newest ones.
+def keep_newest(
+    newest: Location, keep: int, *, run: str, known: set[Location], best_step: int | None = None
+) -> None:
+    """Remove the checkpoints of a run before its newest ones, but not its best one.
 
     Only whole ones count. Steps above the newest one are left alone: the run has passed them over,
     as they were damaged or of another run. So are those of other runs below it.
@@ -113,9 +115,11 @@ def keep_newest(newest: Location, keep: int, *, run: str, known: set[Location]) 
         newest: checkpoint that was written last.
         keep: number of whole checkpoints that stay.
         known: checkpoints of the run that need no check, as it has written or checked them before.
+        best_step: step of the best one; None for none.
     """
-    num_kept = 0
-    of_all_steps = checkpoints(newest.parent.parent)
+    num_kept, run_dir = 0, newest.parent.parent
+    best = None if best_step is None else checkpoint_path(run_dir, best_step)
+    of_all_steps = checkpoints(run_dir)
     for path in itertools.dropwhile(lambda path: path != newest, of_all_steps):
         if path not in known:
             try:
@@ -132,8 +136,9 @@ def keep_newest(newest: Location, keep: int, *, run: str, known: set[Location]) 
             if has_whole_parts(manifest):
                 known.add(path)
         if num_kept == keep:
-            known.discard(path)
-            remove(path)
+            if path != best:
+                known.discard(path)
+                remove(path)
         elif path in known:
             num_kept += 1
 

@@ -109,6 +109,7 @@ class RunState:
         model: number of dense features, tables in the model's order with their features, and the
             folder and digest of the encoder of the data's columns or None; None as a whole in
             checkpoints of release 0.3 and before.
+        best_step: step of the run's checkpoint that is kept as its best one; None for none.
     """
 
     run: str
@@ -125,6 +126,7 @@ class RunState:
     events: tuple[EventFile, Count] | None = None
     buffers: tuple[str, ...] = ()
     model: Mapping[str, Any] | None = None
+    best_step: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class CheckpointConfig:
 
     Args:
         every_steps, every_s: interval in steps and in seconds; None for none.
-        keep: number of newest checkpoints that are kept.
+        keep: number of newest checkpoints that are kept, beside the best one.
         background: whether a copy of the model is written while the training goes on; None for yes
             if the memory allows it.
         folder: URL in an object store, such as s3://bucket/run, under which checkpoints are
@@ -105,7 +105,7 @@ class Saver:
 
     Args:
         run_dir: folder of the run, or of its copies in an object store.
-        keep: number of checkpoints that are kept.
+        keep: number of newest checkpoints that are kept, beside the best one.
         background: whether `save` returns when the state is copied.
         check_owner: raises LostFolderError if the folder is not this job's any more; rank 0 calls
             it before and after a checkpoint is written.
@@ -243,7 +243,7 @@ class Saver:
         try:
             on_rank_zero(lambda: self._prepare(final, state.run), group=self._group)
             write_checkpoint(partial_path(final), tensors, state, group=self._group)
-            on_rank_zero(lambda: self._publish(final, state.run), group=self._group)
+            on_rank_zero(lambda: self._publish(final, state), group=self._group)
         except LostFolderError as error:
             return error  # what lies in the folder now is the other job's
         except Exception as error:
@@ -272,11 +272,11 @@ class Saver:
         self._check_owner()
         make_partial(final, run=run)
 
-    def _publish(self, final: Location, run: str) -> None:
+    def _publish(self, final: Location, state: RunState) -> None:
         self._check_owner()
-        publish(final, run=run)
+        publish(final, run=state.run)
         self._known.add(final)
-        keep_newest(final, self._keep, run=run, known=self._known)
+        keep_newest(final, self._keep, run=state.run, known=self._known, best_step=state.best_step)
         try:
             self._keep_files()
         except OSError as error:

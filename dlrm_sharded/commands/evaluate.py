@@ -30,10 +30,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dlrm_sharded.checkpoint.good import best_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.storage import is_table
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.export import _readable as best_checkpoint
 from dlrm_sharded.commands.hydra_app import quiet_libraries
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.commands.words import read_words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping
@@ -110,4 +111,6 @@ def resume(prepared: Prepared, planned: Planned, built: Built) -> Progress:
     set_fused_steps(built.model, start.step)
     with all_or_none():
         progress = read_progress(start.resumed, prepared.rank, same_plan=not planned.is_new)
+    if start.own_state is None:  # the best checkpoint is another run's
+        progress = dataclasses.replace(progress, best=None)
     return progress

@@ -110,6 +110,8 @@ def measure_round(
             num_steps=settings.trainer.warmup_steps(rank.device) + num_steps,
             eval_every_steps=None,
             num_eval_batches=0,
+            keep_best=None,
+            patience=None,
             trace=False,
             checkpoint=None,
         )

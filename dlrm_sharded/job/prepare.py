@@ -71,6 +71,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     check_in_group(data)
     with all_or_none():
         check_length(start, settings.trainer, len(streams["train"]))
+        settings.trainer.check_validation(len(streams["val"]))
     topology = with_memory_of_all_ranks(settings.topology)
     task = on_rank_zero(lambda: settings.task(topology))
     if start.plan_to_keep(settings.config, task.topology.world_size) is None:

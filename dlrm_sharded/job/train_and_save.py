@@ -27,7 +27,7 @@ from dlrm_sharded.runs.run_events import HPARAMS, RunWriter
 from dlrm_sharded.runs.terminal import closing_text
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.profiler import TRACE_FOLDER
-from dlrm_sharded.training.progress import Progress
+from dlrm_sharded.training.progress import Progress, read_best
 from dlrm_sharded.training.training_result import TrainingResult
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ def _checkpoints(
 
     def describe(progress: Progress) -> RunState:
         """Describe the run after the steps that it has trained."""
+        best = progress.best if settings.trainer.keep_best else None
         return RunState(
             run=prepared.start.run,
             step=progress.step,
@@ -126,6 +127,7 @@ def _checkpoints(
             config=settings.config,
             events=writer.position(),
             model=model,
+            best_step=None if best is None else best.step,
         )
 
     return Checkpoints(saver, config, built.state, describe=describe, rank=rank)
@@ -137,18 +139,19 @@ def finished_objective(prepared: Prepared) -> float | None:
     Under another config, such as another sharder, the end is measured and evaluated again. Rank 0
     calls it.
     """
-    settings, start = prepared.settings, prepared.start
-    num_steps = settings.trainer.total_steps(len(prepared.streams["train"]))
-    if settings.dry_run or start.resumed is None or not start.goes_on_alike(settings.config):
+    settings, start, state = prepared.settings, prepared.start, prepared.start.own_state
+    if settings.dry_run or state is None or not start.goes_on_alike(settings.config):
         return None
-    result = read_result(prepared.folder.path)
-    if result is None or not result.steps == start.step == num_steps:
+    trainer, result = settings.trainer, read_result(prepared.folder.path)
+    is_complete = state.step == trainer.total_steps(len(prepared.streams["train"]))
+    has_ended = is_complete or not trainer.is_patient(trainer.first_best(read_best(state.progress)))
+    if result is None or result.steps != state.step or not has_ended:
         return None
     log.info(
-        "the run in %s has trained all of its %d steps, and its result stays; to go on, raise "
-        "trainer.num_steps or trainer.num_epochs",
+        "the run in %s has %s, and its result stays; to go on, raise %s",
         prepared.folder.path,
-        num_steps,
+        f"trained all of its {state.step} steps" if is_complete else f"ended at step {state.step}",
+        "trainer.num_steps or trainer.num_epochs" if is_complete else "trainer.patience",
     )
     return _objective(result, settings.objective)
 

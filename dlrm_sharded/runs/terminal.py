@@ -72,6 +72,8 @@ def closing_text(
         )
     elif evaluation.num_samples:
         quality = f"no AUROC: all {evaluation.num_samples:,} validation samples have one label"
+    if training.best is not None:
+        quality += f", {training.best}"
     lines = [
         f"done: sharder {report.made_by}, {len(cost.per_rank)} ranks, "
         f"{training.num_steps} steps{rounding(report.exchange_precision)}",

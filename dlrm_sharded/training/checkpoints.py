@@ -72,12 +72,21 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._meet()
         return self._stop is not None or self._must_end
 
-    def after_step(self, step: int, *, is_complete: bool, progress: Callable[[], Progress]) -> None:
+    def after_step(
+        self,
+        step: int,
+        *,
+        is_complete: bool,
+        progress: Callable[[], Progress],
+        is_best: bool = False,
+    ) -> None:
         """Write a checkpoint if one is due.
 
         Args:
             is_complete: whether this was the last step, and its evaluation is done.
             progress: returns the trainer's state; called only if it is needed.
+            is_best: whether the evaluation after this step is the best one, so that a checkpoint
+                is due.
 
         Raises:
             DivergenceError: the checkpoint, or the one before, has values that are not finite.
@@ -89,7 +98,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         if self._must_end:
             self._saver.finish()
         every = self._config.every_steps
-        self._is_due |= every is not None and step % every == 0
+        self._is_due |= is_best or (every is not None and step % every == 0)
         with self._rank.heartbeat.rest():
             if self._is_due or is_complete or self._stop is not None:
                 self._save(progress())

@@ -22,16 +22,22 @@ CHANCE_MARGIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Quality of the predictions; its metrics are None unless both classes occur.
+    """Quality of the predictions.
 
     Args:
+        auroc: area under the ROC curve; None unless both classes occur.
         normalized_entropy: log loss divided by the entropy of the base rate (He et al., ADKDD 2014,
-            sec. 2); values below 1 are better than always predicting the base rate.
+            sec. 2); values below 1 are better than always predicting the base rate. None unless
+            both classes occur.
+        loss: mean log loss; None without samples.
+        calibration: mean prediction divided by the mean label; None without positives.
     """
 
     auroc: float | None
     normalized_entropy: float | None
     num_samples: int
+    loss: float | None = None
+    calibration: float | None = None
 
 
 class Evaluator:
@@ -41,17 +47,18 @@ class Evaluator:
         from torchmetrics.classification import BinaryAUROC  # loads matplotlib, for half a second
 
         self._auroc = BinaryAUROC(thresholds=None, validate_args=False).to(device)
-        # Sum of log losses, number of positives.
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        # Sums of log losses, of labels and of predictions.
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
         self._num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add predictions of this rank, as logits [B] and labels [B] of 0 and 1."""
         # In fp32 the sigmoid of equal logits differs in the last bit between SIMD lanes and the
         # remainder; rounded from fp64, ties stay ties.
-        self._auroc.update(logits.double().sigmoid().float(), labels.int())
+        predictions = logits.double().sigmoid()
+        self._auroc.update(predictions.float(), labels.int())
         log_loss = binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-        self._sums += torch.stack([log_loss.double(), labels.double().sum()])
+        self._sums += torch.stack([log_loss.double(), labels.double().sum(), predictions.sum()])
         self._num_samples += len(labels)  # a copy to the device would wait for it in every batch
 
     def compute(self) -> Evaluation:
@@ -62,7 +69,7 @@ class Evaluator:
         """
         sums = torch.cat([self._sums, self._sums.new_tensor([self._num_samples])])
         dist.all_reduce(sums)
-        log_loss, positives, count = sums.tolist()
+        log_loss, positives, predicted, count = sums.tolist()
         if not math.isfinite(log_loss):
             raise as_reported_by_rank_zero(
                 DivergenceError(
@@ -70,14 +77,18 @@ class Evaluator:
                     "losses of the training are small, look for such values in the validation data"
                 )
             )
+        loss = log_loss / count if count else None
+        calibration = predicted / positives if positives else None
         if positives in (0, count):
-            return Evaluation(auroc=None, normalized_entropy=None, num_samples=int(count))
+            return Evaluation(None, None, int(count), loss, calibration)
         rate = torch.tensor(positives / count, dtype=torch.float64)
         entropy = float(-(rate * rate.log() + (1 - rate) * (1 - rate).log()))
         return Evaluation(
             auroc=float(self._auroc.compute()),
             normalized_entropy=log_loss / count / entropy,
             num_samples=int(count),
+            loss=loss,
+            calibration=calibration,
         )
 
 

@@ -19,6 +19,7 @@ from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.restore import RANK_PREFIX, load_whole
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training.best import Best
 from dlrm_sharded.training.metrics import Evaluation
 
 NO_EVALUATION = Evaluation(auroc=None, normalized_entropy=None, num_samples=0)
@@ -33,6 +34,7 @@ class Progress:
         loss: mean loss of the last logged steps; nan before the first.
         evaluation: result of the last evaluation.
         evaluated_step: number of steps before it.
+        best: the best evaluation by a metric; None if the run has none to keep or to end by.
         steady_s: time that the steps after the warm-up took, with everything between them.
         window_losses: [number of steps since the last logged one], losses of this rank.
         step_ms: [N], times of the steps that count for the throughput.
@@ -43,6 +45,7 @@ class Progress:
     loss: float = math.nan
     evaluation: Evaluation = NO_EVALUATION
     evaluated_step: int = 0
+    best: Best | None = None
     steady_s: float = 0.0
     window_losses: Tensor = field(default_factory=lambda: torch.empty(0))
     step_ms: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -54,6 +57,7 @@ class Progress:
             "loss": None if math.isnan(self.loss) else self.loss,
             "evaluation": dataclasses.asdict(self.evaluation),
             "evaluated_step": self.evaluated_step,
+            "best": None if self.best is None else dataclasses.asdict(self.best),
             "steady_s": self.steady_s,
             "ids_out_of_range": dict(self.ids_out_of_range),
         }
@@ -87,6 +91,12 @@ def read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progres
         ) from error
 
 
+def read_best(progress: Mapping[str, Any]) -> Best | None:
+    """Return the best evaluation of a progress; None if none is noted."""
+    best = progress.get("best")
+    return None if best is None else Best(**best)
+
+
 def _read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progress:
     fields = manifest.state.progress
     loss = fields["loss"]
@@ -96,6 +106,7 @@ def _read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progre
         loss=math.nan if loss is None else float(loss),
         evaluation=Evaluation(**fields["evaluation"]),
         evaluated_step=int(fields["evaluated_step"]),
+        best=read_best(fields),
         steady_s=float(fields["steady_s"]),
         window_losses=_window_losses(manifest, rank),
         step_ms=torch.empty(0) if step_ms is None else step_ms,

@@ -29,11 +29,11 @@ class SteadySteps:
         self._profiler, self._num_warmup, self._num_steps = profiler, num_warmup, num_steps
         self._earlier_s = start.steady_s
         self._first_step = start.step
-        self._since_s = self._until_s = math.nan
+        self._since_s = self._until_s = self._last_s = math.nan
 
     def begin(self) -> None:
         """Note that the training begins."""
-        now_s = time.perf_counter()
+        self._last_s = now_s = time.perf_counter()
         if self._first_step > self._num_warmup:
             self._since_s = now_s - self._earlier_s
         if self._first_step == self._num_steps:
@@ -46,8 +46,13 @@ class SteadySteps:
 
     def after_step(self, step: int) -> None:
         """Note that a step has ended, and that its losses are logged."""
+        self._last_s = time.perf_counter()
         if step == self._num_steps:
-            self._until_s = time.perf_counter()
+            self._until_s = self._last_s
+
+    def end_early(self, step: int) -> None:
+        """Note that this step, the last one taken, is the last one of the training."""
+        self._num_steps, self._until_s = step, self._last_s
 
     def seconds(self, step: int) -> float:
         """Return the time up to a step as if none had been traced; nan if there is none."""

@@ -23,7 +23,7 @@ from dlrm_sharded.datasets.id_check import IdFault
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.model.dense_graph import release_graphs
-from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero
+from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.training.checkpoints import Checkpoints
@@ -74,7 +74,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config, rank, start = self.config, self.rank, self.start
+        self._best = config.first_best(start.best)
         self._num_steps = config.total_steps(len(self.train_stream))
+        if start.step < self._num_steps:
+            self._end_if_impatient(start.step)
         set_schedule_step(self.lr_scheduler, start.step)
         self._steps = Steps(
             self.model,
@@ -161,6 +164,8 @@ class Trainer:
                 self._evaluate(num_done)
                 window = Window(num_done, self.rank)
             self._checkpoint(num_done, window, bar)
+            if num_done == self._num_steps:  # perhaps by the evaluation
+                break
 
     def _profiled(self, profiler: StepProfiler, step: int, window: Window) -> Window:
         """End a profiled step; return the next window, which begins after the trace is written."""
@@ -197,7 +202,8 @@ class Trainer:
         step = self.start.step
         if step and self._evaluates(step) and self._evaluated_step != step:
             self._evaluate(step)
-            if self._evaluated_step != step:  # interrupted again
+            # It may be interrupted again, or be the best one, or the last one.
+            if self._evaluated_step != step or self._best is not None:
                 self._checkpoint(step, Window(step, self.rank), None)
 
     def _checkpoint(self, step: int, window: Window, bar: ProgressBar | None) -> None:
@@ -206,6 +212,7 @@ class Trainer:
             self.checkpoints.after_step(
                 step,
                 is_complete=step == self._num_steps == self._evaluated_step,
+                is_best=bool(self.config.keep_best and self._best and self._best.step == step),
                 progress=functools.partial(self._progress, bar, step, window),
             )
 
@@ -221,6 +228,7 @@ class Trainer:
             loss=self._loss,
             evaluation=self._evaluation,
             evaluated_step=self._evaluated_step,
+            best=self._best,
             steady_s=0.0 if math.isnan(steady_s) else steady_s,
             window_losses=window.losses,
             step_ms=torch.tensor(self._steady.step_ms),
@@ -289,12 +297,26 @@ class Trainer:
         if evaluation is None:
             return
         self._evaluation, self._evaluated_step = evaluation, step
-        for tag in ("auroc", "normalized_entropy"):
+        for tag in ("auroc", "normalized_entropy", "loss", "calibration"):
             value = getattr(evaluation, tag)
             if value is not None:
                 self.log_scalar(f"eval/{tag}", value, step)
         if self.rank.is_zero:
             warn_of_chance(evaluation, step)
+        if (before := self._best) is not None:  # ranks on unlike hosts may differ in a last digit
+            self._best = on_rank_zero(lambda: before.after(evaluation, step))
+            if step < self._num_steps and self._end_if_impatient(step):
+                self._steady.end_early(step)
+
+    def _end_if_impatient(self, step: int) -> bool:
+        """Let a step be the last one if too many evaluations were not better."""
+        if self.config.is_patient(self._best):
+            return False
+        self._num_steps = step
+        if self.rank.is_zero:
+            text = "the training ends after step %d: trainer.patience=%d evaluations in a row were "
+            log.info(f"{text}not better; %s", step, self.config.patience, self._best)
+        return True
 
     def _result(self, surroundings: Surroundings) -> TrainingResult:
         median_ms = self._steady.percentile_ms(50)
@@ -309,6 +331,7 @@ class Trainer:
             samples_per_s_overall=overall,
             loss=self._loss,
             evaluation=self._evaluation,
+            best=self._best,
             peak_gib=peak_gib,
             reserved_gib=reserved_gib,
             surroundings=surroundings,

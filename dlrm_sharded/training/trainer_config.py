@@ -8,6 +8,7 @@ import torch
 
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
+from dlrm_sharded.training.best import IS_BETTER, Best
 from dlrm_sharded.training.pipelines import PIPELINES
 
 GPU_PREFETCH_BATCHES = 2
@@ -25,6 +26,10 @@ class TrainerConfig:
         num_steps: number of steps; None trains `num_epochs` epochs.
         eval_every_steps: interval of evaluations; None evaluates after the last step only.
         num_eval_batches: number of batches to evaluate on; None uses the whole validation split.
+        keep_best: metric, one of `best.IS_BETTER`, by which the checkpoint of the best evaluation
+            is kept; None keeps the newest checkpoints only.
+        patience: number of evaluations in a row without a better value of `keep_best`, or of the
+            AUROC, after which the training ends; None trains all steps.
         log_every_steps: interval of logs. Losses stay on the device until the log after, so that
             the host never waits for a step, and a loss that is not finite is found by then.
         num_warmup_steps: number of first steps that do not count for the throughput; None for 5 on
@@ -44,6 +49,8 @@ class TrainerConfig:
     num_epochs: int = 1
     eval_every_steps: int | None = None
     num_eval_batches: int | None = None
+    keep_best: str | None = None
+    patience: int | None = None
     log_every_steps: int = 20
     num_warmup_steps: int | None = None
     prefetch_batches: int | None = None
@@ -62,12 +69,14 @@ class TrainerConfig:
             ("num_steps", 1),
             ("eval_every_steps", 1),
             ("num_eval_batches", 0),
+            ("patience", 1),
             ("num_warmup_steps", 0),
             ("prefetch_batches", 0),
         ):
             if getattr(self, key) is not None:
                 check_count(f"trainer.{key}", getattr(self, key), least=least)
         check_flag("trainer.trace", self.trace)
+        self._check_evaluations()
         if self.pipeline == "prefetch":
             raise ConfigError(
                 "trainer.pipeline=prefetch was removed in 0.3, as no table is in host memory; "
@@ -80,6 +89,51 @@ class TrainerConfig:
         if self.pipeline is not None and self.pipeline not in PIPELINES:
             known = ", ".join(PIPELINES)
             raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: null, {known}")
+
+    def _check_evaluations(self) -> None:
+        if self.keep_best is not None:
+            if self.keep_best not in list(IS_BETTER):
+                known = ", ".join(IS_BETTER)
+                raise ConfigError(f"trainer.keep_best is {self.keep_best!r}; known: null, {known}")
+            if self.checkpoint is None or not self.checkpoint.is_enabled:
+                raise ConfigError(
+                    "trainer.keep_best keeps a checkpoint, and the run writes none; set "
+                    "trainer.checkpoint.every_s or trainer.checkpoint.every_steps"
+                )
+        if self._key_of_best is not None and self.eval_every_steps is None:
+            raise ConfigError(
+                f"{self._key_of_best} compares evaluations, and there is one at the end only; set "
+                "trainer.eval_every_steps"
+            )
+
+    @property
+    def _key_of_best(self) -> str | None:
+        """A key that compares evaluations; None if none of them is set."""
+        key = "trainer.patience" if self.keep_best is None else "trainer.keep_best"
+        return None if self.keep_best is None and self.patience is None else key
+
+    def check_validation(self, num_batches: int) -> None:
+        """Raise ConfigError if evaluations are compared, and the validation split has no batch."""
+        if self._key_of_best and not (num_batches and self.num_eval_batches != 0):
+            raise ConfigError(
+                f"{self._key_of_best} compares evaluations, and there is no batch to evaluate on; "
+                "give validation data, and no trainer.num_eval_batches=0"
+            )
+
+    def first_best(self, noted: Best | None) -> Best | None:
+        """Return the best evaluation before a start; None if evaluations are not compared.
+
+        Args:
+            noted: that of the checkpoint; by another metric it does not count.
+        """
+        if self._key_of_best is None:
+            return None
+        metric = self.keep_best or "auroc"
+        return noted if noted is not None and noted.metric == metric else Best(metric)
+
+    def is_patient(self, best: Best | None) -> bool:
+        """Return whether the training goes on, after this best evaluation."""
+        return best is None or self.patience is None or best.num_worse < self.patience
 
     def total_steps(self, epoch_batches: int) -> int:
         """Return the number of steps of the whole training."""

@@ -16,6 +16,7 @@ from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.surroundings import Surroundings
+from dlrm_sharded.training.best import Best
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.step_choice import StepOptions
 
@@ -34,6 +35,7 @@ class TrainingResult:
             except the evaluation at the end.
         peak_gib, reserved_gib: see `peak_memory_gib`.
         ids_out_of_range: number of ids that each table lacks, by its name, in all batches.
+        best: the best evaluation, where evaluations were compared.
         unsaved: why the last checkpoint could not be written; None if it was, or none was due.
     """
 
@@ -49,6 +51,7 @@ class TrainingResult:
     surroundings: Surroundings
     ids_out_of_range: Mapping[str, int] = field(default_factory=dict)
     reserved_gib: float | None = None
+    best: Best | None = None
     unsaved: str | None = None
 
 

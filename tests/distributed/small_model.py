@@ -28,6 +28,7 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import check_pipeline, evaluate, make_pipeline
 from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from dlrm_sharded.training.training_result import TrainingResult
 from tests.cuda import streams_on
 from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered
@@ -257,7 +258,7 @@ def train_and_evaluate(
 
 def run_trainer(
     rank: Rank, sharded: Any, optimizer: CombinedOptimizer, config: TrainerConfig, **parts: Any
-) -> None:
+) -> TrainingResult:
     """Train as runs do; what is not given is a synthetic dataset, constant rates and no log."""
     sizes = {"batch_size": LOCAL_BATCH_SIZE * rank.world_size, "num_dense": 3}
     dataset = SyntheticDataset(TABLES, **sizes, num_train_batches=3, num_val_batches=1)
@@ -268,7 +269,7 @@ def run_trainer(
         "eval_stream": BatchStream(dataset, "val", **place),
         "log_scalar": lambda *_: None,
     }
-    Trainer(
+    return Trainer(
         sharded,
         optimizer=optimizer,
         config=config,

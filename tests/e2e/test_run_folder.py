@@ -12,7 +12,7 @@ import pytest
 
 from tests import preloaded
 from tests.conftest import SMALL_RUN
-from tests.e2e.runs import environment, events_of, train, train_alone
+from tests.e2e.runs import environment, events_of, result_of, train, train_alone
 
 pytestmark = pytest.mark.slow
 
@@ -133,3 +133,36 @@ def test_a_run_that_is_finished_keeps_its_result(tmp_path):
     done = train_alone(tmp_path, *SMALL_RUN, "resume=auto")
     assert "and its result stays" in done.output
     assert contents(tmp_path) == before
+
+
+BEST = (
+    *("trainer.checkpoint.every_steps=4", "trainer.checkpoint.keep=1", "trainer.keep_best=auroc"),
+    *("trainer.eval_every_steps=2", "trainer.patience=4", "optimizer.embedding=sgd"),
+    *("optimizer.embedding_learning_rate=1e-30", "optimizer.dense_learning_rate=1e-30"),
+)
+"""Weights stay as they are, so that no evaluation is better than the first one, after two steps."""
+
+
+def test_a_run_that_patience_has_ended_is_finished(tmp_path):
+    """Another run does not take its best checkpoint for one of its own."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    done = train_alone(run, *SMALL_RUN, *BEST)
+    assert "the training ends after step 10: trainer.patience=4" in done.output
+    assert "best auroc 0." in done.output.rpartition("done: sharder")[2]
+    assert result_of(run)["steps"] == 10
+    for tag in ("auroc", "normalized_entropy", "loss", "calibration"):
+        values = [event.value for event in events_of(run).Scalars(f"eval/{tag}")]
+        assert values == [pytest.approx(values[0])] * 5, tag
+    assert [path.name[-2:] for path in sorted((run / "checkpoints").iterdir())] == ["02", "10"]
+    before = contents(run)
+    again = train_alone(run, *SMALL_RUN, *BEST, "resume=auto")
+    assert "has ended at step 10, and its result stays; to go on, raise trainer.p" in again.output
+    assert contents(run) == before
+    train_alone(other, *SMALL_RUN, *BEST, f"resume={run}", "trainer.num_steps=14")
+    assert result_of(other)["steps"] == 14
+    assert [path.name[-2:] for path in sorted((other / "checkpoints").iterdir())] == ["12", "14"]
+
+
+def test_evaluations_cannot_be_compared_without_validation_data(tmp_path):
+    done = train_alone(tmp_path, *SMALL_RUN, *BEST, "data.num_val_batches=0", exit_code=2)
+    assert "trainer.keep_best compares evaluations, and there is no batch to eval" in done.stderr

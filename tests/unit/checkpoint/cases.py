@@ -76,7 +76,11 @@ def checkpoints_of_run(
         Saver(run_dir, keep=settings.keep, background=in_background, rank=rank),
         settings,
         ModelState(state, {}, {}, {}, {}),
-        describe=lambda progress: run_state(progress.step),
+        describe=lambda progress: run_state(
+            progress.step,
+            progress=progress.to_json(),
+            best_step=None if progress.best is None else progress.best.step,
+        ),
         rank=rank,
     )
 

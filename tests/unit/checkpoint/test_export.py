@@ -16,7 +16,7 @@ from torch import Tensor
 from dlrm_sharded.checkpoint import export as exports
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
-from dlrm_sharded.checkpoint.manifest import Manifest, read_manifest
+from dlrm_sharded.checkpoint.manifest import FILE_NAME, Manifest, read_manifest
 from dlrm_sharded.commands.export import main
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.ranks.distributed import Rank
@@ -40,13 +40,15 @@ WEIGHTS = ("over.bias", "over.half", "over.count")
 TABLES = tuple(n for n in TENSORS if n.startswith("tables.") and n.endswith(".weight"))
 
 
-def write_model(run_dir: Path, rank: Rank, *, step: int = 5, add: float = 0.0) -> Path:
+def write_model(
+    run_dir: Path, rank: Rank, *, step: int = 5, add: float = 0.0, best_step: int | None = None
+) -> Path:
     """Write a checkpoint whose first table is in two column shards."""
     state = {name: LogicalTensor.whole(tensor) for name, tensor in TENSORS.items()}
     table = TABLE + add
     pieces = (Piece((0, 0), table[:, :4]), Piece((0, 4), table[:, 4:]))
     state["tables.t.weight"] = LogicalTensor((1000, 6), torch.float32, pieces)
-    return write(run_dir, rank, step, keep=5, state=state)
+    return write(run_dir, rank, step, keep=5, state=state, best_step=best_step)
 
 
 @pytest.fixture
@@ -111,6 +113,27 @@ def test_newest_good_checkpoint_of_a_run(tmp_path, rank, export, caplog):
     assert "passed over" in caplog.text
     assert newest.name in caplog.text
     check_equal(exported(tmp_path / "model"), add=1.0)
+
+
+def test_best_checkpoint_of_a_run(tmp_path, rank, export, caplog):
+    """As the newest one notes it. Where it is missing or damaged, the newest good one counts."""
+    best = write_model(tmp_path, rank, step=5, add=1.0, best_step=5)
+    write_model(tmp_path, rank, step=10, add=2.0, best_step=5)
+    newest = write_model(tmp_path, rank, step=20, add=3.0, best_step=5)
+    assert export(tmp_path, tmp_path / "best") == export(newest, tmp_path / "newest") == ""
+    check_equal(exported(tmp_path / "best"), add=1.0)
+    check_equal(exported(tmp_path / "newest"), add=3.0)
+    assert not caplog.messages
+    os.truncate(newest / FILE_NAME, 100)
+    assert export(tmp_path, tmp_path / "again") == ""
+    check_equal(exported(tmp_path / "again"), add=1.0)
+    os.truncate(best / PART, 100)
+    assert export(tmp_path, tmp_path / "without") == ""
+    check_equal(exported(tmp_path / "without"), add=2.0)
+    shutil.rmtree(best)
+    assert export(tmp_path, tmp_path / "missing") == ""
+    check_equal(exported(tmp_path / "missing"), add=2.0)
+    assert f"the best checkpoint, {best}, is not there any more" in caplog.messages
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path, rank, export, monkeypatch, caplog):

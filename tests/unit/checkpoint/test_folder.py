@@ -43,6 +43,19 @@ def test_older_ones_that_do_not_count(harm, tmp_path, rank):
     assert steps_in(tmp_path) == ([4, 3] if harm == "damaged" else [4, 3, 2])
 
 
+def test_the_best_one_is_kept_beside_the_newest(tmp_path, rank):
+    """Also by a process that has not written it; until another one is the best."""
+    write(tmp_path, rank, 1)
+    write(tmp_path, rank, 2, 3, 4, keep=1, best_step=2)
+    assert steps_in(tmp_path) == [4, 2]
+    write(tmp_path, rank, 5, 6, best_step=2)
+    assert steps_in(tmp_path) == [6, 5, 2]
+    write(tmp_path, rank, 7, best_step=7)
+    assert steps_in(tmp_path) == [7, 6]
+    write(tmp_path, rank, 8, best_step=3)
+    assert steps_in(tmp_path) == [8, 7]
+
+
 def test_a_damaged_one_of_the_same_step_is_set_aside(tmp_path, rank):
     for _ in range(2):
         (write(tmp_path, rank, 7) / FILE_NAME).unlink()

@@ -1,21 +1,29 @@
 """A run says truthfully whether the journal has its measurement, and which GPU disturbed it."""
 
+import dataclasses
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.sample_store import SampleStore, sample_of_run
+from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job import measure_run
 from dlrm_sharded.job.measure_run import note_run
 from dlrm_sharded.measuring.measure import MeasuredCost
 from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.gpus import GpuState, GpuStates
 from dlrm_sharded.ranks.surroundings import Surroundings
+from dlrm_sharded.training.trainer_config import TrainerConfig
 from tests.unit.calibration.test_sample_store import COST, PLAN, TASK
+from tests.unit.made_up import task_of
 
 CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
 RUN = sample_of_run(PLAN, TASK, COST)
@@ -90,3 +98,37 @@ def test_a_throttled_gpu_is_measured_again_once(
     again = [line for line in caplog.messages if line.startswith("the embedding cost is measured")]
     assert len(again) == num_measurements - 1
     assert ("noted in" in caplog.text) == journal.path.exists() == is_noted
+
+
+def test_a_round_trains_as_the_run_without_its_evaluations(monkeypatch, rank, tmp_path):
+    """A task.json does not have the names of features, and the data has."""
+    table = Table("item", 100, 8, 2.0, num_features=2, features=("seen", "bought"))
+    written = task_of([dataclasses.replace(table, features=())], 1, 10**9, 4)
+    seen: dict[str, Any] = {}
+
+    def build(settings: Any, rank: Rank, plan: Any, task: Any) -> MagicMock:
+        seen.update(tables=task.tables)
+        built = MagicMock()
+        built.trainer = lambda *_, config, **__: seen.update(config=config)
+        return built
+
+    for name, value in {
+        "owned_folder": lambda *_: nullcontext(MagicMock()),
+        "read_plan": lambda _: MagicMock(),
+        "read_task": lambda _: written,
+        "with_precisions": lambda task, _: task,
+        "build": build,
+        "_measure_embeddings": lambda *_: MagicMock(),
+    }.items():
+        monkeypatch.setattr(measure_run, name, value)
+    settings = MagicMock(dataset=MagicMock(tables=(table,)))
+    settings.trainer = TrainerConfig(
+        eval_every_steps=1,
+        keep_best="auroc",
+        patience=1,
+        checkpoint=CheckpointConfig(every_steps=1),
+    )
+    with pytest.raises(AttributeError):  # there is no trainer to run
+        measure_run.measure_round(settings, rank, tmp_path, 0, 0, 0, num_steps=7)
+    assert seen["tables"] == (table,)
+    assert seen["config"] == TrainerConfig(num_steps=12, num_eval_batches=0)

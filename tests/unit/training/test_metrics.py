@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dlrm_sharded.files.errors import DivergenceError
 from dlrm_sharded.ranks.distributed import Rank
@@ -46,12 +46,21 @@ def test_equals_plain_computation(rank, levels, num_batches):
     assert found.auroc == pytest.approx(auroc(logits, labels), abs=1e-5)
     assert found.normalized_entropy == pytest.approx(normalized_entropy(logits, labels), rel=1e-5)
     assert found.num_samples == 500
+    log_loss = nn.functional.binary_cross_entropy_with_logits(logits.double(), labels.double())
+    assert found.loss == pytest.approx(float(log_loss), rel=1e-5)
+    calibration = float(logits.double().sigmoid().mean() / labels.double().mean())
+    assert found.calibration == pytest.approx(calibration, rel=1e-9)
 
 
-@pytest.mark.parametrize("label", [0.0, 1.0], ids=["negatives", "positives"])
-def test_one_class_has_no_metric(rank, label):
-    found = evaluate(rank, torch.linspace(-1, 1, 8), torch.full((8,), label))
-    assert found == Evaluation(auroc=None, normalized_entropy=None, num_samples=8)
+@pytest.mark.parametrize(("label", "calibration"), [(0.0, None), (1.0, 0.5)])
+def test_one_class_has_no_auroc(rank, label, calibration):
+    """Predictions of 1/2 have a loss, and by positives a calibration."""
+    found = evaluate(rank, torch.zeros(8), torch.full((8,), label))
+    assert found == Evaluation(None, None, 8, pytest.approx(math.log(2)), calibration)
+
+
+def test_no_samples_have_no_metric(rank):
+    assert evaluate(rank, torch.zeros(0), torch.zeros(0)) == Evaluation(None, None, 0, None, None)
 
 
 @pytest.mark.parametrize("logit", [math.nan, -math.inf])

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from dlrm_sharded.checkpoint.manifest import read_manifest
 from dlrm_sharded.model.optimizers import Schedule
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training.best import Best
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.pipeline import set_schedule_step
 from dlrm_sharded.training.progress import Progress, read_progress
@@ -24,8 +25,9 @@ from tests.unit.checkpoint.cases import write
 PROGRESS = Progress(
     step=5,
     loss=0.25,
-    evaluation=Evaluation(auroc=0.75, normalized_entropy=0.5, num_samples=8),
+    evaluation=Evaluation(0.75, 0.5, num_samples=8, loss=0.375, calibration=1.25),
     evaluated_step=4,
+    best=Best("loss", 0.25, step=2, num_worse=1),
     steady_s=2.5,
     window_losses=torch.tensor([0.5, 0.125]),
     step_ms=torch.tensor([8.0, 9.0]),
@@ -43,9 +45,20 @@ def test_is_the_same_again(tmp_path, rank):
     again = read_again(PROGRESS, tmp_path, rank, same_plan=True)
     assert again.to_json() == PROGRESS.to_json()
     assert again.step == 5
+    assert (again.evaluation, again.best) == (PROGRESS.evaluation, PROGRESS.best)
     assert again.ids_out_of_range == {"user.id": 3}
     assert again.window_losses.tolist() == [0.5, 0.125]
     assert again.step_ms.tolist() == [8.0, 9.0]
+
+
+def test_progress_of_earlier_versions(tmp_path, rank):
+    """They did not note what is new in 0.4."""
+    fields = PROGRESS.to_json()
+    del fields["best"], fields["evaluation"]["loss"], fields["evaluation"]["calibration"]
+    path = write(tmp_path, rank, state=PROGRESS.tensors(rank), progress=fields)
+    again = read_progress(read_manifest(path), rank, same_plan=True)
+    assert again.evaluation == Evaluation(0.75, 0.5, num_samples=8)
+    assert (again.evaluated_step, again.best) == (4, None)
 
 
 def test_times_belong_to_a_plan(tmp_path, rank):
