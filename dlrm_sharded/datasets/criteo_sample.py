@@ -1,33 +1,25 @@
 """Generated click logs in Criteo's format, with a signal to learn, to be used without its data.
 
 Columns have as many different ids and about as many missing values as in Criteo's Kaggle set; ids
-are Zipf-distributed. A row depends on the seed and its number alone.
+are Zipf-distributed. A piece of rows depends on the seed and its number alone.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
 
 from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.datasets.block_reader import BlockReader
 from dlrm_sharded.datasets.conversion import is_converted
-from dlrm_sharded.datasets.counter_random import (
-    counters,
-    normals,
-    random_bits,
-    stream_key,
-    uniforms,
-)
+from dlrm_sharded.datasets.counter_random import Floats, normals, random_bits, stream_key
 from dlrm_sharded.datasets.presets import criteo_kaggle
 from dlrm_sharded.datasets.table_dataset import TableDataset
 from dlrm_sharded.files.errors import check_count, check_path
@@ -36,7 +28,7 @@ from dlrm_sharded.files.user_cache import user_cache
 
 log = logging.getLogger(__name__)
 
-CHUNK_ROWS = 1 << 16
+PIECE_ROWS = 1 << 16
 
 _ZIPF_EXPONENT = 1.05
 _MISSING_INTS = (0.45, 0, 0.2, 0.2, 0.03, 0.2, 0.04, 0, 0.04, 0.45, 0.04, 0.76, 0.2)
@@ -50,57 +42,31 @@ _SIGNAL_CATS = {0: 0.5, 1: 0.5, 4: 0.5, 7: 0.5}
 _BIAS = -1.45
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRows:
-    """n rows of a log.
+def sample_rows(number: int, num_rows: int, *, seed: int) -> tuple[pl.DataFrame, Floats]:
+    """Return rows of the piece with this number in Criteo's columns, and the logits of labels.
 
-    Args:
-        labels: [n].
-        integers: [13, n].
-        no_integer: [13, n], which of the integers are missing.
-        ids: [26, n].
-        no_id: [26, n], which of the ids are missing.
-        logits: [n], the true logits of a label 1; no model can predict better.
+    No model can predict better than these logits.
     """
-
-    labels: npt.NDArray[np.bool_]
-    integers: npt.NDArray[np.int64]
-    no_integer: npt.NDArray[np.bool_]
-    ids: npt.NDArray[np.uint32]
-    no_id: npt.NDArray[np.bool_]
-    logits: npt.NDArray[np.float64]
-
-
-def sample_rows(first: int, num_rows: int, *, seed: int) -> SampleRows:
-    """Return the rows first ... first + num_rows - 1."""
-    counter = counters(first, num_rows)
+    draw = np.random.default_rng([seed, number])
     logits = np.full(num_rows, _BIAS)
-    integers, no_integer = [], []
-    for i, missing_share in enumerate(_MISSING_INTS):
-        magnitude = 1.0 + 1.5 * normals(stream_key(seed, "int", i), counter)
-        value = np.floor(np.exp(magnitude)).astype(np.int64) - (i == 1)
-        missing = uniforms(stream_key(seed, "no int", i), counter) < missing_share
-        logits += _SIGNAL_INTS.get(i, 0) * (np.log1p(np.where(missing, 0, value).clip(0)) - 1.4)
-        integers.append(value)
-        no_integer.append(missing)
-    ids, no_id = [], []
-    for i, table in enumerate(criteo_kaggle()):
-        zipf = cached_zipf(table.num_embeddings, _ZIPF_EXPONENT)
-        ranks = zipf.ranks(random_bits(stream_key(seed, "cat", i), counter))
-        missing = uniforms(stream_key(seed, "no cat", i), counter) < _MISSING_CATS.get(i, 0)
-        effects = normals(stream_key(seed, "effect", i), ranks.astype(np.uint64))
-        logits += _SIGNAL_CATS.get(i, 0) * effects
-        ids.append(_hashed(ranks, stream_key("id", i)))
-        no_id.append(missing)
-    uniform = uniforms(stream_key(seed, "label"), counter)
-    return SampleRows(
-        labels=uniform < 1 / (1 + np.exp(-logits)),
-        integers=np.stack(integers),
-        no_integer=np.stack(no_integer),
-        ids=np.stack(ids),
-        no_id=np.stack(no_id),
-        logits=logits,
-    )
+    columns: dict[str, pl.Series] = {}
+    for i, name in enumerate(DEFAULT_INT_NAMES):
+        values = np.floor(np.exp(1.0 + 1.5 * draw.standard_normal(num_rows))).astype(int) - (i == 1)
+        missing = draw.random(num_rows) < _MISSING_INTS[i]
+        logits += _SIGNAL_INTS.get(i, 0) * (np.log1p(np.where(missing, 0, values).clip(0)) - 1.4)
+        columns[name] = pl.Series(values).set(pl.Series(missing), None)
+    for i, (name, table) in enumerate(zip(DEFAULT_CAT_NAMES, criteo_kaggle(), strict=True)):
+        bits = draw.integers(2**64, size=num_rows, dtype=np.uint64)
+        ranks = cached_zipf(table.num_embeddings, _ZIPF_EXPONENT).ranks(bits).astype(np.uint64)
+        logits += _SIGNAL_CATS.get(i, 0) * normals(stream_key(seed, "effect", i), ranks)
+        digits = (
+            (random_bits(stream_key("id", i), ranks) >> np.uint64(32)).astype(">u4").tobytes().hex()
+        )
+        ids = pl.Series([digits[start : start + 8] for start in range(0, len(digits), 8)])
+        missing = draw.random(num_rows) < _MISSING_CATS.get(i, 0)
+        columns[name] = ids.set(pl.Series(missing), None)
+    labels = draw.random(num_rows) < 1 / (1 + np.exp(-logits))
+    return pl.DataFrame({DEFAULT_LABEL_NAME: labels.astype(np.int8), **columns}), logits
 
 
 class CriteoSampleDataset(TableDataset):
@@ -146,35 +112,6 @@ def write_criteo_sample(path: str | Path, *, num_rows: int, seed: int = 0) -> No
     """Write a TSV without a header, in Criteo's format."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(path) as file:
-        for text in _texts(num_rows, seed):
-            file.write(text)
-
-
-def _texts(num_rows: int, seed: int) -> Iterator[bytes]:
-    for first in range(0, num_rows, CHUNK_ROWS):
-        rows = sample_rows(first, min(CHUNK_ROWS, num_rows - first), seed=seed)
-        columns = {DEFAULT_LABEL_NAME: pl.Series(rows.labels.astype(np.int8))}
-        for i, name in enumerate(DEFAULT_INT_NAMES):
-            columns[name] = _nullable(pl.Series(rows.integers[i]), rows.no_integer[i])
-        for i, name in enumerate(DEFAULT_CAT_NAMES):
-            columns[name] = _nullable(pl.Series(_hexadecimal(rows.ids[i])), rows.no_id[i])
-        text: str = pl.DataFrame(columns).write_csv(include_header=False, separator="\t")
-        yield text.encode()
-
-
-def _nullable(series: pl.Series, missing: npt.NDArray[np.bool_]) -> pl.Series:
-    return series.zip_with(pl.Series(~missing), pl.Series([None], dtype=series.dtype))
-
-
-def _hexadecimal(ids: npt.NDArray[np.uint32]) -> list[str]:
-    digits = ids.astype(">u4").tobytes().hex()
-    return [digits[start : start + 8] for start in range(0, len(digits), 8)]
-
-
-def _hashed(ranks: npt.NDArray[np.int64], key: int) -> npt.NDArray[np.uint32]:
-    """Map ranks one to one to 32-bit ids that look random."""
-    ids = (ranks + key % 2**32).astype(np.uint32)
-    for multiplier in (0x85EBCA6B, 0xC2B2AE35):  # the steps of MurmurHash3's finalizer
-        ids ^= ids >> np.uint32(16)
-        ids *= np.uint32(multiplier)
-    return ids ^ (ids >> np.uint32(16))
+        for number, first in enumerate(range(0, num_rows, PIECE_ROWS)):
+            rows, _ = sample_rows(number, min(PIECE_ROWS, num_rows - first), seed=seed)
+            rows.write_csv(file, include_header=False, separator="\t")

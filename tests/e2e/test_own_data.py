@@ -75,6 +75,7 @@ def test_scores_and_metrics_are_those_of_the_rows(trained: Path) -> None:
     metrics = json.loads((trained / "metrics.json").read_text())
     labels, found = tensor(held_out["clicked"].to_numpy()), tensor(scores["score"].to_numpy())
     assert metrics["auroc"] == pytest.approx(float(binary_auroc(found, labels)), abs=1e-6)
+    assert metrics["calibration"] == pytest.approx(float(found.mean() / labels.float().mean()))
     assert metrics["auroc"] > 0.7
     assert metrics["num_rows"] == 1033
     assert set(metrics["unseen_share"]) == {"user", "item_id", "seen"}

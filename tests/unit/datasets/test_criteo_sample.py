@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -34,11 +35,11 @@ def test_the_cache_keeps_it_from_its_first_use_on(cache: Path) -> None:
     assert not cache.exists(), "rank 0 asks first"
     assert (data.num_batches("train"), data.num_batches("val")) == (600 // 48, 100 // 48)
     written = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
-    rows = sample_rows(48, 48, seed=0)
+    rows = sample_rows(0, NUM_ROWS, seed=0)[0][48:96]
     batch = sample().batch("train", 1, rank=0, world_size=1)
-    assert torch.equal(batch.labels, torch.from_numpy(rows.labels).float())
-    integers = np.where(rows.no_integer, 0, rows.integers).clip(0)
-    torch.testing.assert_close(batch.dense_features, torch.from_numpy(np.log1p(integers.T)).float())
+    assert batch.labels.tolist() == rows["label"].to_list()
+    integers = rows.select(pl.col("^int_.*$").fill_null(0).clip(0)).to_numpy()
+    torch.testing.assert_close(batch.dense_features, torch.from_numpy(np.log1p(integers)).float())
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == written
     (cache / "train.txt").unlink()
     assert sample().num_batches("train") == 600 // 48, "the converted form is enough"
@@ -54,7 +55,7 @@ def test_seeds_and_sizes_have_folders_of_their_own(cache: Path) -> None:
         sample(*overrides).batch("train", 0, rank=0, world_size=1).labels.tolist()
         for overrides in ((), ("seed=1",), ("data.num_rows=800",))
     ]
-    assert labels[0] == labels[2] != labels[1]
+    assert labels[0] != labels[1]
     assert len(list(cache.parent.iterdir())) == 3
 
 
