@@ -92,6 +92,11 @@ def test_ids_are_taken_modulo_the_rows_of_tables_that_are_cut(files):
         assert cut[table.name].values().tolist() == expected.tolist()
 
 
+def test_a_batch_may_be_all_of_the_training_data(files):
+    assert dataset(files, batch_size=61).num_batches("train") == 1
+    assert dataset(files, batch_size=1).num_batches("train") == 61
+
+
 def rewrite(change: Any, name: str = NPZ) -> Any:
     """Write the arrays of a file again with a change."""
 
@@ -153,6 +158,7 @@ def test_a_header_of_a_member_that_is_damaged(own_files):
     ("options", "message"),
     [
         ({"batch_size": 62}, "batch_size is 62, but .* has only 61 samples"),
+        ({"batch_size": 0}, "batch_size is 0, must be an integer >= 1"),
         ({"days": 1}, "data.days is 1, must be an integer from 2 to 24"),
         ({"val_half": "third"}, "data.val_half is 'third'; known: first, second"),
         ({"max_rows": 0}, "data.max_rows is 0"),
