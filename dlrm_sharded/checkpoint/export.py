@@ -26,8 +26,8 @@ from dlrm_sharded.checkpoint.logical import Piece
 from dlrm_sharded.checkpoint.manifest import Manifest, RunState
 from dlrm_sharded.checkpoint.safetensors_file import TensorEntry, bytes_of, header
 from dlrm_sharded.checkpoint.storage import is_table, read_pieces, torch_dtype
-from dlrm_sharded.datasets.encoder import ColumnEncoder
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.checkpoint.trained_encoder import trained_encoder
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import sync_folder, write_durably
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.versions import readable_versions
@@ -58,13 +58,17 @@ class Export:
     size_bytes: int
 
 
-def export(manifest: Manifest, out: Path) -> Export:
+def export(manifest: Manifest, out: Path, *, blocks_dir: str | None = None) -> Export:
     """Write the weights of a checkpoint into a new folder, which is there completely or not at all.
 
     The folder has one file with the dense weights under their names in the model, one file for each
     table, whose tensor is called `tables.<table>.weight`, and an index of the form that Hugging
     Face uses for models of several files. Names of tables are never part of a path. `load_exported`
-    also needs model.json and, if the data had a schema, the folder of its encoder.
+    also needs model.json and, if the data had a schema, the folder of its encoder. What of these
+    cannot be written is a warning.
+
+    Args:
+        blocks_dir: folder of the training's converted data, if it has moved.
 
     Raises:
         CheckpointError: a part cannot be read.
@@ -75,7 +79,7 @@ def export(manifest: Manifest, out: Path) -> Export:
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")  # others may write, too
     try:
         partial.mkdir(parents=True)
-        exported = _write(manifest, partial)
+        exported = _write(manifest, partial, blocks_dir)
         partial.rename(out)
         sync_folder(out.parent)
     except OSError as error:
@@ -87,7 +91,7 @@ def export(manifest: Manifest, out: Path) -> Export:
     return exported
 
 
-def _write(manifest: Manifest, folder: Path) -> Export:
+def _write(manifest: Manifest, folder: Path, blocks_dir: str | None) -> Export:
     # The model's own names come back; state of optimizers and ranks is left out.
     dense = {
         name: name.removeprefix("dense.") for name in manifest.tensors if name.startswith("dense.")
@@ -109,8 +113,8 @@ def _write(manifest: Manifest, folder: Path) -> Export:
     try:
         form = _model_form(manifest.state, weight_map)
         write_durably(folder / MODEL_FILE, [(json.dumps(asdict(form), indent=1) + "\n").encode()])
-        _copy_encoder(manifest.state, form, folder / ENCODER_FOLDER)
-    except (ConfigError, DataError) as error:
+        _copy_encoder(trained_encoder(manifest, blocks_dir), folder / ENCODER_FOLDER)
+    except DataError as error:
         log.warning(
             "the weights are exported, but not all that scores samples with them: %s", error
         )
@@ -148,24 +152,12 @@ def _model_form(state: RunState, weight_map: Mapping[str, str]) -> ExportedForm:
     return read_form(fields, ExportedForm, name="the description of the model")
 
 
-def _copy_encoder(state: RunState, form: ExportedForm, out: Path) -> None:
-    """Copy what encodes the columns of the run's data, if the data had a schema.
-
-    Raises:
-        ConfigError: it is missing.
-        DataError: it is damaged or not the one of the training any more.
-    """
-    if not (source := (state.model or {}).get("encoder")):
+def _copy_encoder(source: Path | None, out: Path) -> None:
+    """Copy the folder of an encoder, if there is one."""
+    if source is None:
         return
-    rows = {table.name: table.num_embeddings for table in form.tables}
-    try:
-        is_same = ColumnEncoder.load(Path(source)).num_embeddings() == rows
-    except (OSError, ValueError) as error:
-        raise DataError(f"{source} cannot be read: {error}") from error
-    if not is_same:
-        raise DataError(f"{source} was made again since the training, and has tables of other rows")
     out.mkdir()
-    for path in sorted(Path(source).iterdir()):
+    for path in sorted(source.iterdir()):
         with path.open("rb") as file:
             write_durably(out / path.name, iter(functools.partial(file.read, BLOCK_BYTES), b""))
     sync_folder(out)

@@ -33,15 +33,15 @@ from omegaconf import OmegaConf
 from dlrm_sharded.checkpoint.good import best_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.storage import is_table
+from dlrm_sharded.checkpoint.trained_encoder import trained_encoder
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import quiet_libraries
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.commands.words import read_words
-from dlrm_sharded.datasets.conversion import ENCODER_FOLDER
-from dlrm_sharded.datasets.encoder import ColumnEncoder, encoder_digest
+from dlrm_sharded.datasets.encoder import ColumnEncoder
 from dlrm_sharded.datasets.held_out import HeldOutDataset, has_label
 from dlrm_sharded.datasets.source_files import find_files
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import check_file_to_write, write_json
 from dlrm_sharded.files.remote_files import location
 from dlrm_sharded.job.evaluate import Scoring, metrics_json, rounded_up
@@ -130,23 +130,11 @@ def _settings(
 
 
 def _encoder(manifest: Manifest, blocks_dir: str | None) -> ColumnEncoder:
-    """Return the encoder of a training, which may have moved to another folder of blocks."""
-    model = manifest.state.model or {}
-    if model.get("encoder") is None:
+    folder = trained_encoder(manifest, blocks_dir)
+    if folder is None:
         raise ConfigError(
             f"{manifest.folder} was trained on data without a schema, or by a release before 0.4; "
             "runs of data=table and of Criteo's files are evaluated"
-        )
-    folder = Path(blocks_dir) / ENCODER_FOLDER if blocks_dir else Path(model["encoder"])
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder}, which encodes the columns as in the training, is not there; give "
-            "data.blocks_dir, the folder of the training's converted data"
-        )
-    if encoder_digest(folder) != model["encoder_digest"]:
-        raise DataError(
-            f"{folder} is not the encoder that {manifest.folder} was trained with: its data was "
-            "converted anew, or is other data; give data.blocks_dir, the one of the training"
         )
     return ColumnEncoder.load(folder)
 

@@ -8,7 +8,8 @@ Of a run, the best checkpoint is taken if trainer.keep_best has kept one, or els
 one. The folder then has dense.safetensors, a safetensors file for each table, and
 model.safetensors.index.json, whose `weight_map` names the file of each tensor. Large tables need
 little memory, as they are copied a block of rows at a time. With model.json, and the folder encoder
-if the data had a schema, `dlrm_sharded.load_exported` scores samples.
+if the data had a schema, `dlrm_sharded.load_exported` scores samples; data.blocks_dir=FOLDER names
+the converted data of the training if it has moved.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from dlrm_sharded.files.remote_files import location
 
 def main() -> int:
     with exit_codes():
-        names, keys = read_words(__doc__, ("out",), names="a checkpoint or a run's folder")
+        names, keys = read_words(
+            __doc__, ("out", "data.blocks_dir"), names="a checkpoint or a run's folder"
+        )
         if "out" not in keys or len(names) > 1:
             raise ConfigError("name one checkpoint or run's folder, and out, the folder to make")
         logging.basicConfig(format="%(message)s")
@@ -34,7 +37,7 @@ def main() -> int:
 
         out = folder_to_write("out", keys["out"])
         manifest = best_checkpoint(location("the checkpoint", names[0]))
-        done = export(manifest, out)
+        done = export(manifest, out, blocks_dir=keys.get("data.blocks_dir"))
         print(
             f"{out}: {done.num_tables} tables and {done.num_dense} dense weights, "
             f"{done.size_bytes:,} B, of step {manifest.state.step:,} in {manifest.folder}"

@@ -77,7 +77,7 @@ class EncodedDataset(Protocol):
 
 
 def encoder_folder(dataset: Dataset) -> str | None:
-    """Return where the encoder of a dataset is; None if there is none."""
+    """Return where the encoder of a dataset is; None if there is none, as in old blocks."""
     if isinstance(dataset, EncodedDataset) and dataset.encoder_folder.is_dir():
         return str(dataset.encoder_folder.absolute())
     return None

@@ -10,6 +10,7 @@ import pytest
 from torch import tensor
 from torchmetrics.functional.classification import binary_auroc
 
+from dlrm_sharded import load_exported
 from tests import preloaded
 from tests.e2e.runs import environment, result_of, script, train_alone
 
@@ -91,6 +92,15 @@ def test_the_validation_rows_have_the_metrics_of_the_training(trained: Path) -> 
     result = result_of(trained / "run")
     for key in ("auroc", "normalized_entropy"):
         assert metrics[key] == pytest.approx(result[key], abs=1e-6)
+
+
+def test_an_exported_model_gives_the_scores(trained: Path) -> None:
+    script("export", trained, "run", "out=model")
+    evaluate(trained, "data.files=held_out-*.parquet", "scores=expected.parquet")
+    held_out = pl.read_parquet(trained / "held_out-*.parquet").drop("clicked")
+    expected = pl.read_parquet(trained / "expected.parquet")["score"]
+    found = load_exported(trained / "model")(held_out)
+    assert found.tolist() == pytest.approx(expected.to_list(), abs=1e-5)
 
 
 @pytest.mark.slow

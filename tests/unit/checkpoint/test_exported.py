@@ -1,6 +1,7 @@
 """Exported models give the probabilities of the models that were trained."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from dlrm_sharded.checkpoint.exported import ExportedModel
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import read_manifest
 from dlrm_sharded.datasets.base import encoder_folder
+from dlrm_sharded.datasets.encoder import encoder_digest
 from dlrm_sharded.datasets.table_dataset import TableDataset
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.model.dlrm import Dlrm
@@ -27,7 +29,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from tests.preloaded import ROOT
 from tests.unit.checkpoint.cases import write
-from tests.unit.damage import cut_off
+from tests.unit.damage import change_a_byte, cut_off
 from tests.unit.model.test_dlrm import CROSS, LAYERS, MIXED, NUM_DENSE, SHARED, batch, make
 
 KINDS = {"dlrm": ("dot", LAYERS), "dlrm_dcnv2": ("dcnv2", {**LAYERS, **CROSS})}
@@ -67,6 +69,7 @@ def checkpoint_of(
     *,
     kind: str = "dlrm",
     encoder: str | None = None,
+    digest: str | None = None,
     precision: torch.dtype = torch.float32,
 ) -> Path:
     """Write a checkpoint of a model on one rank."""
@@ -83,6 +86,7 @@ def checkpoint_of(
             {n: getattr(t, n) for n in names} | {"features": t.feature_names} for t in tables
         ],
         "encoder": encoder,
+        "encoder_digest": digest,
     }
     return write(run_dir, rank, state=state, config=config, model=described)
 
@@ -243,7 +247,12 @@ def of_columns(tmp_path, rank, data) -> tuple[Path, Tensor]:
     """An exported model of a schema, and the probabilities of all rows."""
     model = trained("dlrm", data.tables, num_dense=2)
     encoder = encoder_folder(data)
-    checkpoint = checkpoint_of(model, data.tables, tmp_path / "run", rank, encoder=encoder)
+    assert encoder is not None
+    checkpoint = checkpoint_of(
+        *(model, data.tables, tmp_path / "run", rank),
+        encoder=encoder,
+        digest=encoder_digest(Path(encoder)),
+    )
     export(read_manifest(checkpoint), tmp_path / "model")
     splits = [("train", i) for i in range(3)] + [("val", i) for i in range(2)]
     batches = [data.batch(split, i, rank=0, world_size=1) for split, i in splits]  # type: ignore[arg-type]
@@ -301,31 +310,31 @@ def test_a_model_without_a_schema_takes_tensors_alone(exported):
         load_exported(exported)(COLUMNS)
 
 
-@pytest.mark.parametrize(
-    ("make_encoder", "message"),
-    [
-        (lambda folder: str(folder / "gone"), "gone"),
-        (lambda folder: other_encoder(folder), "was made again since the training"),
-    ],
-    ids=["gone", "other"],
-)
-def test_an_encoder_that_is_not_the_trainings(tmp_path, rank, data, caplog, make_encoder, message):
-    model = trained("dlrm", data.tables, num_dense=2)
-    encoder = make_encoder(tmp_path)
-    checkpoint = checkpoint_of(model, data.tables, tmp_path / "run", rank, encoder=encoder)
-    export(read_manifest(checkpoint), tmp_path / "model")
-    assert message in caplog.text
-    assert not (tmp_path / "model/encoder").exists()
-    load_exported(tmp_path / "model")
-
-
-def other_encoder(folder: Path) -> str | None:
-    COLUMNS.filter(pl.col("item") != 3).write_parquet(folder / "rows.parquet")
-    other = TableDataset(
-        str(folder / "rows.parquet"), SCHEMA, batch_size=12, blocks_dir=folder / "blocks"
+def test_an_encoder_that_has_moved_or_changed(tmp_path, rank, data, caplog):
+    model, moved = trained("dlrm", data.tables, num_dense=2), tmp_path / "moved"
+    digest = encoder_digest(data.encoder_folder)
+    encoder = {"encoder": str(tmp_path / "gone"), "digest": digest}
+    manifest = read_manifest(
+        checkpoint_of(model, data.tables, tmp_path / "run", rank, **encoder)  # type: ignore[arg-type]
     )
-    assert other.tables
-    return encoder_folder(other)
+    export(manifest, tmp_path / "without")
+    assert "gone, which encodes the columns as in the training, is not there" in caplog.text
+    shutil.copytree(data.encoder_folder, moved / "encoder")
+    export(manifest, tmp_path / "with", blocks_dir=str(moved))
+    load_exported(tmp_path / "with")(COLUMNS)
+    change_a_byte(moved / "encoder/vocabulary-00000.npy")
+    export(manifest, tmp_path / "without_it", blocks_dir=str(moved))
+    assert "is not the encoder that" in caplog.text
+    for name in ("without", "without_it"):
+        assert not (tmp_path / name / "encoder").exists()
+        load_exported(tmp_path / name)
+
+
+def test_a_dataset_without_an_encoder(data, tmp_path):
+    """Blocks of release 0.3 have none."""
+    assert encoder_folder(data) == str(data.encoder_folder)
+    old = TableDataset("rows.parquet", SCHEMA, batch_size=12, blocks_dir=tmp_path)
+    assert encoder_folder(old) is None
 
 
 SCORE = """

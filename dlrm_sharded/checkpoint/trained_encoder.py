@@ -1,0 +1,36 @@
+"""Finds what encoded the columns of a training's data, as checkpoints describe it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlrm_sharded.checkpoint.manifest import Manifest
+from dlrm_sharded.datasets.conversion import ENCODER_FOLDER
+from dlrm_sharded.datasets.encoder import encoder_digest
+from dlrm_sharded.files.errors import DataError
+
+
+def trained_encoder(manifest: Manifest, blocks_dir: str | None = None) -> Path | None:
+    """Return the folder of the encoder of a training; None if its data had no schema.
+
+    Args:
+        blocks_dir: folder of the training's converted data, if it has moved.
+
+    Raises:
+        DataError: it is not there, or is another one.
+    """
+    model = manifest.state.model or {}
+    if model.get("encoder") is None:
+        return None
+    folder = Path(blocks_dir) / ENCODER_FOLDER if blocks_dir else Path(model["encoder"])
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder}, which encodes the columns as in the training, is not there; give "
+            "data.blocks_dir, the folder of the training's converted data"
+        )
+    if encoder_digest(folder) != model["encoder_digest"]:
+        raise DataError(
+            f"{folder} is not the encoder that {manifest.folder} was trained with: its data was "
+            "converted anew, or is other data; give data.blocks_dir, the one of the training"
+        )
+    return folder
