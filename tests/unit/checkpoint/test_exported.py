@@ -194,10 +194,10 @@ def change_table(folder: Path, **changes: Any) -> None:
         (lambda dense, ids: (dense[:, :4], ids), r"dense is \[12, 4\], and must be \[B, 5\]"),
         (lambda dense, ids: (dense, {"t0": ids["t0"]}), r"lack the features \['t1', 't2', 't3'\]"),
         (
-            lambda dense, ids: (dense, ids | {"t1": of_id(21)}),
-            "'t1' has ids from 21 to 21, .*0 to 20",
+            lambda dense, ids: (dense, ids | {"t1": of_ids(0, 21)}),
+            "'t1' has ids from 0 to 21, .*0 to 20",
         ),
-        (lambda dense, ids: (dense, ids | {"t1": of_id(-1)}), "'t1' has ids from -1 to -1"),
+        (lambda dense, ids: (dense, ids | {"t1": of_ids(5, -1)}), "'t1' has ids from -1 to 5"),
     ],
 )
 def test_wrong_tensors_are_refused(exported, change, message):
@@ -208,8 +208,8 @@ def test_wrong_tensors_are_refused(exported, change, message):
         load_exported(exported).predict(*change(example.dense_features, ids))
 
 
-def of_id(row: int) -> tuple[Tensor, Tensor]:
-    return torch.tensor([row]), torch.zeros(12, dtype=torch.int64)
+def of_ids(*rows: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor(rows), torch.zeros(12, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
