@@ -62,10 +62,11 @@ def main() -> int:
         if len(names) > 1 or "data.files" not in keys:
             raise ConfigError("name one run or checkpoint, and data.files, the rows to evaluate")
         with process_group() as rank:
-            logging.basicConfig(format="%(message)s")
-            logging.getLogger("dlrm_sharded").setLevel(
-                logging.INFO if rank.is_zero else logging.ERROR
-            )
+            logging.basicConfig(format="%(message)s", level=logging.ERROR, force=True)
+            logging.getLogger("torch").setLevel(logging.ERROR)
+            if rank.is_zero:
+                for room in ("datasets", "job"):
+                    logging.getLogger(f"dlrm_sharded.{room}").setLevel(logging.INFO)
             _evaluate(names[0], keys, rank)
     return 0
 
