@@ -11,9 +11,10 @@ import contextlib
 import logging
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 
 F = TypeVar("F")
 T = TypeVar("T")
+
+Advance = Callable[[int], None]
+"""Is called with the number of rows that were read."""
 
 MAX_THREADS = 4
 """Number of files that are read at once; each takes up to 1 GiB of memory while ids are counted."""
@@ -115,15 +119,15 @@ def _trained_encoder(
     standardized = [name for name, column in schema.dense_columns.items() if column.standardize]
     moments = dict.fromkeys(standardized, Moments())
     if tables or standardized:
-        with ProgressBar(unit="rows", desc="reading") as bar:
-            for counted in _of_files(
-                lambda number, path: _count_file(
-                    source, path, number, num_training[number], folder, bar
-                ),
-                train,
-            ):
-                for name, found in counted.items():
-                    moments[name] = moments[name].merged(Moments(*found))
+        for counted in _of_files(
+            lambda number, path, advance: _count_file(
+                source, path, number, num_training[number], folder, advance
+            ),
+            train,
+            "reading",
+        ):
+            for name, found in counted.items():
+                moments[name] = moments[name].merged(Moments(*found))
     counts = sorted(folder.glob("counts-*.parquet"))
     for number, table in enumerate(ProgressBar(tables, desc="making vocabularies")):
         write_vocabulary(vocabulary_path(place, number), counts, number, table)
@@ -136,20 +140,39 @@ def _trained_encoder(
     return encoder
 
 
-def _of_files(work: Callable[[int, F], T], files: Sequence[F]) -> list[T]:
-    """Return the results of work on each file, of which threads do as many as there are cores.
+class _StoppedError(Exception):
+    """Ends the work on a file because another one has an error."""
 
-    After an error, files that are not begun are left out.
+
+def _of_files(work: Callable[[int, F, Advance], T], files: Sequence[F], desc: str) -> list[T]:
+    """Return the results of work on each file, of which threads do several at once.
+
+    An error ends the work on all files when they advance next.
     """
+    stopped = threading.Event()
     pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS))
-    try:
-        return list(pool.map(work, range(len(files)), files))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with ProgressBar(unit="rows", desc=desc) as bar:
+
+        def advance(num_rows: int) -> None:
+            if stopped.is_set():
+                raise _StoppedError
+            bar.update(num_rows)
+
+        futures = [pool.submit(work, number, file, advance) for number, file in enumerate(files)]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+    errors = [future.exception() for future in futures if not future.cancelled()]
+    for error in errors:
+        if error is not None and not isinstance(error, _StoppedError):
+            raise error
+    return [future.result() for future in futures]
 
 
 def _count_file(
-    source: TableSource, path: Path, number: int, stop: int | None, folder: Path, bar: ProgressBar
+    source: TableSource, path: Path, number: int, stop: int | None, folder: Path, advance: Advance
 ) -> dict[str, Any]:
     """Count the keys of a file into `counts-*.parquet`; return the moments of columns.
 
@@ -176,7 +199,7 @@ def _count_file(
                 counts.add(place, rows.ids[name].ids)
         for name in names:
             moments[name] = moments[name].merged(Moments.of(rows.dense[name]))
-        bar.update(len(rows.labels))
+        advance(len(rows.labels))
     counts.spill()
     found = {name: [of.count, of.mean, of.squares] for name, of in moments.items()}
     write_json(done, found)
@@ -207,7 +230,7 @@ def write_parts(
         block_rows=block_rows,
     )
 
-    def write_part(number: int, tally: RowTally) -> PartManifest:
+    def write_part(number: int, tally: RowTally, advance: Advance) -> PartManifest:
         if (part := complete_part(folder, number)) is not None:
             return part
         num_rare: Counter[str] = Counter()
@@ -226,7 +249,7 @@ def write_parts(
                 numbers.append(piece.numbers)
                 num_rare.update(found.num_rare)
                 num_ids.update({name: len(rows.ids[name].ids) for name in found.num_rare})
-                bar.update(len(found.labels))
+                advance(len(found.labels))
             return writer.finish(
                 {
                     "num_malformed": tally.num_malformed,
@@ -236,8 +259,7 @@ def write_parts(
                 }
             )
 
-    with ProgressBar(unit="rows", desc="writing") as bar:
-        return _of_files(write_part, tallies)
+    return _of_files(write_part, tallies, "writing")
 
 
 def blocks_manifest(
