@@ -75,7 +75,7 @@ def _inspect(files: list[str], label: str | None = None, out: str = "schema.yaml
     replace_file(out, schema_yaml(schema, comments).encode())
     print(
         f"\n{out} is written; correct it where a column is something else, and then:\n"
-        f"  dlrm-train data=table 'data.files={','.join(files)}' data.schema={out}"
+        f"  dlrm-train data=table 'data.files=[{','.join(files)}]' data.schema={out}"
     )
 
 

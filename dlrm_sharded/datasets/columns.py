@@ -135,7 +135,7 @@ def _labels(values: pl.Series) -> tuple[npt.NDArray[np.uint8], Bools]:
 def _numbers(values: pl.Series, column: DenseColumn) -> tuple[npt.NDArray[np.float64], Bools]:
     """Return numbers [n], nan where missing, and which are wrong: texts, or infinite."""
     numbers, wrong = _floats(values)
-    wrong |= np.isinf(numbers)
+    wrong |= np.abs(numbers) > np.finfo(np.float32).max
     if column.fill is not None:
         numbers = np.where(np.isnan(numbers), column.fill, numbers)
     if column.clip is not None:
@@ -179,23 +179,28 @@ def _cut_lists(
         values = texts.set(texts == "", None).str.split(split)
     elif isinstance(values.dtype, pl.Array):
         values = values.arr.to_list()
+    elif values.dtype == pl.Null:
+        values = values.cast(pl.List(pl.String))
     elif not isinstance(values.dtype, pl.List):
         raise DataError(
             f"column {values.name!r} has {values.dtype}, and the schema says lists (longest); "
             "give split, which separates the ids of a text, or leave longest out"
         )
-    lists = values.list.drop_nulls().list.head(longest)
+    ids = pl.element()
+    is_there = ids != "" if values.dtype == pl.List(pl.String) else ids.is_not_null()
+    lists = values.list.eval(ids.filter(is_there)).list.head(longest)
     lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int32)
     return lengths, lists.filter(pl.Series(lengths > 0)).explode()
 
 
 def _floats(values: pl.Series) -> tuple[npt.NDArray[np.float64], Bools]:
     """Return numbers [n], nan where missing, and which texts are no number."""
-    if values.dtype != pl.String and not (values.dtype.is_numeric() or values.dtype == pl.Boolean):
-        raise DataError(f"column {values.name!r} has {values.dtype}, and the schema says numbers")
+    dtype = values.dtype
+    if not (dtype.is_numeric() or dtype in (pl.String, pl.Boolean, pl.Null)):
+        raise DataError(f"column {values.name!r} has {dtype}, and the schema says numbers")
     numbers = values.cast(pl.Float64, strict=False)
     wrong = numbers.is_null().to_numpy().copy()
-    if values.dtype == pl.String and wrong.any():  # most of these are empty
+    if dtype == pl.String and wrong.any():  # most of these are empty
         texts = values.filter(numbers.is_null()).str.strip_chars()
         again = texts.cast(pl.Float64, strict=False)
         numbers = numbers.scatter(np.flatnonzero(wrong), again)
@@ -208,14 +213,15 @@ def _floats(values: pl.Series) -> tuple[npt.NDArray[np.float64], Bools]:
 def _texts(values: pl.Series) -> pl.Series:
     """Return the texts of strings, integers, booleans and dates; null where missing."""
     dtype = values.dtype
-    if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
+    if dtype.is_nested() or dtype in (pl.Binary, pl.Object, pl.Duration):
         raise DataError(
             f"column {values.name!r} has {dtype}, and the schema says strings or integers; lists "
             "need longest, the ids of a sample to use"
         )
     if dtype.is_float():  # as pandas writes integers with missing values
-        whole = values.fill_nan(None).cast(pl.Int64, strict=False)
-        if (whole.cast(pl.Float64) != values.cast(pl.Float64)).any():
+        values = values.cast(pl.Float64).fill_nan(None)
+        whole = values.cast(pl.Int64, strict=False)
+        if whole.cast(pl.Float64).ne_missing(values).any():
             raise DataError(
                 f"column {values.name!r} has {dtype}, with values that are no integers; the schema "
                 "says ids: make it a dense column"

@@ -79,9 +79,9 @@ def _build(source: TableSource, folder: Path) -> None:
         part.num_rows if stop is None else _rows_before(stop, part)
         for part, stop in zip(parts, num_training, strict=False)
     )
-    manifest = blocks_manifest(encoder, parts, num_train_rows, source.block_rows, made_of)
     if not num_train_rows:
         raise DataError(f"{train[0]} and the other files of the training have no usable row")
+    manifest = blocks_manifest(encoder, parts, num_train_rows, source.block_rows, made_of)
     manifest.save(folder)
     for path in (*folder.glob("counted-*.json"), *folder.glob("counts-*"), folder / UNFINISHED):
         path.unlink()

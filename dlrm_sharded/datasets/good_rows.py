@@ -44,7 +44,7 @@ class RowTally:
         wrong = np.zeros(len(piece.frame), np.bool_)
         for fault in faults:
             for row in np.flatnonzero(fault.rows & ~wrong)[:MAX_EXAMPLES]:
-                value = piece.frame[fault.column][int(row)]
+                [value] = piece.frame[fault.column].slice(row, 1).to_list()
                 shown = repr(value)[:60] if value is not None else "missing"
                 self._example(
                     piece.numbers[row], f"{fault.column} is {shown}, must be {fault.must}"
@@ -110,7 +110,7 @@ def read_good_rows(
         DataError: the file cannot be read or has too many malformed rows.
     """
     for piece in read_pieces(tally.path, schema, columns, tally.add_broken):
-        if stop is not None and len(piece.numbers) and piece.numbers[-1] >= stop:
+        if stop is not None:
             before = int((piece.numbers < stop).sum())
             piece = Piece(piece.frame.head(before), piece.numbers[:before])
         if not len(piece.frame):
@@ -123,5 +123,7 @@ def read_good_rows(
         if rows.faults:
             piece = Piece(piece.frame.filter(good), piece.numbers[good.to_numpy()])
             rows = parse(piece.frame, schema, with_label=with_label)
-        yield rows, piece
-    tally.conclude(logs=logs)
+        if len(piece.frame):
+            yield rows, piece
+    if stop is None:  # a part of the rows may have more malformed ones
+        tally.conclude(logs=logs)

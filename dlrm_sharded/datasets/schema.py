@@ -16,6 +16,7 @@ Whatever the schema leaves out of the columns of a file is not read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,6 +132,8 @@ class Schema:
         names = [self.label, *self.dense, *self.categorical]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{twice[0]!r} is named twice, as label, dense or categorical")
+        if self.separator is not None and not re.fullmatch(r"[\x01-\x7f]", self.separator):
+            raise ValueError(f"separator is {self.separator!r}, must be one ASCII character")
         if self.columns is not None:
             if len(set(self.columns)) < len(self.columns):
                 raise ValueError("columns names a column twice")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,17 +64,20 @@ def find_files(key: str, patterns: object) -> list[Path]:
     found: list[Path] = []
     for pattern in given:
         check_path(key, pattern)
-        matches = [Path(match) for match in glob.glob(str(pattern))]  # noqa: PTH207 (absolute too)
-        files = [file for path in matches for file in _files_of(path)]
-        if not files:
+        matches = glob.glob(str(pattern))  # noqa: PTH207 (absolute ones, too)
+        if Path(pattern).exists():  # its name may have brackets
+            matches = [str(pattern)]
+        files = [file for path in matches for file in _files_of(Path(path))]
+        no_files = [file for file in files or [Path(pattern)] if not file.is_file()]
+        if no_files:
             raise DataError(
-                f"{key}: {Path(pattern).absolute()} is no file, and no folder or glob with files "
+                f"{key}: {no_files[0].absolute()} is no file, and no folder or glob with files "
                 f"that end in {', '.join((*PARQUET, *TEXTS))}; {', '.join(COMPRESSIONS)} may follow"
             )
         found += sorted(files, key=_natural)
-    plain = [_without_compression(path) for path in found]
-    if twice := [path for path in plain if plain.count(path) > 1]:
-        raise DataError(f"{key} names {twice[0]} twice, maybe compressed; name each file once")
+    [(path, times)] = Counter(_without_compression(p.resolve()) for p in found).most_common(1)
+    if times > 1:
+        raise DataError(f"{key} names {path} twice, maybe compressed; name each file once")
     return found
 
 
@@ -125,7 +129,7 @@ def file_columns(path: Path, schema: Schema | None = None) -> list[str]:
 
 
 def _parquet_pieces(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
-    frame = pl.scan_parquet(path, glob=False).select(columns)
+    frame = pl.scan_parquet(path, glob=False).select(pl.selectors.by_name(*columns))
     number = 0
     for batch in frame.collect_batches(chunk_size=PIECE_ROWS, maintain_order=True, lazy=True):
         for piece in batch.iter_slices(PIECE_ROWS):
@@ -206,7 +210,7 @@ def _readable_errors(path: Path) -> Iterator[None]:
     """Turn errors of the readers into ours, which name the file."""
     try:
         yield
-    except (pa.ArrowException, pl.exceptions.PolarsError, OSError, EOFError) as error:
+    except (pa.ArrowException, pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{path.absolute()} does not exist; correct the path") from None
         raise DataError(
@@ -231,7 +235,7 @@ def _files_of(path: Path) -> list[Path]:
     return [
         file
         for file in path.rglob("*")
-        if file.is_file()
+        if not file.is_dir()
         and _without_compression(file).suffix in readable
         and not any(part[0] in "._" for part in file.relative_to(path).parts)
     ]

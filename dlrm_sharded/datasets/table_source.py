@@ -49,7 +49,8 @@ class TableSource:
         key, val = "data.validation_files", self.validation_files
         validation = find_files(key, val) if val else []
         named = find_files("data.files", self.files)
-        train = [path for path in named if path not in validation]
+        held_out = {path.resolve() for path in validation}
+        train = [path for path in named if path.resolve() not in held_out]
         if not train:
             raise DataError("data.files has no file that is not in data.validation_files, too")
         return train, validation
