@@ -97,8 +97,9 @@ def _convert(
     from dlrm_sharded.datasets.table_dataset import blocks_folder
     from dlrm_sharded.datasets.table_source import TableSource
 
+    source = TableSource(files, read_schema(schema), **options)
     folder = folder_to_write("out", out) if out else blocks_folder(schema, None)
-    convert(TableSource(files, read_schema(schema), **options), folder)
+    convert(source, folder)
     print(f"{folder}: {BlockReader(folder).manifest.num_rows:,} samples")
 
 

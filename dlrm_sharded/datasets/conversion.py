@@ -101,6 +101,8 @@ def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
     with contextlib.suppress(UserError):
         if read_json_object(note, noun="conversion") == made_of:
             log.info("going on with a conversion that was stopped")
+            for path in folder.rglob(".*.tmp"):  # which it was writing
+                path.unlink()
             return
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

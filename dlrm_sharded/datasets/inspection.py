@@ -78,14 +78,12 @@ def inspect(paths: Sequence[Path], label: str | None = None) -> list[ColumnRepor
             "schema of their own"
         )
     reports = [_report(frame[name]) for name in columns if name != label]
-    counts = frame[label].n_unique()
-    mean = frame[label].cast(pl.Float64, strict=False).mean()
-    seen = f"the mean is {mean:.3g}" if isinstance(mean, float) else "it has no numbers"
-    dtype = str(frame[label].dtype)
-    return [
-        ColumnReport(label, dtype, "label", None, counts, _missing(frame[label]), seen),
-        *reports,
-    ]
+    labels = frame[label]
+    if not (labels.dtype.is_numeric() or labels.dtype == pl.Boolean):
+        raise DataError(f"{paths[0]}: the label {label} has {labels.dtype}, must be 0 or 1")
+    counts, missing, mean = labels.n_unique(), _missing(labels), labels.mean()
+    why = f"the mean is {mean:.3g}" if isinstance(mean, float) else "all are missing"
+    return [ColumnReport(label, str(labels.dtype), "label", None, counts, missing, why), *reports]
 
 
 def proposed_schema(reports: Sequence[ColumnReport]) -> Schema:
@@ -123,6 +121,8 @@ def _first_rows(path: Path, columns: Sequence[str]) -> pl.DataFrame:
 
 def _typed(column: pl.Series) -> pl.Series:
     """Return a column of texts as integers or numbers if all of them are."""
+    if column.dtype in (pl.Categorical, pl.Enum):
+        return column.cast(pl.String)
     if column.dtype != pl.String:
         return column
     texts = column.set(column == "", None)
@@ -150,7 +150,11 @@ def _report(column: pl.Series) -> ColumnReport:
     ) -> ColumnReport:
         return ColumnReport(name, str(dtype), kind, options, num_distinct, missing, why)
 
-    if isinstance(dtype, pl.List | pl.Array):
+    if not name:
+        return report("left out", None, "it has no name")
+    if isinstance(dtype, pl.List | pl.Array) and not (
+        dtype.inner.is_nested() or dtype.inner.is_float()
+    ):
         lengths = column.list.len() if isinstance(dtype, pl.List) else pl.Series([dtype.size])
         return report("categorical", _list_column(lengths), _list_reason(lengths))
     if dtype.is_temporal() or dtype.is_nested() or dtype == pl.Binary:
@@ -175,7 +179,10 @@ def _report(column: pl.Series) -> ColumnReport:
         return report("categorical", CategoricalColumn(), "integers, named like an id")
     if dtype == pl.Boolean or (dtype.is_integer() and num_distinct <= FEW_VALUES):
         return report("categorical", CategoricalColumn(), f"{num_distinct} different values")
-    numbers = column.cast(pl.Float64).drop_nans().drop_nulls().to_numpy()
+    numbers = column.cast(pl.Float64).drop_nulls().to_numpy()
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
+        return report("left out", None, "it has no finite number")
     median, largest = float(np.median(numbers)), float(numbers.max())
     is_skewed = bool(numbers.min() >= 0) and largest > SKEWED * max(median, 1.0)
     why = f"numbers up to {largest:,.6g}, with a median of {median:,.6g}"

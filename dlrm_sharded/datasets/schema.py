@@ -132,7 +132,9 @@ class Schema:
         names = [self.label, *self.dense, *self.categorical]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{twice[0]!r} is named twice, as label, dense or categorical")
-        if self.separator is not None and not re.fullmatch(r"[\x01-\x7f]", self.separator):
+        if self.separator is not None and not re.fullmatch(
+            r'(?!["\r\n])[\x01-\x7f]', self.separator
+        ):
             raise ValueError(f"separator is {self.separator!r}, must be one ASCII character")
         if self.columns is not None:
             if len(set(self.columns)) < len(self.columns):
@@ -263,7 +265,10 @@ def schema_yaml(schema: Schema, comments: Mapping[str, str] | None = None) -> st
 
 
 def _flow(value: object) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=2**20, sort_keys=False)
+    style = '"' if isinstance(value, str) and "\n" in value else None
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, default_style=style, width=2**20, sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("\n...")
 
 
