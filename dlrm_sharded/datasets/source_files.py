@@ -64,12 +64,10 @@ def find_files(key: str, patterns: object) -> list[Path]:
     found: list[Path] = []
     for pattern in given:
         check_path(key, pattern)
-        matches = glob.glob(str(pattern))  # noqa: PTH207 (absolute ones, too)
-        if Path(pattern).exists():  # its name may have brackets
-            matches = [str(pattern)]
-        files = [file for path in matches for file in _files_of(Path(path))]
-        no_files = [file for file in files or [Path(pattern)] if not file.is_file()]
-        if no_files:
+        path = Path(pattern)  # that of a file may have brackets
+        matches = [path] if path.exists() else map(Path, glob.glob(str(path)))  # noqa: PTH207
+        files = [file for match in matches for file in _files_of(match)]
+        if no_files := [file for file in files or [path] if not file.is_file()]:
             raise DataError(
                 f"{key}: {no_files[0].absolute()} is no file, and no folder or glob with files "
                 f"that end in {', '.join((*PARQUET, *TEXTS))}; {', '.join(COMPRESSIONS)} may follow"
@@ -97,7 +95,12 @@ def read_pieces(
     Raises:
         DataError: the file lacks a column, is damaged or cannot be read.
     """
-    _check_columns(path, columns, file_columns(path, schema))
+    found = file_columns(path, schema)
+    if missing := [name for name in columns if name not in found]:
+        raise DataError(
+            f"{path} has no column {missing[0]!r}; it has {shortened(', '.join(found))}; correct "
+            "the schema, or leave the file out"
+        )
     with _readable_errors(path):
         if path.suffix in PARQUET:
             yield from _parquet_pieces(path, columns)
@@ -198,11 +201,9 @@ def _as_strings(batch: Any) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-@contextmanager
-def _text_stream(path: Path) -> Iterator[Any]:
+def _text_stream(path: Path) -> Any:
     """Open a text file, unpacked if its name says that it is compressed."""
-    with pa.input_stream(str(path), compression="detect") as stream:
-        yield stream
+    return pa.input_stream(str(path), compression="detect")
 
 
 @contextmanager
@@ -217,14 +218,6 @@ def _readable_errors(path: Path) -> Iterator[None]:
             f"{path} cannot be read: {' '.join(str(error).split())[:300]}; it may be truncated or "
             "damaged: fetch it again, or leave it out"
         ) from error
-
-
-def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
-    if missing := [name for name in columns if name not in found]:
-        raise DataError(
-            f"{path} has no column {missing[0]!r}; it has {shortened(', '.join(found))}; correct "
-            "the schema, or leave the file out"
-        )
 
 
 def _files_of(path: Path) -> list[Path]:

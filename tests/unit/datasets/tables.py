@@ -43,7 +43,7 @@ def criteo_files(folder: Path, num_rows: int = 600) -> Files:
 
 
 def click_log(folder: Path, num_rows: int = 600, num_files: int = 3, seed: int = 0) -> Files:
-    """Write Parquet with lists of the items that a user saw, and missing values."""
+    """Write Parquet with lists of the items that a user saw; all have missing values."""
     rng = np.random.default_rng(seed)
     user, item = rng.zipf(1.6, num_rows) % 200, rng.zipf(1.4, num_rows) % 300
     seen = [(rng.zipf(1.4, length) % 300).tolist() for length in rng.integers(0, 8, num_rows)]
@@ -58,7 +58,10 @@ def click_log(folder: Path, num_rows: int = 600, num_files: int = 3, seed: int =
         "session": [f"s{number}" for number in range(num_rows)],
         "user": [None if no else f"user-{one}" for one, no in zip(user, missing[0], strict=True)],
         "item": item.tolist(),
-        "seen": [None if no else ids for ids, no in zip(seen, missing[1], strict=True)],
+        "seen": [
+            None if no else [None if one == 4 else one for one in ids]
+            for ids, no in zip(seen, missing[1], strict=True)
+        ],
         "price": price.tolist(),
         "age": [None if no else one for one, no in zip(age.tolist(), missing[2], strict=True)],
         "weekday": weekday.tolist(),
@@ -107,7 +110,9 @@ def wide_log(folder: Path, num_rows: int = 600, num_files: int = 2, num_columns:
                 values = [f"{one * 7919:08x}" for one in ids]
             case _:
                 categorical[name] = {"split": "|", "longest": 2 + number % 3}
-                values = ["|".join(f"t{one - k}" for k in range(one % 6)) for one in ids]
+                values = [
+                    "|".join(f"t{one - k}" if k != 2 else "" for k in range(one % 6)) for one in ids
+                ]
         no = missing[number]
         rows[name] = ["" if gone else one for one, gone in zip(values, no, strict=True)]
     rows["y"] = [str(int(one)) for one in rng.random(num_rows) < 1 / (1 + np.exp(-logits))]

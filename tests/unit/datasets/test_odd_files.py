@@ -118,23 +118,6 @@ OF_ALL_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "dtype", "outcome"),
-    [(name, *case[1:]) for case in OF_ALL_ROWS for name in case[0]],
-)
-def test_types_of_parquet(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    column: str,
-    value: Any,
-    dtype: Any,
-    outcome: str | int,
-) -> None:
-    values = pl.Series(column, [value] * NUM_ROWS, dtype=dtype)
-    GOOD.with_columns(values).write_parquet(tmp_path / "b.parquet")
-    check_outcome(tmp_path / "b.parquet", outcome, caplog)
-
-
 NAN, INF = float("nan"), float("inf")
 OF_ONE_ROW = [
     # column, value, type, outcome: the row that is left out, 0 for none, or a refusal
@@ -151,19 +134,18 @@ OF_ONE_ROW = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "dtype", "outcome"), OF_ONE_ROW, ids=lambda v: repr(v)[:30]
-)
-def test_values_of_parquet(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    column: str,
-    value: Any,
-    dtype: Any,
-    outcome: str | int,
-) -> None:
-    values = GOOD[column].cast(dtype or GOOD[column].dtype).to_list()
-    values[7] = value
+EVERY, EIGHTH = range(NUM_ROWS), (7,)
+VALUES = [
+    *((name, EVERY, *case) for names, *case in OF_ALL_ROWS for name in names),
+    *((name, EIGHTH, *case) for name, *case in OF_ONE_ROW),
+]
+
+
+@pytest.mark.parametrize("case", VALUES, ids=lambda case: repr(case)[:50])
+def test_values_of_parquet(tmp_path: Path, caplog: pytest.LogCaptureFixture, case: Any) -> None:
+    column, rows, value, dtype, outcome = case
+    values = GOOD[column].cast(dtype or GOOD[column].dtype).to_list() if rows == EIGHTH else {}
+    values = [value if row in rows else values[row] for row in range(NUM_ROWS)]
     frame = GOOD.with_columns(pl.Series(column, values, dtype=dtype, strict=False))
     frame.write_parquet(tmp_path / "b.parquet")
     check_outcome(tmp_path / "b.parquet", outcome, caplog)
