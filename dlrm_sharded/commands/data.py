@@ -9,6 +9,7 @@ A conversion that was stopped goes on with the file that it was at.
 
     inspect:
     label                 column of 0 and 1, unless it is named like one
+    separator             between the columns of text files: by default a comma, a tab in .tsv, .txt
     out                   yaml to write [schema.yaml]
 
     convert:
@@ -39,7 +40,7 @@ CONVERT_KEYS = (
     *("schema", "out", "validation_files", "val_share", "block_rows", "max_malformed_share"),
     "threads",
 )
-ACTIONS = {"inspect": ("label", "out"), "convert": CONVERT_KEYS}
+ACTIONS = {"inspect": ("label", "separator", "out"), "convert": CONVERT_KEYS}
 
 COLUMNS = (
     *("column", "type", Column("different", ",", ">"), Column("missing", ".1%", ">")),
@@ -59,7 +60,12 @@ def main() -> int:
     return 0
 
 
-def _inspect(files: list[str], label: str | None = None, out: str = "schema.yaml") -> None:
+def _inspect(
+    files: list[str],
+    label: str | None = None,
+    separator: str | None = None,
+    out: str = "schema.yaml",
+) -> None:
     check_file_to_write("out", out)
     if Path(out).exists():
         raise ConfigError(f"{out} exists already; give another out=, or remove it")
@@ -67,8 +73,8 @@ def _inspect(files: list[str], label: str | None = None, out: str = "schema.yaml
     from dlrm_sharded.datasets.schema import schema_yaml
     from dlrm_sharded.datasets.source_files import find_files
 
-    reports = inspect(find_files("FILES", files), label)
-    schema = proposed_schema(reports)
+    reports = inspect(find_files("FILES", files), label, separator)
+    schema = proposed_schema(reports, separator)
     rows = [(r.name, r.dtype, r.num_distinct, r.missing, r.kind, r.why) for r in reports]
     print(TextTable(COLUMNS, rows).text())
     comments = {one.name: one.why for one in reports}

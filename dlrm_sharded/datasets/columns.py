@@ -174,13 +174,13 @@ def _cut_lists(
     values: pl.Series, longest: int, split: str | None
 ) -> tuple[npt.NDArray[np.int32], pl.Series]:
     """Return the lengths of lists and all of their values; null and missing values are left out."""
-    if split is not None:
-        texts = _texts(values)
-        values = texts.set(texts == "", None).str.split(split)
-    elif isinstance(values.dtype, pl.Array):
+    if isinstance(values.dtype, pl.Array):
         values = values.arr.to_list()
     elif values.dtype == pl.Null:
         values = values.cast(pl.List(pl.String))
+    elif split is not None and not isinstance(values.dtype, pl.List):
+        texts = _texts(values)
+        values = texts.set(texts == "", None).str.split(split)
     elif not isinstance(values.dtype, pl.List):
         raise DataError(
             f"column {values.name!r} has {values.dtype}, and the schema says lists (longest); "

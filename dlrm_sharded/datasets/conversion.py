@@ -26,7 +26,7 @@ from dlrm_sharded.datasets.blocks import MANIFEST, BlocksManifest, Feature, Layo
 from dlrm_sharded.datasets.build_once import build_once
 from dlrm_sharded.datasets.encoder import FILE_NAME, ColumnEncoder, Figures, vocabulary_path
 from dlrm_sharded.datasets.good_rows import RowTally, read_good_rows
-from dlrm_sharded.datasets.table_source import TableSource, names_and_sizes
+from dlrm_sharded.datasets.table_source import TableSource
 from dlrm_sharded.datasets.vocabulary import KeyCounts, Vocabulary, write_vocabulary
 from dlrm_sharded.files.errors import DataError, UserError
 from dlrm_sharded.files.json_files import read_json_object, write_json
@@ -65,11 +65,7 @@ def convert(source: TableSource, folder: Path) -> None:
 def _build(source: TableSource, folder: Path) -> None:
     train, validation = source.paths()
     log.info("converting %d files of columns", len(train) + len(validation))
-    made_of = {
-        "settings": source.settings(),
-        "train_files": names_and_sizes(train),
-        "validation_files": names_and_sizes(validation),
-    }
+    made_of = source.described()
     begin(folder, made_of)
     num_training = source.training_rows(train)
     encoder = _trained_encoder(source, train, num_training, folder)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from dlrm_sharded.datasets.schema import CategoricalColumn, DenseColumn, Schema
-from dlrm_sharded.datasets.source_files import file_columns, read_pieces
+from dlrm_sharded.datasets.source_files import TextForm, file_columns, read_pieces
 from dlrm_sharded.files.errors import DataError
 
 SAMPLE_ROWS = 100_000
@@ -25,6 +25,11 @@ SPLITS = ("|", ";", " ", ",")
 
 MAX_LONGEST = 100
 """Largest `longest` that is proposed."""
+
+SEPARATORS = (";", "\t", "|", ",")
+"""What may separate the columns of a text file."""
+
+LABELS = {"0", "1", "0.0", "1.0", "false", "true"}
 
 FEW_VALUES, SKEWED = 20, 20.0
 """Number of different integers up to which they are ids, and the ratio of the largest number to the
@@ -52,23 +57,32 @@ class ColumnReport:
     why: str
 
 
-def inspect(paths: Sequence[Path], label: str | None = None) -> list[ColumnReport]:
+def inspect(
+    paths: Sequence[Path], label: str | None = None, separator: str | None = None
+) -> list[ColumnReport]:
     """Return a report of each column, from the first rows of the first file.
 
     Args:
         label: the column of the labels; None for one that is named like it.
+        separator: between the columns of text files; None for that of their ending.
 
     Raises:
         DataError: there is no such label, or another file has other columns.
     """
-    columns = file_columns(paths[0])
+    form = TextForm(separator)
+    columns = file_columns(paths[0], form)
+    if len(columns) == 1 and (found := [s for s in SEPARATORS if s in columns[0]]):
+        raise DataError(
+            f"{paths[0]} has one column, {columns[0]!r}; give separator={found[0]!r} if that "
+            "separates its columns"
+        )
     for path in paths[1:]:
-        if lacking := set(columns) ^ set(file_columns(path)):
+        if lacking := set(columns) ^ set(file_columns(path, form)):
             raise DataError(
                 f"{path} and {paths[0]} do not both have the column {min(lacking)!r}; correct or "
                 "leave out one of them"
             )
-    frame = _first_rows(paths[0], columns)
+    frame = _first_rows(paths[0], form, columns)
     if label is None:
         label = next((name for name in columns if _is_label(frame[name])), None)
     if label is None or label not in columns:
@@ -79,14 +93,17 @@ def inspect(paths: Sequence[Path], label: str | None = None) -> list[ColumnRepor
         )
     reports = [_report(frame[name]) for name in columns if name != label]
     labels = frame[label]
-    if not (labels.dtype.is_numeric() or labels.dtype == pl.Boolean):
-        raise DataError(f"{paths[0]}: the label {label} has {labels.dtype}, must be 0 or 1")
+    if others := sorted(set(labels.drop_nulls().cast(pl.String)) - LABELS):
+        raise DataError(
+            f"{paths[0]}: the label {label} is {others[0]} in some rows, must be 0 or 1; give "
+            "another label=COLUMN, or correct the files"
+        )
     counts, missing, mean = labels.n_unique(), _missing(labels), labels.mean()
     why = f"the mean is {mean:.3g}" if isinstance(mean, float) else "all are missing"
     return [ColumnReport(label, str(labels.dtype), "label", None, counts, missing, why), *reports]
 
 
-def proposed_schema(reports: Sequence[ColumnReport]) -> Schema:
+def proposed_schema(reports: Sequence[ColumnReport], separator: str | None = None) -> Schema:
     """Return the schema that reports describe.
 
     Raises:
@@ -102,13 +119,14 @@ def proposed_schema(reports: Sequence[ColumnReport]) -> Schema:
         key=tuple(report.name for report in reports if report.kind == "key"),
         dense={r.name: r.options for r in reports if isinstance(r.options, DenseColumn)},
         categorical=categorical,
+        separator=separator,
     )
 
 
-def _first_rows(path: Path, columns: Sequence[str]) -> pl.DataFrame:
+def _first_rows(path: Path, form: TextForm, columns: Sequence[str]) -> pl.DataFrame:
     """Return the first rows of a file, of a text with the types that its values have."""
     frames, num_rows = [], 0
-    for piece in read_pieces(path, None, columns):
+    for piece in read_pieces(path, form, columns):
         frames.append(piece.frame)
         num_rows += len(piece.frame)
         if num_rows >= SAMPLE_ROWS:
@@ -200,4 +218,6 @@ def _list_reason(lengths: pl.Series) -> str:
 
 
 def _missing(column: pl.Series) -> float:
+    if column.dtype.is_float():
+        column = column.fill_nan(None)
     return column.null_count() / max(1, len(column))

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from dlrm_sharded.datasets.schema import Schema
-from dlrm_sharded.files.errors import ConfigError, DataError, check_path, shortened
+from dlrm_sharded.files.errors import ConfigError, DataError, check_path
 
 PIECE_ROWS = 1 << 16
 """Number of rows of a Parquet file that are read at once."""
@@ -35,6 +35,14 @@ COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
 PARQUET = (".parquet", ".pq")
 TEXTS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 """Endings of text files, with what separates their columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """How text files are written, if no schema says it; see `Schema`."""
+
+    separator: str | None = None
+    columns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ def find_files(key: str, patterns: object) -> list[Path]:
 
 def read_pieces(
     path: Path,
-    schema: Schema | None,
+    schema: Schema | TextForm | None,
     columns: Sequence[str],
     on_broken: Callable[[int, str], None] = lambda number, reason: None,
 ) -> Iterator[Piece]:
@@ -98,8 +106,8 @@ def read_pieces(
     found = file_columns(path, schema)
     if missing := [name for name in columns if name not in found]:
         raise DataError(
-            f"{path} has no column {missing[0]!r}; it has {shortened(', '.join(found))}; correct "
-            "the schema, or leave the file out"
+            f"{path} has no column {missing[0]!r}; it has {', '.join(found)[:1000]}; correct the "
+            "schema (of a text also its separator), or leave the file out"
         )
     with _readable_errors(path):
         if path.suffix in PARQUET:
@@ -120,7 +128,7 @@ def count_rows(path: Path, schema: Schema) -> int:
         return max(0, num_lines - (schema.columns is None))
 
 
-def file_columns(path: Path, schema: Schema | None = None) -> list[str]:
+def file_columns(path: Path, schema: Schema | TextForm | None = None) -> list[str]:
     """Return the names of the columns of a file."""
     with _readable_errors(path):
         if path.suffix in PARQUET:
@@ -141,7 +149,10 @@ def _parquet_pieces(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
 
 
 def _text_pieces(
-    path: Path, schema: Schema | None, columns: Sequence[str], on_broken: Callable[[int, str], None]
+    path: Path,
+    schema: Schema | TextForm | None,
+    columns: Sequence[str],
+    on_broken: Callable[[int, str], None],
 ) -> Iterator[Piece]:
     broken: list[int] = []
     num_before = (
@@ -166,7 +177,7 @@ def _text_pieces(
 def _text_reader(
     stream: Any,
     path: Path,
-    schema: Schema | None,
+    schema: Schema | TextForm | None,
     columns: Sequence[str] = (),
     on_broken: Callable[[Any], str] = lambda row: "skip",
 ) -> Any:

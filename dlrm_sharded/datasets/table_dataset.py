@@ -16,10 +16,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split, profiled_table, share_of_batch
 from dlrm_sharded.datasets.block_reader import BlockReader, BlockRows
-from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlocksManifest
+from dlrm_sharded.datasets.blocks import BlocksManifest
 from dlrm_sharded.datasets.conversion import ENCODER_FOLDER, convert
 from dlrm_sharded.datasets.schema import Schema, read_schema
-from dlrm_sharded.datasets.table_source import TableSource, names_and_sizes
+from dlrm_sharded.datasets.table_source import TableSource
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_path
 from dlrm_sharded.files.line_file import changed_settings
 from dlrm_sharded.plans.tables import Table
@@ -38,7 +38,8 @@ class TableDataset:
         schema: path of a yaml, or what such a file says; see `schema.Schema`.
         batch_size: global; an incomplete last batch of a split is left out.
         validation_files: files for validation; None for the last `val_share` of the rows.
-        blocks_dir: folder of the converted data; None for one beside the schema's file.
+        blocks_dir: folder of the converted data; None for one beside the schema's file, which is
+            another one for other files or another schema.
         embedding_dim: width of the tables to which the schema gives none; None for the schema's.
         block_rows, max_malformed_share: see `table_source.TableSource`.
     """
@@ -60,7 +61,11 @@ class TableDataset:
         self.batch_size = batch_size
         self.schema = schema_with(schema, dim=embedding_dim)
         self.num_dense = self.schema.num_dense
-        self.blocks_dir = blocks_folder(schema, blocks_dir)
+        if blocks_dir is not None:
+            check_path("data.blocks_dir", blocks_dir)
+        elif not isinstance(schema, str):
+            raise ConfigError("data.blocks_dir is null, and data.schema no file beside which to be")
+        self._schema_file, self._blocks_dir = schema, blocks_dir
         self._source = TableSource(
             files,
             self.schema,
@@ -69,6 +74,13 @@ class TableDataset:
             block_rows=block_rows,
             max_malformed_share=max_malformed_share,
         )
+
+    @functools.cached_property
+    def blocks_dir(self) -> Path:
+        """Folder of the converted data."""
+        if self._blocks_dir is not None:
+            return Path(self._blocks_dir)
+        return self._source.blocks_beside(str(self._schema_file))
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -186,16 +198,6 @@ def schema_with(schema: str | Mapping[str, Any], *, dim: int | None) -> Schema:
     return read_schema(found.to_json() | {"dim": dim}, name="data.schema, data.embedding_dim")
 
 
-def blocks_folder(schema: str | Mapping[str, Any], blocks_dir: str | Path | None) -> Path:
-    """Return the folder of the converted data, by default beside the schema's file."""
-    if blocks_dir is not None:
-        check_path("data.blocks_dir", blocks_dir)
-        return Path(blocks_dir)
-    if not isinstance(schema, str | Path):
-        raise ConfigError("data.blocks_dir is null, and the schema is no file beside which to be")
-    return Path(schema).with_suffix(".blocks")
-
-
 def _ids_by_feature(manifest: BlocksManifest, rows: BlockRows) -> dict[str, Any]:
     names = [feature.name for feature in manifest.features]
     bounds = np.cumsum(rows.lengths.sum(axis=1, dtype=np.int64))[:-1]
@@ -208,16 +210,16 @@ def _check_source(manifest: BlocksManifest, source: TableSource, blocks_dir: Pat
     made_of = manifest.source
     if "schema" not in made_of.get("settings", {}):  # of an earlier release
         return
-    before, now = dict(made_of["settings"]), source.settings()
+    before = {**made_of, **made_of["settings"]}
     try:
-        train, validation = source.paths()
+        now = source.described()
     except DataError:
         log.info("files of the data are no longer there; using %s", blocks_dir)
-    else:
-        for kind, paths in (("train_files", train), ("validation_files", validation)):
-            before[kind], now[kind] = made_of[kind], names_and_sizes(paths)
-    if changes := changed_settings(before, now):
+        now = {"settings": source.settings()}
+    now |= now.pop("settings")
+    if changes := changed_settings({key: before.get(key) for key in now}, now):
         raise DataError(
             f"{blocks_dir} was converted from another source: {changes}; "
-            f"set data.blocks_dir to another folder, or {CONVERT_AGAIN}"
+            "set data.blocks_dir to another folder; models that were trained on these blocks need "
+            "them to be evaluated and exported"
         )

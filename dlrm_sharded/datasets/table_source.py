@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +64,25 @@ class TableSource:
             "val_share": None if self.validation_files else self.val_share,
             "block_rows": self.block_rows,
         }
+
+    def described(self) -> dict[str, Any]:
+        """Return the settings, and the names and sizes of the files.
+
+        Raises:
+            DataError: a path matches nothing, or a file is named twice.
+        """
+        train, validation = self.paths()
+        return {
+            "settings": self.settings(),
+            "train_files": names_and_sizes(train),
+            "validation_files": names_and_sizes(validation),
+        }
+
+    def blocks_beside(self, schema: str) -> Path:
+        """Return the folder of blocks beside the file of the schema, one for each source."""
+        text = json.dumps(self.described(), sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return Path(schema).with_suffix(".blocks") / name
 
     def training_rows(self, train: Sequence[Path]) -> list[int | None]:
         """Return how many of the first rows of each file train; None for all."""

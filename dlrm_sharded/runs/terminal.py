@@ -64,14 +64,9 @@ def closing_text(
     stages = ", ".join(f"{stage} {cost.stage_max_ms(stage):.2f}" for stage in STAGES)
     predicted = "" if report.cost is None else f"predicted {report.cost.cost_ms:.2f}; "
     evaluation = training.evaluation
-    quality = "no validation"
-    if evaluation.auroc is not None and evaluation.normalized_entropy is not None:
-        quality = (
-            f"AUROC {evaluation.auroc:.4f}, normalized entropy "
-            f"{evaluation.normalized_entropy:.4f} on {evaluation.num_samples:,} samples"
-        )
-    elif evaluation.num_samples:
-        quality = f"no AUROC: all {evaluation.num_samples:,} validation samples have one label"
+    quality = str(evaluation) if evaluation.num_samples else "none"
+    if evaluation.num_samples and evaluation.auroc is None:
+        quality += ", which have one label"
     if training.best is not None:
         quality += f", {training.best}"
     lines = [
@@ -92,7 +87,8 @@ def closing_text(
             f"  ids beyond rows  {count:,} of {table}: row 0 was looked up for them"
             for table, count in sorted(training.ids_out_of_range.items())
         ),
-        f"  loss {training.loss:.4f}, {quality}",
+        f"  training loss    {training.loss:.4f} in the last steps",
+        f"  validation       {quality}",
         f"  results in       {run_dir}{'' if host is None else f' on host {host}'}",
     ]
     if checkpoints_in is not None:

@@ -39,6 +39,15 @@ class Evaluation:
     loss: float | None = None
     calibration: float | None = None
 
+    def __str__(self) -> str:
+        named = {
+            "loss": self.loss,
+            "AUROC": self.auroc,
+            "normalized entropy": self.normalized_entropy,
+        }
+        values = [f"{name} {value:.4f}" for name, value in named.items() if value is not None]
+        return ", ".join([*values, f"on {self.num_samples:,} samples"])
+
 
 class Evaluator:
     """Collects the predictions of each rank and evaluates them together."""
@@ -92,8 +101,9 @@ class Evaluator:
         )
 
 
-def warn_of_chance(evaluation: Evaluation, step: int) -> None:
-    """Warn of predictions after a step that rank no better than chance."""
+def log_evaluation(evaluation: Evaluation, step: int) -> None:
+    """Log an evaluation after a step, and warn of one that ranks no better than chance."""
+    log.info("validation after step %d: %s", step, evaluation)
     auroc = evaluation.auroc
     if auroc is not None and abs(auroc - 0.5) < CHANCE_MARGIN:
         log.warning(

@@ -28,7 +28,7 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.id_report import IdReport
-from dlrm_sharded.training.metrics import warn_of_chance
+from dlrm_sharded.training.metrics import log_evaluation
 from dlrm_sharded.training.pipeline import set_schedule_step
 from dlrm_sharded.training.profiler import StepProfiler, make_profiler
 from dlrm_sharded.training.progress import Progress
@@ -302,7 +302,7 @@ class Trainer:
             if value is not None:
                 self.log_scalar(f"eval/{tag}", value, step)
         if self.rank.is_zero:
-            warn_of_chance(evaluation, step)
+            log_evaluation(evaluation, step)
         if (before := self._best) is not None:  # ranks on unlike hosts may differ in a last digit
             self._best = on_rank_zero(lambda: before.after(evaluation, step))
             if step < self._num_steps and self._end_if_impatient(step):

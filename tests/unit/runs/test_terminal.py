@@ -73,7 +73,7 @@ def test_closing(cost):
     shown = ["10.00 ms", "14.00 ms", "0.75 ms", "6,400", "5,000", "search", "2 ranks"]
     assert [words for words in shown if words not in text] == []
     assert ("predicted 6.25" in text) == (cost is not None)
-    assert "no validation" in text
+    assert "  validation       none" in text
     assert "  results in       runs/x" in lines
     assert "caveat" not in text
 
@@ -90,6 +90,7 @@ def test_closing_says_what_is_not_as_usual():
     assert "  checkpoints in   s3://b/run/checkpoints" in lines
     assert lines[-1] == "  caveat: those are times of a CPU"
     assert any("mostly launch kernels" in line for line in lines)
-    assert "AUROC 0.7123, normalized entropy 0.9000 on 1,024 samples" in "\n".join(lines)
+    assert "AUROC 0.7123, normalized entropy 0.9000, on 1,024 samples" in "\n".join(lines)
     one_class = closing(report, Evaluation(None, None, 1024))
-    assert "  loss 0.5000, no AUROC: all 1,024 validation samples have one label" in one_class
+    assert "  training loss    0.5000 in the last steps" in one_class
+    assert "  validation       on 1,024 samples, which have one label" in one_class
