@@ -100,11 +100,10 @@ def _convert(
     from dlrm_sharded.datasets.block_reader import BlockReader
     from dlrm_sharded.datasets.conversion import convert
     from dlrm_sharded.datasets.schema import read_schema
-    from dlrm_sharded.datasets.table_dataset import blocks_folder
     from dlrm_sharded.datasets.table_source import TableSource
 
     source = TableSource(files, read_schema(schema), **options)
-    folder = folder_to_write("out", out) if out else blocks_folder(schema, None)
+    folder = folder_to_write("out", out) if out else source.blocks_beside(schema)
     convert(source, folder)
     print(f"{folder}: {BlockReader(folder).manifest.num_rows:,} samples")
 

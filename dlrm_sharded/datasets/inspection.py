@@ -93,7 +93,12 @@ def inspect(
         )
     reports = [_report(frame[name]) for name in columns if name != label]
     labels = frame[label]
-    if others := sorted(set(labels.drop_nulls().cast(pl.String)) - LABELS):
+    is_flat = not labels.dtype.is_nested()
+    if (
+        others := sorted(set(labels.drop_nulls().cast(pl.String)) - LABELS)
+        if is_flat
+        else ["a list"]
+    ):
         raise DataError(
             f"{paths[0]}: the label {label} is {others[0]} in some rows, must be 0 or 1; give "
             "another label=COLUMN, or correct the files"

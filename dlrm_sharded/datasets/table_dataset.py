@@ -136,6 +136,13 @@ class TableDataset:
                 f"batch_size is {self.batch_size:,}, but {self.blocks_dir} has only "
                 f"{blocks.manifest.num_train_rows:,} samples for training; lower batch_size"
             )
+        num_val = blocks.manifest.num_rows - blocks.manifest.num_train_rows
+        if 0 < num_val < self.batch_size:
+            log.warning(
+                "there are %s samples for validation, fewer than a batch, so there is none; give "
+                "more, or lower batch_size",
+                f"{num_val:,}",
+            )
         return blocks
 
     def _row_range(self, split: Split) -> tuple[int, int]:

@@ -146,7 +146,9 @@ def test_blocks_of_other_rows_are_refused(trained: Path, tmp_path: Path) -> None
     shutil.copytree(trained / "clicks", tmp_path / "clicks")
     clicks(500, 20).write_parquet(tmp_path / "clicks/part-0.parquet")
     shutil.copy(trained / "schema.yaml", tmp_path)
-    script("data", tmp_path, "convert", "clicks", "schema=schema.yaml", "val_share=0.5")
-    words = ("data.files=held_out-0.parquet", f"data.blocks_dir={tmp_path / 'schema.blocks'}")
+    script(
+        "data", tmp_path, "convert", "clicks", "schema=schema.yaml", "val_share=0.5", "out=other"
+    )
+    words = ("data.files=held_out-0.parquet", f"data.blocks_dir={tmp_path / 'other'}")
     done = evaluate(trained, *words, exit_code=2)
     assert "converted anew" in done.stderr

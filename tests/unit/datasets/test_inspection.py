@@ -93,7 +93,13 @@ def test_the_proposed_schema_is_trained(
     log.schema.clear()
     log.schema.update(schema.to_json())
     check_dataset(
-        lambda: dataset(log, tmp_path, blocks_dir="schema.blocks", val_share=0.2, block_rows=2048),
+        lambda: dataset(
+            log,
+            tmp_path,
+            blocks_dir=next(Path("schema.blocks").iterdir()),
+            val_share=0.2,
+            block_rows=2048,
+        ),
         world_sizes=(1, 2),
     )
 
@@ -137,5 +143,21 @@ def test_says_what_cannot_be_done(
 
 def test_a_label_of_lists_is_none(tmp_path: Path) -> None:
     pl.DataFrame({"y": [[1]] * 9, "s": ["a", "b", "c"] * 3}).write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="the label y has List"):
+    with pytest.raises(DataError, match="the label y is a list"):
         inspect([tmp_path / "a.parquet"], "y")
+
+
+def test_the_separator_of_a_text_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("y;user;price\n" + "1;a;2,5\n0;b;3,5\n" * 30)
+    with pytest.raises(DataError, match="give separator=';'"):
+        inspect([path])
+    reports = inspect([path], separator=";")
+    assert [report.name for report in reports] == ["y", "user", "price"]
+    assert proposed_schema(reports, ";").separator == ";"
+
+
+def test_labels_are_zero_and_one(tmp_path: Path) -> None:
+    pl.DataFrame({"y": [1, 2] * 9, "s": ["a", "b"] * 9}).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="the label y is 2 in some rows"):
+        inspect([tmp_path / "a.parquet"], label="y")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.datasets.base import Split
+from dlrm_sharded.datasets.schema import read_schema, schema_yaml
 from dlrm_sharded.datasets.table_dataset import TableDataset
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.testing import check_dataset
@@ -152,3 +153,22 @@ def test_says_which_files_cannot_be_used(
     with pytest.raises((ConfigError, DataError), match=words):
         dataset(log, tmp_path, files=files).num_batches("train")
     assert not list(tmp_path.glob("blocks*"))
+
+
+def test_each_choice_of_files_has_blocks_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = click_log(tmp_path)
+    schema = tmp_path / "schema.yaml"
+    schema.write_text(schema_yaml(read_schema(log.schema)))
+    few, all_files = (
+        TableDataset(files, str(schema), batch_size=128, val_share=0.2)
+        for files in (log.paths[:1], log.paths)
+    )
+    assert few.num_batches("train") < all_files.num_batches("train")
+    assert few.blocks_dir.parent == all_files.blocks_dir.parent == tmp_path / "schema.blocks"
+    assert few.blocks_dir != all_files.blocks_dir
+    assert "fewer than a batch" in caplog.text
+    typo = TableDataset(str(tmp_path / "none-*"), str(schema), batch_size=128)
+    with pytest.raises(DataError, match="none-"):
+        typo.num_batches("train")
