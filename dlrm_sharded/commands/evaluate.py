@@ -10,7 +10,7 @@ scored only. The plan is the checkpoint's if the number of ranks is the same.
 
     data.files            paths, folders or globs of the rows
     data.blocks_dir       folder of the training's converted data, if it has moved
-    out                   file of the metrics [metrics.json]
+    out                   file of the metrics [metrics.json]; without labels only if it is named
     scores                Parquet file of the scores, with the key columns of the schema, or else
                           with file and row
     batch_size            samples that are scored at once; by default that of the training
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,14 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import quiet_libraries
 from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.commands.words import read_words
+from dlrm_sharded.datasets.conversion import discard
 from dlrm_sharded.datasets.encoder import ColumnEncoder
 from dlrm_sharded.datasets.held_out import HeldOutDataset, has_label
 from dlrm_sharded.datasets.source_files import find_files
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError, check_count, check_path
 from dlrm_sharded.files.json_files import check_file_to_write, write_json
 from dlrm_sharded.files.remote_files import location
-from dlrm_sharded.job.evaluate import Scoring, metrics_json, rounded_up
+from dlrm_sharded.job.evaluate import Scoring, metrics_json
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, process_group
@@ -77,6 +77,10 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
         for key, path in (("out", out), ("scores", scores)):
             if path is not None:
                 check_file_to_write(key, path, may_be_stream=False)
+        written = [Path(path).resolve() for path in (out, scores) if path is not None]
+        read = [path.resolve() for path in find_files("data.files", keys["data.files"])]
+        if len({*written, *read}) < len(written) + len(read):
+            raise ConfigError("out, scores and data.files name one file twice; name another one")
     manifest = on_rank_zero(lambda: best_checkpoint(location("the run", name)))
     folder = Path(f"{scores or out}.partial")
     with all_or_none():
@@ -86,13 +90,19 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
     scoring = Scoring(settings, rank, manifest, data, folder if scores else None)
     evaluation = scoring.run()
     metrics = metrics_json(scoring, evaluation, with_label=with_label)
-    with all_or_none():
-        if rank.is_zero:
-            if scores:
-                scoring.write_scores(Path(scores))
+
+    def finish() -> None:
+        files = [scores] if scores else []
+        if scores:
+            scoring.write_scores(Path(scores))
+        if with_label or "out" in keys:  # scores alone leave the metrics of other rows as they are
             write_json(out, metrics)
-            shutil.rmtree(folder)
-            _print(metrics, out, scores)
+            files.append(out)
+        discard(folder)
+        _print(metrics)
+        print(f"{' and '.join(files)} written")
+
+    patiently_on_rank_zero(finish)
 
 
 def _settings(
@@ -100,14 +110,18 @@ def _settings(
 ) -> tuple[JobSettings, HeldOutDataset, bool]:
     """Return the settings of the training with the held-out data, and whether that has labels."""
     config = OmegaConf.create(dict(manifest.state.config))
-    config.batch_size = rounded_up(keys.get("batch_size", config.batch_size), rank.world_size)
+    batch_size = keys.get("batch_size", config.batch_size)
+    check_count("batch_size", batch_size, least=1)
+    # the least one that the ranks share equally
+    config.batch_size = -(-batch_size // rank.world_size) * rank.world_size
     encoder = _encoder(manifest, keys.get("data.blocks_dir"))
     dims = {
         name.removeprefix(TABLE_PREFIX).removesuffix(TABLE_SUFFIX): tensor.shape[1]
         for name, tensor in manifest.tensors.items()
         if is_table(name)
     }
-    with_label = has_label(encoder.schema, find_files("data.files", keys["data.files"]))
+    key = encoder.schema.key if keys.get("scores") else ()
+    with_label = has_label(encoder.schema, find_files("data.files", keys["data.files"]), key=key)
     if not with_label and not keys.get("scores"):
         raise ConfigError(
             f"the files have no column {encoder.schema.label!r}, the label, so nothing can be "
@@ -131,6 +145,8 @@ def _settings(
 
 
 def _encoder(manifest: Manifest, blocks_dir: str | None) -> ColumnEncoder:
+    if blocks_dir is not None:
+        check_path("data.blocks_dir", blocks_dir)
     folder = trained_encoder(manifest, blocks_dir)
     if folder is None:
         raise ConfigError(
@@ -140,17 +156,18 @@ def _encoder(manifest: Manifest, blocks_dir: str | None) -> ColumnEncoder:
     return ColumnEncoder.load(folder)
 
 
-def _print(metrics: dict[str, Any], out: str, scores: str | None) -> None:
+def _print(metrics: dict[str, Any]) -> None:
     shown = {
         key: metrics.get(key) for key in ("loss", "auroc", "normalized_entropy", "calibration")
     }
     text = ", ".join(f"{key} {value:.4f}" for key, value in shown.items() if value is not None)
+    if malformed := metrics["num_malformed"]:
+        print(f"{malformed:,} malformed rows are left out")
     print(f"{metrics['num_rows']:,} rows{': ' if text else ''}{text}")
     unseen = metrics["unseen_share"]
     if unseen and max(unseen.values()) > 0:
         shares = sorted(unseen.items(), key=lambda item: -item[1])
         print("unseen or rare ids: " + ", ".join(f"{key} {share:.1%}" for key, share in shares[:5]))
-    print(f"{out} is written" + (f", and the scores to {scores}" if scores else ""))
 
 
 if __name__ == "__main__":

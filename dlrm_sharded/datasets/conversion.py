@@ -100,9 +100,15 @@ def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
             for path in folder.rglob(".*.tmp"):  # which it was writing
                 path.unlink()
             return
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    discard(folder)
+    folder.mkdir()
     write_json(note, made_of)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder of `begin`; what is left of it if this is killed is never gone on with."""
+    (folder / UNFINISHED).unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def _trained_encoder(

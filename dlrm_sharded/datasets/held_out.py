@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 from torchrec.datasets.utils import Batch
 
@@ -17,6 +18,7 @@ from dlrm_sharded.datasets.blocks import PartManifest
 from dlrm_sharded.datasets.conversion import (
     begin,
     blocks_manifest,
+    discard,
     facts,
     is_converted,
     write_parts,
@@ -26,7 +28,6 @@ from dlrm_sharded.datasets.good_rows import RowTally
 from dlrm_sharded.datasets.schema import Schema
 from dlrm_sharded.datasets.source_files import file_columns, find_files, read_pieces
 from dlrm_sharded.datasets.table_dataset import TableDataset
-from dlrm_sharded.datasets.table_source import names_and_sizes
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.tables import Table
 
@@ -68,34 +69,48 @@ class HeldOutDataset(TableDataset):
         with_label: bool,
         max_malformed_share: float,
     ) -> None:
-        super().__init__(files, encoder.schema.to_json(), batch_size=batch_size, blocks_dir=folder)
+        super().__init__(
+            files,
+            encoder.schema.to_json(),
+            batch_size=batch_size,
+            blocks_dir=folder,
+            max_malformed_share=max_malformed_share,
+        )
         self._dims = dims
         self.paths = find_files("data.files", files)
         self._encoder = encoder
         self._with_label = with_label
-        self._max_share = max_malformed_share
 
     def convert(self, made_of: Mapping[str, object]) -> None:
         """Convert the files, unless it is done; one process calls it.
 
+        After an error nothing is left.
+
         Args:
             made_of: what decides the result; what was made of something else is removed.
         """
-        made_of = {**made_of, "files": names_and_sizes(self.paths), "label": self._with_label}
+        share = self._source.max_malformed_share
+        files = [
+            [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+            for path in self.paths
+        ]
+        made_of = {**made_of, "files": files, "label": self._with_label, "share": share}
         begin(self.blocks_dir, made_of)
         if is_converted(self.blocks_dir):
             return
-        parts = write_parts(
-            self._encoder,
-            [RowTally(path, self._max_share) for path in self.paths],
-            self.blocks_dir,
-            BLOCK_ROWS,
-            with_label=self._with_label,
-        )
-        manifest = blocks_manifest(self._encoder, parts, 0, BLOCK_ROWS, made_of)
-        if not manifest.num_rows:
-            raise DataError(f"{self.paths[0]} and the other files of data.files have no usable row")
-        manifest.save(self.blocks_dir)
+        tallies = [RowTally(path, share) for path in self.paths]
+        try:
+            parts = write_parts(
+                self._encoder, tallies, self.blocks_dir, BLOCK_ROWS, with_label=self._with_label
+            )
+            if not any(part.num_rows for part in parts):
+                raise DataError(
+                    f"{self.paths[0]} and the other files of data.files have no usable row"
+                )
+        except Exception:
+            discard(self.blocks_dir)
+            raise
+        blocks_manifest(self._encoder, parts, 0, BLOCK_ROWS, made_of).save(self.blocks_dir)
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -111,6 +126,11 @@ class HeldOutDataset(TableDataset):
     @property
     def num_rows(self) -> int:
         return self._blocks.manifest.num_rows
+
+    @property
+    def num_malformed(self) -> int:
+        """Number of rows that are left out."""
+        return sum(facts(part)["num_malformed"] for part in self.parts)
 
     def num_batches(self, split: Split) -> int:
         return 0
@@ -139,18 +159,17 @@ class HeldOutDataset(TableDataset):
         return {name: count / max(1, ids[name]) for name, count in rare.items()}
 
     def keys(self, number: int) -> pl.DataFrame:
-        """Return what names the rows of a part: the schema's key columns, or else file and row."""
+        """Return what names the rows of a part: the schema's key columns, or else file and row.
+
+        The part has rows.
+        """
         path, schema = self.paths[number], self.schema
-        ranges = [pl.arange(*r, eager=True) for r in facts(self.parts[number])["row_numbers"]]
-        rows = pl.concat([pl.Series([], dtype=pl.Int64), *ranges]).alias("row")
+        rows = np.concatenate([np.arange(*r) for r in facts(self.parts[number])["row_numbers"]])
         if not schema.key:
-            return pl.DataFrame([rows]).select(pl.lit(path.name).alias("file"), "row")
-        frames = [
-            piece.frame.with_columns(row=piece.numbers)
-            for piece in read_pieces(path, schema, schema.key)
-        ]
-        joined = pl.DataFrame([rows]).join(pl.concat(frames), on="row", how="left")
-        return joined.select(schema.key)
+            return pl.DataFrame({"row": rows}).select(pl.lit(str(path)).alias("file"), "row")
+        pieces = [*read_pieces(path, schema, schema.key)]
+        numbers = np.concatenate([piece.numbers for piece in pieces])
+        return pl.concat([piece.frame for piece in pieces])[np.searchsorted(numbers, rows)]
 
     @functools.cached_property
     def _blocks(self) -> BlockReader:
@@ -160,13 +179,20 @@ class HeldOutDataset(TableDataset):
         return 0, self.num_rows
 
 
-def has_label(schema: Schema, paths: Sequence[Path]) -> bool:
+def has_label(schema: Schema, paths: Sequence[Path], *, key: Sequence[str]) -> bool:
     """Return whether files have labels: all of them, or none.
 
     Raises:
-        DataError: some do.
+        DataError: some do, or a file lacks a column of the key.
     """
-    found = {schema.label in file_columns(path, schema) for path in paths}
-    if len(found) > 1:
-        raise DataError(f"some of the files have the label {schema.label!r}, and some have not")
-    return found.pop()
+    columns = {path: file_columns(path, schema) for path in paths}
+    for path, found in columns.items():
+        if missing := [name for name in key if name not in found]:
+            raise DataError(f"{path} has no column {missing[0]!r}, a key that the scores repeat")
+    without = [path for path, found in columns.items() if schema.label not in found]
+    if 0 < len(without) < len(columns):
+        raise DataError(
+            f"{without[0]} has no label {schema.label!r}, and other files have it; evaluate those "
+            "with labels alone"
+        )
+    return not without

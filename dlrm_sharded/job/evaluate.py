@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,13 +146,18 @@ class Scoring:
     def write_scores(self, path: Path) -> None:
         """Write what names each row, and its probability, in the order of the files' rows."""
         assert self.folder is not None
-        for number in range(len(self.data.parts)):
+        named = []
+        for number, part in enumerate(self.data.parts):
+            if not part.num_rows:
+                continue
             logits = pl.read_parquet(self._part_path(number))["logit"].to_numpy()
             scores = torch.tensor(logits).double().sigmoid().float().numpy()
             frame = self.data.keys(number).with_columns(score=scores)
-            frame.write_parquet(self.folder / f"named-{number:05}.parquet")
-        with replaced_file(path) as file:
-            pl.scan_parquet(self.folder / "named-*.parquet").sink_parquet(file, maintain_order=True)
+            named.append(self.folder / f"named-{number:05}.parquet")
+            frame.write_parquet(named[-1])
+        with replaced_file(path) as file:  # files may differ in the types of their keys
+            frames = [pl.scan_parquet(of_part, glob=False) for of_part in named]
+            pl.concat(frames, how="vertical_relaxed").sink_parquet(file, maintain_order=True)
 
     def _part_path(self, number: int) -> Path:
         assert self.folder is not None
@@ -170,11 +174,7 @@ def metrics_json(scoring: Scoring, evaluation: Evaluation, *, with_label: bool) 
         "checkpoint": str(scoring.manifest.folder),
         "files": [str(path) for path in data.paths],
         "num_rows": data.num_rows,
+        "num_malformed": data.num_malformed,
         **{key: value for key, value in metrics.items() if key != "num_samples"},
         "unseen_share": data.unseen_shares(),
     }
-
-
-def rounded_up(batch_size: int, world_size: int) -> int:
-    """Return the least batch size that the ranks share equally."""
-    return math.ceil(batch_size / world_size) * world_size

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,11 +122,52 @@ def test_without_labels_rows_are_only_scored(trained: Path) -> None:
     new.write_parquet(trained / "new.parquet")
     done = evaluate(trained, "data.files=new.parquet", exit_code=2)
     assert "scores=FILE.parquet" in done.stderr
+    evaluate(trained, "data.files=new.parquet", "scores=new_scores.parquet")
+    assert not (trained / "new_scores.json").exists()
     evaluate(trained, "data.files=new.parquet", "scores=new_scores.parquet", "out=new.json")
     assert pl.read_parquet(trained / "new_scores.parquet")["score"].is_between(0, 1).all()
     metrics = json.loads((trained / "new.json").read_text())
     assert metrics["unseen_share"]["user"] == 1
     assert "auroc" not in metrics
+
+
+def test_rows_that_cannot_be_used_are_left_out_of_the_scores(trained: Path) -> None:
+    rows = clicks(5, 12).with_columns(price=pl.Series([1.0, float("inf"), 2.0, 3.0, None]))
+    rows.write_parquet(trained / "odd-0.parquet")
+    rows.head(0).write_parquet(trained / "odd-1.parquet")
+    rows.head(1).write_parquet(trained / "odd-2.parquet")
+    share = "max_malformed_share=0.5"
+    files = "data.files=[odd-0.parquet,odd-1.parquet,odd-2.parquet]"
+    done = evaluate(trained, files, "scores=odd.parquet", "out=odd.json", share, "batch_size=3")
+    assert "row 2: price is inf" in done.stderr
+    scores = pl.read_parquet(trained / "odd.parquet")
+    assert scores["row_id"].to_list() == ["12-0", "12-2", "12-3", "12-4", "12-0"]
+    assert scores["score"][0] == pytest.approx(scores["score"][4], abs=1e-6)
+    assert json.loads((trained / "odd.json").read_text())["num_malformed"] == 1
+
+
+@pytest.mark.slow
+def test_a_scoring_that_is_killed_goes_on(trained: Path) -> None:
+    for number in range(6):
+        clicks(4000, 30 + number).write_parquet(trained / f"long-{number}.parquet")
+    words = ["run", "data.files=long-*.parquet", "batch_size=64"]
+    evaluate(trained, *words[1:], "scores=whole.parquet", "out=whole.json")
+    command = [sys.executable, "-m", "dlrm_sharded.commands.evaluate", *words]
+    command += ["scores=killed.parquet", "out=killed.json"]
+    for seconds in np.linspace(3, 9, 10):
+        process = subprocess.Popen(
+            command, cwd=trained, env=environment(), stderr=subprocess.DEVNULL
+        )
+        try:
+            process.wait(float(seconds))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    evaluate(trained, *words[1:], "scores=killed.parquet", "out=killed.json")
+    killed, whole = (pl.read_parquet(trained / f"{name}.parquet") for name in ("killed", "whole"))
+    assert killed["row_id"].equals(whole["row_id"])
+    assert np.allclose(killed["score"], whole["score"], atol=1e-6)
+    assert not list(trained.glob("*.partial"))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +176,7 @@ def test_without_labels_rows_are_only_scored(trained: Path) -> None:
         (("data.files=nothing.parquet",), "is no file"),
         (("data.files=held_out-0.parquet", "data.blocks_dir=clicks"), "is not there"),
         ((), "name one run or checkpoint"),
+        (("data.files=held_out-0.parquet", "scores=x", "out=x"), "name one file twice"),
     ],
 )
 def test_says_what_cannot_be_evaluated(trained: Path, words: tuple[str, ...], reason: str) -> None:
