@@ -38,16 +38,8 @@ MOST_AXES = 12
 """Largest number of axes of a tensor in a checkpoint."""
 
 DTYPES = {
-    "int64": "I64",
-    "float64": "F64",
-    "float32": "F32",
-    "int32": "I32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
+    **{"int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16"},
+    **{"float16": "F16", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
 }
 """Safetensors' names of torch's dtypes, in the order in which the library writes their tensors."""
 

@@ -19,26 +19,23 @@ A conversion that was stopped goes on with the file that it was at.
     val_share             share of the last rows for validation, without validation_files [0.1]
     block_rows            samples of a block [2048]
     max_malformed_share   share of a file's rows that may be malformed [0.001]
-    threads               threads that parse; by default one per core
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.words import read_words
-from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import check_file_to_write, folder_to_write, replace_file
 from dlrm_sharded.files.text_table import Column, TextTable
 
 CONVERT_KEYS = (
     *("schema", "out", "validation_files", "val_share", "block_rows", "max_malformed_share"),
-    "threads",
 )
 ACTIONS = {"inspect": ("label", "separator", "out"), "convert": CONVERT_KEYS}
 
@@ -86,15 +83,8 @@ def _inspect(
 
 
 def _convert(
-    files: list[str],
-    schema: str | None = None,
-    out: str | None = None,
-    threads: int | None = None,
-    **options: Any,
+    files: list[str], schema: str | None = None, out: str | None = None, **options: Any
 ) -> None:
-    if threads is not None:
-        check_count("threads", threads, least=1)
-        os.environ["POLARS_MAX_THREADS"] = str(threads)  # polars reads it at import
     if schema is None:
         raise ConfigError("name the schema; `dlrm-data inspect FILES` writes one")
     from dlrm_sharded.datasets.block_reader import BlockReader

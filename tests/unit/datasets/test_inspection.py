@@ -116,7 +116,7 @@ def test_the_proposed_schema_is_trained(
         *((["convert", "a.csv"], "name the schema"), (["convert", "a.csv", "schema=."], "")),
         (["convert", "a.csv", "schema=no.yaml"], "does not exist"),
         *((["convert", "a.csv", "schema=s.yaml", f"{key}={value}"], key) for key, value in (
-            ("val_share", "2"), ("val_share", "x"), ("block_rows", "0"), ("threads", "0"),
+            ("val_share", "2"), ("val_share", "x"), ("block_rows", "0"),
             ("max_malformed_share", "-1"), ("validation_files", "5"), ("what", "1"))),
         (["convert", "a.csv", "schema=s.yaml", "validation_files=a.csv"], "no file that is not in"),
         (["convert", "a.csv", "schema=s.yaml", "out=."], "not empty"),
