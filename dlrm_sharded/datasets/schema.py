@@ -132,6 +132,8 @@ class Schema:
         names = [self.label, *self.dense, *self.categorical]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{twice[0]!r} is named twice, as label, dense or categorical")
+        if len({*self.key, "score"}) <= len(self.key):
+            raise ValueError(f"key is {[*self.key]}, must have no 'score' and no name twice")
         if self.separator is not None and not re.fullmatch(
             r'(?!["\r\n])[\x01-\x7f]', self.separator
         ):

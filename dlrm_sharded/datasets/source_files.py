@@ -241,7 +241,10 @@ def _files_of(path: Path) -> list[Path]:
         for file in path.rglob("*")
         if not file.is_dir()
         and _without_compression(file).suffix in readable
-        and not any(part[0] in "._" for part in file.relative_to(path).parts)
+        and not any(
+            part[0] in "._" or part.endswith(".partial")  # of a killed scoring
+            for part in file.relative_to(path).parts
+        )
     ]
 
 

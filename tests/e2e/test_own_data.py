@@ -80,7 +80,7 @@ def test_scores_and_metrics_are_those_of_the_rows(trained: Path) -> None:
     assert metrics["auroc"] == pytest.approx(float(binary_auroc(found, labels)), abs=1e-6)
     assert metrics["calibration"] == pytest.approx(float(found.mean() / labels.float().mean()))
     assert metrics["auroc"] > 0.7
-    assert metrics["num_rows"] == 1033
+    assert (metrics["num_rows"], metrics["num_malformed"]) == (1033, 0)
     assert set(metrics["unseen_share"]) == {"user", "item_id", "seen"}
     assert not list(trained.glob("*.partial"))
 
@@ -176,7 +176,10 @@ def test_a_scoring_that_is_killed_goes_on(trained: Path) -> None:
         (("data.files=nothing.parquet",), "is no file"),
         (("data.files=held_out-0.parquet", "data.blocks_dir=clicks"), "is not there"),
         ((), "name one run or checkpoint"),
-        (("data.files=held_out-0.parquet", "scores=x", "out=x"), "name one file twice"),
+        (("data.files=held_out-0.parquet", "batch_size=many"), "batch_size is 'many', must be"),
+        (("data.files=held_out-0.parquet", "data.blocks_dir=5"), "data.blocks_dir is 5, must be"),
+        (("data.files=held_out-0.parquet", "scores=held_out-0.parquet"), "name one file twice"),
+        (("data.files=held_out-0.parquet", "scores=a", "out=./a"), "name one file twice"),
     ],
 )
 def test_says_what_cannot_be_evaluated(trained: Path, words: tuple[str, ...], reason: str) -> None:
