@@ -65,7 +65,7 @@ def main() -> int:
             logging.basicConfig(format="%(message)s", level=logging.ERROR, force=True)
             logging.getLogger("torch").setLevel(logging.ERROR)
             if rank.is_zero:
-                for room in ("datasets", "job"):
+                for room in ("checkpoint", "datasets", "job"):
                     logging.getLogger(f"dlrm_sharded.{room}").setLevel(logging.INFO)
             _evaluate(names[0], keys, rank)
     return 0
@@ -96,6 +96,7 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
         if scores:
             scoring.write_scores(Path(scores))
         if with_label or "out" in keys:  # scores alone leave the metrics of other rows as they are
+            Path(out).parent.mkdir(parents=True, exist_ok=True)
             write_json(out, metrics)
             files.append(out)
         discard(folder)

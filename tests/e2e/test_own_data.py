@@ -146,6 +146,20 @@ def test_rows_that_cannot_be_used_are_left_out_of_the_scores(trained: Path) -> N
     assert json.loads((trained / "odd.json").read_text())["num_malformed"] == 1
 
 
+def test_a_damaged_checkpoint_is_passed_over(trained: Path, tmp_path: Path) -> None:
+    for step in (1, 2):
+        (checkpoint,) = (trained / "run/checkpoints").glob("step-*")
+        shutil.copytree(checkpoint, tmp_path / f"run/checkpoints/step-{step:010}")
+    largest = max(checkpoint.rglob("*"), key=lambda path: path.stat().st_size).name
+    for path in (tmp_path / "run/checkpoints/step-0000000002").rglob(largest):
+        path.write_bytes(b"damaged")
+    files = f"data.files={trained / 'held_out-0.parquet'}"
+    done = script("evaluate", tmp_path, "run", files, "out=new/folder/metrics.json")
+    assert "a checkpoint is passed over" in done.stderr
+    metrics = json.loads((tmp_path / "new/folder/metrics.json").read_text())
+    assert metrics["checkpoint"].endswith("step-0000000001")
+
+
 @pytest.mark.slow
 def test_a_scoring_that_is_killed_goes_on(trained: Path) -> None:
     for number in range(6):
