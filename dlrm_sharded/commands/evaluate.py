@@ -101,7 +101,7 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
             files.append(out)
         discard(folder)
         _print(metrics)
-        print(f"{' and '.join(files)} written")
+        print(f"written: {' and '.join(files)}")
 
     patiently_on_rank_zero(finish)
 
