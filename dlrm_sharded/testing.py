@@ -28,14 +28,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.workload import workload_of_plan
-from dlrm_sharded.datasets.base import (
-    SPLITS,
-    Dataset,
-    check_batch,
-    check_keys,
-    check_lengths,
-    ids_per_sample,
-)
+from dlrm_sharded.datasets.base import SPLITS, Dataset, check_batch, check_lengths, ids_per_sample
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained_layouts
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -182,7 +175,7 @@ def _check_tables(dataset: Dataset, other: Dataset) -> None:
     assert len(set(names)) == len(names), f"two tables have the same name: {names}"
     assert tables == dataset.tables == other.tables, "the tables are not the same every time"
     batch = dataset.batch("train", 0, rank=0, world_size=1)
-    check_keys(batch, tables)
+    check_batch(batch, tables)
     for table in tables:
         histogram = table.reuse_histogram
         assert histogram is not None, f"table {table.name!r} has no reuse histogram"

@@ -21,13 +21,13 @@ SAMPLE_ROWS = 100_000
 LABEL_NAMES = re.compile(r"(is_?)?(label|click(ed)?|target|converted|conversion|y)", re.IGNORECASE)
 ID_NAMES = re.compile(r".*(^|_)(id|ids|code|zip|hash|key|token)s?$|.*[a-z](Id|ID|Code)$")
 SPLITS = ("|", ";", " ", ",")
-"""What may separate the ids of a text, the likeliest first."""
+"""One of these may separate the ids of a text; the likeliest is first."""
 
 MAX_LONGEST = 100
 """Largest `longest` that is proposed."""
 
 SEPARATORS = (";", "\t", "|", ",")
-"""What may separate the columns of a text file."""
+"""One of these may separate the columns of a text file."""
 
 LABELS = {"0", "1", "0.0", "1.0", "false", "true"}
 
@@ -38,7 +38,7 @@ median above which the logarithm is taken."""
 
 @dataclass(frozen=True, slots=True)
 class ColumnReport:
-    """What was seen of a column, and what it is in the schema.
+    """Says what was seen of a column, and what it is in the schema.
 
     Args:
         kind: label, key, dense, categorical or left out.

@@ -36,7 +36,7 @@ from dlrm_sharded.files.errors import ConfigError, DataError, check_choice, chec
 from dlrm_sharded.plans.tables import Table
 
 Arrays = list[NDArray[Any]]
-"""Of some rows: dense [N, 13], labels [N, 1], and the ids [N, K_f] of each feature f."""
+"""Holds dense [N, 13], labels [N, 1], and the ids [N, K_f] of each feature f, of N rows."""
 
 FILES = {
     "dense.npy": np.dtype(np.float32),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dlrm_sharded.training.metrics import Evaluation
 
 IS_BETTER = {"auroc": operator.gt, "normalized_entropy": operator.lt, "loss": operator.lt}
-"""Whether the first one of two values is better, by metric of an `Evaluation`."""
+"""Says by metric of an `Evaluation` whether the first one of two values is better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tests.preloaded.ranks import gathered, run_ranks
 from tests.unit.checkpoint.cases import checkpoints_of_run, steps_in
 
 AUROCS = ((0.5, 0.75, 0.625, 0.5, 0.9), (0.9, 0.5, 0.625, 0.7, 0.8))
-"""What each rank finds out, who must agree on rank 0's."""
+"""Each rank finds other values, and all must agree on those of rank 0."""
 
 
 def train(rank: Rank, folder: str, *, compares: bool) -> list[tuple[int, Best | None, list[int]]]:

@@ -71,7 +71,7 @@ def go_on(train: Train, rank: Rank, tmp_path: Path, monkeypatch: Any) -> Callabl
 
 
 def test_the_best_checkpoint_is_kept_across_a_restart(go_on, tmp_path):
-    """Of its step, whatever was written since."""
+    """It is the one of its step, whatever was written since."""
     result, _ = go_on([0.5, 0.75, 0.625, None], keep_best="auroc")
     assert steps_in(tmp_path) == [4, 2]
     assert result.best == Best("auroc", 0.75, step=2, num_worse=2)
