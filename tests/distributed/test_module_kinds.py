@@ -40,7 +40,7 @@ from tests.preloaded.ranks import gathered, run_ranks
 pytestmark = pytest.mark.slow
 
 NUM_STEPS = 3
-PAGE = Path(__file__).parents[2] / "docs/reference/modules.md"
+PAGE = Path(__file__).parents[2] / "docs/guide/torchrec.md"
 
 
 def rows_but_of_the_first(table: Table, i: int, world_size: int) -> list[Shard]:

@@ -1,11 +1,10 @@
-"""The notebook runs, its page shows the same cells, and it holds no outputs.
+"""The notebook of the guide runs, and it holds no outputs.
 
 Its cells are executed in one namespace of this process, in order, as Jupyter's packages are not
 among those of the tests. So what is not tested is how a notebook displays values.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import matplotlib as mpl
 import pytest
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
-BLOCK = re.compile(r"^```python\n(.*?)\n```$", re.M | re.S)
 
 
 def cells(kind: str) -> list[dict[str, Any]]:
@@ -24,14 +22,6 @@ def cells(kind: str) -> list[dict[str, Any]]:
 
 def code() -> list[str]:
     return ["".join(cell["source"]) for cell in cells("code")]
-
-
-def test_the_page_has_the_notebooks_cells() -> None:
-    page = (GUIDE / "notebook.md").read_text()
-    assert BLOCK.findall(page) == code()
-    titles = re.findall(r"^## (.+)$", page, re.M)
-    shown = "\n".join("".join(cell["source"]) for cell in cells("markdown"))
-    assert re.findall(r"^## (.+)$", shown, re.M) == titles
 
 
 def test_it_holds_no_outputs() -> None:
