@@ -6,7 +6,7 @@ python scripts/first_gpu.py --out OUT --small       a rehearsal, also on a CPU; 
 
 All cases are commands that users call. OUT/results.jsonl gets a line for each case as it ends, and
 one for each part; OUT/PART.log has what the commands printed, and OUT.tar.gz is what to send back.
-docs/notes/first_gpu.md says what the parts find out. The exit code is 1 if a case failed.
+docs/notes/gpus.md says what the parts find out. The exit code is 1 if a case failed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Bytes that come from memory take a time that falls with the nominal memory bandwidth. What the
 multiprocessors do takes a number of their cycles: samples, ids, sorting, warps, and rows from the
 L2 cache. These figures are the same for all GPUs. They were fitted to public measurements on two
-kinds of H100 and a V100; docs/notes/hardware_priors.md says how well they predict each of these
+kinds of H100 and a V100; docs/notes/gpus.md says how well they predict each of these
 sources without it, and `tests/unit/cost/public_lookups.py` has them. Two figures are not fitted:
 
 - `SORT_CYCLES`: Onesweep sorts 29.4 G keys of 4 B per second in 4 passes on an A100
@@ -58,7 +58,7 @@ LEFT_OUT_ERRORS = {"h100": 0.13, "v100": 0.28}
 larger one of two sources."""
 
 MEASURED_ERROR = 0.41
-"""Mean relative error of 30 plans measured on an H200 with row-wise Adagrad (docs/notes/h200.md).
+"""Mean relative error of 30 plans measured on an H200 with row-wise Adagrad (docs/notes/gpus.md).
 Of lookups of 0.02 to 5 ms, those below 0.1 ms take twice as long as predicted."""
 
 LOOKUP_ERROR = 0.5

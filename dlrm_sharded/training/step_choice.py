@@ -1,7 +1,7 @@
 """Chooses how the steps of a training on GPUs run, by a measurement of its first steps.
 
 Where a device waits for the launches of its host, as in small batches, a graph of the dense part
-spares most of them. Elsewhere, compiled layers take less time of the device (docs/notes/h200.md).
+spares most of them. Elsewhere, compiled layers take less time of the device (docs/notes/gpus.md).
 What is chosen trains as `base` does, up to rounding.
 """
 
@@ -25,7 +25,7 @@ TRIAL_STEPS, UNTIMED_STEPS = 20, 5
 HOST_LEAD = 0.5
 """The host bounds a step if the device has done it within this share of a step after the host has
 launched it. At 8,192 samples of MLPerf's model, an H200 works in 35 % of a step, so it cannot be
-later than that. At 65,536 it works in 97 %, and the host needs a third (docs/notes/h200.md)."""
+later than that. At 65,536 it works in 97 %, and the host needs a third (docs/notes/gpus.md)."""
 
 
 @dataclass(frozen=True, slots=True)

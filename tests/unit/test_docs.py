@@ -108,7 +108,7 @@ def test_named_tests_exist() -> None:
         name for page in SITE for name in re.findall(r"`((?:\w+/)*test_\w+\.py)`", page.read_text())
     }
     paths = [str(path) for path in (ROOT / "tests").rglob("test_*.py")]
-    assert len(named) > 20
+    assert named
     assert {name for name in named if not any(p.endswith(f"/{name}") for p in paths)} == set()
 
 

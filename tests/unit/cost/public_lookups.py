@@ -1,7 +1,7 @@
 """Published times of FBGEMM's lookups, each with the GPU that it was measured on.
 
 They are of the sources whose shapes are exact, on a GPU that is known (`FITTED_SOURCES`), to which
-the figures of `cost.gpu_lookups` were fitted. docs/notes/hardware_priors.md compares others, too.
+the figures of `cost.gpu_lookups` were fitted. docs/notes/gpus.md has the errors.
 """
 
 from __future__ import annotations
