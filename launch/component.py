@@ -1,1 +1,135 @@
-dlrm_torchx/component.py
+"""The TorchX components: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`.
+
+Where the package is installed without its repository, they are `dlrm.train` and `dlrm.calibrate`.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Dict, List, Optional  # noqa: UP035, the only types that TorchX's linter knows
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from torchx.specs import AppDef, parse_mounts
+from torchx.specs.finder import ComponentValidationException
+
+from dlrm_sharded.checkpoint.folder import FOLDER_KEY
+from dlrm_sharded.commands.messages import readable_message
+from dlrm_sharded.commands.yamls import CONF_DIR
+from dlrm_sharded.files.errors import ConfigError, UserError
+from dlrm_torchx.app import JobShape, in_mounted_runs, storage_mounts, torchrun_app
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    *overrides: str,
+    j: str = "1x2",
+    cpu: int = -1,
+    gpu: int = -1,
+    memMB: int = 0,  # noqa: N803, as TorchX's own components call it
+    max_restarts: int = 0,
+    max_retries: int = 0,
+    env: Optional[Dict[str, str]] = None,  # noqa: UP006, UP045
+    name: str = "dlrm",
+    image: str = "",
+    rdzv_port: int = 0,
+    mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
+    data: str = "",
+    runs: str = "",
+) -> AppDef:
+    """Run one training under torchrun on all nodes.
+
+    Args:
+        overrides: Hydra overrides of conf/train.yaml, such as sharder=dim batch_size=65536
+        j: NODESxRANKS: nodes, and ranks on each of them
+        cpu: cores of a node; -1 for eight per rank with a GPU, two per rank on the CPU
+        gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU
+        memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers need a number
+        max_restarts: how often torchrun starts all ranks again after one failed
+        max_retries: how often the scheduler starts the job again
+        env: environment of the ranks, such as NCCL_DEBUG=INFO,A=b
+        name: name of the job
+        image: container to run in; empty for this environment, on this machine or a shared disk
+        rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
+        mounts: further mounts of the container, such as type=bind,src=/a,dst=/b
+        data: volume claim, or folder of the hosts, that containers see as /mnt/data
+        runs: volume claim, or folder of the hosts, in which the folder of the run will be
+    """
+    with _shown_refusals():
+        words = in_mounted_runs(overrides) if runs else list(overrides)
+        _check_overrides(words)
+        if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
+            log.warning(
+                "results and checkpoints will lie in the container and go with it: give --runs, or "
+                "%s=s3://BUCKET/RUN",
+                FOLDER_KEY,
+            )
+        return torchrun_app(
+            "dlrm_sharded.train",
+            words,
+            JobShape(j, cpu, gpu, memMB, max_restarts, max_retries),
+            name=name,
+            image=image,
+            env=env,
+            rdzv_port=rdzv_port,
+            mounts=[*parse_mounts(mounts or []), *storage_mounts(data, runs)],
+        )
+
+
+def calibrate(
+    *overrides: str,
+    j: str = "1x2",
+    cpu: int = -1,
+    gpu: int = -1,
+    memMB: int = 0,  # noqa: N803, as TorchX's own components call it
+    env: Optional[Dict[str, str]] = None,  # noqa: UP006, UP045
+    name: str = "dlrm-calibrate",
+    image: str = "",
+    rdzv_port: int = 0,
+    mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
+) -> AppDef:
+    """Fit the cost model to this cluster, with exchanges between its hosts.
+
+    Args:
+        overrides: Hydra overrides of conf/calibrate.yaml, such as minutes=10
+        j: NODESxRANKS: nodes, and ranks on each of them
+        cpu: cores of a node; -1 for eight per rank with a GPU, two per rank on the CPU
+        gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU
+        memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers need a number
+        env: environment of the ranks, such as NCCL_DEBUG=INFO,A=b
+        name: name of the job
+        image: container to run in; empty for this environment, on this machine or a shared disk
+        rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
+        mounts: mounts of the container, such as type=bind,src=/data,dst=/data
+    """
+    with _shown_refusals():
+        return torchrun_app(
+            "dlrm_sharded.commands.calibrate",
+            overrides,
+            JobShape(j, cpu, gpu, memMB),
+            name=name,
+            image=image,
+            env=env,
+            rdzv_port=rdzv_port,
+            mounts=parse_mounts(mounts or []),
+        )
+
+
+@contextmanager
+def _shown_refusals() -> Iterator[None]:
+    """Let `torchx run` show what is wrong with a job in place of a traceback."""
+    try:
+        yield
+    except UserError as error:
+        raise ComponentValidationException(str(error)) from None
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Raise ConfigError, which lists the known keys or options, if the overrides do not compose."""
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+            compose("train", list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(readable_message(error)) from None
