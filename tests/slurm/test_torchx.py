@@ -24,8 +24,10 @@ TWO_NODES = ["-j", "2x1", "--gpu", "0", "--cpu", "1"]
 TRAIN = ("-m", "dlrm_sharded.train")
 SLURM = ["hydra.launcher.scheduler=slurm", "hydra.launcher.poll_s=0.2"]
 NODES = ["hydra.launcher.j=2x1", "hydra.launcher.gpu=0", "hydra.launcher.cpu=1"]
-SHORTER = ["trainer.num_steps=150", "trainer.checkpoint.every_steps=20"]
-LONG = ["trainer.num_steps=100000", "data.max_rows=500", "batch_size=256"]
+SMALL_STEPS = ["data.max_rows=500", "batch_size=256"]
+LONG = ["trainer.num_steps=100000", *SMALL_STEPS]
+PREEMPTED_STEPS = 1000
+"""Long enough that Slurm takes the nodes away before the training ends, on a fast machine, too."""
 
 
 def torchx(slurm: Cluster, cwd: Path, *arguments: str) -> str:
@@ -163,7 +165,8 @@ def test_preempted(slurm, tmp_path):
     """A job that Slurm runs again goes on in the middle of its training."""
     sweep_dir = tmp_path / "sweep"
     overrides = ["sharder=dim", "hydra.launcher.scheduler_args={partition: low}"]
-    process = slurm.popen(sweep(sweep_dir, *SHORTER, *LONG[1:], *overrides), cwd=tmp_path)
+    steps = [f"trainer.num_steps={PREEMPTED_STEPS}", "trainer.checkpoint.every_steps=100"]
+    process = slurm.popen(sweep(sweep_dir, *steps, *SMALL_STEPS, *overrides), cwd=tmp_path)
     wait_until(lambda: list((sweep_dir / "dim_0").glob("checkpoints/step-*")), "the job trains")
     job_id = jobs_of(sweep_dir)[0]["app"].rpartition("/")[2]
     slurm.preempt()
@@ -173,5 +176,5 @@ def test_preempted(slurm, tmp_path):
     assert process.returncode == 0, said + failed
     assert states_of(sweep_dir) == ["succeeded"]
     result = result_of(sweep_dir / "dim_0")
-    assert (result["interruptions"], result["steps"]) == (1, 150)
+    assert (result["interruptions"], result["steps"]) == (1, PREEMPTED_STEPS)
     assert "resuming at step" in (sweep_dir / "dim_0" / "train.log").read_text()
