@@ -4,17 +4,21 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
+import yaml
 from torch import tensor
 from torchmetrics.functional.classification import binary_auroc
 
 from dlrm_sharded import load_exported
 from tests import preloaded
 from tests.e2e.runs import environment, result_of, script, train_alone
+from tests.unit.datasets.tables import Files, click_log, criteo_files, wide_log
 
 NUM_USERS, NUM_ITEMS = 60, 40
 SMALL = ("batch_size=128", "measure.iterations=2", "measure.warmup=1", "sharder=size")
@@ -96,13 +100,45 @@ def test_the_validation_rows_have_the_metrics_of_the_training(trained: Path) -> 
         assert metrics[key] == pytest.approx(result[key], abs=1e-6)
 
 
-def test_an_exported_model_gives_the_scores(trained: Path) -> None:
-    script("export", trained, "run", "out=model")
-    evaluate(trained, "data.files=held_out-*.parquet", "scores=expected.parquet")
-    held_out = pl.read_parquet(trained / "held_out-*.parquet").drop("clicked")
-    expected = pl.read_parquet(trained / "expected.parquet")["score"]
-    found = load_exported(trained / "model")(held_out)
-    assert found.tolist() == pytest.approx(expected.to_list(), abs=1e-5)
+def hashed_lists(folder: Path) -> Files:
+    """A click log of one list by hash alone, without dense columns, all of whose rows are clicks."""
+    made = click_log(folder)
+    rows = made.rows | {"clicked": [1] * len(made.rows["clicked"])}
+    path = folder / "hashed.parquet"
+    pl.DataFrame(rows).write_parquet(path)
+    column = {"ids": "hash", "rows": 50, "longest": 3}
+    return Files([str(path)], {"label": "clicked", "categorical": {"seen": column}}, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [criteo_files, click_log, wide_log, hashed_lists])
+def test_metrics_scores_and_exported_model_agree_on_every_row(
+    form: Callable[[Path], Files], tmp_path: Path
+) -> None:
+    made = form(tmp_path)
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump(made.schema))
+    files = f"data.files=[{','.join(made.paths)}]"
+    train_alone(
+        tmp_path / "run",
+        *SMALL,
+        *("data=table", files, f"data.schema={tmp_path / 'schema.yaml'}", "trainer.num_epochs=2"),
+        *("data.val_share=0.3", "model.dense_layers=[16,8]", "model.over_layers=[16,1]"),
+    )
+    evaluate(tmp_path, files, "scores=scores.parquet", "batch_size=100")
+    script("export", tmp_path, "run", "out=model")
+    scores = tensor(pl.read_parquet(tmp_path / "scores.parquet")["score"].to_numpy())
+    found = load_exported(tmp_path / "model")(pl.DataFrame(made.rows))
+    assert (scores - found).abs().max() < 1e-6
+    assert scores.std() > 1e-4
+    labels = tensor([float(label) for label in made.rows[made.schema["label"]]])
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    loss = torch.nn.functional.binary_cross_entropy(scores.double(), labels.double())
+    assert metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
+    if 0 < labels.mean() < 1:
+        expected = float(binary_auroc(scores, labels.int()))
+        assert metrics["auroc"] == pytest.approx(expected, abs=1e-6)
+    else:
+        assert metrics["auroc"] is None
 
 
 @pytest.mark.slow
