@@ -41,7 +41,7 @@ class TrainerConfig:
         pipeline: one of `PIPELINES`; None chooses on CUDA, and takes base on a CPU, where nothing
             runs in parallel.
         semi_sync_after: number of first steps in which `semi_sync` looks no vectors up ahead.
-        trace: whether to trace a few steps after the warm-up, see `docs/reference/tracing.md`.
+        trace: whether to trace a few steps after the warm-up, see `docs/guide/training.md`.
         trace_steps: number of traced steps.
     """
 
