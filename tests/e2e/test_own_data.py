@@ -101,7 +101,7 @@ def test_the_validation_rows_have_the_metrics_of_the_training(trained: Path) -> 
 
 
 def hashed_lists(folder: Path) -> Files:
-    """A click log of one list by hash alone, without dense columns, all of whose rows are clicks."""
+    """A click log of nothing but hashed lists, all of whose rows are clicks."""
     made = click_log(folder)
     rows = made.rows | {"clicked": [1] * len(made.rows["clicked"])}
     path = folder / "hashed.parquet"
