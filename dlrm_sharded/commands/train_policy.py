@@ -92,10 +92,7 @@ def train_policy(cfg: DictConfig) -> None:
 
             def show(finished: RoundResult) -> None:
                 cost_ms = mean_ms(policy)
-                curves = {"cost_ms": cost_ms, "best_heuristic_ms": scores[best]}
-                curves |= {curve: getattr(finished, curve) for curve in CURVES}
-                for curve, value in curves.items():
-                    writer.add_scalar(f"policy/{curve}", value, finished.number + 1)
+                _add_curves(writer, finished, cost_ms=cost_ms, best_heuristic_ms=scores[best])
                 bar.update(finished.number + 1 - bar.n)
                 bar.set_postfix_str(f"{cost_ms:.1f} ms, best heuristic {scores[best]:.1f} ms")
 
@@ -120,6 +117,13 @@ def train_policy(cfg: DictConfig) -> None:
             f"{scores[kind]:.2f} ms{before}, of the best heuristic {best} {scores[best]:.2f} ms",
             path,
         )
+
+
+def _add_curves(writer: SummaryWriter, finished: RoundResult, **costs_ms: float) -> None:
+    """Show figures of a round, and costs after it, in TensorBoard."""
+    curves = costs_ms | {curve: getattr(finished, curve) for curve in CURVES}
+    for curve, value in curves.items():
+        writer.add_scalar(f"policy/{curve}", value, finished.number + 1)
 
 
 def unused(cfg: DictConfig) -> dict[str, str]:
