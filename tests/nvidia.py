@@ -1,4 +1,4 @@
-"""A made-up nvidia-smi, for tests of what is done on machines with GPUs."""
+"""A synthetic nvidia-smi, for tests of what is done on machines with GPUs."""
 
 import os
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Patterns of accesses to tables: how often a batch uses which of a table's ids.
 
-Real accesses are not Zipf-distributed. The other patterns are made up so that a cost model can be
-collected and tested on what it meets there.
+Real accesses are not Zipf-distributed. The synthetic patterns here let a cost model be collected
+and tested on what it meets there.
 """
 
 from __future__ import annotations

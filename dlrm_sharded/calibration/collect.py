@@ -34,8 +34,8 @@ from dlrm_sharded.model.torchrec_adapter import to_torchrec
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, has_core_for_each, leave_group, new_group_of
+from dlrm_sharded.ranks.machine_load import LoadWatch, MachineLoad, core_wait_s
 from dlrm_sharded.ranks.process import num_cores
-from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch, core_wait_s
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def collect(
     Returns:
         The other work that was seen beside the measurements; None if there was little.
     """
-    started_s, watch = time.perf_counter(), SurroundingsWatch(rank.device)
+    started_s, watch = time.perf_counter(), LoadWatch(rank.device)
     limits = plan_limits(rank, optimizer, sizes)
     computing, exchanging = group_sizes(rank)
     measurer = _Measurer(rank, optimizer, computing, limits.table_bytes)
@@ -208,7 +208,7 @@ def _groups(rank: Rank, sizes: set[int]) -> Iterator[dict[int, dist.ProcessGroup
         leave_group(group)
 
 
-def _other_work(rank: Rank, found: Surroundings) -> str | None:
+def _other_work(rank: Rank, found: MachineLoad) -> str | None:
     """Say which other work the measurements were made beside; None if there was little."""
     load, cores = max(found.hosts.values()), os.cpu_count() or 1
     if load > (MAX_LOAD_PER_CORE if torch.get_num_threads() == 1 else 1) * cores:

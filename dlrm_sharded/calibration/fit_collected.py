@@ -27,7 +27,7 @@ from dlrm_sharded.hardware.artifact import (
 )
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, cost_model_kind
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 
 MIN_PLANS = {"learned": 3, published_nets.KIND: 100}
 """Smallest numbers of plans of computation for a fit, by the kind of the model."""
@@ -49,7 +49,7 @@ def fit_learned(samples: Sequence[Sample], context: RunContext, out: Path) -> tu
     fitted = fit_samples(learned_cost_model(context, warns=False), samples)
     assert context.hardware is not None
     name = context.hardware.name
-    standing = Standing(
+    provenance = CostProvenance(
         "calibrated",
         name,
         (f"{len(samples)} plans were measured",),
@@ -58,7 +58,7 @@ def fit_learned(samples: Sequence[Sample], context: RunContext, out: Path) -> tu
     )
     path = out / f"{artifact_name('prices', name)}{ARTIFACT_SUFFIX}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_prices(path, dataclasses.replace(fitted.model, name=name, standing=standing))
+    write_prices(path, dataclasses.replace(fitted.model, name=name, provenance=provenance))
     return path, prediction_errors(fitted.left_out)
 
 

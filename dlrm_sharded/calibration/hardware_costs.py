@@ -20,7 +20,7 @@ from dlrm_sharded.files.errors import check_number, check_path
 from dlrm_sharded.files.line_file import named, turn
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def hardware_cost_model(
 
     Raises:
         ConfigError: `gpu` cannot be used, or `journal` is no folder's path.
-        DataError: the artefact is missing or damaged.
+        DataError: the artifact is missing or damaged.
     """
     if isinstance(artifact, str) and is_price_file(Path(artifact)):
         return read_prices(Path(artifact))
@@ -122,36 +122,36 @@ def with_samples(
         )
     left_out = {outlier.index for outlier in fitted.outliers}
     used = [sample for i, sample in enumerate(samples.values()) if i not in left_out]
-    standing = _standing(prior, used, context, fitted.error, fitted.rank_error)
-    return dataclasses.replace(fitted.model, name=standing.hardware, standing=standing)
+    provenance = _provenance(prior, used, context, fitted.error, fitted.rank_error)
+    return dataclasses.replace(fitted.model, name=provenance.hardware, provenance=provenance)
 
 
-def _standing(
+def _provenance(
     prior: LearnedCostModel,
     samples: Sequence[Sample],
     context: RunContext,
     error: float,
     rank_error: float | None,
-) -> Standing:
+) -> CostProvenance:
     """Return where the costs of a fit are from, and how far they are expected to be off."""
-    before = prior.standing or Standing("prior", prior.name)
+    before = prior.provenance or CostProvenance("prior", prior.name)
     num_runs = sum(sample.kind == RUN for sample in samples)
     num_plans, num_disturbed = (
         len(samples) - num_runs,
         sum(is_disturbed(sample.noise) for sample in samples),
     )
-    standing = dataclasses.replace(before, num_runs=num_runs, error=error, rank_error=rank_error)
+    provenance = dataclasses.replace(before, num_runs=num_runs, error=error, rank_error=rank_error)
     reasons = [*before.reasons]
     if num_plans and before.kind == "prior":
         name = before.hardware if context.hardware is None else context.hardware.name
-        standing = dataclasses.replace(standing, kind="measured", hardware=name)
+        provenance = dataclasses.replace(provenance, kind="measured", hardware=name)
         reasons = [f"{num_plans} plans were measured"]
     if (context.ranks_per_host or 1) > 1 and all(sample.world_size == 1 for sample in samples):
-        standing = dataclasses.replace(standing, error=None)
+        provenance = dataclasses.replace(provenance, error=None)
         reasons.append("exchanges were not measured")
     if num_disturbed:
         reasons.append(f"{num_disturbed} of {len(samples)} plans while other processes ran")
-    return dataclasses.replace(standing, reasons=tuple(reasons))
+    return dataclasses.replace(provenance, reasons=tuple(reasons))
 
 
 def needs_measuring(model: object, context: RunContext, *, exchanges: bool) -> bool:
@@ -162,10 +162,10 @@ def needs_measuring(model: object, context: RunContext, *, exchanges: bool) -> b
     """
     if not isinstance(model, LearnedCostModel) or model.device != context.device:
         return False
-    standing = model.standing
-    if standing is None or standing.kind == "calibrated":
+    provenance = model.provenance
+    if provenance is None or provenance.kind == "calibrated":
         return False
-    return standing.kind == "prior" or (exchanges and standing.error is None)
+    return provenance.kind == "prior" or (exchanges and provenance.error is None)
 
 
 def budget_in_s(calibrate: object) -> float | None:

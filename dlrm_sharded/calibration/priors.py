@@ -14,12 +14,12 @@ from dlrm_sharded.cost.communication import EXCHANGES, STATED, CommunicationMode
 from dlrm_sharded.cost.gpu_prior import gpu_cost_model
 from dlrm_sharded.cost.learned import KIND, LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import learned_features, model_of_artifact
-from dlrm_sharded.cost.prior import standing_of_artifact
+from dlrm_sharded.cost.prior import provenance_of_artifact
 from dlrm_sharded.hardware.artifact import SHIPPED, Artifact, built_from, load_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.match import Match
-from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def learned_cost_model(
         return gpu_cost_model(context, gpu)
     loaded = load_artifact(artifact, kind, learned_features, context, warns=warns)
     with built_from(loaded, kind):
-        model = dataclasses.replace(model_of_artifact(loaded), standing=_standing(loaded))
+        model = dataclasses.replace(model_of_artifact(loaded), provenance=_provenance(loaded))
     if loaded.match is not None and not loaded.match.is_same:
         model = _at_speed_of(model, loaded.match)
     if model.device != context.device:
@@ -64,16 +64,16 @@ def learned_cost_model(
     return model
 
 
-def _standing(loaded: Artifact) -> Standing:
+def _provenance(loaded: Artifact) -> CostProvenance:
     """Return where a file's costs are from: those of the package are checked by nobody here yet."""
-    standing = standing_of_artifact(loaded)
-    if standing.kind != "calibrated" or loaded.path.parent != SHIPPED:
-        return standing
-    return Standing(
+    provenance = provenance_of_artifact(loaded)
+    if provenance.kind != "calibrated" or loaded.path.parent != SHIPPED:
+        return provenance
+    return CostProvenance(
         "prior",
-        standing.hardware,
-        (f"recognised as {standing.hardware}, nothing is measured here yet",),
-        error=max(standing.error or 0.0, RECOGNISED_ERROR),
+        provenance.hardware,
+        (f"recognised as {provenance.hardware}, nothing is measured here yet",),
+        error=max(provenance.error or 0.0, RECOGNISED_ERROR),
     )
 
 

@@ -1,5 +1,5 @@
-"""A run goes on from a checkpoint under any plan: this room has logical tensors, their storage, the
-manifest, saving and loading.
+"""A run goes on from a checkpoint under any plan: this package has logical tensors, their
+storage, the manifest, saving and loading.
 
 When a checkpoint is due is decided in `training`.
 

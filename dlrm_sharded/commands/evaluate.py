@@ -44,7 +44,7 @@ from dlrm_sharded.datasets.source_files import find_files
 from dlrm_sharded.files.errors import ConfigError, check_count, check_path
 from dlrm_sharded.files.json_files import check_file_to_write, write_json
 from dlrm_sharded.files.remote_files import location
-from dlrm_sharded.job.evaluate import Scoring, metrics_json
+from dlrm_sharded.job.evaluation import Scoring, metrics_json
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, process_group
@@ -65,8 +65,8 @@ def main() -> int:
             logging.basicConfig(format="%(message)s", level=logging.ERROR, force=True)
             logging.getLogger("torch").setLevel(logging.ERROR)
             if rank.is_zero:
-                for room in ("checkpoint", "datasets", "job"):
-                    logging.getLogger(f"dlrm_sharded.{room}").setLevel(logging.INFO)
+                for package in ("checkpoint", "datasets", "job"):
+                    logging.getLogger(f"dlrm_sharded.{package}").setLevel(logging.INFO)
             _evaluate(names[0], keys, rank)
     return 0
 

@@ -32,8 +32,8 @@ def main() -> int:
         if "out" not in keys or len(names) > 1:
             raise ConfigError("name one checkpoint or run's folder, and out, the folder to make")
         logging.basicConfig(format="%(message)s")
-        from dlrm_sharded.checkpoint.export import export  # loads torch
         from dlrm_sharded.checkpoint.good import best_checkpoint
+        from dlrm_sharded.checkpoint.weights_export import export  # loads torch
 
         out = folder_to_write("out", keys["out"])
         manifest = best_checkpoint(location("the checkpoint", names[0]))

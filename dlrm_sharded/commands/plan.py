@@ -68,8 +68,8 @@ def plan(cfg: DictConfig) -> None:
         log.info("the task is not written, as it has no place beside %s; set task_out", out)
     for line in [*plan_lines(plan, report, task), f"wrote {out}"]:
         log.info("%s", line)
-    if report.standing is not None:
-        log.info("prices: %s", report.standing.text)
+    if report.provenance is not None:
+        log.info("prices: %s", report.provenance.text)
     if again is not None:
         log.info("%s", _likeness(plan, report, again, cfg.again))
     if report.diagnosis is not None:

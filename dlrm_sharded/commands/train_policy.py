@@ -181,7 +181,7 @@ def _cost_model(cfg: DictConfig, context: RunContext) -> CostModel:
 
 
 def _meta(kind: str, context: RunContext) -> dict[str, Any]:
-    """Return what an artefact says of a policy, beside its hardware and its training."""
+    """Return what an artifact says of a policy, beside its hardware and its training."""
     return {
         "kind": kind,
         "device": context.device,

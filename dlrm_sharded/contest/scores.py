@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from dlrm_sharded.contest.cases import Case, Entry, Measurement, Outcome, Setting
-from dlrm_sharded.cost.base import standing_of
+from dlrm_sharded.cost.base import provenance_of
 from dlrm_sharded.files.json_files import replaced_file
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
 from dlrm_sharded.plans.plan_report import with_costs
@@ -70,7 +70,7 @@ def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str
 
 def _case_row(case: Case) -> dict[str, Any]:
     """Return what is known of a case before it is planned."""
-    topology, standing = case.task.topology, standing_of(case.planner.cost_model)
+    topology, provenance = case.task.topology, provenance_of(case.planner.cost_model)
     model = type(case.planner.cost_model).__name__
     return {
         "task": case.task_name,
@@ -81,7 +81,7 @@ def _case_row(case: Case) -> dict[str, Any]:
         "world_size": topology.world_size,
         "num_hosts": topology.world_size // topology.ranks_per_host,
         "missing_gib": max(0, case.task.table_bytes - sum(topology.rank_memory_bytes)) / GIB,
-        "cost_model": f"{standing.hardware}: {standing.short_text}" if standing else model,
+        "cost_model": f"{provenance.hardware}: {provenance.short_text}" if provenance else model,
     }
 
 

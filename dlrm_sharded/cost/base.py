@@ -13,6 +13,7 @@ from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError, UserError, shortened
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import (
     BWD_COMM,
@@ -22,14 +23,13 @@ from dlrm_sharded.plans.plan_cost import (
     INPUT_DIST,
     PlanCost,
 )
-from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
 
 class CostModel(Protocol):
     """Predicts the cost that `measuring.measure` would measure.
 
-    A cost model may have a `standing` and a method `caveat(topology)`, see `standing_of` and
+    A cost model may have a `provenance` and a method `caveat(topology)`, see `provenance_of` and
     `caveat_of`; an `AdditiveCostModel` says both of each task that it prices.
 
     Tables of the tasks have an access profile, measured or assumed; one that is additive assumes
@@ -72,7 +72,7 @@ class PricedTask:
         task: its tables all have an access profile, if the model reads profiles.
         communication: prices of exchanges between the ranks of this task.
         hosts: the ranks as `communication` sees them.
-        standing: origin of the prices and their expected error; None if nothing is known.
+        provenance: origin of the prices and their expected error; None if nothing is known.
         caveat: why the prices say little about these ranks; None if nothing is known. Reports
             repeat the sentence, and have no lower bound, as that is a prediction, too.
     """
@@ -82,7 +82,7 @@ class PricedTask:
     compute: ComputeModel = field(compare=False)
     communication: CommunicationModel = field(compare=False)
     hosts: Hosts = field(compare=False)
-    standing: Standing | None = field(default=None, compare=False)
+    provenance: CostProvenance | None = field(default=None, compare=False)
     caveat: str | None = field(default=None, compare=False)
 
     def with_task(self, task: ShardingTask) -> PricedTask:
@@ -185,6 +185,6 @@ def costs_name(model: CostModel) -> str:
     return str(getattr(model, "costs_name", type(model).__name__))
 
 
-def standing_of(model: CostModel | None) -> Standing | None:
+def provenance_of(model: CostModel | None) -> CostProvenance | None:
     """Return what a model says of the origin of its prices; None if it says nothing."""
-    return getattr(model, "standing", None)
+    return getattr(model, "provenance", None)

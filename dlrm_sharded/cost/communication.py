@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.cost.exchange_terms import (
     EXCHANGE_TERMS,
     LINKS,
@@ -27,6 +26,7 @@ from dlrm_sharded.cost.exchange_terms import (
     exchange_terms,
     reduce_terms,
 )
+from dlrm_sharded.cost.precision_conversions import ConversionTimes
 from dlrm_sharded.cost.workload import Exchange, Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
@@ -124,12 +124,12 @@ class CommunicationModel:
         )
 
     def with_precision(
-        self, precision: ExchangePrecision, codecs: Mapping[str, CodecTimes]
+        self, precision: ExchangePrecision, conversions: Mapping[str, ConversionTimes]
     ) -> CommunicationModel:
         """Return the model of exchanges whose numbers have a precision; volumes stay those of fp32.
 
         Args:
-            codecs: times to convert numbers to each precision and back; none where it has none.
+            conversions: times to convert numbers to each precision and back; 0 for others.
         """
         exchange, reduce = self.exchange.copy(), self.reduce.copy()
         for kind, direction in zip(STEP_EXCHANGES, DIRECTIONS, strict=True):
@@ -139,10 +139,10 @@ class CommunicationModel:
             reduce[i, _REDUCE_PART != _FIXED] *= EXCHANGE_BYTES[reduced] / EXCHANGE_BYTES["fp32"]
             # A rank has the vectors of its own columns before the exchange and those of its samples
             # after it. Their gradients go the other way.
-            times = codecs.get(name, CodecTimes())
+            times = conversions.get(name, ConversionTimes())
             exchange[i, EXCHANGE_TERMS.index("own_bytes")] += times.of_columns(direction)
             exchange[i, EXCHANGE_TERMS.index("all_bytes")] += times.of_samples(direction)
-            times = codecs.get(reduced, CodecTimes())
+            times = conversions.get(reduced, ConversionTimes())
             byte_ms = times.of_columns(direction) + REDUCED_SHARE * times.of_samples(direction)
             if kind == FWD_COMM:  # gradients are gathered, not added up
                 byte_ms += times.reduce

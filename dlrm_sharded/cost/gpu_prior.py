@@ -14,7 +14,7 @@ from dlrm_sharded.cost.learned import ANY_VALUE, LearnedCostModel
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, GpuSpec, find_gpu_spec, gpu_specs
-from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def gpu_cost_model(
         device="cuda",
         ranges=dict.fromkeys(EXTENT, ANY_VALUE),
         measured_links=LINKS,
-        standing=Standing("prior", spec.device_name, (reason,), error=error),
+        provenance=CostProvenance("prior", spec.device_name, (reason,), error=error),
     )
 
 

@@ -8,20 +8,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dlrm_sharded.cost.base import PricedTask, workload_cost
-from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, gpu_codecs
 from dlrm_sharded.cost.communication import CommunicationModel
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves, Exchanges
 from dlrm_sharded.cost.exchange_terms import LINKS, Hosts
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import EXTENT, extent_of
+from dlrm_sharded.cost.precision_conversions import (
+    CPU_CONVERSIONS,
+    ConversionTimes,
+    gpu_conversions,
+)
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.hardware.artifact_kinds import other_device_caveat
 from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, find_gpu_spec, gpu_specs
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
 log = logging.getLogger(__name__)
@@ -47,7 +51,7 @@ class LearnedCostModel:
         ranges: lowest and highest fitted value, by name of `features.EXTENT`.
         measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
-        standing: origin of the prices and their expected error.
+        provenance: origin of the prices and their expected error.
         correction: factors that measured runs decided, of the parts of a time, by direction or
             exchange; None without runs. The prices have these factors already.
     """
@@ -60,11 +64,11 @@ class LearnedCostModel:
     device: str
     ranges: dict[str, tuple[float, float]]
     measured_links: tuple[str, ...]
-    standing: Standing | None = None
+    provenance: CostProvenance | None = None
     correction: Mapping[str, Sequence[float]] | None = None
 
     def __repr__(self) -> str:
-        prices = "unknown prices" if self.standing is None else self.standing.text
+        prices = "unknown prices" if self.provenance is None else self.provenance.text
         runs = "no runs" if self.correction is None else "measured runs"
         return f"LearnedCostModel of {self.name} ({self.device})\n  {prices}\n  corrected by {runs}"
 
@@ -76,7 +80,7 @@ class LearnedCostModel:
             compute=self.compute,
             communication=self.communication_at(EvenVolumes.of_task(task), task.exchange_precision),
             hosts=Hosts.from_topology(task.topology, measured=self.measured_links),
-            standing=self.standing,
+            provenance=self.provenance,
             caveat=self.caveat(task.topology),
         )
 
@@ -85,7 +89,7 @@ class LearnedCostModel:
     ) -> CommunicationModel:
         """Return the prices of exchanges in a precision, near even volumes."""
         lines = self.communication.at(even)
-        return lines if precision.is_exact else lines.with_precision(precision, _codecs(self))
+        return lines if precision.is_exact else lines.with_precision(precision, _conversions(self))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
@@ -147,13 +151,13 @@ class LearnedCostModel:
         return workload_cost(workload, self.compute, communication, hosts)
 
 
-def _codecs(model: LearnedCostModel) -> Mapping[str, CodecTimes]:
+def _conversions(model: LearnedCostModel) -> Mapping[str, ConversionTimes]:
     """Return the measured times to convert numbers, or what to expect of the hardware."""
     if model.device == "cpu":
-        return CPU_CODECS
+        return CPU_CONVERSIONS
     if isinstance(model.communication, ExchangeCurves):
-        return gpu_codecs(model.communication.host.spec.memory_gb_per_s)
-    return gpu_codecs((find_gpu_spec(model.name) or gpu_specs()[GENERIC]).memory_gb_per_s)
+        return gpu_conversions(model.communication.host.spec.memory_gb_per_s)
+    return gpu_conversions((find_gpu_spec(model.name) or gpu_specs()[GENERIC]).memory_gb_per_s)
 
 
 def _number(value: float) -> str:

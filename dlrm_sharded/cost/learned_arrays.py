@@ -1,4 +1,4 @@
-"""Calibrated cost models as the content of artefacts."""
+"""Calibrated cost models as the content of artifacts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CURVES = "curves."
 
 
 def learned_features(device: str) -> dict[str, list[str]]:
-    """Return the names of a model's inputs on a type of device, for the header of its artefact."""
+    """Return the names of a model's inputs on a type of device, for the header of its artifact."""
     work = DEVICE_WORK[device]
     return {
         "work": list(work.terms),
@@ -42,7 +42,7 @@ def learned_features(device: str) -> dict[str, list[str]]:
 
 
 def to_arrays(compute: ComputeModel, exchanges: Exchanges) -> Arrays:
-    """Return the arrays for an artefact's file."""
+    """Return the arrays for an artifact's file."""
     arrays: Arrays = {key: getattr(compute, key) for key in _OF_PROFILES}
     for direction, net in zip(DIRECTIONS, compute.nets, strict=True):
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
@@ -65,7 +65,7 @@ def to_arrays(compute: ComputeModel, exchanges: Exchanges) -> Arrays:
 
 
 def model_of_artifact(read: Artifact, spec: GpuSpec | None = None) -> LearnedCostModel:
-    """Return the model that an artefact describes, without its standing.
+    """Return the model that an artifact describes, without its provenance.
 
     Args:
         spec: the GPU whose exchanges are curves; None for lines.

@@ -1,6 +1,6 @@
 """A file of prices: a cost model as a run had it, by which the run's plan can be made again.
 
-The prices of a run follow from an artefact or a data sheet, the probes of the hardware, the
+The prices of a run follow from an artifact or a data sheet, the probes of the hardware, the
 versions of kernels, and earlier runs. All of these change with time. The file has the numbers that
 came out.
 """
@@ -26,7 +26,7 @@ from dlrm_sharded.hardware.artifact import (
 )
 from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
-from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 
 PRICES = Kind(
     "prices",
@@ -70,14 +70,16 @@ def read_prices(path: Path) -> LearnedCostModel:
         DataError: the file is missing, damaged, or of a version with other prices.
     """
     read = read_artifact(path, kind=PRICES, features=learned_features)
-    meta, standing, spec = read.meta, None, None
+    meta, provenance, spec = read.meta, None, None
     with built_from(read, PRICES):  # files of 0.2 have further fields
         if meta["standing"] is not None:
-            standing = read_form(meta["standing"], Standing, name="standing", may_have_others=True)
+            provenance = read_form(
+                meta["standing"], CostProvenance, name="standing", may_have_others=True
+            )
         if meta["gpu"] is not None:
             spec = read_form(meta["gpu"], GpuSpec, name="gpu", may_have_others=True)
         model = model_of_artifact(read, spec)
-        return dataclasses.replace(model, standing=standing, correction=meta["correction"])
+        return dataclasses.replace(model, provenance=provenance, correction=meta["correction"])
 
 
 def _content(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
@@ -93,7 +95,7 @@ def _content(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
         "features": learned_features(model.device),
         "ranges": model.ranges,
         "measured_links": model.measured_links,
-        "standing": model.standing and model.standing.to_json(),
+        "standing": model.provenance and model.provenance.to_json(),
         "gpu": gpu,
         "correction": model.correction,
     }

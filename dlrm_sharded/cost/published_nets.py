@@ -24,16 +24,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.prior import standing_of_artifact
+from dlrm_sharded.cost.prior import provenance_of_artifact
 from dlrm_sharded.cost.trial import try_predicting
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import Arrays, built_from, load_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_caveat
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import BWD_COMM, BWD_COMPUTE, FWD_COMM, FWD_COMPUTE, PlanCost
-from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
@@ -100,7 +100,7 @@ class NeuroShardCostModel:
     Args:
         name: name of the hardware that the nets were trained for.
         device: type of the device that computed there, "cpu" or "cuda".
-        standing: origin of the prices and their expected error.
+        provenance: origin of the prices and their expected error.
     """
 
     costs_name: ClassVar[str] = "neuroshard"
@@ -108,7 +108,7 @@ class NeuroShardCostModel:
     nets: PaperNets
     name: str
     device: str
-    standing: Standing | None = None
+    provenance: CostProvenance | None = None
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; the redistribution of ids is not modeled.
@@ -205,7 +205,7 @@ def neuroshard_cost_model(context: RunContext, artifact: str | None = None) -> N
             nets,
             name=loaded.meta["hardware"],
             device=loaded.meta["device"],
-            standing=standing_of_artifact(loaded),
+            provenance=provenance_of_artifact(loaded),
         )
         try_predicting(model.predict_workload, [1, *map(int, nets.communication)])
         return model
@@ -225,7 +225,7 @@ def columns_by_rank(workload: Workload) -> Floats:
 
 
 def to_arrays(nets: PaperNets) -> Arrays:
-    """Return the arrays for an artefact's file."""
+    """Return the arrays for an artifact's file."""
     return {key: value.numpy() for key, value in nets.state_dict().items()}
 
 

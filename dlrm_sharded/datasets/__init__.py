@@ -1,5 +1,5 @@
 """Datasets yield batches and access profiles: users' files of columns, synthetic tables, MLPerf's
 and Meta's files; there are sets of tasks too.
 
-This room knows neither models nor plans.
+It knows neither models nor plans.
 """

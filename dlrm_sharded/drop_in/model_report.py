@@ -40,7 +40,7 @@ class ModelReport:
     @property
     def error(self) -> float | None:
         """Expected relative error of the predicted critical path; None if it is not known."""
-        return None if self.details.standing is None else self.details.standing.error
+        return None if self.details.provenance is None else self.details.provenance.error
 
     @property
     def bound_ms(self) -> float | None:
@@ -71,8 +71,8 @@ class ModelReport:
             f", predicted critical path {details.cost.critical_path_ms:.2f} ms, cost "
             f"{details.cost.cost_ms:.2f} ms"
         )
-        if details.standing is not None:
-            text += f" ({details.standing.short_text})"
+        if details.provenance is not None:
+            text += f" ({details.provenance.short_text})"
         if details.caveat is not None:
             return f"{text} (see the caveat)"
         if details.gap is None:

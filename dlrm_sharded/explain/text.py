@@ -30,8 +30,8 @@ def forecast(report: PlanReport) -> str | None:
     if report.cost is None:
         return None
     text = f"predicted {report.cost.cost_ms:.2f} ms{rounding(report.exchange_precision)}"
-    if report.standing is not None:
-        text += f" ({report.standing.short_text})"
+    if report.provenance is not None:
+        text += f" ({report.provenance.short_text})"
     if report.caveat is not None:
         return f"{text} (see the caveat)"
     if report.gap is None:
@@ -195,8 +195,8 @@ def explain(
         lines.append(f"Every rank has a replica of {', '.join(plan.replicated_tables)}.")
     if report.caveat is not None:
         lines += ["", f"**Caveat**: {report.caveat}.", ""]
-    if report.standing is not None:
-        lines += ["", f"**Prices**: {report.standing.text}.", ""]
+    if report.provenance is not None:
+        lines += ["", f"**Prices**: {report.provenance.text}.", ""]
     if cost is not None:
         slowest_first.sort(key=lambda rank: -cost.per_rank[rank].total_ms)
         slowest = slowest_first[0]

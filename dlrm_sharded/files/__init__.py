@@ -1,7 +1,7 @@
 """Defines the errors, and reads and writes files: JSON as dataclasses and whole, lines of JSON,
 caches, provenance.
 
-It knows no other room.
+It imports no other package.
 
 json_forms.py    reads JSON into dataclasses, with messages that say the place
 limited.py       annotations of forms: counts, positive numbers, finite numbers, texts

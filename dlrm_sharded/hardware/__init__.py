@@ -1,5 +1,5 @@
 """Says what a machine is, by its fingerprint, its probe and the data sheets of GPUs, and finds
-the artefacts that were fitted on one.
+the artifacts that were fitted on one.
 
 The stages of a plan are measured in `measuring`.
 

@@ -1,8 +1,8 @@
-"""Artefacts: fitted cost models and trained policies, each in one safetensors file.
+"""Artifacts: fitted cost models and trained policies, each in one safetensors file.
 
-The header of the file says on what hardware, and from what, the artefact was made. Artefacts are
+The header of the file says on what hardware, and from what, the artifact was made. Artifacts are
 searched in the folder that a run names, then in the package. Commands name `calibration/` of the
-working directory, where they write artefacts; Python names none by itself.
+working directory, where they write artifacts; Python names none by itself.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ CALIBRATED = Path("calibration")
 
 Arrays = dict[str, NDArray[Any]]
 Features = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
-"""Names of the arrays' axes, or a function of the artefact's device that returns them."""
+"""Names of the arrays' axes, or a function of the artifact's device that returns them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """The content of an artefact's file.
+    """The content of an artifact's file.
 
     Args:
         meta: kind, hardware, names of features, accuracy on held-out data, and provenance.
@@ -62,7 +62,7 @@ class Artifact:
 
     @property
     def hardware(self) -> Hardware:
-        """Return the hardware that the artefact was made on."""
+        """Return the hardware that the artifact was made on."""
         return Hardware.from_meta(self.meta)
 
 
@@ -72,7 +72,7 @@ def artifact_name(kind: str, hardware: str) -> str:
 
 
 def name_in_folder(folder: Path, kind: Kind, hardware: Hardware) -> str:
-    """Return a name for an artefact whose file replaces none of other hardware with its name."""
+    """Return a name for an artifact whose file replaces none of other hardware with its name."""
     name, ours = artifact_name(kind.name, hardware.name), hardware.fingerprint
     theirs = None
     with contextlib.suppress(DataError):
@@ -92,7 +92,7 @@ def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, A
 
 
 def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
-    """Read an artefact and check its checksum, its kind, its features and its numbers.
+    """Read an artifact and check its checksum, its kind, its features and its numbers.
 
     Args:
         features: as this version computes them.
@@ -114,7 +114,7 @@ def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
 
 @contextlib.contextmanager
 def built_from(artifact: Artifact, kind: Kind) -> Iterator[None]:
-    """Report the artefact as damaged if the block cannot build or try what it describes.
+    """Report the artifact as damaged if the block cannot build or try what it describes.
 
     Raises:
         DataError: an array or a field is missing or has a wrong shape, or a result is no number.
@@ -133,7 +133,7 @@ def built_from(artifact: Artifact, kind: Kind) -> Iterator[None]:
 def find_artifact(
     kind: Kind, hardware: Hardware | None, device: str, calibrated: Path | None = None
 ) -> Path:
-    """Return the path of the artefact that fits best.
+    """Return the path of the artifact that fits best.
 
     That is one of the same hardware, else one with the same fingerprint, else the one of the same
     type of device whose probe is the closest, else any. Among those of the same hardware, one comes
@@ -146,7 +146,7 @@ def find_artifact(
         calibrated: see `RunContext`.
 
     Raises:
-        DataError: there is no artefact of this kind, or one that is damaged.
+        DataError: there is no artifact of this kind, or one that is damaged.
     """
     metas = dict(_metas(kind, calibrated))
     if not metas:
@@ -189,7 +189,7 @@ def _metas(kind: Kind, calibrated: Path | None) -> Iterator[tuple[Path, dict[str
 def load_artifact(
     artifact: str | None, kind: Kind, features: Features, context: RunContext, *, warns: bool = True
 ) -> Artifact:
-    """Read a named artefact, or the one that fits the run's hardware; warn if the run differs.
+    """Read a named artifact, or the one that fits the run's hardware; warn if the run differs.
 
     Args:
         warns: whether to say which one it is, and to warn; measurements of the run's hardware may
@@ -218,7 +218,7 @@ def load_artifact(
 
 
 def caveats_of(loaded: Artifact, kind: Kind, context: RunContext) -> Iterator[str]:
-    """Yield what to know of an artefact of another device, other hardware or another optimizer.
+    """Yield what to know of an artifact of another device, other hardware or another optimizer.
 
     Without hardware, as for a plan that is made elsewhere, the device and the optimizer are all
     that can differ.
@@ -272,7 +272,7 @@ def _contents(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def artifact_kind(path: Path) -> str | None:
-    """Return the name of the kind that an artefact's header states; None if it cannot be read."""
+    """Return the name of the kind that an artifact's header states; None if it cannot be read."""
     try:
         return str(_contents(path)[1].get("kind"))
     except (OSError, SafetensorError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The kinds of artefacts, and what messages say about them."""
+"""The kinds of artifacts, and what messages say about them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RETUNE = "init_from=packaged costs=predicted schedule.num_rounds=3"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of artefact, and the texts of messages about it.
+    """A kind of artifact, and the texts of messages about it.
 
     Args:
         name: beginning of the names of its files.
-        noun: what users call such an artefact.
+        noun: what users call such an artifact.
         made_with: command that makes one.
         other_device, other_hardware: consequence for a run on another device or other hardware
-            than the artefact's, for which it is a prior, and what to do.
+            than the artifact's, for which it is a prior, and what to do.
         other_optimizer: likewise for another optimizer; {optimizer} stands for that of the run.
         required: further keys that the header must have.
     """

@@ -25,7 +25,7 @@ class Hardware:
     probe: Probe | None = None
 
     def to_meta(self) -> dict[str, Any]:
-        """Return the entries for the header of an artefact."""
+        """Return the entries for the header of an artifact."""
         return {
             "hardware": self.name,
             "fingerprint": None if self.fingerprint is None else self.fingerprint.to_json(),

@@ -35,12 +35,12 @@ GATHERS = ("gather_gb_per_s", "cached_gather_gb_per_s")
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The outcome of a comparison of a run's hardware with that of an artefact.
+    """The outcome of a comparison of a run's hardware with that of an artifact.
 
     Args:
         reasons: sentences that say what differs ("here" is the run); empty if nothing does.
         has_same_fingerprint: whether only the probes differ, or one is missing.
-        speeds: figures of the run's probe over those of the artefact's, by name; empty without
+        speeds: figures of the run's probe over those of the artifact's, by name; empty without
             two probes of one type of device.
     """
 
@@ -60,7 +60,7 @@ class Match:
 
     @property
     def compute_factor(self) -> float:
-        """Time of lookups here over that of the artefact's hardware; 1 if it is not known.
+        """Time of lookups here over that of the artifact's hardware; 1 if it is not known.
 
         Lookups read rows partly from memory and partly from caches, hence the geometric mean.
         """
@@ -74,7 +74,7 @@ class Match:
 
 
 def compare(ours: Hardware | None, theirs: Hardware) -> Match:
-    """Compare the hardware of a run, if it is known, with that of an artefact.
+    """Compare the hardware of a run, if it is known, with that of an artifact.
 
     What one side does not know does not count. A side without a fingerprint or without a probe is
     never the same.
@@ -94,7 +94,7 @@ def compare(ours: Hardware | None, theirs: Hardware) -> Match:
         return Match(reasons, has_same_fingerprint=not differing)
     speeds = _speeds(ours.probe, theirs.probe)
     slower_or_faster = tuple(
-        f"{name}: {speed:.2g} x the speed of the artefact's machine"
+        f"{name}: {speed:.2g} x the speed of the artifact's machine"
         for name, speed in speeds.items()
         if max(speed, 1 / speed) > EXCHANGE_BOUNDS.get(name, BOUND)
     )

@@ -38,7 +38,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask, read_task
 from dlrm_sharded.ranks.agreement import all_or_none
 from dlrm_sharded.ranks.distributed import Rank, has_core_for_each
-from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
+from dlrm_sharded.ranks.machine_load import LoadWatch, MachineLoad
 from dlrm_sharded.runs.rounds import Round, rounds_file
 from dlrm_sharded.runs.terminal import prediction_text
 
@@ -52,8 +52,8 @@ def measure(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
     """
     rank = prepared.rank
 
-    def measured_once() -> tuple[MeasuredCost, Surroundings]:
-        watch = SurroundingsWatch(rank.device)
+    def measured_once() -> tuple[MeasuredCost, MachineLoad]:
+        watch = LoadWatch(rank.device)
         measured = _measure_embeddings(prepared.settings, rank, planned.task, built)
         found = watch.conclude()
         return dataclasses.replace(measured, gpus=found.gpus), found
@@ -130,7 +130,7 @@ def measure_round(
                     step_ms=trained.step_ms,
                     step_spread=samples_per_s / trained.samples_per_s_p10 - 1,
                     samples_per_s=samples_per_s,
-                    **dataclasses.asdict(trained.surroundings),
+                    **dataclasses.asdict(trained.machine_load),
                     seconds=time.perf_counter() - began,
                     attempt=attempt,
                 )

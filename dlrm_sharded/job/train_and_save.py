@@ -70,7 +70,7 @@ def train(
     if rank.is_zero:
         estimated = planned.memory.estimated_peak_bytes(on_cuda=rank.device.type == "cuda")
         log.info("%s", used_text(estimated, result.peak_gib, result.reserved_gib))
-        if (slowed := result.surroundings.slowed_gpu) is not None:
+        if (slowed := result.machine_load.slowed_gpu) is not None:
             log.warning("the throughput may be too low: %s", slowed)
     return result
 

@@ -73,7 +73,7 @@ class MeasuredCost:
         exposed: stages whose times contain host time on a GPU all the same.
         change: factor between the computation of the first and of the second half of the
             iterations on the median rank, at least 1.
-        gpus: see `Surroundings`.
+        gpus: see `MachineLoad`.
     """
 
     cost: PlanCost

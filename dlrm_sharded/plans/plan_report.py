@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
 
 
@@ -145,7 +145,7 @@ class PlanReport:
         solve_s: time that the sharder took.
         costs: name of the costs that the sharder planned by; None if it used none.
         cost: predicted cost; None without a cost model.
-        standing: origin of the cost model behind `cost`; None if the model does not say.
+        provenance: origin of the cost model behind `cost`; None if the model does not say.
         caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
         lower_bound_ms: lower bound of `cost_ms` for all valid plans, without its `excess_ms`; None
             if not known.
@@ -159,7 +159,7 @@ class PlanReport:
     solve_s: float
     costs: str | None = None
     cost: PlanCost | None = None
-    standing: Standing | None = None
+    provenance: CostProvenance | None = None
     caveat: str | None = None
     lower_bound_ms: float | None = None
     diagnosis: Diagnosis | None = None
@@ -177,7 +177,7 @@ class PlanReport:
         gap = (
             "no lower bound" if self.gap is None else f"{100 * self.gap:.1f} % above a lower bound"
         )
-        costs = "unknown costs" if self.standing is None else self.standing.text
+        costs = "unknown costs" if self.provenance is None else self.provenance.text
         return f"PlanReport: {self.made_by}, in {self.solve_s:.2g} s\n  {cost}, {gap}\n  {costs}"
 
     @property
@@ -214,7 +214,7 @@ def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
         "lower_bound_ms": report.lower_bound_ms,
         "gap": report.gap,
         "caveat": report.caveat,
-        "prices": None if report.standing is None else report.standing.to_json(),
+        "prices": None if report.provenance is None else report.provenance.to_json(),
         "profiles": None if report.profile_value is None else report.profile_value.to_json(),
         "predicted": None if report.cost is None else report.cost.to_json(),
         "made_from": None if report.made_from is None else dataclasses.asdict(report.made_from),

@@ -51,12 +51,12 @@ class RunResult:
         stages_ms: time of each stage, the max over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
-        prices: what the prices of the prediction are, see `Standing.short_text`.
+        prices: what the prices of the prediction are, see `CostProvenance.short_text`.
         prices_digest: see `MadeFrom`; runs whose prices differ have predictions that do, too.
         expected_error: of `predicted_critical_path_ms`, relative.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
-        hosts, began_s, core_wait: see `Surroundings`, of the training.
+        hosts, began_s, core_wait: see `MachineLoad`, of the training.
         gpus: states of each rank's GPU around a measurement, "embedding_cost" and "training".
         ids_out_of_range: number of ids that each table lacks, for which row 0 was looked up.
         steps: number of steps of the whole training, with those before an interruption.
@@ -181,9 +181,9 @@ def run_result(
     Args:
         of_run: further values, by their keys.
     """
-    cost, predicted, standing = measured.cost, report.cost, report.standing
+    cost, predicted, provenance = measured.cost, report.cost, report.provenance
     evaluation = training.evaluation
-    gpus = {"embedding_cost": measured.gpus, "training": training.surroundings.gpus}
+    gpus = {"embedding_cost": measured.gpus, "training": training.machine_load.gpus}
     return RunResult(
         world_size=plan.world_size,
         **{key: getattr(report, key) for key in ("sharder", "costs", "lower_bound_ms", "gap")},
@@ -197,14 +197,14 @@ def run_result(
         measured_iterations=measured.iterations,
         predicted_ms=None if predicted is None else predicted.cost_ms,
         **({} if predicted is None else _times_of(predicted, "predicted_")),
-        prices=None if standing is None else standing.short_text,
-        expected_error=None if standing is None else standing.error,
+        prices=None if provenance is None else provenance.short_text,
+        expected_error=None if provenance is None else provenance.error,
         prices_digest=None if report.made_from is None else report.made_from.prices_digest,
         **{key: getattr(training, key) for key in OF_TRAINING},
         steps=training.num_steps,
         auroc=evaluation.auroc,
         normalized_entropy=evaluation.normalized_entropy,
-        **dataclasses.asdict(training.surroundings)
+        **dataclasses.asdict(training.machine_load)
         | {"gpus": gpus if any(gpus.values()) else None},
         **dataclasses.asdict(training.options),
         versions=versions(),

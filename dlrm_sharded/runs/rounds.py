@@ -38,7 +38,7 @@ class Round:
         place: how many runs were measured before this one in the round.
         spread: the largest of the stages' interquartile ranges, relative to their medians.
         step_spread: how much longer the slowest tenth of the steps took than the median, relative.
-        hosts, began_s, core_wait, gpus: see `Surroundings`, of the steps.
+        hosts, began_s, core_wait, gpus: see `MachineLoad`, of the steps.
         seconds: how long the measurement took, with building the model.
         attempt: 1 if the round was disturbed and this is its repetition, else 0.
     """

@@ -225,8 +225,8 @@ class RunWriter(EventFile):
         if report.cost is not None:
             figures["plan/predicted_ms"] = report.cost.cost_ms
             figures |= _cost_scalars("predicted", report.cost)
-        if report.standing is not None:
-            figures["plan/expected_error"] = report.standing.error
+        if report.provenance is not None:
+            figures["plan/expected_error"] = report.provenance.error
         known = {tag: value for tag, value in figures.items() if value is not None}
         self._run_scalars |= known
         if not is_new:

@@ -36,7 +36,7 @@ def prediction_text(report: PlanReport, measured: PlanCost) -> tuple[str, bool]:
     ]
     text = f"predicted {', '.join(errors)}"
     least_ms, most_ms = sorted((predicted["critical path"], found["critical path"]))
-    expected = None if report.standing is None else report.standing.error
+    expected = None if report.provenance is None else report.provenance.error
     if expected is None or most_ms <= least_ms * (1 + max(expected, CLOCK_ERROR)):
         return text, False
     apart = f"a factor of {most_ms / least_ms:.2f} apart, beyond the expected {1 + expected:.2f}"

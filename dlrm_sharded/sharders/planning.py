@@ -19,7 +19,7 @@ from dlrm_sharded.cost.base import (
     is_additive,
     predict_plan,
     price,
-    standing_of,
+    provenance_of,
     with_assumed_profiles,
 )
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -141,13 +141,13 @@ class Planner:
         given, task = with_precisions(given, plan), with_precisions(task, plan)
         model, priced = self.cost_model, price(self.cost_model, task)
         if priced is None:
-            standing, caveat = standing_of(model), caveat_of(model, task.topology)
+            provenance, caveat = provenance_of(model), caveat_of(model, task.topology)
         else:
-            standing, caveat = priced.standing, priced.caveat
+            provenance, caveat = priced.provenance, priced.caveat
         cost = bound_ms = diagnosis = profile_value = None
         if model is not None:
             cost = predict_plan(model, plan, task)
-            cost = with_expected_excess(cost, standing.rank_error if standing else None)
+            cost = with_expected_excess(cost, provenance.rank_error if provenance else None)
         if priced is not None:
             # A bound of times that do not hold here would read as one of the real times.
             bound_ms = None if caveat else lower_bound_ms(priced)
@@ -159,7 +159,7 @@ class Planner:
             solve_s=solve_s,
             costs=self.costs,
             cost=cost,
-            standing=standing,
+            provenance=provenance,
             caveat=caveat,
             lower_bound_ms=bound_ms,
             diagnosis=diagnosis,

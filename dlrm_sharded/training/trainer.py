@@ -25,7 +25,7 @@ from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.model.dense_graph import release_graphs
 from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.ranks.surroundings import Surroundings, SurroundingsWatch
+from dlrm_sharded.ranks.machine_load import LoadWatch, MachineLoad
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.id_report import IdReport
 from dlrm_sharded.training.metrics import log_evaluation
@@ -119,7 +119,7 @@ class Trainer:
         """
         torch.backends.cuda.matmul.allow_tf32 = self.config.tf32
         self.model.train()
-        watch = SurroundingsWatch(self.rank.device)
+        watch = LoadWatch(self.rank.device)
         # A False would show the bar to users who set TQDM_DISABLE.
         hidden = {} if self.rank.is_zero else {"disable": True}
         with ExitStack() as stack:
@@ -318,7 +318,7 @@ class Trainer:
             log.info(f"{text}not better; %s", step, self.config.patience, self._best)
         return True
 
-    def _result(self, surroundings: Surroundings) -> TrainingResult:
+    def _result(self, machine_load: MachineLoad) -> TrainingResult:
         median_ms = self._steady.percentile_ms(50)
         overall, of_slow_ones = self._steady.samples_per_s(self.batch_size)
         peak_gib, reserved_gib = peak_memory_gib(self.rank)
@@ -334,7 +334,7 @@ class Trainer:
             best=self._best,
             peak_gib=peak_gib,
             reserved_gib=reserved_gib,
-            surroundings=surroundings,
+            machine_load=machine_load,
             ids_out_of_range=dict(self._ids.counts),
             unsaved=self.checkpoints.failure if self.checkpoints else None,
         )

@@ -15,7 +15,7 @@ from dlrm_sharded.checkpoint.storage import num_not_finite
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.ranks.surroundings import Surroundings
+from dlrm_sharded.ranks.machine_load import MachineLoad
 from dlrm_sharded.training.best import Best
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.step_choice import StepOptions
@@ -48,7 +48,7 @@ class TrainingResult:
     loss: float
     evaluation: Evaluation
     peak_gib: float
-    surroundings: Surroundings
+    machine_load: MachineLoad
     ids_out_of_range: Mapping[str, int] = field(default_factory=dict)
     reserved_gib: float | None = None
     best: Best | None = None

@@ -18,7 +18,7 @@ from dlrm_sharded.plans.task import ShardingTask, with_optimizer
 from dlrm_sharded.sharders.base import uses_costs
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
-from tests.unit.made_up import tables_of, task_of, with_topology
+from tests.unit.synthetic import tables_of, task_of, with_topology
 
 FULL = "torchrec;full=true"
 SHARDERS = [*options_of("sharder"), FULL]

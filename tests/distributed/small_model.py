@@ -32,7 +32,7 @@ from dlrm_sharded.training.training_result import TrainingResult
 from tests.cuda import streams_on
 from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered
-from tests.unit.made_up import column_shards
+from tests.unit.synthetic import column_shards
 
 A, B, C = "user.id", "ö. /a b,c=2", "type"
 """Names that torch refuses for modules, or that are unlike words: what users see are these."""

@@ -88,7 +88,7 @@ def test_finds_mistakes(mistake):
 
 
 def train_command(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[[Rank], Any]:
-    """Return the command of a made-up rank; all ranks read the batches of rank 0."""
+    """Return the command of a synthetic rank; all ranks read the batches of rank 0."""
     with open_dict(cfg):
         del cfg["hydra"]  # as Hydra does before it calls the command
     batch = SyntheticDataset.batch

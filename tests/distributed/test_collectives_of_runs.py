@@ -1,6 +1,6 @@
 """All ranks issue the same collectives while a run goes on, is traced, saved and preempted.
 
-The whole command runs on made-up ranks, see `fake_job`. As these receive what rank 0 sends, each
+The whole command runs on synthetic ranks, see `fake_job`. As these receive what rank 0 sends, each
 rank writes its parts of a checkpoint to a folder of its own, and all go on from a checkpoint that a
 job of one rank has written.
 """

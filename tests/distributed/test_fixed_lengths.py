@@ -27,7 +27,7 @@ from tests.distributed.small_model import (
 )
 from tests.preloaded.ranks import gathered, run_ranks
 from tests.unit.datasets.sharing import Sharing
-from tests.unit.made_up import column_shards
+from tests.unit.synthetic import column_shards
 
 NUM_BATCHES = 5
 OF_HOST = ("tolist", "item", "__bool__", "__int__", "__index__")

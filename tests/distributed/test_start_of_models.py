@@ -20,7 +20,7 @@ from tests.first_runs import count_measurements
 from tests.preloaded.ranks import gathered, run_ranks
 from tests.unit.calibration.cases import ELSEWHERE, on_other_hardware
 from tests.unit.cost.hardware import measured_plans
-from tests.unit.drop_in.made_up import bags
+from tests.unit.drop_in.synthetic import bags
 from tests.unit.hardware.test_torch_defaults import set_everything, switches
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def plan_after_setting_everything(rank: Rank, cache: str) -> list[Any]:
         plan, report = plan_model(model, batch_size=64, patience=1, **options)
         changed = [key for key, value in switches().items() if before[key] != value]
         placed = {name: list(table.ranks) for name, table in plan.plan[""].items()}
-        found[start] = (report.details.standing, placed, len(measured), changed)
+        found[start] = (report.details.provenance, placed, len(measured), changed)
         if start == "prior" and rank.is_zero:
             context = context_of_topology(report.task.topology, "rowwise_adagrad")
             for run in on_other_hardware(measured_plans(12, 0, seed=5), ELSEWHERE):
@@ -77,11 +77,11 @@ def test_ranks_measure_once_and_keep_what_their_user_has_set(tmp_path: Path) -> 
     first, (other, *_) = run_ranks(plan_after_setting_everything, 2, str(tmp_path))
     found, [probe, *_], kinds = first
     assert other == found
-    standings, measured = ({start: of[i] for start, of in found.items()} for i in (0, 2))
+    provenances, measured = ({start: of[i] for start, of in found.items()} for i in (0, 2))
     assert not any(changed for *_, changed in found.values())
-    assert {standings[start].kind for start in ("not fused", "too short", "prior")} == {"prior"}
-    assert standings["journal"].num_runs > 0
-    assert [standings[start].kind for start in ("measured", "again")] == ["measured"] * 2
+    assert {provenances[start].kind for start in ("not fused", "too short", "prior")} == {"prior"}
+    assert provenances["journal"].num_runs > 0
+    assert [provenances[start].kind for start in ("measured", "again")] == ["measured"] * 2
     assert measured["not fused"] == 0
     assert measured["too short"] == measured["journal"] <= 2
     assert measured["again"] == measured["measured"] >= measured["journal"] + 8

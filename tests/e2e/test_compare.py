@@ -16,7 +16,7 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task, with
 from dlrm_sharded.ranks.process import start_ticks
 from dlrm_sharded.testing import small_tasks
 from tests import preloaded
-from tests.unit.made_up import tables_of
+from tests.unit.synthetic import tables_of
 
 pytestmark = pytest.mark.slow
 

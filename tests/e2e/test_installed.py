@@ -143,8 +143,10 @@ def test_calibrates(installation):
     """Both steps run; too few plans end the second one, which then fits costs of 0.2."""
     output = installation.run("dlrm-calibrate", *COLLECTION, "architecture=neuroshard", exit_code=2)
     assert "a fit needs 100;" in output
-    write_costs(installation.folder / "made_up.parquet", measured_plans(120, 60, seed=0), MANIFEST)
-    installation.run("dlrm-calibrate", "costs=made_up.parquet")
+    write_costs(
+        installation.folder / "synthetic.parquet", measured_plans(120, 60, seed=0), MANIFEST
+    )
+    installation.run("dlrm-calibrate", "costs=synthetic.parquet")
     assert list((installation.folder / "calibration").glob("prices-*"))
 
 

@@ -17,9 +17,9 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.task import ShardingTask
-from tests.odd_tasks import odd_task
+from tests.stress_tasks import stress_task
 from tests.unit.commands.conftest import composed_config
-from tests.unit.made_up import mlperf_task, with_topology
+from tests.unit.synthetic import mlperf_task, with_topology
 
 pytestmark = pytest.mark.slow
 
@@ -61,9 +61,9 @@ def test_the_mean_gap_is_at_most_a_point_above_the_recorded_one():
     assert mean(gaps) <= RECORDED_GAP + 0.01, gaps
 
 
-def test_small_odd_tasks_cost_no_more_than_by_the_best_other_sharder_in_the_mean():
+def test_small_stress_tasks_cost_no_more_than_by_the_best_other_sharder_in_the_mean():
     """Few tables on many ranks, wide beside busy ones, little memory."""
-    drawn = (odd_task(seed) for seed in itertools.count(20_000))
+    drawn = (stress_task(seed) for seed in itertools.count(20_000))
     small = (task for task in drawn if len(task.tables) * task.topology.world_size <= 60)
     ratios = []
     for task in itertools.islice(small, 12):

@@ -43,7 +43,7 @@ def train_policy(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded
     return preloaded.run(*COMMAND, *overrides, cwd=folder, env=environment(), exit_code=exit_code)
 
 
-def artefact_of(folder: Path) -> Path:
+def artifact_of(folder: Path) -> Path:
     """Return the only file in the folder."""
     (path,) = (folder / "made").iterdir()
     assert path.suffix == ARTIFACT_SUFFIX
@@ -70,7 +70,7 @@ def test_writes_a_policy(kind, tmp_path):
     assert "3/3" in shown
     assert "best heuristic" in shown
     assert shown.count("extrapolates") <= 1  # not once for every plan
-    path = artefact_of(tmp_path)
+    path = artifact_of(tmp_path)
     assert str(path.relative_to(tmp_path)) in shown
     written = header(path)
     hardware = device_name(torch.device("cpu"))
@@ -95,7 +95,7 @@ def test_writes_a_policy(kind, tmp_path):
 def test_retunes_the_packaged_policy(tmp_path):
     quick = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "init_from=packaged"]
     done = train_policy(tmp_path, "policy=dreamshard", *quick)
-    written = header(artefact_of(tmp_path))
+    written = header(artifact_of(tmp_path))
     assert written["training"]["init_from"] == "packaged"
     before, after = written["initial_ms"], written["scores_ms"]["dreamshard"]
     shown = " ".join(done.output.split())
@@ -113,6 +113,6 @@ def test_measures_plans(tmp_path):
         *("schedule.num_rounds=1", "schedule.plans_per_round=1"),
         *("measure.iterations=2", "measure.warmup=1", "measure.time_budget_s=0.1"),
     )
-    written = header(artefact_of(tmp_path))
+    written = header(artifact_of(tmp_path))
     assert written["training"]["costs"] == "measured"
     assert curves_of(tmp_path).keys() == TAGS

@@ -223,12 +223,12 @@ def read_criteo(data: bytes, folder: Path) -> None:
     assert num_good + tally.num_malformed == tally.num_rows
 
 
-# Artefacts
+# Artifacts
 
 
 @functools.cache
 def _artifact(kind: str) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
-    """Return the file, the arrays and the description of the package's artefact of a kind."""
+    """Return the file, the arrays and the description of the package's artifact of a kind."""
     path = shipped(kind)
     with safe_open(path, framework="numpy") as file:
         meta = json.loads(file.metadata()[HEADER])
@@ -256,7 +256,7 @@ def _changed_arrays(draw: Callable[[Strategy], Any], arrays: dict[str, Any]) -> 
 
 @st.composite
 def artifacts(draw: Callable[[Strategy], Any]) -> tuple[str, bytes | None, Any, Any]:
-    """Draw a kind of artefact, and damaged bytes, or arrays with a description."""
+    """Draw a kind of artifact, and damaged bytes, or arrays with a description."""
     kind = draw(st.sampled_from(sorted(LOADERS)))
     data, arrays, fields = _artifact(kind)
     if draw(st.booleans()):
@@ -269,7 +269,7 @@ def artifacts(draw: Callable[[Strategy], Any]) -> tuple[str, bytes | None, Any, 
 
 
 def read_artifact_file(value: tuple[str, bytes | None, Any, Any], folder: Path) -> None:
-    """Load the artefact; a cost model that loads has to predict finite times."""
+    """Load the artifact; a cost model that loads has to predict finite times."""
     kind, data, arrays, fields = value
     path = folder / f"{kind}-x.safetensors"
     if data is None:

@@ -73,16 +73,16 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 @pytest.fixture(scope="session")
 def costs() -> tuple[Sample, ...]:
-    """Random plans with their times on the made-up hardware."""
+    """Random plans with their times on the synthetic hardware."""
     return measured_plans(200, 80, seed=0)
 
 
 @pytest.fixture(scope="session")
 def model(costs: tuple[Sample, ...]) -> LearnedCostModel:
-    """The packaged model of a CPU, fitted to plans on the made-up hardware."""
+    """The packaged model of a CPU, fitted to plans on the synthetic hardware."""
     prior = learned_cost_model(RunContext("cpu"), OF_A_CPU)
     fitted = fitted_to([observed_times(prior, each) for each in costs]).applied(prior)
-    return dataclasses.replace(fitted, name="made up", standing=None, correction=None)
+    return dataclasses.replace(fitted, name="synthetic", provenance=None, correction=None)
 
 
 @pytest.fixture(scope="session")

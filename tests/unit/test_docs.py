@@ -1,4 +1,4 @@
-"""The documentation is true where `zensical build --strict` cannot tell: menu, pictures, rooms."""
+"""The documentation is true where `zensical build --strict` cannot tell: menu, images, packages."""
 
 import ast
 import re
@@ -10,17 +10,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md"]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
-ROOM = re.compile(r"^\| (\d+) \| \*\*(\w+)\*\* \| (.+) \| (.+) \|$", re.M)
-"""Floor and name of a room, what lives there, and what does not."""
+PACKAGE = re.compile(r"^\| (\d+) \| \*\*(\w+)\*\* \| (.+) \| (.+) \|$", re.M)
+"""Layer and name of a package, what it does, and what it does not."""
 
 README = (ROOT / "README.md").read_text()
 LAUNCHERS = ("dlrm_torchx", "hydra_plugins")
 
 
-def rooms() -> dict[str, tuple[int, str]]:
-    """The floor of each room of the architecture's page, and the two sentences on it."""
-    found = ROOM.findall((ROOT / "docs" / "architecture.md").read_text())
-    return {name: (int(floor), f"{lives} {does_not}") for floor, name, lives, does_not in found}
+def packages() -> dict[str, tuple[int, str]]:
+    """The layer of each package on the architecture's page, and the two sentences on it."""
+    found = PACKAGE.findall((ROOT / "docs" / "architecture.md").read_text())
+    return {name: (int(layer), f"{does} {does_not}") for layer, name, does, does_not in found}
 
 
 def imported_modules(node: ast.AST) -> Iterator[str]:
@@ -35,42 +35,44 @@ def imported_modules(node: ast.AST) -> Iterator[str]:
         yield from imported_modules(child)
 
 
-def room_of(module: str) -> str | None:
-    """The room of a module or of a name in it; None for other packages and the package's face."""
-    package, *parts = module.split(".")
-    if package in LAUNCHERS:
+def package_of(module: str) -> str | None:
+    """The package of a module or of a name in it; None for the public API and other projects."""
+    project, *parts = module.split(".")
+    if project in LAUNCHERS:
         return "launch"
-    if package != "dlrm_sharded" or not parts or parts[0] == "__init__" or parts[0][0].isupper():
+    if project != "dlrm_sharded" or not parts or parts[0] == "__init__" or parts[0][0].isupper():
         return None
     return parts[0]
 
 
-def test_rooms_import_rooms_of_lower_floors() -> None:
-    floors = {room: floor for room, (floor, _) in rooms().items()}
+def test_packages_import_packages_of_lower_layers() -> None:
+    layers = {package: layer for package, (layer, _) in packages().items()}
     wrong = []
     for folder, above in (("dlrm_sharded", ROOT), ("launch", ROOT / "launch")):
         for path in (ROOT / folder).rglob("*.py"):
             module = ".".join(path.relative_to(above).with_suffix("").parts)
-            room = room_of(module)
+            package = package_of(module)
             for imported in imported_modules(ast.parse(path.read_text())):
-                other = room_of(imported)
-                if None not in (room, other) and other != room and floors[other] >= floors[room]:
-                    wrong.append(f"{module} ({room}) imports {imported} ({other})")
+                other = package_of(imported)
+                if None in (package, other) or other == package:
+                    continue
+                if layers[other] >= layers[package]:
+                    wrong.append(f"{module} ({package}) imports {imported} ({other})")
 
     assert wrong == []
 
 
-def test_rooms_are_the_folders() -> None:
-    """Beside them lies only the public face."""
+def test_packages_are_the_folders() -> None:
+    """The public API is beside them, and nothing else."""
     package = ROOT / "dlrm_sharded"
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
-    face = {path.stem for path in package.glob("*.py")}
-    assert face == {"__init__", "testing", "train"}
-    assert {*rooms()} == folders | {"launch", "testing", "train"}
+    public = {path.stem for path in package.glob("*.py")}
+    assert public == {"__init__", "testing", "train"}
+    assert {*packages()} == folders | {"launch", "testing", "train"}
 
 
-def test_a_room_says_what_its_row_says() -> None:
-    for name, (_, sentences) in rooms().items():
+def test_a_package_says_what_its_row_says() -> None:
+    for name, (_, sentences) in packages().items():
         path = ROOT / "dlrm_sharded" / name / "__init__.py"
         if path.exists():
             said = ast.get_docstring(ast.parse(path.read_text())) or ""
@@ -89,9 +91,9 @@ def test_every_page_is_in_the_menu() -> None:
 
 
 @pytest.mark.parametrize("page", SITE, ids=lambda page: page.stem)
-def test_pictures_exist(page: Path) -> None:
-    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
-        assert (page.parent / picture).exists(), picture
+def test_images_exist(page: Path) -> None:
+    for image in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+        assert (page.parent / image).exists(), image
 
 
 def test_both_examples_of_sharded_planner_are_one() -> None:
@@ -116,7 +118,7 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_what_ran_on_gpus_is_told_in_one_sentence() -> None:
+def test_what_ran_on_gpus_is_said_in_one_sentence() -> None:
     """README's status line; pages that speak of GPUs have the same sentence, and none denies it."""
     (status,) = re.findall(r"^\*\*Status: alpha\.\*\* (.+ never have\.)$", README, re.M)
     for page in ("index.md", "guide/training.md"):

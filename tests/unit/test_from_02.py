@@ -27,7 +27,7 @@ from tests import preloaded
 FOLDER = Path(__file__).parents[1] / "fixtures" / "0.2"
 RUN, PLANS, CALIBRATION = FOLDER / "run", FOLDER / "plans", FOLDER / "calibration"
 [JOURNAL] = FOLDER.glob("cache/runs/*.jsonl")
-[ARTEFACT] = CALIBRATION.glob("*.safetensors")
+[ARTIFACT] = CALIBRATION.glob("*.safetensors")
 
 
 def test_the_files_are_small_and_say_nothing_of_a_machine() -> None:
@@ -114,7 +114,7 @@ def test_the_run_is_reported_under_the_name_of_its_release(tmp_path: Path) -> No
 def test_a_calibrated_model_and_its_measurements() -> None:
     samples, context = read_costs(CALIBRATION / "costs.parquet")
     assert len(samples) == 34
-    model = learned_cost_model(RunContext("cpu"), str(ARTEFACT))
+    model = learned_cost_model(RunContext("cpu"), str(ARTIFACT))
     assert model.name == context.hardware.name
     assert fit_samples(model, samples).error < 0.5
 

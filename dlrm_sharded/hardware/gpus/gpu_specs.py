@@ -58,7 +58,7 @@ class GpuSpec:
 
     @property
     def device_name(self) -> str:
-        """Name by which artefacts and runs know the GPU."""
+        """Name by which artifacts and runs know the GPU."""
         return self.names[0]
 
     @property

@@ -15,7 +15,7 @@ from dlrm_sharded.datasets.counter_random import (
     uniform_pairs,
     uniforms,
 )
-from tests.unit.made_up import tables_of
+from tests.unit.synthetic import tables_of
 
 NUM_DRAWS = 400_000
 

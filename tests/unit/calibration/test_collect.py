@@ -128,7 +128,7 @@ class Machine:
         monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(module, "core_wait_s", lambda: self.waited_s)
         monkeypatch.setattr(module, "has_core_for_each", lambda rank: True)
-        monkeypatch.setattr(module.SurroundingsWatch, "conclude", conclude)
+        monkeypatch.setattr(module.LoadWatch, "conclude", conclude)
 
     def collect(self, **options: Any) -> tuple[list[Sample], list[Disturbance], str | None]:
         """Collect for 10 s, which are measurements; return what was noted, and what was seen."""

@@ -22,7 +22,7 @@ from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank
-from tests.unit.made_up import USED_ONCE
+from tests.unit.synthetic import USED_ONCE
 
 BATCH_SIZE = 6336
 LIMITS = PlanLimits(table_bytes=2 * 10**9, ids_per_step=600_000, vector_bytes=10**9)

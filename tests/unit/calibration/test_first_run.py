@@ -1,4 +1,4 @@
-"""What a first run learns of made-up hardware, and that jobs take turns."""
+"""What a first run learns of synthetic hardware, and that jobs take turns."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -23,13 +23,13 @@ from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.job import first_measurement
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
-from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank
 from tests.processes import lock_of_another_process
-from tests.unit.hardware.made_up import CPU
-from tests.unit.made_up import in_turns, tables_of, task_of
+from tests.unit.hardware.synthetic import CPU
+from tests.unit.synthetic import in_turns, tables_of, task_of
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 2)
 LIMITS = PlanLimits(table_bytes=2**29, ids_per_step=300_000, vector_bytes=10**8)
@@ -39,7 +39,7 @@ RANKS, NUM_PLANS = 2, 30
 @pytest.fixture(scope="module")
 def packaged() -> LearnedCostModel:
     return dataclasses.replace(
-        learned_cost_model(RunContext()), standing=Standing("prior", "cpu: y")
+        learned_cost_model(RunContext()), provenance=CostProvenance("prior", "cpu: y")
     )
 
 
@@ -63,7 +63,7 @@ def slow(packaged: LearnedCostModel) -> LearnedCostModel:
         packaged,
         compute=packaged.compute.scaled(*directions),
         communication=packaged.communication.scaled(dict.fromkeys(EXCHANGES, 3.0)),
-        standing=None,
+        provenance=None,
     )
 
 

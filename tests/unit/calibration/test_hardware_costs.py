@@ -24,8 +24,8 @@ from dlrm_sharded.hardware.hardware import Hardware
 from tests.unit.calibration.cases import ELSEWHERE, on_other_hardware
 from tests.unit.calibration.test_sample_fit import error_of
 from tests.unit.cost.hardware import measured_plans
-from tests.unit.hardware.made_up import CPU
-from tests.unit.made_up import in_turns, tables_of, task_of
+from tests.unit.hardware.synthetic import CPU
+from tests.unit.synthetic import in_turns, tables_of, task_of
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 2)
 PLANS = on_other_hardware(measured_plans(12, 4, seed=5), ELSEWHERE)
@@ -45,26 +45,26 @@ def costs(folder: Path, context: RunContext = HERE):
 
 def test_the_next_prediction_has_what_was_measured(tmp_path: Path) -> None:
     before = costs(tmp_path)
-    assert (before.standing.kind, before.standing.num_runs) == ("prior", 0)
+    assert (before.provenance.kind, before.provenance.num_runs) == ("prior", 0)
     assert needs_measuring(before, HERE, exchanges=True)
     noted(tmp_path, *PLANS)
     after = costs(tmp_path)
     assert not needs_measuring(after, HERE, exchanges=True)
-    assert (after.name, after.standing.hardware, after.standing.kind) == (
+    assert (after.name, after.provenance.hardware, after.provenance.kind) == (
         *("cpu: x", "cpu: x"),
         "measured",
     )
-    assert after.standing.reasons == ("16 plans were measured",)
+    assert after.provenance.reasons == ("16 plans were measured",)
     assert error_of(after) < 0.5 < error_of(before)
     elsewhere = dataclasses.replace(HERE, optimizer="adam")
-    assert costs(tmp_path, elsewhere).standing.kind == "prior", "samples with another optimizer"
+    assert costs(tmp_path, elsewhere).provenance.kind == "prior", "samples with another optimizer"
 
 
 def test_runs_alone_correct_a_prior(tmp_path: Path) -> None:
     """Their plans are alike, so that the hardware is measured all the same."""
     noted(tmp_path, *RUNS)
     found = costs(tmp_path)
-    assert found.standing.short_text.startswith("prior, corrected by 12 runs, within about")
+    assert found.provenance.short_text.startswith("prior, corrected by 12 runs, within about")
     assert needs_measuring(found, HERE, exchanges=False)
 
 
@@ -73,8 +73,8 @@ def test_without_exchanges_no_error_is_stated(tmp_path: Path) -> None:
     alone = [_on_one_rank(plan) for plan in alone]
     noted(tmp_path, *alone, conditions=Conditions("rowwise_adagrad", None))
     found = costs(tmp_path)
-    assert found.standing.error is None
-    assert "exchanges were not measured" in found.standing.reasons
+    assert found.provenance.error is None
+    assert "exchanges were not measured" in found.provenance.reasons
     assert needs_measuring(found, HERE, exchanges=True)
     assert not needs_measuring(found, HERE, exchanges=False)
 
@@ -97,7 +97,7 @@ def test_a_sample_that_others_contradict_is_named(
     absurd = store.path.read_text().splitlines(keepends=True)[-1]
     store.path.write_text("".join([*whole[:2], absurd, *whole[2:]]))
     caplog.clear()
-    assert costs(tmp_path).standing == before.standing
+    assert costs(tmp_path).provenance == before.provenance
     [said] = [text for text in caplog.messages if "contradict" in text]
     assert said.startswith("1 of 17 samples of this hardware is left out")
     assert f"{store.path}:3 (" in said
@@ -120,8 +120,8 @@ def test_recognised_hardware_is_not_measured_yet() -> None:
     packaged = hardware_cost_model(RunContext("cpu"))
     known = Hardware(packaged.name)
     found = hardware_cost_model(RunContext("cpu", known, "rowwise_adagrad", 2))
-    assert found.standing.kind == "prior"
-    assert found.standing.error is None or found.standing.error >= 0.3
+    assert found.provenance.kind == "prior"
+    assert found.provenance.error is None or found.provenance.error >= 0.3
 
 
 def test_a_store_is_of_one_hardware(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dlrm_sharded.cost.features import profile_of, work_of
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from tests.unit.made_up import column_shards, task_of
+from tests.unit.synthetic import column_shards, task_of
 
 SGD = Conditions("sgd", 2)
 TIME_KEYS = [f"{name}_ms" for name in TIMES]

@@ -20,7 +20,7 @@ from dlrm_sharded.plans.tables import Table
 from tests.unit.calibration.cases import sample
 from tests.unit.calibration.costs_of_02 import write_costs
 from tests.unit.cost.hardware import MANIFEST
-from tests.unit.made_up import task_of
+from tests.unit.synthetic import task_of
 
 SAMPLES = [
     sample(0),
@@ -40,7 +40,7 @@ def test_reads_what_was_written(costs: Path) -> None:
     samples, context = read_costs(costs)
     assert samples == SAMPLES
     assert (context.device, context.optimizer) == ("cpu", "rowwise_adagrad")
-    assert context.hardware.name == "made up"
+    assert context.hardware.name == "synthetic"
 
 
 EARLIER = ("module", "noise", "pooled", "replicated", "accesses")

@@ -1,4 +1,4 @@
-"""Made-up checkpoints, and what ranks write of any state."""
+"""Synthetic checkpoints, and what ranks write of any state."""
 
 import json
 from collections.abc import Callable, Mapping

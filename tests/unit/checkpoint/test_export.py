@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from dlrm_sharded.checkpoint import export as exports
 from dlrm_sharded.checkpoint import storage
+from dlrm_sharded.checkpoint import weights_export as exports
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, Manifest, read_manifest
 from dlrm_sharded.commands.export import main

@@ -16,10 +16,10 @@ from torchrec.datasets.utils import Batch
 
 from dlrm_sharded import load_exported
 from dlrm_sharded.checkpoint import exported as exported_module
-from dlrm_sharded.checkpoint.export import export
 from dlrm_sharded.checkpoint.exported import ExportedModel
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import read_manifest
+from dlrm_sharded.checkpoint.weights_export import export
 from dlrm_sharded.datasets.base import encoder_folder
 from dlrm_sharded.datasets.encoder import encoder_digest
 from dlrm_sharded.datasets.table_dataset import TableDataset

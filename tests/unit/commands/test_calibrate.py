@@ -17,10 +17,10 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.calibration.costs_of_02 import write_costs
 from tests.unit.cost.hardware import MANIFEST, measured_plans
-from tests.unit.hardware.made_up import CPU
+from tests.unit.hardware.synthetic import CPU
 
-HERE = RunContext("cpu", Hardware("cpu: made up", Fingerprint(CPU)), "rowwise_adagrad", 2)
-PRICES = "prices-cpu_made_up.safetensors"
+HERE = RunContext("cpu", Hardware("cpu: synthetic", Fingerprint(CPU)), "rowwise_adagrad", 2)
+PRICES = "prices-cpu_synthetic.safetensors"
 SAMPLES = measured_plans(30, 0, seed=2)
 
 
@@ -73,8 +73,8 @@ def test_each_call_goes_on_and_fits_the_samples_of_all(first_numbers, composed, 
     offered = "policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3 "
     assert f"{offered}optimizer.embedding=rowwise_adagrad cost_model.artifact='calib" in caplog.text
     written = read_prices(Path("calibration", PRICES))
-    assert written.standing.kind == "calibrated"
-    assert hardware_cost_model(HERE, journal="store").standing.error == written.standing.error
+    assert written.provenance.kind == "calibrated"
+    assert hardware_cost_model(HERE, journal="store").provenance.error == written.provenance.error
 
 
 def test_costs_of_02_are_fitted_and_nothing_is_measured(composed, caplog):

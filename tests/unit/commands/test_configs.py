@@ -30,7 +30,7 @@ from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.training.trainer import TrainerConfig
 from tests.unit.commands.conftest import composed_config
-from tests.unit.hardware.made_up import HARDWARE
+from tests.unit.hardware.synthetic import HARDWARE
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF_DIR)}={path.stem}" for path in CONF_DIR.glob("*/*.yaml")

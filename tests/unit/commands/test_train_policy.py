@@ -1,4 +1,4 @@
-"""A training of a policy begins with new weights, or with those of an artefact."""
+"""A training of a policy begins with new weights, or with those of an artifact."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Made-up cases and entries of a contest."""
+"""Synthetic cases and entries of a contest."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
-from tests.unit.made_up import tables_of, task_of
+from tests.unit.synthetic import tables_of, task_of
 
 TASK = task_of(tables_of((100, 8, 1.0), (50, 4, 2.0), (30, 16, 1.0)))
 

@@ -1,4 +1,4 @@
-"""Tables of made-up entries, as csv and as parquet."""
+"""Tables of synthetic entries, as csv and as parquet."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Scores of made-up entries: means are of tasks in common, and nothing without a plan is hidden."""
+"""Scores of synthetic entries: means are of tasks in common, and no failure is hidden."""
 
 import math
 from pathlib import Path

@@ -14,7 +14,7 @@ from dlrm_sharded.cost.bound import Relaxation
 from dlrm_sharded.cost.plan_kinds import SEQUENCE_ROWS, PlanKind
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from tests.unit.cost.plans import Planned
-from tests.unit.search.made_up import MODELS, model_of
+from tests.unit.search.synthetic import MODELS, model_of
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""A made-up hardware: formulas for what plans cost on it, and random plans "measured" there.
+"""Synthetic hardware: formulas for what plans cost on it, and random plans "measured" there.
 
 Written from the shards' numbers alone, with nothing of the models that are fitted to it.
 
@@ -34,7 +34,7 @@ OWN_SHARE, FULLEST_SHARE = 0.3, 0.7
 REDUCE_MS = 0.03
 
 MANIFEST = {
-    "hardware": "made up",
+    "hardware": "synthetic",
     "device": "cpu",
     "cores": 2,
     "threads": 1,

@@ -8,7 +8,7 @@ from dlrm_sharded import Shard, ShardingPlan, ShardingTask, Topology
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from tests.unit.made_up import column_shards
+from tests.unit.synthetic import column_shards
 
 COMPUTING, EXCHANGING = (STAGES[0], STAGES[3]), STAGES[1:3]
 Planned = tuple[ShardingPlan, ShardingTask]

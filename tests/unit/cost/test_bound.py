@@ -16,8 +16,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import CommunicationModel
 from dlrm_sharded.cost.learned import LearnedCostModel
 from tests.unit.cost.plans import Planned, planned
-from tests.unit.made_up import column_shards, tables_of, task_of
-from tests.unit.search.made_up import (
+from tests.unit.search.synthetic import (
     MODELS,
     all_plans,
     model_of,
@@ -26,6 +25,7 @@ from tests.unit.search.made_up import (
     tiny_task,
     with_memory,
 )
+from tests.unit.synthetic import column_shards, tables_of, task_of
 
 TINY = {
     "2_or_3_ranks": {"num_tables": 2},

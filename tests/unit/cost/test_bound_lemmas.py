@@ -32,8 +32,8 @@ from tests.unit.cost.bound_lemmas import (
 )
 from tests.unit.cost.plans import Planned, planned, tables, topologies
 from tests.unit.cost.worked_bound import LAUNCH_MS, worked_model, worked_task
-from tests.unit.made_up import USED_ONCE, column_shards, task_of
-from tests.unit.search.made_up import all_plans, predicted
+from tests.unit.search.synthetic import all_plans, predicted
+from tests.unit.synthetic import USED_ONCE, column_shards, task_of
 
 
 @st.composite

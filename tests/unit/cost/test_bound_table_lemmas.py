@@ -15,8 +15,8 @@ from dlrm_sharded.plans.tables import Table
 from tests.unit.cost.bound_lemmas import TOLERANCE, at_least, kind_of, models
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.cost.worked_bound import LAUNCH_MS, worked_model
-from tests.unit.made_up import USED_ONCE, task_of
-from tests.unit.search.made_up import predicted
+from tests.unit.search.synthetic import predicted
+from tests.unit.synthetic import USED_ONCE, task_of
 
 
 def test_l13_a_rank_waits_for_its_largest_piece() -> None:

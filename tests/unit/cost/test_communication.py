@@ -1,4 +1,4 @@
-"""One model of exchanges for any number of ranks, on a made-up network of hosts."""
+"""One model of exchanges for any number of ranks, on a synthetic network of hosts."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from dlrm_sharded.cost.workload import Exchange, Reduce
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import Topology
 from tests.unit.cost.plans import EXCHANGING, times_ms
-from tests.unit.made_up import tables_of, task_of, with_topology
+from tests.unit.synthetic import tables_of, task_of, with_topology
 
 Floats = NDArray[np.float64]
 

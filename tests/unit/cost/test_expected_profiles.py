@@ -12,7 +12,7 @@ from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
-from tests.unit.made_up import USED_ONCE, in_turns, tables_of, task_of
+from tests.unit.synthetic import USED_ONCE, in_turns, tables_of, task_of
 
 COMPUTE = learned_cost_model(RunContext(device="cpu")).compute
 SHAPES = [(100, 4, 0.5), (40_000, 16, 30.0), (3_000_000, 64, 8.0), (40_000_000, 128, 1.0)]

@@ -11,7 +11,7 @@ from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from tests.unit.made_up import task_of
+from tests.unit.synthetic import task_of
 
 BATCH_SIZE = 64
 ROUNDING = 1e-12

@@ -19,7 +19,7 @@ from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.testing import check_cost_model, small_tasks
-from tests.unit.made_up import USED_ONCE, in_turns, mlperf_task, tables_of, task_of, with_topology
+from tests.unit.synthetic import USED_ONCE, in_turns, mlperf_task, tables_of, task_of, with_topology
 
 H100 = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"))
 
@@ -91,9 +91,9 @@ def test_optimizers_differ_in_the_rows_they_update() -> None:
 def test_every_gpu_has_a_prior(key: str) -> None:
     spec = gpu_specs()[key]
     model = learned_cost_model(RunContext("cuda", Hardware(spec.device_name)))
-    assert (model.standing.kind, model.standing.hardware) == ("prior", spec.device_name)
-    assert model.standing.error == (0.5 if spec.link == "nvlink" else 0.7)
-    assert "within 13 and 28 % on average; an H200 with row-wise" in model.standing.text
+    assert (model.provenance.kind, model.provenance.hardware) == ("prior", spec.device_name)
+    assert model.provenance.error == (0.5 if spec.link == "nvlink" else 0.7)
+    assert "within 13 and 28 % on average; an H200 with row-wise" in model.provenance.text
     forward, backward = lookup_ms(RunContext("cuda", Hardware(spec.device_name)), cols=128, ids=1e7)
     bandwidth = 1e7 * 512 / forward / 1e6
     assert 0.2 * spec.memory_gb_per_s < bandwidth < spec.memory_gb_per_s
@@ -105,7 +105,7 @@ def test_an_unknown_gpu_has_a_generic_prior(
     name: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = learned_cost_model(RunContext("cuda", Hardware(name)))
-    assert model.standing.error == 1.0
+    assert model.provenance.error == 1.0
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "figures of h100_sxm stand for a data-centre GPU" in record.message

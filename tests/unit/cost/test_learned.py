@@ -1,4 +1,4 @@
-"""The calibrated model: what its form promises, and how well it learns a made-up hardware."""
+"""The calibrated model: what its form promises, and how well it learns synthetic hardware."""
 
 import dataclasses
 import logging
@@ -28,7 +28,7 @@ from tests.unit.cost.plans import (
     tables,
     times_ms,
 )
-from tests.unit.made_up import USED_ONCE, in_turns, task_of
+from tests.unit.synthetic import USED_ONCE, in_turns, task_of
 
 
 @given(of=planned())
@@ -143,7 +143,7 @@ def test_says_what_it_extrapolates(
     assert len(beyond(caplog)) == len(known) + 1
     message = next(text for text in beyond(caplog) if "columns" in text)
     assert "columns of a shard 64 to 16,384" in message
-    assert "of made up" in message
+    assert "of synthetic" in message
 
 
 def test_tables_without_a_profile(model: LearnedCostModel) -> None:
@@ -157,7 +157,7 @@ def test_tables_without_a_profile(model: LearnedCostModel) -> None:
     assert 0 < cost.per_rank[1].fwd_compute_ms < expected.per_rank[1].fwd_compute_ms
 
 
-def test_a_fit_learns_the_made_up_hardware(
+def test_a_fit_learns_the_synthetic_hardware(
     model: LearnedCostModel, unseen: tuple[Sample, ...]
 ) -> None:
     errors = prediction_errors(

@@ -1,4 +1,4 @@
-"""The calibrated model as an artefact: its arrays, its seed, and the hardware that it is of."""
+"""The calibrated model as an artifact: its arrays, its seed, and the hardware that it is of."""
 
 import dataclasses
 from pathlib import Path
@@ -14,13 +14,13 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import Arrays, write_artifact
-from dlrm_sharded.plans.standing import Standing
-from tests.unit.hardware.made_up import HARDWARE, with_probe
-from tests.unit.made_up import assert_same_arrays
+from dlrm_sharded.plans.cost_provenance import CostProvenance
+from tests.unit.hardware.synthetic import HARDWARE, with_probe
+from tests.unit.synthetic import assert_same_arrays
 
 
 def fitted(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
-    """The content of the artefact of a model."""
+    """The content of the artifact of a model."""
     meta = {
         "kind": "learned",
         "device": "cpu",
@@ -45,7 +45,7 @@ def of_known_hardware(model: LearnedCostModel, tmp_path: Path) -> str:
 def test_the_models_own_hardware(of_known_hardware: str, model: LearnedCostModel) -> None:
     """Reading what was written gives what was fitted, to the last bit."""
     found = learned_cost_model(RunContext("cpu", HARDWARE), of_known_hardware)
-    assert found.standing == Standing("calibrated", "cpu: x", error=0.06, rank_error=0.1)
+    assert found.provenance == CostProvenance("calibrated", "cpu: x", error=0.06, rank_error=0.1)
     arrays, _ = fitted(model)
     assert_same_arrays(to_arrays(found.compute, found.communication), arrays)
     assert (found.ranges, found.measured_links) == (model.ranges, model.measured_links)
@@ -76,7 +76,7 @@ def test_a_prior_is_scaled_by_the_probes(
         for direction, factor in (("compute", 2), ("comm", 4)):
             for stage in (f"fwd_{direction}", f"bwd_{direction}"):
                 assert here.stage_max_ms(stage) == pytest.approx(factor * there.stage_max_ms(stage))
-    assert (prior.standing.kind, prior.standing.error) == ("prior", pytest.approx(3))
-    assert "random gather: 0.5 x the speed of the artefact's machine" in prior.standing.reasons
+    assert (prior.provenance.kind, prior.provenance.error) == ("prior", pytest.approx(3))
+    assert "random gather: 0.5 x the speed of the artifact's machine" in prior.provenance.reasons
     stated = EXCHANGE_TERMS.index("max_busier_inter")
     assert (prior.communication.exchange[:, stated] == 1).all(), "stated bandwidths stay"

@@ -18,11 +18,11 @@ from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 from dlrm_sharded.sharders.heuristics import RandomSharder
 from dlrm_sharded.testing import small_tasks
 from tests.unit.cost.hardware import measured_plans
-from tests.unit.hardware.made_up import CPU
+from tests.unit.hardware.synthetic import CPU
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 2)
 H100 = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"), "rowwise_adagrad", 8)
@@ -37,8 +37,8 @@ def corrected(context: RunContext) -> LearnedCostModel:
     compute = rng.uniform(0.5, 2.0, (2, num_parts))
     slopes = rng.normal(0.0, 0.3, (2, len(model.compute.device.terms), len(PROFILE)))
     factors = Factors(compute, exchanges, slopes=slopes)
-    standing = Standing("prior", "made up", ("other",), num_runs=3, error=0.25)
-    return dataclasses.replace(factors.applied(model), standing=standing)
+    provenance = CostProvenance("prior", "synthetic", ("other",), num_runs=3, error=0.25)
+    return dataclasses.replace(factors.applied(model), provenance=provenance)
 
 
 @pytest.mark.parametrize("context", [HERE, H100], ids=["cpu", "h100"])
@@ -48,7 +48,7 @@ def test_predicts_the_same_times(context: RunContext, tmp_path: Path) -> None:
     read = read_prices(path)
     dearer = dataclasses.replace(model, compute=model.compute.scaled(1.0, 1.001))
     assert prices_digest(read) == prices_digest(model) != prices_digest(dearer)
-    assert (read.standing, read.correction) == (model.standing, model.correction)
+    assert (read.provenance, read.correction) == (model.provenance, model.correction)
     task = small_tasks()["w3-mixed"]
     plan = RandomSharder(seed=0).shard(task)
     assert read.predict(plan, task) == model.predict(plan, task)

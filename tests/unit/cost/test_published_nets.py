@@ -19,13 +19,13 @@ from dlrm_sharded.cost.published_nets import (
 )
 from dlrm_sharded.hardware.hardware import Hardware
 from tests.unit.cost.hardware import reuse_histogram
-from tests.unit.made_up import assert_same_arrays, in_turns, tables_of, task_of
+from tests.unit.synthetic import assert_same_arrays, in_turns, tables_of, task_of
 
 NUM_STEPS = 60
 
 
 def model_of(nets: PaperNets) -> NeuroShardCostModel:
-    return NeuroShardCostModel(nets, name="made up", device="cpu")
+    return NeuroShardCostModel(nets, name="synthetic", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +63,13 @@ def error_ms(model: NeuroShardCostModel, samples: tuple[Sample, ...], part: str)
     return float(np.sqrt(np.mean(np.square(differences))))
 
 
-def test_an_artefact_is_the_model_and_training_lowers_its_error(
+def test_an_artifact_is_the_model_and_training_lowers_its_error(
     costs: tuple[Sample, ...], unseen: tuple[Sample, ...], tmp_path: Path
 ) -> None:
-    made_up = RunContext("cpu", Hardware("made up"), "rowwise_adagrad")
+    synthetic = RunContext("cpu", Hardware("synthetic"), "rowwise_adagrad")
     before = torch.get_rng_state()
     paths = [
-        fit_neuroshard(costs, made_up, tmp_path / name, seed=0, num_steps=steps)[0]
+        fit_neuroshard(costs, synthetic, tmp_path / name, seed=0, num_steps=steps)[0]
         for name, steps in (("1", 1), ("2", NUM_STEPS), ("3", NUM_STEPS))
     ]
     assert torch.equal(torch.get_rng_state(), before)

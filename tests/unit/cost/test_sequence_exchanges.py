@@ -28,7 +28,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.cost.test_bound_lemmas import at_least, communication_models, hosts_and_volumes
-from tests.unit.made_up import USED_ONCE
+from tests.unit.synthetic import USED_ONCE
 
 PRIOR = learned_cost_model(RunContext("cpu"))
 COUNTS = np.array([[0.5, 1.5], [1.25, 2.0]])

@@ -1,4 +1,4 @@
-"""What a GPU's widest shard adds: its terms, and that a fit finds it on a made-up GPU."""
+"""What a GPU's widest shard adds: its terms, and that a fit finds it on a synthetic GPU."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from dlrm_sharded.cost.features import DEVICE_WORK, work_of
 from dlrm_sharded.cost.widest import WidestShard, crowding_terms, widest_terms
 from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_tables
 from tests.unit.cost.plans import Planned, planned
-from tests.unit.made_up import USED_ONCE, tables_of
-from tests.unit.search.made_up import model_of
+from tests.unit.search.synthetic import model_of
+from tests.unit.synthetic import USED_ONCE, tables_of
 
 GPU = DEVICE_WORK["cuda"]
 COLUMNS = WidestShard(np.ones((2, 2))).columns
 ID_MS = 0.02
-"""Time of a thousand ids with a warp each on the made-up GPU."""
+"""Time of a thousand ids with a warp each on the synthetic GPU."""
 
 
 def workload(*shards: tuple[int, float]) -> Workload:

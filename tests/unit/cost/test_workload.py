@@ -16,7 +16,7 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import BWD_COMM
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from tests.unit.search.made_up import model_of
+from tests.unit.search.synthetic import model_of
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
 COMPUTE = learned_cost_model(RunContext("cpu")).compute

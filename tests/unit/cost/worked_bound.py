@@ -8,7 +8,7 @@ from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, LINKS, REDUCE_TERMS
 from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, DeviceWork
 from dlrm_sharded.cost.learned import LearnedCostModel
-from tests.unit.made_up import USED_ONCE, task_of
+from tests.unit.synthetic import USED_ONCE, task_of
 
 LAUNCH_MS, IDS_MS, ID_COLUMNS_MS = 0.05, 0.1, 0.2
 EXCHANGE_MS, BUSIER_MS_PER_MB, REDUCE_MS = 0.1, 10.0, 1.0

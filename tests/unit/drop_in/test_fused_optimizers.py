@@ -25,7 +25,7 @@ from tests.distributed.torchrec_modules import (
     OnlyReplicasOfSequences,
     table_configs,
 )
-from tests.unit.drop_in.made_up import (
+from tests.unit.drop_in.synthetic import (
     META,
     ROWS,
     SHARDERS,

@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded import ShardedPlanner, Topology, plan_model
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.tables import Table
-from tests.unit.drop_in.made_up import META, managed_bags, sequences
+from tests.unit.drop_in.synthetic import META, managed_bags, sequences
 
 ONE = Topology(2, 10**9, compute_device="cpu")
 

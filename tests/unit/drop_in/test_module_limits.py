@@ -19,7 +19,7 @@ from dlrm_sharded import ShardedPlanner, Topology, plan_model
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.torchrec_modules import LaidOut, table_configs
-from tests.unit.drop_in.made_up import (
+from tests.unit.drop_in.synthetic import (
     META,
     ROWS,
     SHARDERS,

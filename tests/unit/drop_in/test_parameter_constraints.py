@@ -17,7 +17,7 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.torchrec_modules import LaidOut
-from tests.unit.drop_in.made_up import META, SHARDERS, TOPOLOGY, bags, columns
+from tests.unit.drop_in.synthetic import META, SHARDERS, TOPOLOGY, bags, columns
 
 KINDS = ["table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"]
 

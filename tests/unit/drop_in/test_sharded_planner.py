@@ -24,7 +24,7 @@ from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.search import SearchSharder
 from tests.distributed.torchrec_modules import LaidOut
-from tests.unit.drop_in.made_up import (
+from tests.unit.drop_in.synthetic import (
     META,
     MODEL,
     ROWS,
@@ -37,7 +37,7 @@ from tests.unit.drop_in.made_up import (
     sequences,
     types,
 )
-from tests.unit.made_up import column_shards
+from tests.unit.synthetic import column_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -208,7 +208,7 @@ def test_prices_are_those_that_a_run_finds() -> None:
     planner = ShardedPlanner(GreedySharder("size"), topology=TOPOLOGY)
     planner.plan(model, get_default_sharders())
     assert planner.report is not None
-    assert planner.report.details.standing is not None
+    assert planner.report.details.provenance is not None
     assert planner.report.error is not None
     # Both depend on the machine: the prices of the package are of one that others are like.
     assert re.search(r"\((prior|calibrated), within ", str(planner.report))

@@ -19,8 +19,8 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_report import Diagnosis
 from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.cost.plans import Planned, planned
-from tests.unit.made_up import column_shards, tables_of, task_of, with_memory
-from tests.unit.search.made_up import MODELS, model_of
+from tests.unit.search.synthetic import MODELS, model_of
+from tests.unit.synthetic import column_shards, tables_of, task_of, with_memory
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,7 @@ from dlrm_sharded.explain.shard_shares import ShardShare, shares_of_rank
 from dlrm_sharded.explain.text import STAGE_TITLES, explain
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from tests.unit.made_up import task_of
+from tests.unit.synthetic import task_of
 
 WIDE = Table("wide", 1000, 128, 1.0)
 BUSY = Table("busy", 2000, 16, 40.0)

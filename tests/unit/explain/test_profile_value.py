@@ -10,8 +10,8 @@ from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.explain.text import profile_value_text
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.unit.made_up import in_turns, tables_of, task_of
-from tests.unit.search.made_up import model_of
+from tests.unit.search.synthetic import model_of
+from tests.unit.synthetic import in_turns, tables_of, task_of
 
 MODEL = model_of("shipped")
 TABLES = tables_of(*((10 ** (3 + i % 4), 32, 3.0 * (1 + i)) for i in range(10)))

@@ -1,4 +1,4 @@
-"""An artefact on disk: whole, of the right kind, and found where it is looked for."""
+"""An artifact on disk: whole, of the right kind, and found where it is looked for."""
 
 import json
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def with_header(text: str) -> Callable[[Path], None]:
 
 
 def written_with(**changes: Any) -> Callable[[Path], None]:
-    """The artefact as its writer would have written it with other fields; None leaves one out."""
+    """The artifact as its writer would have written it with other fields; None leaves one out."""
 
     def change(path: Path) -> None:
         fields = {key: value for key, value in (meta() | changes).items() if value is not None}

@@ -1,4 +1,4 @@
-"""Damaged artefacts of every kind are an error that names the file."""
+"""Damaged artifacts of every kind are an error that names the file."""
 
 import functools
 import shutil

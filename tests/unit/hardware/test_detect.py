@@ -13,7 +13,7 @@ from dlrm_sharded.hardware.detect import local_hardware, read_fingerprint
 from dlrm_sharded.hardware.match import compare
 from dlrm_sharded.hardware.probe import FIGURES, Probe
 from dlrm_sharded.hardware.probing import measure_probe
-from tests.unit.hardware.made_up import PROBE
+from tests.unit.hardware.synthetic import PROBE
 
 CPU = torch.device("cpu")
 

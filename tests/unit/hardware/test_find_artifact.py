@@ -1,4 +1,4 @@
-"""Artefacts found by the hardware that they were made on, and named after it."""
+"""Artifacts found by the hardware that they were made on, and named after it."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ from dlrm_sharded.hardware.artifact import (
 from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.hardware import Hardware
 from tests.unit.damage import cut_off
-from tests.unit.hardware.made_up import HARDWARE, ON_GPU, PROBE, with_cpu, with_probe
+from tests.unit.hardware.synthetic import HARDWARE, ON_GPU, PROBE, with_cpu, with_probe
 from tests.unit.hardware.test_artifact import ARRAYS, FEATURES, KIND, POLICY, meta
 
 

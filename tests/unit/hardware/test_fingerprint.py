@@ -1,4 +1,4 @@
-"""Fingerprints are read from a made-up /proc and sysfs, and from what nvidia-smi prints."""
+"""Fingerprints are read from a synthetic /proc and sysfs, and from what nvidia-smi prints."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from dlrm_sharded.hardware.cpu import read_cpu
 from dlrm_sharded.hardware.cuda import count_nvlinks, pcie_link
 from dlrm_sharded.hardware.fingerprint import CpuFingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from tests.unit.hardware.made_up import AVX512, HARDWARE, ON_GPU, with_cpu, with_gpu
+from tests.unit.hardware.synthetic import AVX512, HARDWARE, ON_GPU, with_cpu, with_gpu
 
 X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -32,7 +32,7 @@ CPU part\t: 0xd40
 
 
 def machine(root: Path, cpuinfo: str = X86) -> Path:
-    """Write a made-up /proc and sysfs."""
+    """Write a synthetic /proc and sysfs."""
     (root / "proc").mkdir(parents=True)
     (root / "proc/cpuinfo").write_text(cpuinfo)
     caches = [(1, "Data", "32K"), (1, "Instruction", "64K"), (2, "Unified", "1024K")]

@@ -6,7 +6,7 @@ import pytest
 
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.hardware.match import compare
-from tests.unit.hardware.made_up import (
+from tests.unit.hardware.synthetic import (
     HARDWARE,
     ON_GPU,
     with_cpu,
@@ -15,7 +15,7 @@ from tests.unit.hardware.made_up import (
     with_probe,
 )
 
-SPEED = "x the speed of the artefact's machine"
+SPEED = "x the speed of the artifact's machine"
 SAME = {
     "itself": HARDWARE,
     "another_name": dataclasses.replace(HARDWARE, name="cpu: y"),

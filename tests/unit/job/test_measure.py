@@ -20,10 +20,10 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.gpus import GpuState, GpuStates
-from dlrm_sharded.ranks.surroundings import Surroundings
+from dlrm_sharded.ranks.machine_load import MachineLoad
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from tests.unit.calibration.test_sample_store import COST, PLAN, TASK
-from tests.unit.made_up import task_of
+from tests.unit.synthetic import task_of
 
 CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
 RUN = sample_of_run(PLAN, TASK, COST)
@@ -79,11 +79,11 @@ def test_a_throttled_gpu_is_measured_again_once(
         return measured[-1]
 
     def watch(device: object) -> Any:
-        conclude = lambda: Surroundings({"here": 0.5}, 0.0, 0.0, next(found))  # noqa: E731
+        conclude = lambda: MachineLoad({"here": 0.5}, 0.0, 0.0, next(found))  # noqa: E731
         return SimpleNamespace(conclude=conclude)
 
     monkeypatch.setattr(measure_run, "_measure_embeddings", measure)
-    monkeypatch.setattr(measure_run, "SurroundingsWatch", watch)
+    monkeypatch.setattr(measure_run, "LoadWatch", watch)
     journal = SampleStore(tmp_path / "hardware.jsonl")
     prepared: Any = SimpleNamespace(
         rank=rank, settings=None, planner=None, journal=journal, context=CONTEXT

@@ -15,7 +15,7 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task
-from tests.unit.made_up import task_of
+from tests.unit.synthetic import task_of
 
 TABLE = Table("t", 100, 16, 2.0)
 

@@ -10,7 +10,7 @@ from dlrm_sharded import ConfigError, InvalidPlanError, Table, validate
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision, why_not_exchanged
-from tests.unit.made_up import task_of
+from tests.unit.synthetic import task_of
 
 FP16 = ExchangePrecision("fp16", "fp16")
 TABLE = Table("a", 16, 8, 1.0)

@@ -9,7 +9,7 @@ from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_of
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from tests.unit.made_up import column_shards
+from tests.unit.synthetic import column_shards
 
 TABLES = tuple(Table(f"t{i}", 40, 16, 5.0, pooled=False, module="history") for i in range(2))
 WHOLE = [Shard.whole(TABLES[1], 1)]

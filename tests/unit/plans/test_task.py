@@ -12,7 +12,7 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.json_forms import form_of
 from dlrm_sharded.plans.tables import Table, tables_by_feature
 from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology, read_task, with_optimizer
-from tests.unit.made_up import task_of
+from tests.unit.synthetic import task_of
 
 TABLE = Table("t", 100, 16, 2.0)
 

@@ -11,7 +11,7 @@ from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES
 from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
-from tests.unit.made_up import column_shards, task_of, with_memory
+from tests.unit.synthetic import column_shards, task_of, with_memory
 
 
 @st.composite

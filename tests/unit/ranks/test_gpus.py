@@ -1,4 +1,4 @@
-"""The GPUs that CUDA would see, under an nvidia-smi and environments that are made up."""
+"""The GPUs that CUDA would see, under a synthetic nvidia-smi and synthetic environments."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How hosts of a rendezvous know each other, with names and routes that are made up."""
+"""How hosts of a rendezvous know each other, with synthetic names and routes."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Small pools of tasks, networks with made-up weights, and short trainings."""
+"""Small pools of tasks, networks with synthetic weights, and short trainings."""
 
 import functools
 from collections.abc import Sequence

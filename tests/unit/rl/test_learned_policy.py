@@ -24,8 +24,8 @@ from dlrm_sharded.rl.learned_policy import (
 )
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.task_tensors import TaskTensors
-from tests.unit.made_up import task_of
 from tests.unit.rl.cases import BATCH_SIZE, predicted, random_net, small_pool, trained
+from tests.unit.synthetic import task_of
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
 
@@ -144,7 +144,7 @@ def test_large_tables_come_first_where_they_must(kind: str) -> None:
 def test_on_disk_and_back(kind: str, tmp_path: Path) -> None:
     net = trained(kind)
     meta = {
-        **{"kind": kind, "hardware": "made up", "device": "cpu", "features": POLICY_FEATURES},
+        **{"kind": kind, "hardware": "synthetic", "device": "cpu", "features": POLICY_FEATURES},
         **{"cores": len(os.sched_getaffinity(0)), "optimizer": "rowwise_adagrad"},
     }
     path = write_artifact(tmp_path, "policy", to_arrays(net), meta)

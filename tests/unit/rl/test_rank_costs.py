@@ -19,7 +19,7 @@ from dlrm_sharded.rl.nets import sums_by_rank
 from dlrm_sharded.rl.rank_costs import RankCosts
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
-from tests.unit.hardware.made_up import CPU
+from tests.unit.hardware.synthetic import CPU
 from tests.unit.rl.cases import cost_model, random_net, small_pool
 
 HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 4)

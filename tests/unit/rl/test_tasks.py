@@ -13,8 +13,8 @@ from dlrm_sharded.datasets.table_kinds import TABLE_KINDS, paper_tables
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool
-from tests.unit.made_up import USED_ONCE, tables_of, task_of
 from tests.unit.rl.cases import random_tables, yaml_pool
+from tests.unit.synthetic import USED_ONCE, tables_of, task_of
 
 
 def pool_of_two_batch_sizes() -> TaskPool:

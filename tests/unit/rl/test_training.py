@@ -13,8 +13,8 @@ from dlrm_sharded import DataError, PlanCost, ShardingTask
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.rl.learned_policy import METHODS, to_arrays
 from dlrm_sharded.rl.training import MeasurePlan, PolicyTraining, RoundResult, RoundSchedule
-from tests.unit.made_up import assert_same_arrays
 from tests.unit.rl.cases import predicted, short_method, small_pool
+from tests.unit.synthetic import assert_same_arrays
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
 

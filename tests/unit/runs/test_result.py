@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from dlrm_sharded.measuring.measure import MeasuredCost
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import MadeFrom, PlanReport
-from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.gpus import GpuState, GpuStates
-from dlrm_sharded.ranks.surroundings import Surroundings
+from dlrm_sharded.ranks.machine_load import MachineLoad
 from dlrm_sharded.runs.result import (
     METRICS,
     OBJECTIVES,
@@ -47,18 +47,18 @@ MEASURED = MeasuredCost(
 )
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
 PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
-PRIOR = Standing("prior", "cpu: other", ("no AVX-512 here",), num_runs=2, error=0.25)
+PRIOR = CostProvenance("prior", "cpu: other", ("no AVX-512 here",), num_runs=2, error=0.25)
 REPORT = PlanReport(
     "test",
     solve_s=0.5,
     cost=PREDICTED,
     lower_bound_ms=5.0,
-    standing=PRIOR,
+    provenance=PRIOR,
     made_from=MadeFrom({}, "abc", None, None, {}),
 )
 UNPREDICTED = PlanReport("test", solve_s=0.5)
 WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
-SURROUNDINGS = Surroundings({"node1": 0.5, "node2": 1.5}, 1.7e9, 0.02)
+MACHINE_LOAD = MachineLoad({"node1": 0.5, "node2": 1.5}, 1.7e9, 0.02)
 TRAINING = TrainingResult(
     *(
         12,
@@ -70,7 +70,7 @@ TRAINING = TrainingResult(
         0.5,
         Evaluation(None, None, 0),
         0.25,
-        SURROUNDINGS,
+        MACHINE_LOAD,
     ),
     reserved_gib=0.5,
     ids_out_of_range={"film": 7},
@@ -200,9 +200,9 @@ def test_what_is_not_finite_is_null(tmp_path):
 def test_states_of_gpus(tmp_path):
     fast, hot = GpuState(1980, 2619, 0), GpuState(1500, 2619, 0x20)
     steady, slowed = (GpuStates(fast, fast),) * 2, (GpuStates(fast, hot),) * 2
-    surroundings = dataclasses.replace(SURROUNDINGS, gpus=slowed)
+    machine_load = dataclasses.replace(MACHINE_LOAD, gpus=slowed)
     result = result_of(
-        training=dataclasses.replace(TRAINING, surroundings=surroundings),
+        training=dataclasses.replace(TRAINING, machine_load=machine_load),
         measured=dataclasses.replace(MEASURED, gpus=steady),
     )
     assert result.gpus == {"embedding_cost": steady, "training": slowed}

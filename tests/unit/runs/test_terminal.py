@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.plans.cost_provenance import CostProvenance
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.step_choice import StepOptions
 from dlrm_sharded.training.training_result import TrainingResult
+from tests.unit.runs.test_result import MACHINE_LOAD
 from tests.unit.runs.test_result import MEASURED as MEASURED_COST
 from tests.unit.runs.test_result import PREDICTED as PREDICTED_COST
-from tests.unit.runs.test_result import SURROUNDINGS
 
 MEASURED = MEASURED_COST.cost
 PREDICTED = PlanCost(PREDICTED_COST.per_rank)
@@ -40,7 +40,7 @@ def closing(
             0.5,
             evaluation,
             0.25,
-            SURROUNDINGS,
+            MACHINE_LOAD,
         ),
         ids_out_of_range=ids or {},
     )
@@ -60,7 +60,9 @@ def test_the_prediction_beside_what_was_measured():
 @pytest.mark.parametrize(("error", "is_surprise"), [(0.6, True), (0.9, False)])
 def test_an_error_beyond_what_was_expected(error: float, is_surprise: bool) -> None:
     """The critical path is 14 ms, 1.81 times what was predicted."""
-    report = PlanReport("dim", 0.5, cost=PREDICTED, standing=Standing("prior", "cpu", error=error))
+    report = PlanReport(
+        "dim", 0.5, cost=PREDICTED, provenance=CostProvenance("prior", "cpu", error=error)
+    )
     text, said = prediction_text(report, MEASURED)
     assert said == is_surprise
     assert ("apart, beyond the expected 1.60; `dlrm-calibrate`" in text) == is_surprise

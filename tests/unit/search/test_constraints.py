@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dlrm_sharded import ShardingPlan, Table, validate
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from tests.unit.made_up import packed_tasks, tables_of, task_of
-from tests.unit.search.made_up import MODELS, searcher
+from tests.unit.search.synthetic import MODELS, searcher
+from tests.unit.synthetic import packed_tasks, tables_of, task_of
 
 Keys = dict[str, Any]
 

@@ -13,8 +13,8 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.widest import WidestShard
 from dlrm_sharded.plans.plan import ShardingPlan
 from tests.unit.cost.worked_bound import constant_prices
-from tests.unit.made_up import task_of
-from tests.unit.search.made_up import COST_ALONE, model_of, predicted
+from tests.unit.search.synthetic import COST_ALONE, model_of, predicted
+from tests.unit.synthetic import task_of
 
 IDS_MS, COLUMNS_MS, WIDEST_MS = 0.001, 0.001, 0.01
 """Prices of a thousand ids: in themselves, for each 16 columns, for each warp of the widest."""

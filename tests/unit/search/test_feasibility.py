@@ -7,8 +7,8 @@ import numpy as np
 from dlrm_sharded import Constraints, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.search.feasibility import why_infeasible, why_none_found
-from tests.unit.made_up import task_of
-from tests.unit.search.made_up import all_plans, model_of, problem_of, tiny_task, with_memory
+from tests.unit.search.synthetic import all_plans, model_of, problem_of, tiny_task, with_memory
+from tests.unit.synthetic import task_of
 
 
 def test_what_is_said_to_fit_no_rank_fits_none() -> None:

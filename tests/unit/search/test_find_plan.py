@@ -12,20 +12,20 @@ from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.stopping import StoppingRule
-from tests.unit.made_up import tables_of, task_of
-from tests.unit.search.made_up import (
-    model_of,
-    problem_of,
-    roomy_task,
-    searched_problem,
-    with_memory,
-)
 from tests.unit.search.states import (
     CountingClock,
     assert_same_books,
     is_whole,
     state_of_whole_units,
 )
+from tests.unit.search.synthetic import (
+    model_of,
+    problem_of,
+    roomy_task,
+    searched_problem,
+    with_memory,
+)
+from tests.unit.synthetic import tables_of, task_of
 
 MAX_REFRESHES = 20
 """Exact evaluations of the state after a look at the clock; a few milliseconds of small tasks."""

@@ -10,9 +10,9 @@ from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import COLUMNS, SetGroup, SetWidth, State
 from tests.unit.cost.worked_bound import worked_model
-from tests.unit.made_up import USED_ONCE, tables_of, task_of
-from tests.unit.search.made_up import model_of, problem_of, searched_problem
 from tests.unit.search.states import is_whole, state_of_whole_units
+from tests.unit.search.synthetic import model_of, problem_of, searched_problem
+from tests.unit.synthetic import USED_ONCE, tables_of, task_of
 
 
 @pytest.mark.parametrize("splits", [True, False])

@@ -14,8 +14,15 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.unit.made_up import task_of, with_topology
-from tests.unit.search.made_up import MODELS, model_of, predicted, problem_of, roomy_task, searcher
+from tests.unit.search.synthetic import (
+    MODELS,
+    model_of,
+    predicted,
+    problem_of,
+    roomy_task,
+    searcher,
+)
+from tests.unit.synthetic import task_of, with_topology
 
 HOSTS = [(1, 1), (1, 4), (2, 3), (3, 1)]
 TOTALS = {"cost_ms": 0.0, "critical_path_ms": 1.0}

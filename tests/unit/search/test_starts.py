@@ -15,8 +15,8 @@ from dlrm_sharded.search.first_plan import first_plan
 from dlrm_sharded.search.replication import with_replicas
 from dlrm_sharded.search.slices import in_slices
 from dlrm_sharded.search.state_shards import state_shards
-from tests.unit.made_up import tables_of, task_of, with_memory
-from tests.unit.search.made_up import (
+from tests.unit.search.states import is_whole, kind_of_rows, pieces, state_of_whole_units
+from tests.unit.search.synthetic import (
     HOSTS,
     crowded_problem,
     model_of,
@@ -24,7 +24,7 @@ from tests.unit.search.made_up import (
     problem_of,
     searched_problem,
 )
-from tests.unit.search.states import is_whole, kind_of_rows, pieces, state_of_whole_units
+from tests.unit.synthetic import tables_of, task_of, with_memory
 
 TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
 

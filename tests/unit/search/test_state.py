@@ -13,9 +13,9 @@ from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan
 from tests.unit.cost.plans import tables, topologies
-from tests.unit.made_up import task_of
-from tests.unit.search.made_up import MODELS, model_of, problem_of
 from tests.unit.search.states import assert_same_books
+from tests.unit.search.synthetic import MODELS, model_of, problem_of
+from tests.unit.synthetic import task_of
 
 
 @st.composite

@@ -10,8 +10,8 @@ from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validat
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, moved_bytes, state_shards
-from tests.unit.made_up import column_shards, tables_of, task_of
-from tests.unit.search.made_up import model_of, problem_of, random_plan, roomy_task, with_memory
+from tests.unit.search.synthetic import model_of, problem_of, random_plan, roomy_task, with_memory
+from tests.unit.synthetic import column_shards, tables_of, task_of
 
 HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]
 Layout = tuple[tuple[int, int], ...]

@@ -12,8 +12,7 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.search.state_shards import moved_bytes
-from tests.unit.made_up import tables_of, task_of
-from tests.unit.search.made_up import (
+from tests.unit.search.synthetic import (
     COST_ALONE,
     model_of,
     predicted,
@@ -21,6 +20,7 @@ from tests.unit.search.made_up import (
     roomy_task,
     searcher,
 )
+from tests.unit.synthetic import tables_of, task_of
 
 MODEL = "shipped"
 

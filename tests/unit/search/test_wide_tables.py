@@ -16,8 +16,8 @@ from dlrm_sharded.search.feasibility import why_infeasible
 from dlrm_sharded.search.problem import Demand
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
-from tests.unit.made_up import task_of, with_memory
-from tests.unit.search.made_up import COST_ALONE, model_of, predicted, problem_of, searcher
+from tests.unit.search.synthetic import COST_ALONE, model_of, predicted, problem_of, searcher
+from tests.unit.synthetic import task_of, with_memory
 
 LIMIT = MAX_SHARD_COLUMNS["cuda"]
 SMALL = (Table("a", 300, 16, 3.0), Table("b", 200, 128, 1.0))

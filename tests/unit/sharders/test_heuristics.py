@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dlrm_sharded import ConfigError, InfeasibleTaskError, Sharder, ShardingTask, Table, validate
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, RandomSharder
-from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
+from tests.unit.synthetic import packed_tasks, tables_of, task_of, with_memory
 
 
 def sharders(seed: int = 0) -> list[Sharder]:

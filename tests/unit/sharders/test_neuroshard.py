@@ -21,8 +21,8 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, _say_what_it_is
 from dlrm_sharded.testing import check_sharder, small_tasks
-from tests.unit.made_up import tables_of, task_of, with_topology
-from tests.unit.search.made_up import model_of
+from tests.unit.search.synthetic import model_of
+from tests.unit.synthetic import tables_of, task_of, with_topology
 
 SMALL = small_tasks()
 HAVE_PLANS = {

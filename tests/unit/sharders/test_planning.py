@@ -26,7 +26,7 @@ from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.sharders.base import sharder_name
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from tests.unit.conftest import OF_A_CPU
-from tests.unit.made_up import USED_ONCE, in_turns, task_of, with_memory, with_topology
+from tests.unit.synthetic import USED_ONCE, in_turns, task_of, with_memory, with_topology
 
 PROFILED = Table("profiled", 1000, 16, 2.0, USED_ONCE)
 TABLES = (PROFILED, Table("unprofiled", 500, 8, 1.0))

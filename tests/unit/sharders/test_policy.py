@@ -16,8 +16,8 @@ from dlrm_sharded.rl.base import Policy
 from dlrm_sharded.sharders.base import SharderContext, sharder_name
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
-from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
 from tests.unit.rl.cases import cost_model
+from tests.unit.synthetic import packed_tasks, tables_of, task_of, with_memory
 
 Ranks = tuple[int, ...] | None
 
@@ -183,7 +183,7 @@ def test_what_a_policy_is_asked() -> None:
 
 
 @pytest.mark.parametrize("method", ["dreamshard", "autoshard"])
-def test_an_artefact_that_is_not_there(method: str, tmp_path: Path) -> None:
+def test_an_artifact_that_is_not_there(method: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read the policy .*No such file") as error:
         policy_sharder(SharderContext(), method=method, artifact=str(tmp_path / "mine.json"))
     assert f"dlrm-train-policy policy={method}" in str(error.value)

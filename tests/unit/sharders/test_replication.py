@@ -13,8 +13,8 @@ from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.task import ShardingTask, with_optimizer
 from dlrm_sharded.sharders.search import search_sharder
-from tests.unit.made_up import task_of, with_topology
-from tests.unit.search.made_up import model_of, predicted, with_memory
+from tests.unit.search.synthetic import model_of, predicted, with_memory
+from tests.unit.synthetic import task_of, with_topology
 
 MODEL = model_of("shipped")
 

@@ -18,8 +18,8 @@ from dlrm_sharded import Constraints, PlanCost, Planner, SearchSharder, Sharding
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.precision_conversions import CPU_CONVERSIONS, ConversionTimes
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
@@ -28,9 +28,8 @@ from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from tests.odd_tasks import FIRST_MIXED, odd_task
-from tests.unit.made_up import tables_of, task_of
-from tests.unit.search.made_up import (
+from tests.stress_tasks import FIRST_MIXED, stress_task
+from tests.unit.search.synthetic import (
     COST_ALONE,
     MODELS,
     all_plans,
@@ -39,6 +38,7 @@ from tests.unit.search.made_up import (
     searcher,
     tiny_task,
 )
+from tests.unit.synthetic import tables_of, task_of
 
 ROUNDING = 1e-9
 
@@ -111,7 +111,7 @@ def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -
     """Of bags and sequences in several modules, with more or less memory than they need."""
     caplog.set_level("ERROR")  # the cost model warns of the same things for every task
     solved = {"search": 0, "heuristics": 0}
-    drawn = (odd_task(seed) for seed in itertools.count(FIRST_MIXED))
+    drawn = (stress_task(seed) for seed in itertools.count(FIRST_MIXED))
     small = (task for task in drawn if len(task.tables) * task.topology.world_size <= 40)
     for number, task in enumerate(itertools.islice(map(with_profiles, small), NUM_TASKS)):
         name = MODELS[number % len(MODELS)]
@@ -133,7 +133,7 @@ SCRIPT = """
 import json, sys
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.plans.task import read_task
-from tests.unit.search.made_up import searcher
+from tests.unit.search.synthetic import searcher
 sharder = searcher(**json.loads(sys.argv[2]))
 print(sharder.shard(with_profiles(read_task(sys.argv[1]))).shards)
 """
@@ -184,12 +184,14 @@ def test_needs_a_cost_model_with_unit_costs(model: CostModel | None) -> None:
         SearchSharder(SharderContext(cost_model=model))
 
 
-@pytest.mark.parametrize(("codec_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "dear"])
+@pytest.mark.parametrize(
+    ("conversion_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "dear"]
+)
 def test_a_plan_in_a_stated_precision_is_priced_and_bounded_in_it(
-    codec_ms: float, gains: bool, monkeypatch: pytest.MonkeyPatch
+    conversion_ms: float, gains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers are converted in so many ms per MB."""
-    monkeypatch.setitem(CPU_CODECS, "fp16", CodecTimes(*(codec_ms,) * 5))
+    monkeypatch.setitem(CPU_CONVERSIONS, "fp16", ConversionTimes(*(conversion_ms,) * 5))
     task = with_profiles(task_of(tables_of(*[(1000, 64, 2.0)] * 6), 3, 10**7, 4096))
     model = model_of("plain")
     sharder = SearchSharder(

@@ -16,7 +16,7 @@ from dlrm_sharded.sharders.splitting import (
     Splitting,
     splittings,
 )
-from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
+from tests.unit.synthetic import packed_tasks, tables_of, task_of, with_memory
 
 HISTOGRAM = (0.75, 0.25, *[0.0] * (NUM_REUSE_BINS - 2))
 

@@ -30,7 +30,7 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.conftest import OF_A_CPU
-from tests.unit.made_up import in_turns, task_of, with_memory
+from tests.unit.synthetic import in_turns, task_of, with_memory
 
 TABLES = (Table("a", 1000, 64, 4.0), Table("b", 600, 32, 2.0), Table("c", 10, 16, 1.0))
 TASK = with_profiles(task_of(TABLES, memory_bytes=10**6, optimizer_bytes_per_row=4))

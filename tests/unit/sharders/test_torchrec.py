@@ -16,7 +16,7 @@ from dlrm_sharded.sharders import torchrec, torchrec_search
 from dlrm_sharded.sharders.time_box import TimeBox
 from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.torchrec_search import TimedSearch
-from tests.unit.made_up import tables_of, task_of, with_memory, with_topology
+from tests.unit.synthetic import tables_of, task_of, with_memory, with_topology
 
 
 @pytest.mark.parametrize("full", [True, False])

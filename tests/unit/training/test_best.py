@@ -111,7 +111,7 @@ def test_patience_ends_a_training_that_does_not_get_better(go_on, tmp_path, capl
     assert "checkpoint at step 5 written" in caplog.text
 
 
-def test_an_evaluation_that_is_made_up_for_counts(train, rank, tmp_path, monkeypatch):
+def test_a_missed_evaluation_that_is_done_later_counts(train, rank, tmp_path, monkeypatch):
     """A signal has interrupted it. It may be the best one, or the one at which patience ends."""
     for best, kept, num_steps in (
         (Best("auroc", 0.5, step=2), [4, 3], 4),

@@ -92,7 +92,7 @@ INTERRUPTED = {"eval_every_steps": 3, "num_steps": 4, "num_val_batches": 1}
 """Settings of a training that goes on after step 3, whose evaluation a signal has interrupted."""
 
 
-def test_an_evaluation_is_made_up_for(train, monkeypatch):
+def test_a_missed_evaluation_is_done_later(train, monkeypatch):
     evaluations = [Evaluation(0.75, 0.5, 8), Evaluation(0.875, 0.25, 8)]
     evaluate = Mock(side_effect=evaluations)
     monkeypatch.setattr(steps_module, "evaluate", evaluate)

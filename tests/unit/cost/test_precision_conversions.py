@@ -7,15 +7,15 @@ import pytest
 
 from dlrm_sharded import Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.codecs import CodecTimes, gpu_codecs
 from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
 from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.precision_conversions import ConversionTimes, gpu_conversions
 from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
 from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.plans.precision import ExchangePrecision
-from tests.unit.made_up import task_of
+from tests.unit.synthetic import task_of
 
 FP16, INT8 = ExchangePrecision("fp16", "fp16"), ExchangePrecision("int8", "int8")
 FP16_FORWARD = ExchangePrecision("fp16", "fp32")
@@ -38,14 +38,17 @@ HOSTS = Hosts(2, 2)
 VOLUME = np.array([3e6, 1e6])
 COLUMNS = Exchange(VOLUME, np.ones(2), ())
 ROWS = Exchange(np.zeros(2), np.zeros(2), (Reduce(2, np.full(2, 2e6), np.ones(2), np.ones(2)),))
-CODECS = {"fp16": CodecTimes(0.01, 0.02, 0.04, 0.08, 0.16), "int8": CodecTimes(0.1, 0.2, 0.4, 0.8)}
+CONVERSIONS = {
+    "fp16": ConversionTimes(0.01, 0.02, 0.04, 0.08, 0.16),
+    "int8": ConversionTimes(0.1, 0.2, 0.4, 0.8),
+}
 
 
 def times(precision: ExchangePrecision, kind: str, exchange: Exchange) -> Floats:
-    return of_bytes().with_precision(precision, CODECS).exchange_ms(kind, exchange, HOSTS)
+    return of_bytes().with_precision(precision, CONVERSIONS).exchange_ms(kind, exchange, HOSTS)
 
 
-def test_halves_bytes_and_counts_codecs() -> None:
+def test_halves_bytes_and_counts_conversions() -> None:
     """Rank 0 has 6 MB of its own columns and gets 4 MB of its samples, rank 1 has 2 MB."""
     own_mb, of_samples_mb = np.array([6.0, 2.0]), 4.0
     forward = 0.1 + 3.0 / 2 + 0.01 * own_mb + 0.02 * of_samples_mb
@@ -67,7 +70,7 @@ def test_directions_are_apart_and_ids_are_exact() -> None:
 @pytest.mark.parametrize("hosts", [Hosts(4, 4), Hosts(4, 2)], ids=["1x4", "2x2"])
 def test_search_and_bound_see_the_same_prices(hosts: Hosts) -> None:
     """Prices of bytes follow from the model, and no least price exceeds one at even volumes."""
-    model = of_bytes().with_precision(FP16, CODECS)
+    model = of_bytes().with_precision(FP16, CONVERSIONS)
     prices = ExchangePrices.from_model(model, hosts)
     volume, shards = np.full((1, 4), 1e6), np.ones((1, 4))
     both = [model.all_to_all_ms(kind, volume, shards, hosts) for kind in ("fwd_comm", "bwd_comm")]
@@ -92,6 +95,6 @@ def test_a_model_predicts_the_precision_of_a_plan(of_device: LearnedCostModel) -
     assert of_device.price(with_precisions(of_task, rounded)).predict(PLAN) == found
 
 
-def test_codecs_of_gpus_move_bytes() -> None:
+def test_conversions_on_gpus_move_bytes() -> None:
     """fp16: read 4 and write 4 to clamp, then read 4 and write 2; 1 MB is 250,000 numbers."""
-    assert gpu_codecs(1000)["fp16"].forward_encode == pytest.approx(250_000 * 14 / 1e12 * 1e3)
+    assert gpu_conversions(1000)["fp16"].forward_encode == pytest.approx(250_000 * 14 / 1e12 * 1e3)

@@ -1,4 +1,4 @@
-"""Made-up tables, tasks and plans, as the tests of several rooms take them."""
+"""Synthetic tables, tasks and plans, for the tests of several packages."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

@@ -36,7 +36,7 @@ SHARE_UNEVEN = 0.25
 """Share of the tasks whose ranks have different memory."""
 
 
-def odd_task(seed: int) -> ShardingTask:
+def stress_task(seed: int) -> ShardingTask:
     """Return a task of 1 to 60 tables on 1 to 32 ranks of 1 to 4 hosts; it may have no plan.
 
     Args:

@@ -1,4 +1,4 @@
-"""Watches what else runs where ranks compute, as measurements beside other work are slower."""
+"""Watches the load of the machines on which ranks compute, because load slows measurements."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BUSY_CYCLES = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Where and beside what all ranks computed for some time.
+class MachineLoad:
+    """The load of all hosts, and the states of all GPUs, while the ranks computed.
 
     Args:
         hosts: load average of each host at the beginning, by its name.
         began_s: the beginning, in seconds since 1970.
         core_wait: largest share of the time in which a rank could have run, and others had the
-            cores; 0 where the kernel does not tell.
+            cores; 0 where the kernel does not say.
         gpus: states of each rank's GPU, in rank order; none on CPUs, and none where nvidia-smi
             does not know one of them.
     """
@@ -49,8 +49,8 @@ class Surroundings:
         return None
 
 
-class SurroundingsWatch:
-    """Watches the surroundings of this rank from its making on."""
+class LoadWatch:
+    """Watches the load that this rank computes under, from its construction on."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._gpu = device, _state_of(device)
@@ -58,8 +58,8 @@ class SurroundingsWatch:
         self._began_s = time.time()
         self._started_s, self._waited_s = time.perf_counter(), core_wait_s()
 
-    def conclude(self) -> Surroundings:
-        """Return the surroundings of all ranks; a collective of them."""
+    def conclude(self) -> MachineLoad:
+        """Return the load of all ranks' machines; a collective of all ranks."""
         share = (core_wait_s() - self._waited_s) / (time.perf_counter() - self._started_s)
         gpu = _state_of(self._device)
         states = GpuStates(self._gpu, gpu) if self._gpu and gpu else None
@@ -67,7 +67,7 @@ class SurroundingsWatch:
         found *= dist.get_world_size()
         dist.all_gather_object(found, (socket.gethostname(), self._load, share, states))
         of_rank = [states for *_, states in found if states is not None]
-        return Surroundings(
+        return MachineLoad(
             hosts={host: load for host, load, _, _ in found},
             began_s=self._began_s,
             core_wait=max(share for _, _, share, _ in found),

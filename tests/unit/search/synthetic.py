@@ -1,4 +1,4 @@
-"""Made-up cost models and tasks for the search, and all plans that a tiny task has.
+"""Synthetic cost models and tasks for the search, and all plans that a tiny task has.
 
 The models have the form of a fitted one, with numbers that no hardware has: what holds for all of
 them holds for whatever is fitted.
@@ -32,14 +32,14 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.sharders.search import SearchSharder, search_sharder
-from tests.unit.made_up import column_shards, task_of, with_memory
+from tests.unit.synthetic import column_shards, task_of, with_memory
 
 NUM_CACHES = 2
 EXCHANGE_SCALE = {"one": 0.02, "log2_ranks": 0.01, "shards": 1.0, "own_shards": 1.0}
 """Upper ends of weights; others are in ms per MB."""
 
-MADE_UP = ("plain", "overflowing", "links", "receiving", "sparse", "warps")
-MODELS = ("shipped", *MADE_UP)
+SYNTHETIC = ("plain", "overflowing", "links", "receiving", "sparse", "warps")
+MODELS = ("shipped", *SYNTHETIC)
 
 HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]
 """Hosts, and ranks on each."""
@@ -50,7 +50,7 @@ COST_ALONE = {"critical_path_share": 0.0, "split_error": 0.0}
 
 @functools.cache
 def model_of(name: str, seed: int = 0) -> LearnedCostModel:
-    """The model of the package, or a made-up one.
+    """The model of the package, or a synthetic one.
 
     `overflowing`: caches overflow at a few kB, and then cost a lot. `links`: most is spent between
     hosts. `receiving`: a rank waits for what it gets. `sparse`: few exchange terms have a weight.
@@ -58,7 +58,7 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
     """
     if name == "shipped":
         return learned_cost_model(RunContext())
-    rng = np.random.default_rng([seed, MADE_UP.index(name)])
+    rng = np.random.default_rng([seed, SYNTHETIC.index(name)])
     overflow = name == "overflowing"
     device = DEVICE_WORK["cuda" if name == "warps" else "cpu"]
     compute = ComputeModel(

@@ -1,4 +1,4 @@
-"""Made-up hardware: a server's CPU, its probe, and a GPU."""
+"""Synthetic hardware: a server's CPU, its probe, and a GPU."""
 
 import dataclasses
 from typing import Any

@@ -25,7 +25,7 @@ from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.search import SearchSharder
 from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from tests.distributed.torchrec_modules import managed_collisions, table_configs
-from tests.unit.made_up import column_shards
+from tests.unit.synthetic import column_shards
 
 META = torch.device("meta")
 ROWS = (60_000, 40, 30_000, 24, 20_000, 50)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class CodecTimes:
+class ConversionTimes:
     """Times of one precision, in ms per MB of the numbers in fp32.
 
     Args:
@@ -34,10 +34,10 @@ class CodecTimes:
         return self.forward_decode if direction == "forward" else self.backward_encode
 
 
-CPU_CODECS = {
-    "fp16": CodecTimes(0.27, 0.13, 0.32, 0.30, 0.55),
-    "bf16": CodecTimes(0.20, 0.10, 0.20, 0.10, 0.02),
-    "int8": CodecTimes(0.17, 0.12, 0.17, 0.12),
+CPU_CONVERSIONS = {
+    "fp16": ConversionTimes(0.27, 0.13, 0.32, 0.30, 0.55),
+    "bf16": ConversionTimes(0.20, 0.10, 0.20, 0.10, 0.02),
+    "int8": ConversionTimes(0.17, 0.12, 0.17, 0.12),
 }
 """Times for CPUs that nobody has measured: of one thread of an AMD EPYC with AVX-512, on 2 ranks
 that convert 8 MB at once."""
@@ -49,13 +49,13 @@ MOVED_BYTES = {
     "fp8": (9.25, 5.25, 9.25, 5.25),
 }
 """Bytes that FBGEMM's codecs read and write on a GPU for a number, in the order of the first four
-fields of `CodecTimes`. fp16 and bf16 clamp (8 B) and then round (6 B); gradients in fp16 are scaled
-before and after (8 B each). Rows of int8 and fp8 are read twice, once for their range."""
+fields of `ConversionTimes`. fp16 and bf16 clamp (8 B) and then round (6 B); gradients in fp16 are
+scaled before and after (8 B each). Rows of int8 and fp8 are read twice, once for their range."""
 
 
-def gpu_codecs(memory_gb_per_s: float) -> dict[str, CodecTimes]:
+def gpu_conversions(memory_gb_per_s: float) -> dict[str, ConversionTimes]:
     """Return the times on a GPU, whose memory bounds them: nothing is reused between kernels."""
     return {
-        precision: CodecTimes(*(num_bytes / 4.0 / memory_gb_per_s for num_bytes in moved))
+        precision: ConversionTimes(*(num_bytes / 4.0 / memory_gb_per_s for num_bytes in moved))
         for precision, moved in MOVED_BYTES.items()
     }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CostProvenance:
     """The origin of a cost model's prices, and how far its predictions may be off.
 
     Args:
