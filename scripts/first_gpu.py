@@ -332,7 +332,7 @@ def main() -> int:
         part.ends_at = min(began + slowness * limit_s, ends_at)
         try:
             work(part)
-        except Exception as error:  # the other parts still tell something
+        except Exception as error:  # the other parts still measure something
             part.record("part", error=f"{type(error).__name__}: {error}"[:LAST])
         has_failed |= part.has_failed
         status = "failed" if part.has_failed else "ok"

@@ -34,7 +34,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "launch")])
 # What one run measures would change the plan of the next.
 os.environ["DLRM_SHARDED_JOURNAL"] = "none"
 
-# Tests of the first start measure; others would wait, and plan by what this machine happens to be.
+# Only tests of the first measurement make one; others would wait, and plan by this machine's load.
 os.environ["DLRM_SHARDED_CALIBRATE"] = "never"
 
 # Examples take as long as the machine takes: slow is not wrong.

@@ -14,7 +14,7 @@ def count_measurements(other_work: str | None = None) -> list[int]:
     """Let the clock of the collector count measurements; return the list of those to come.
 
     Args:
-        other_work: what the collector sees beside them, whatever the machine does.
+        other_work: the load that the collector sees, whatever the machine does.
     """
     measured: list[int] = []
     looks = itertools.count(1)

@@ -1,6 +1,7 @@
-"""Random tasks far from those of papers: few tables on many ranks, of any size, in tight memory.
+"""Random stress tasks: few tables on many ranks, of any size, in tight memory.
 
-A search that was tuned to many tables of similar sizes fails on such tasks first.
+They are far from the tasks of papers. A search that was tuned to many tables of similar sizes
+fails on them first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LOCAL_BATCH_SIZES = (1, 64, 1024, 8192)
 MOST_IDS = 2e8
 """Largest number of ids of all tables in a step; busier tables get fewer."""
 
-ROOM = (1.02, 1.15, 1.5, 4.0, 1000.0)
+MEMORY_RATIOS = (1.02, 1.15, 1.5, 4.0, 1000.0)
 """Memory of all ranks relative to that of the tables."""
 
 SHARE_MEASURED = 0.4
@@ -57,7 +58,7 @@ def stress_task(seed: int) -> ShardingTask:
     if seed >= FIRST_MIXED:
         tables = _in_modules(tables, np.random.default_rng([seed, 0x5E9]))
     size = sum(t.num_embeddings * (t.embedding_dim * per_element + per_row) for t in tables)
-    share = max(1, int(size * rng.choice(ROOM) / world_size))
+    share = max(1, int(size * rng.choice(MEMORY_RATIOS) / world_size))
     by_rank = None
     if rng.random() < SHARE_UNEVEN:
         by_rank = tuple(int(share * times) + 1 for times in rng.choice([0.5, 1.0, 2.0], world_size))

@@ -78,7 +78,7 @@ def collect(
         first: number of the first plan, of which each has one for a seed.
 
     Returns:
-        The other work that was seen beside the measurements; None if there was little.
+        The load that was seen during the measurements; None if there was little.
     """
     started_s, watch = time.perf_counter(), LoadWatch(rank.device)
     limits = plan_limits(rank, optimizer, sizes)
@@ -209,7 +209,7 @@ def _groups(rank: Rank, sizes: set[int]) -> Iterator[dict[int, dist.ProcessGroup
 
 
 def _other_work(rank: Rank, found: MachineLoad) -> str | None:
-    """Say which other work the measurements were made beside; None if there was little."""
+    """Say under which load the measurements were made; None if there was little."""
     load, cores = max(found.hosts.values()), os.cpu_count() or 1
     if load > (MAX_LOAD_PER_CORE if torch.get_num_threads() == 1 else 1) * cores:
         return f"the load average was {load:.1f} on {cores} cores"

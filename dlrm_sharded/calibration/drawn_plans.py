@@ -1,7 +1,7 @@
 """The plans that are drawn and measured, one after another, as long as there is time.
 
 Every third plan is of exchanges between ranks, whose tables are tiny. The others are of lookups, in
-rounds with one plan of each kind. Each kind tells of other parts of a time: ranks with few shards
+rounds with one plan of each kind. Each kind shows other parts of a time: ranks with few shards
 and many ids of the work for ids, ranks with many small shards of the work for shards, wide and
 narrow ones of rows and columns, tiny ones of launches, row blocks and replicas of their lookups.
 A first run draws them from its own tables; random plans are among them, so that costs also hold for

@@ -135,7 +135,7 @@ def _joined(observed: Sequence[Observed]) -> Observed:
 def _weights(observed: Sequence[Observed]) -> Floats:
     """Return [N], the weights of the times of plans.
 
-    The ranks of a plan share what disturbs it. So a plan on many ranks tells no more than one on
+    The ranks of a plan share what disturbs it. So a plan on many ranks says no more than one on
     the median number of them, and does not outvote all others. A run's plan therefore counts as
     one of a first run, and less if other work ran during its measurement.
     """

@@ -33,7 +33,7 @@ MAX_SAMPLES, MAX_RUNS = 1000, 50
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions that samples must share with a run to tell of it.
+    """Conditions that samples must share with a run to apply to it.
 
     Args:
         optimizer: fused optimizer of the tables.
@@ -49,7 +49,7 @@ class Conditions:
     threads: int | None = None
 
     def allow(self, other: Conditions) -> bool:
-        """Return whether samples under other conditions tell of runs under these."""
+        """Return whether samples under other conditions apply to runs under these."""
         pairs = (
             (self.ranks_per_host, other.ranks_per_host),
             (self.fbgemm, other.fbgemm),
@@ -65,11 +65,11 @@ class SampleStore:
     """The file of one hardware; it need not exist.
 
     Args:
-        outbox: see `LineFile`.
+        staged: see `LineFile`.
     """
 
     path: Path
-    outbox: Path | None = None
+    staged: Path | None = None
 
     def append(
         self, conditions: Conditions, sample: Sample, disturbance: Disturbance | None = None
@@ -99,7 +99,7 @@ class SampleStore:
         Those under any conditions count for None.
 
         Their `noise` follows from the signs of other work in their lines. Samples of tables without
-        a profile, as earlier versions wrote them, tell nothing, as what they look up is not known.
+        a profile, which earlier versions wrote, are left out, because their lookups are not known.
         Lines that are no samples are passed over with one warning; the file stays as it is.
         """
 
@@ -117,17 +117,17 @@ class SampleStore:
 
     @property
     def _file(self) -> LineFile:
-        return LineFile(self.path, "sample", JOURNAL_FORMAT, self.outbox)
+        return LineFile(self.path, "sample", JOURNAL_FORMAT, self.staged)
 
 
 def sample_store(
-    context: RunContext, journal: str | None, *, outbox: Path | None = None
+    context: RunContext, journal: str | None, *, staged: Path | None = None
 ) -> SampleStore | None:
     """Return the store of a run's hardware; None if it has none, or the hardware is not known.
 
     Args:
         journal: folder of stores; "auto" for the one in the user's cache, None or "none" for none.
-        outbox: see `LineFile`.
+        staged: see `LineFile`.
 
     Raises:
         ConfigError: it is no path.
@@ -138,16 +138,16 @@ def sample_store(
         raise ConfigError(f"journal is {journal!r}, must be auto, null or the path of a folder")
     if journal != "auto":
         check_path("journal", journal)
-    return store_in(journal_folder(journal), context, outbox=outbox)
+    return store_in(journal_folder(journal), context, staged=staged)
 
 
 def store_in(
-    folder: Path, context: RunContext, *, outbox: Path | None = None
+    folder: Path, context: RunContext, *, staged: Path | None = None
 ) -> SampleStore | None:
     """Return the store of a run's hardware in a folder; None if the hardware is not known."""
     if context.hardware is None or context.hardware.fingerprint is None:
         return None
-    return SampleStore(folder / f"{context.hardware.fingerprint.id}.jsonl", outbox)
+    return SampleStore(folder / f"{context.hardware.fingerprint.id}.jsonl", staged)
 
 
 def conditions_of(context: RunContext) -> Conditions | None:

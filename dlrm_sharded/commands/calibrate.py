@@ -54,7 +54,7 @@ CPU_RANKS = 4
 """Ranks on a machine without GPUs."""
 
 RUN_RANKS = 2
-"""Ranks of a run on a CPU, unless told otherwise; a rank here has as many threads as one there."""
+"""Ranks of a run on a CPU by default; a rank here has as many threads as one there."""
 
 LEARNED = "learned"
 

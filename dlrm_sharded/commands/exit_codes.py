@@ -169,7 +169,7 @@ def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
     """Wait until all ranks end, else torchrun would kill the others before they exit with 2.
 
     Args:
-        is_first: whether this rank has found the error itself. It tells those that have not, and
+        is_first: whether this rank has found the error itself. It informs those that have not, and
             that would otherwise wait for it to join their process group.
     """
     from dlrm_sharded.ranks.job_store import announce_end, wait_for_all_ranks  # loads torch

@@ -71,7 +71,7 @@ def plan(cfg: DictConfig) -> None:
     if report.provenance is not None:
         log.info("prices: %s", report.provenance.text)
     if again is not None:
-        log.info("%s", _likeness(plan, report, again, cfg.again))
+        log.info("%s", _what_differs(plan, report, again, cfg.again))
     if report.diagnosis is not None:
         for title, lines in sections(report.diagnosis).items():
             log.info("%s", "\n  ".join([title, *lines]))
@@ -138,7 +138,7 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
 def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
     """Set the sharder and the prices of a config to those of an earlier plan; return its fields.
 
-    Options that only an earlier release had are left out; `_likeness` says what that changes.
+    Options that only an earlier release had are left out; `_what_differs` says what that changes.
 
     Raises:
         ConfigError: the file has no plan, or does not say what it was made from.
@@ -154,8 +154,8 @@ def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
     return fields
 
 
-def _likeness(plan: ShardingPlan, report: PlanReport, before: dict[str, Any], path: str) -> str:
-    """Say whether a plan is the one that it was to be, or what it was made from otherwise."""
+def _what_differs(plan: ShardingPlan, report: PlanReport, before: dict[str, Any], path: str) -> str:
+    """Say whether a plan equals an earlier one; if not, say which of its inputs differ."""
     now = json.loads(json.dumps(plan_json(plan, report)))
     if all(now[key] == before.get(key) for key in ("shards", "predicted", "lower_bound_ms")):
         return f"the plan, its predicted cost and its bound are those of {path}"

@@ -1,4 +1,4 @@
-"""Compare runs in tables, and in pictures for TensorBoard: the command `dlrm-report`.
+"""Compare runs in tables, and in plots for TensorBoard: the command `dlrm-report`.
 
     dlrm-report runs/2026-11-20_09-45-08-481104     a sweep
     dlrm-report runs out=comparisons/all            all runs in a folder

@@ -30,7 +30,7 @@ from dlrm_sharded.files.errors import (
 from dlrm_sharded.job.measure_run import measure_round
 from dlrm_sharded.job.run import run
 from dlrm_sharded.job.settings import JobSettings
-from dlrm_sharded.job.trained_config import facts_of_start, flat
+from dlrm_sharded.job.trained_config import flat, must_match_at_start
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero, on_rank_zero
@@ -54,10 +54,10 @@ def train(cfg: DictConfig) -> float:
     """Run on all ranks together; return the entry of result.json that `objective` names."""
     try:
         check_number("timeout_s", cfg.timeout_s, least=1, most=MAX_TIMEOUT_S)
-        facts = _facts(cfg)
+        must_match = _must_match(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
         raise as_reported_by_rank_zero(error)  # noqa: B904, it sets the cause
-    with process_group(timeout_s=cfg.timeout_s, facts=facts) as rank:
+    with process_group(timeout_s=cfg.timeout_s, must_match=must_match) as rank:
         return run(*_job(cfg, rank))
 
 
@@ -130,7 +130,7 @@ def _dataset(data: str, batch_size: int) -> Dataset:
     return build_dataset(OmegaConf.create({"data": json.loads(data), "batch_size": batch_size}))
 
 
-def _facts(cfg: DictConfig) -> dict[str, Any]:
+def _must_match(cfg: DictConfig) -> dict[str, Any]:
     """Return what all ranks of the job must have been started with."""
     texts = flat(_plain(cfg, resolve=False))
     config = {
@@ -138,7 +138,7 @@ def _facts(cfg: DictConfig) -> dict[str, Any]:
         for key, value in flat(_plain(cfg, resolve=True)).items()
         if not OF_A_RANK.search(str(texts.get(key)))
     }
-    return facts_of_start(config)
+    return must_match_at_start(config)
 
 
 def _plain(cfg: DictConfig, *, resolve: bool) -> Any:

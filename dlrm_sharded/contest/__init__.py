@@ -5,5 +5,5 @@ Runs of a training are compared in `runs`.
 cases.py                cases in processes of their own, whose entries a folder keeps
 plan_measurements.py    measures the ranks of all plans of a task in rounds
 scores.py               entries as rows of frames, by plan and by rank; scores of sharders
-summary.py              the scores as text and as a picture, and all files of a contest
+summary.py              the scores as text and as a plot, and all files of a contest
 """

@@ -48,7 +48,7 @@ def measure_tasks(
     """Measure the plans of all tasks, one task after the other; the folder keeps what is done.
 
     Args:
-        rounds: rounds of each task; fewer than 6 tell nothing with 95 % confidence.
+        rounds: rounds of each task; 95 % confidence needs at least 6.
         iterations: of a rank in one round, see `MeasureConfig`.
         seed: of the ids and the order.
 

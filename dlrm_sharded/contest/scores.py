@@ -142,7 +142,7 @@ class Score:
     tallies: Mapping[str, Tally]
 
     def __str__(self) -> str:
-        """The sharder with the costs that it planned by, as tables and pictures name it."""
+        """The sharder with the costs that it planned by, as tables and plots name it."""
         return str(self.plans["made_by"][0])
 
     @property

@@ -1,4 +1,4 @@
-"""Writes what a contest found: summary.md, tables for programs, and a picture."""
+"""Writes what a contest found: summary.md, tables for programs, and a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlrm_sharded.files.provenance import commit, cpu_name, versions
 from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.runs.comparison_figures import plot_ratios
 
-SUMMARY, PICTURE = "summary.md", "ratios.png"
+SUMMARY, PLOT = "summary.md", "ratios.png"
 MAX_FAILURES, MAX_REASON = 10, 120
 """Number of cases without a plan that are named, and characters of a reason; by_plan has all."""
 
@@ -26,12 +26,12 @@ TOPOLOGY_COLUMNS = (
     *("task", "topology", "world_size", "num_hosts", "cost_model", "missing_gib"),
     *("made_by", "cost_ms", "bound_ms", "gap", "solve_s"),
 )
-"""Columns of `by_plan` that tell whether tables fit a topology and what a plan costs there."""
+"""Columns of `by_plan` that say whether tables fit a topology and what a plan costs there."""
 
 ABOUT_MEASURED = (
     "Measured: the ranks' computation, one rank after another on this machine, in rounds of a "
-    "drawn order; exchanges are predicted. A win or a loss is a task whose rounds tell the two "
-    "apart with 95 % confidence."
+    "drawn order; exchanges are predicted. A win or a loss is a task whose rounds distinguish the "
+    "two with 95 % confidence."
 )
 EACH_TASK_REPEATED = (
     "Each task counts once for each topology and number of ranks, so these intervals are too "
@@ -67,11 +67,11 @@ def write_report(
         texts += ["## Cases without a plan", _listed(failed)]
     replace_file(setting.out / SUMMARY, ("\n\n".join(texts) + "\n").encode())
     files = write_tables(plans, entries, measurements, setting)
-    with replaced_file(setting.out / PICTURE) as file:
-        picture = plot_scores(found, setting.reference)
-        picture.set_figwidth(7.0)  # names of sharders have their settings
-        picture.savefig(file, format="png", metadata={"Software": None})
-    wrote = f"wrote {', '.join([SUMMARY, PICTURE, *files])} and plans: {setting.out}"
+    with replaced_file(setting.out / PLOT) as file:
+        plot = plot_scores(found, setting.reference)
+        plot.set_figwidth(7.0)  # names of sharders have their settings
+        plot.savefig(file, format="png", metadata={"Software": None})
+    wrote = f"wrote {', '.join([SUMMARY, PLOT, *files])} and plans: {setting.out}"
     return [*shown, *lines, *failed, wrote, f"result: {result}"]
 
 
@@ -125,7 +125,7 @@ def verdict(found: Sequence[Score], reference: str) -> str:
     """Return the result in a sentence: the cheapest sharder, and how sure that is."""
     ranked = [(ratio, score) for score in found if (ratio := score.ratios["predicted"])]
     if not ranked:
-        return f"no task tells how any of them compares with {reference}"
+        return f"no task shows how any of them compares with {reference}"
     predicted, best = min(ranked, key=lambda one: one[0].ratio)
     if predicted.ratio >= 1:
         return f"none of them is cheaper than {reference}"

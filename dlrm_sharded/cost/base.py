@@ -126,7 +126,7 @@ def is_additive(model: object) -> TypeGuard[AdditiveCostModel]:
 
 
 def price(model: CostModel | None, task: ShardingTask) -> PricedTask | None:
-    """Return the task with the prices of a model; None if that has none to tell.
+    """Return the task with the prices of a model; None if it has none.
 
     The planner, the sharder and the report of a plan get the same value.
     """

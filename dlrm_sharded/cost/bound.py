@@ -48,7 +48,7 @@ Work on it weighs the same as on other ranks at 0, and alone counts at 1; volume
 FAR_MS = 1e300
 """Stands for inf where that would be multiplied by 0."""
 
-LEAST_ROOM_MS = 1e-9
+LEAST_SPARE_MS = 1e-9
 """Keeps the time that a rank has for its work above zero."""
 
 RANGES_PER_OCTAVE, NUM_OCTAVES = 16, 4
@@ -56,11 +56,11 @@ RANGES_PER_OCTAVE, NUM_OCTAVES = 16, 4
 limit."""
 
 WEIGHTS = np.array([*np.arange(-10, 10) / 10, 1.0, 1.5, 2.0, 3.0, 4.0])
-"""Weights of what every rank pays, beside the mean over ranks, in the test of a range."""
+"""Weights of what every rank pays, in addition to the mean over ranks, in the test of a range."""
 
 
 def lower_bound_ms(priced: PricedTask, *, replicas: bool = True) -> float:
-    """Return a cost that no valid plan undercuts, or inf if it is certain that no plan fits.
+    """Return a lower bound of all valid plans' costs, or inf if it is certain that no plan fits.
 
     Args:
         replicas: whether plans may replicate tables; the bound of those that do not is no lower.
@@ -113,7 +113,7 @@ class Relaxation:
         return kinds
 
     def bound_of_kind_ms(self, kind: PlanKind, *, enough_ms: float = math.inf) -> float:
-        """Return the largest cost found that no plan of a kind undercuts (L5).
+        """Return the largest lower bound found of the costs of a kind's plans (L5).
 
         Args:
             enough_ms: a higher cost need not be found.
@@ -153,10 +153,10 @@ class Relaxation:
         if sum_ms == math.inf or next_ms == 0.0:
             return sum_ms + self._fixed_ms(kind)
         # Ranks that hold pieces launch a lookup, and few of them cannot do all the work (L6).
-        room_ms = max(limit_ms - self._launches_ms(kind) - kind.least_ms, LEAST_ROOM_MS)
-        num_used = math.ceil(self._free_work_ms(allowed, kind) / room_ms)
+        spare_ms = max(limit_ms - self._launches_ms(kind) - kind.least_ms, LEAST_SPARE_MS)
+        num_used = math.ceil(self._free_work_ms(allowed, kind) / spare_ms)
         ceiled_ms = sum_ms + next_ms * min(num_used / self._world_size, 1.0)
-        shared_ms, _ = least_of_layouts(self._means_ms(allowed, kind, next_ms / room_ms))
+        shared_ms, _ = least_of_layouts(self._means_ms(allowed, kind, next_ms / spare_ms))
         return max(ceiled_ms, float(shared_ms)) + self._fixed_ms(kind)
 
     def excludes(self, limit_ms: float, kind: PlanKind, least_ms: float, most_ms: float) -> bool:
@@ -165,11 +165,11 @@ class Relaxation:
         Args:
             least_ms, most_ms: what every rank pays in plans of the range, launches aside.
         """
-        room_ms = limit_ms - self._launches_ms(kind) - least_ms
-        if room_ms <= 0.0:
+        spare_ms = limit_ms - self._launches_ms(kind) - least_ms
+        if spare_ms <= 0.0:
             return True
         allowed = self._allowed(limit_ms, kind, least_ms, most_ms)
-        means_ms = self._means_ms(allowed, kind, self._next_launch_ms(kind) / room_ms)
+        means_ms = self._means_ms(allowed, kind, self._next_launch_ms(kind) / spare_ms)
         every_rank_ms = np.where(means_ms < np.inf, kind.every_rank_ms, 0.0)
         if kind.loaded is not None and self._is_uneven(limit_ms, kind, allowed, least_ms, most_ms):
             return True
@@ -192,12 +192,12 @@ class Relaxation:
         """
         costs = (self._weighed_ms(limit_ms - least_ms, kind, *of) for of in enumerate(allowed))
         costs_ms = np.stack([*costs], axis=1)
-        room_ms = limit_ms - self._launches_ms(kind)
+        spare_ms = limit_ms - self._launches_ms(kind)
         every_rank_ms = np.where(costs_ms < np.inf, kind.every_rank_ms, 0.0)
         for weight in WEIGHTS.tolist():
             weighed_ms = (costs_ms + weight * every_rank_ms).min(axis=1).sum(axis=1)
             weighed_ms += (1.0 + weight) * kind.every_rank_fixed_ms
-            if weighed_ms.max() > room_ms + weight * (most_ms if weight > 0.0 else least_ms):
+            if weighed_ms.max() > spare_ms + weight * (most_ms if weight > 0.0 else least_ms):
                 return True
         return False
 
@@ -230,21 +230,21 @@ class Relaxation:
             work_ms = in_rows.group_size * piece_ms
         else:  # and they launch one more lookup for columns
             next_ms = self._launch_ms[launched + 1] - self._launch_ms[launched]
-        room_ms = left_ms - self._launch_ms[launched] - loaded_ms - next_ms
-        beside_ms = np.full(len(layout.first), np.inf)
-        if room_ms > 0.0:
-            fits = allowed & (piece_ms <= room_ms)
-            beside_ms = layout.least(work_ms * (1.0 + next_ms / room_ms), fits)
+        spare_ms = left_ms - self._launch_ms[launched] - loaded_ms - next_ms
+        with_blocks_ms = np.full(len(layout.first), np.inf)
+        if spare_ms > 0.0:
+            fits = allowed & (piece_ms <= spare_ms)
+            with_blocks_ms = layout.least(work_ms * (1.0 + next_ms / spare_ms), fits)
         byte_ms = self._busiest_byte_ms * layout.volume
-        beside_ms = _times(work, beside_ms) + volume * byte_ms
+        with_blocks_ms = _times(work, with_blocks_ms) + volume * byte_ms
         if layout is in_rows:
-            beside_ms[:, [kind.loaded]] = (
+            with_blocks_ms[:, [kind.loaded]] = (
                 work * in_rows.group_size * loaded_ms + volume * byte_ms[kind.loaded]
             )
         elsewhere_ms = _times(other_work, layout.least(work_ms, allowed)) + other_volume * byte_ms
         if layout is in_rows:
             elsewhere_ms[:, kind.loaded] = np.inf
-        costs_ms = np.minimum(beside_ms, elsewhere_ms) - byte_ms
+        costs_ms = np.minimum(with_blocks_ms, elsewhere_ms) - byte_ms
         return costs_ms / self._world_size + layout.every_rank_ms
 
     def _allowed(

@@ -2,8 +2,8 @@
 
 The time of an exchange depends on the volumes of all ranks at once, through maxima.
 `ExchangePrices` replaces it by prices per byte that hold near even volumes, where good plans are,
-and `LeastExchangePrices` by prices that no volumes undercut. docs/notes/lower_bound.md proves the
-properties that the bound needs (L3 and L7).
+and `LeastExchangePrices` by lower bounds of the prices for all volumes. docs/notes/lower_bound.md
+proves the properties that the bound needs (L3 and L7).
 
 Letters: W ranks.
 """
@@ -188,7 +188,7 @@ class _StepExchanges:
 
 @dataclass(frozen=True, slots=True)
 class LeastExchangePrices:
-    """Prices of a byte that no volumes undercut, on any rank: L7 of docs/notes/lower_bound.md.
+    """Lower bounds of the prices of a byte, on any rank: L7 of docs/notes/lower_bound.md.
 
     With volumes v, their sum S and largest V, rank r's exchanges take at least
     fixed_ms + own_byte_ms * v[r] + any_byte_ms * S + busiest_byte_ms * (V - S / W).

@@ -133,7 +133,7 @@ def by_loaded_table(
     """Yield the kind of plans with these layouts, apart by the table that loads a host most (L12).
 
     Args:
-        least_ms: row blocks on one host that take a rank less than that are not told apart.
+        least_ms: row blocks on one host that take a rank less than that count as the same.
     """
     rest, layouts = list(cuts), [layout.layout for layout in cuts]
     if "host_rows" in layouts:
@@ -154,7 +154,7 @@ class CutPricer:
 
     Attributes:
         prices: prices of exchanges near even volumes.
-        least_prices: those that no volumes undercut.
+        least_prices: lower bounds of them for all volumes.
     """
 
     def __init__(self, priced: PricedTask) -> None:

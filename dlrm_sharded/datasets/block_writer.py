@@ -107,8 +107,12 @@ class PartWriter:
             if self._num_rows % layout.block_rows == 0:
                 self._write_block()
 
-    def finish(self, facts: Mapping[str, Any]) -> PartManifest:
-        """Pad the last block, complete the files, and give the part its final name, durably."""
+    def finish(self, origin: Mapping[str, Any]) -> PartManifest:
+        """Pad the last block, complete the files, and give the part its final name, durably.
+
+        Args:
+            origin: see `PartManifest.facts`.
+        """
         if padding := -self._num_rows % self._layout.block_rows:
             self._files["dense.npy"].append(np.zeros((padding, self._layout.num_dense)))
             self._files["labels.npy"].append(np.zeros(padding))
@@ -123,7 +127,7 @@ class PartWriter:
             file_bytes={name: file.finish(shapes[name]) for name, file in self._files.items()},
             num_values=self._num_values,
             list_lengths=tuple(zip(shortest, self._longest.tolist(), strict=True)),
-            facts=facts,
+            facts=origin,
         )
         text = json.dumps(asdict(part), indent=1) + "\n"
         write_durably(self._partial / MANIFEST, [text.encode()])
@@ -153,7 +157,7 @@ class PartWriter:
 
 
 class _NpyFile:
-    """A .npy file that grows. numpy leaves room in the header for the final number of blocks."""
+    """A .npy file that grows. numpy pads the header for the final number of blocks."""
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
         self._dtype = DTYPES[path.name]

@@ -106,7 +106,7 @@ class PartManifest:
         file_bytes: size of each file.
         num_values: number of ids in all lists.
         list_lengths: shortest and longest list of each list feature.
-        facts: description of how the part was made, in any form.
+        facts: description of how the part was made, in any form; the name is a key on disk.
     """
 
     folder: PartFolder

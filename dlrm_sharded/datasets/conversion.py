@@ -85,7 +85,7 @@ def _build(source: TableSource, folder: Path) -> None:
         "%s samples for training, %s for validation, %s malformed rows left out, %s table rows",
         f"{num_train_rows:,}",
         f"{manifest.num_rows - num_train_rows:,}",
-        f"{sum(facts(part)['num_malformed'] for part in parts):,}",
+        f"{sum(noted_of(part)['num_malformed'] for part in parts):,}",
         f"{sum(encoder.num_embeddings().values()):,}",
     )
 
@@ -220,7 +220,7 @@ def write_parts(
 ) -> list[PartManifest]:
     """Write the usable rows of each file as a part of a folder of blocks, unless it is there.
 
-    The facts of a part are `num_malformed`, the numbers of rare ids and of all by column, and
+    The manifest of a part notes `num_malformed`, the numbers of rare ids and of all by column, and
     `row_numbers`, the ranges [begin, end) of its rows in the file.
     """
     schema = encoder.schema
@@ -289,8 +289,8 @@ def blocks_manifest(
     )
 
 
-def facts(part: PartManifest) -> Mapping[str, Any]:
-    """Return what `write_part` has noted of a part."""
+def noted_of(part: PartManifest) -> Mapping[str, Any]:
+    """Return what `write_part` has noted in the manifest of a part."""
     assert part.facts is not None
     return part.facts
 
@@ -307,7 +307,7 @@ def _ranges(numbers: Sequence[Any]) -> list[list[int]]:
 
 def _rows_before(stop: int, part: PartManifest) -> int:
     """Return the number of usable rows among the first `stop` rows of the file of a part."""
-    ranges = facts(part)["row_numbers"]
+    ranges = noted_of(part)["row_numbers"]
     return sum(max(0, min(end, stop) - begin) for begin, end in ranges)
 
 

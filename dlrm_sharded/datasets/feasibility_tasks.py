@@ -1,4 +1,4 @@
-"""Random tasks with room, with tables larger than a rank, with nearly full memory, or too large."""
+"""Random tasks: partly full memory, tables larger than a rank, nearly full memory, or too large."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 BATCH_SIZE = 65_536
 
 FEASIBILITY_KINDS = (
-    *("roomy",) * 9,
+    *("partly_full",) * 9,
     *("large_columns",) * 2,
     *("large_rows",) * 2,
     *("nearly_full",) * 3,
@@ -32,7 +32,7 @@ FEASIBILITY_KINDS = (
     *("infeasible",) * 2,
 )
 """Kinds of `feasibility_tasks`, which take turns:
-`roomy`: tables take 20 to 80 % of the memory, and none is larger than a rank.
+`partly_full`: tables take 20 to 80 % of the memory, and none is larger than a rank.
 `large_columns`: some tables are larger than a rank, and their columns can be split.
 `large_rows`: some tables have so many rows that four columns of all rows fit no rank, so that only
 their rows can be split.
@@ -41,7 +41,7 @@ either large kind.
 `infeasible`: the tables are larger than the memory of all ranks."""
 
 MAX_PIECE_SHARE = 0.4
-"""Largest share of a rank's memory for a piece of a large table; a rank has room for two."""
+"""Largest share of a rank's memory for a piece of a large table; two fit a rank."""
 
 LARGE_ROWS = (1.05, 1.2)
 """Range of the size of four columns of a `large_rows` table, relative to a rank's memory."""
@@ -71,7 +71,7 @@ def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator
     # enough tables that every rank gets a whole one, with which it can be filled
     min_tables = max(10, 2 * world_size)
     num_tables = round(min_tables * (400 / min_tables) ** rng.random())
-    if kind == "roomy":
+    if kind == "partly_full":
         num_tables = round(10 * 40 ** rng.random())
     tables = list(draw(pool, num_tables, rng))
     memory_use = rng.uniform(*((0.9, 0.99) if kind.startswith("nearly_full") else (0.2, 0.8)))

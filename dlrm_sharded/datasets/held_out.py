@@ -19,8 +19,8 @@ from dlrm_sharded.datasets.conversion import (
     begin,
     blocks_manifest,
     discard,
-    facts,
     is_converted,
+    noted_of,
     write_parts,
 )
 from dlrm_sharded.datasets.encoder import ColumnEncoder
@@ -130,7 +130,7 @@ class HeldOutDataset(TableDataset):
     @property
     def num_malformed(self) -> int:
         """Number of rows that are left out."""
-        return sum(facts(part)["num_malformed"] for part in self.parts)
+        return sum(noted_of(part)["num_malformed"] for part in self.parts)
 
     def num_batches(self, split: Split) -> int:
         return 0
@@ -153,9 +153,9 @@ class HeldOutDataset(TableDataset):
         rare: dict[str, int] = {}
         ids: dict[str, int] = {}
         for part in self.parts:
-            for name, count in facts(part)["num_rare"].items():
+            for name, count in noted_of(part)["num_rare"].items():
                 rare[name] = rare.get(name, 0) + count
-                ids[name] = ids.get(name, 0) + facts(part)["num_ids"][name]
+                ids[name] = ids.get(name, 0) + noted_of(part)["num_ids"][name]
         return {name: count / max(1, ids[name]) for name, count in rare.items()}
 
     def keys(self, number: int) -> pl.DataFrame:
@@ -164,7 +164,7 @@ class HeldOutDataset(TableDataset):
         The part has rows.
         """
         path, schema = self.paths[number], self.schema
-        rows = np.concatenate([np.arange(*r) for r in facts(self.parts[number])["row_numbers"]])
+        rows = np.concatenate([np.arange(*r) for r in noted_of(self.parts[number])["row_numbers"]])
         if not schema.key:
             return pl.DataFrame({"row": rows}).select(pl.lit(str(path)).alias("file"), "row")
         pieces = [*read_pieces(path, schema, schema.key)]

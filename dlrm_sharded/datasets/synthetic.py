@@ -169,7 +169,7 @@ class SyntheticDataset:
         num_read = num_val_batches + max(
             self._to_pregenerate, min(num_train_batches, self._num_batches["train"])
         )
-        num_kept = min(num_read, self._cache.room_for(others + lengths))
+        num_kept = min(num_read, self._cache.num_fitting(others + lengths))
         has_own_lengths = not all(feature.is_constant for feature in self._features)
         return num_kept * (others + has_own_lengths * lengths)
 
@@ -298,7 +298,7 @@ class _BatchCache:
         self._bytes_left = max_bytes
         self._batches: dict[_Samples, Batch] = {}
 
-    def room_for(self, batch_bytes: int) -> int:
+    def num_fitting(self, batch_bytes: int) -> int:
         """Return the number of batches of this size that still fit."""
         return min(self._batches_left, self._bytes_left // batch_bytes)
 
@@ -306,12 +306,12 @@ class _BatchCache:
         return self._batches.get(share)
 
     def keep(self, share: _Samples, batch: Batch) -> bool:
-        """Keep the batch if there is room, and return whether there was."""
+        """Keep the batch if it fits, and return whether it does."""
         tensors = (batch.dense_features, batch.labels, batch.sparse_features.values())
         num_bytes = sum(t.nbytes for t in tensors) + batch.sparse_features.lengths().nbytes
-        has_room = self._batches_left > 0 and num_bytes <= self._bytes_left
-        if has_room:
+        fits = self._batches_left > 0 and num_bytes <= self._bytes_left
+        if fits:
             self._batches_left -= 1
             self._bytes_left -= num_bytes
             self._batches[share] = batch
-        return has_room
+        return fits

@@ -28,7 +28,7 @@ VARIED_POOLING_FACTORS = (0.3, 400.0)
 
 ASSUMED_SHARE, ZIPF_SHARE = 0.5, 0.5
 """The first is the share of tables that keep the assumed profile; the second is the share of the
-others that are Zipf-distributed. Rows, widths and ids tell the cost of tables with assumed
+others that are Zipf-distributed. Rows, widths and ids give the cost of tables with assumed
 profiles; policies have to read the profiles of the others."""
 
 ONE_HOT_SHARE = 0.3

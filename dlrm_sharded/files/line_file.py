@@ -31,11 +31,11 @@ MAX_FILE_BYTES = 32 * 2**20
 LOCK_S = 10.0
 """Time to wait for another run that writes."""
 
-OUTBOX = "journal.jsonl"
-"""File in the folder of a sweep's run with what goes to journals when the sweep has ended."""
+STAGED = "journal.jsonl"
+"""File in the folder of a sweep's run that stages lines for journals until the sweep has ended."""
 
-MAX_LETTERS = 10_000
-"""Number of notes of an outbox that are delivered."""
+MAX_STAGED = 10_000
+"""Number of staged lines that are delivered; earlier ones are left out."""
 
 MAX_UNUSABLE = 100_000
 """Number of lines that cannot be used, after which earlier ones are not read."""
@@ -55,13 +55,13 @@ class LineFile:
         noun: what a line is, such as "run".
         format: version of the lines, which each of them has; readers pass over later ones. None
             for lines without a version.
-        outbox: file that notes go to until `deliver` appends them here; None to append at once.
+        staged: file that stages lines until `deliver` appends them here; None to append at once.
     """
 
     path: Path
     noun: str
     format: int | None = None
-    outbox: Path | None = None
+    staged: Path | None = None
 
     def append(self, fields: Mapping[str, Any]) -> None:
         """Write a line at the end; it is on disk when this returns.
@@ -78,13 +78,13 @@ class LineFile:
             os.fsync(file.fileno())
 
     def note(self, fields: Mapping[str, Any]) -> bool:
-        """Append a line to a file that many runs share, or to the outbox, and return True.
+        """Append a line to a file that many runs share, or to the staged ones, and return True.
 
         If that is impossible, warn and return False.
         """
-        if self.outbox is not None:
-            letter = {"path": str(self.path.absolute()), "noun": self.noun, "format": self.format}
-            return LineFile(self.outbox, self.noun).note({"to": letter, "fields": fields})
+        if self.staged is not None:
+            target = {"path": str(self.path.absolute()), "noun": self.noun, "format": self.format}
+            return LineFile(self.staged, self.noun).note({"to": target, "fields": fields})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
@@ -219,24 +219,24 @@ def holder(path: Path) -> str:
     return "another process"
 
 
-def deliver(outbox: Path, folder: Path) -> None:
-    """Append the notes of an outbox to their files, once; it stays, under the suffix .delivered.
+def deliver(staged: Path, folder: Path) -> None:
+    """Append staged lines to their files, once; the staged file stays, with the suffix .delivered.
 
     Args:
-        folder: folder of all files that a note may be for.
+        folder: folder of all files that a staged line may be for.
     """
 
-    def letter(fields: Mapping[str, Any]) -> tuple[LineFile, Mapping[str, Any]]:
+    def parsed(fields: Mapping[str, Any]) -> tuple[LineFile, Mapping[str, Any]]:
         to = fields["to"]
         path = Path(to["path"])
         if path.parent.resolve() != folder.resolve():
             raise DataError(f"it is for {shortened(str(path))}, which is not in {folder}")
         return LineFile(path, to["noun"], to["format"]), dict(fields["fields"])
 
-    letters = LineFile(outbox, "note").latest(letter, most=MAX_LETTERS)
-    if letters:
-        outbox.replace(outbox.with_suffix(".delivered"))
-    for file, fields in letters.values():
+    lines = LineFile(staged, "note").latest(parsed, most=MAX_STAGED)
+    if lines:
+        staged.replace(staged.with_suffix(".delivered"))
+    for file, fields in lines.values():
         file.note(fields)
 
 

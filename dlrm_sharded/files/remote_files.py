@@ -42,7 +42,7 @@ LASTING = {
     NotADirectoryError: errno.ENOTDIR,
     PermissionError: errno.EACCES,
 }
-"""Errors that another attempt does not mend, with their numbers, which file systems leave out."""
+"""Errors that another attempt does not fix, with their numbers, which file systems leave out."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -59,7 +59,7 @@ def other_device_caveat(hardware: str, device: str, used_on: str) -> str | None:
         return None
     return (
         f"the predicted times are those of another device ({hardware}, {device}) than the ranks' "
-        f"({used_on}), so they do not tell which plan is better; run {CALIBRATE} on these ranks, "
+        f"({used_on}), so they do not show which plan is better; run {CALIBRATE} on these ranks, "
         "or plan with sharder=torchrec"
     )
 

@@ -2,7 +2,7 @@
 
 A run that is measured at another minute than the others is measured under other load. So all runs
 of a sweep are built again by their plans in every round, in an order of its own, and each takes a
-short stretch of steps. The weights are new ones, as no time depends on them, and nothing that the
+short segment of steps. The weights are new ones, as no time depends on them, and nothing that the
 run has left is changed: a line of `runs.rounds.FILE_NAME` in its folder is all that a round adds.
 """
 
@@ -197,7 +197,7 @@ def note_run(
     if journal is None or conditions is None or run is None:
         return
     if journal.append(conditions, run, other_work):
-        when = "the next prediction" if journal.outbox is None else "predictions after this sweep"
+        when = "the next prediction" if journal.staged is None else "predictions after this sweep"
         log.info("noted in %s, which corrects %s on this hardware", journal.path, when)
         if other_work.text is not None:
             log.warning("this run was measured under load, so it counts less: %s", other_work.text)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from dlrm_sharded.calibration.sample_store import SampleStore, sample_store
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
-from dlrm_sharded.files.line_file import OUTBOX
+from dlrm_sharded.files.line_file import STAGED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import context_of_job
 from dlrm_sharded.job.first_measurement import with_measured_costs
 from dlrm_sharded.job.owned_folder import RunFolder
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.start import Start, check_length, find_start
-from dlrm_sharded.job.trained_config import facts_of_data
+from dlrm_sharded.job.trained_config import must_match_in_data
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.agreement import (
     all_or_none,
@@ -59,15 +59,15 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     """
     context = context_of_job(rank, settings.optimizer.embedding)
     with all_or_none():
-        outbox = folder.path / OUTBOX if settings.price_snapshot else None
-        journal = sample_store(context, settings.journal, outbox=outbox)
+        staged = folder.path / STAGED if settings.price_snapshot else None
+        journal = sample_store(context, settings.journal, staged=staged)
         planner = settings.planner.planner(context) if rank.is_zero else None
     start = find_start(settings, rank, folder)
     # A dataset may convert its files at first use, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))
     with all_or_none():
         streams = {of: settings.stream(of, rank, shuffled=of == "train") for of in SPLITS}
-        data = facts_of_data(settings.dataset)
+        data = must_match_in_data(settings.dataset)
     check_in_group(data)
     with all_or_none():
         check_length(start, settings.trainer, len(streams["train"]))

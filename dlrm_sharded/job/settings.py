@@ -1,4 +1,4 @@
-"""What a run is told: the objects that its config describes, and its options."""
+"""The settings of a run: the objects that its config describes, and its options."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobSettings:
         objective: key of result.json whose value a run returns.
         check_memory: whether a plan that does not fit the memory is refused.
         dry_run: whether the run ends when its plan and memory are known.
-        config: the config, as it is read from JSON: what a checkpoint and TensorBoard tell of it.
+        config: the config, as it is read from JSON: what a checkpoint and TensorBoard say of it.
         config_files: texts that the run writes into its folder when it begins, by file.
     """
 

@@ -216,7 +216,7 @@ def _mode(resume: object, folder: RunFolder) -> str:
 
 
 def _read_notes(run_dir: Path) -> dict[str, Any] | None:
-    """Return what run.json says; None if there is none, or it is damaged: then checkpoints tell."""
+    """Return what run.json says; None if it is missing or damaged: then checkpoints say it."""
     with contextlib.suppress(UserError):
         noted = read_json_object(run_dir / RUN_FILE, noun="run")
         if isinstance(noted.get("run"), str) and isinstance(noted.get("starts"), list):

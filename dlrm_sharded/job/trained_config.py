@@ -59,7 +59,7 @@ def flat(value: Any, key: str = "") -> dict[str, Any]:
     return found
 
 
-def facts_of_start(config: Mapping[str, Any]) -> dict[str, Any]:
+def must_match_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what all ranks of a job must be started with: config, versions and code.
 
     Args:
@@ -74,18 +74,18 @@ def facts_of_start(config: Mapping[str, Any]) -> dict[str, Any]:
     return decided | installed | {"code of dlrm_sharded": _code_digest()}
 
 
-def facts_of_data(dataset: Dataset) -> dict[str, Any]:
+def must_match_in_data(dataset: Dataset) -> dict[str, Any]:
     """Return what all ranks must find in the data, which each host may have on its own disk."""
-    facts: dict[str, Any] = {
+    values: dict[str, Any] = {
         f"number of {split} batches": dataset.num_batches(split) for split in SPLITS
     }
     for table in dataset.tables:
         size = [table.num_embeddings, table.embedding_dim]
-        facts[f"size of table {table.name}"] = [*size, *table.features]
+        values[f"size of table {table.name}"] = [*size, *table.features]
         profile = (table.pooling_factor, *(table.reuse_histogram or ()))
         # on other processors, means and shares may differ in their last digits
-        facts[f"profile of table {table.name}"] = [float(f"{value:.6g}") for value in profile]
-    return facts
+        values[f"profile of table {table.name}"] = [float(f"{value:.6g}") for value in profile]
+    return values
 
 
 def refused_and_changed(

@@ -1,9 +1,9 @@
 """Redistributes ids without waiting for their numbers, where every sample has the same number.
 
-TorchRec's ranks first tell each other how many ids they send. The host waits for these numbers, and
-for the lengths of what has arrived, as both are on the device. Where they are known beforehand,
-each rank sends its ids at once, and looks them up without a wait. Ids of row blocks go to the ranks
-of their rows, so that their numbers differ, and stay with TorchRec.
+TorchRec's ranks first send each other the numbers of ids that follow. The host waits for these
+numbers, and for the lengths of what has arrived, because both are on the device. Where they are
+known beforehand, each rank sends its ids at once, and looks them up without a wait. Ids of row
+blocks go to the ranks of their rows; their numbers differ, so TorchRec redistributes them.
 
 Letters: W ranks, b samples of a rank, N_f ids of feature f in a sample.
 """

@@ -26,7 +26,7 @@ STAGE_LABELS = {
     BWD_COMM: "exchange of gradients",
     BWD_COMPUTE: "update of tables",
 }
-"""Names of the stages in sentences; the legends of pictures have the names of the fields."""
+"""Names of the stages in sentences; the legends of plots have the names of the fields."""
 
 STAGES = tuple(STAGE_LABELS)
 """The embedding stages of a training step, in the order in which they run.

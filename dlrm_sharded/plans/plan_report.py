@@ -169,7 +169,7 @@ class PlanReport:
 
     @property
     def made_by(self) -> str:
-        """The sharder with the costs that it planned by, as texts and pictures name it."""
+        """The sharder with the costs that it planned by, as texts and plots name it."""
         return with_costs(self.sharder, self.costs)
 
     def __repr__(self) -> str:

@@ -91,7 +91,7 @@ def why_too_large(task: ShardingTask, rank_memory_bytes: Sequence[int]) -> str |
     return (
         f"no plan can fit: the tables need {needed:,} B ({needed / GIB:.2f} GiB), all {num_ranks} "
         f"ranks together have {memory:,} B ({memory / GIB:.2f} GiB); add ranks ({enough:,} such "
-        f"ranks have room for as many bytes) or memory ({MEMORY_KEYS}){fp16_advice(task, memory)}"
+        f"ranks have as many bytes) or memory ({MEMORY_KEYS}){fp16_advice(task, memory)}"
     )
 
 

@@ -2,7 +2,8 @@
 
 Ranks that were not started alike raise that: another config on one host trains another model.
 
-facts: values by their names, such as those of a config by their keys, that ranks must have alike.
+must_match: values by their names, such as those of a config by their keys, that are equal on all
+ranks of a job.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dlrm_sharded.ranks.job_store import JobStore, listed, ranks_text
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 Found: TypeAlias = tuple[str, Mapping[str, Any]]
-"""The host and the facts of a rank."""
+"""The host of a rank, and the values by their names that other ranks must match."""
 
 POLL_S = 0.1
 """Time between two looks at whether rank 0 has finished work of unknown length."""
@@ -115,8 +116,8 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-def check_before_group(facts: Mapping[str, Any], job: JobStore) -> None:
-    """Compare facts of all ranks through the job's store, before a process group exists.
+def check_before_group(must_match: Mapping[str, Any], job: JobStore) -> None:
+    """Compare the values of all ranks through the job's store, before a process group exists.
 
     Ranks that differ may not be able to form a group, such as one that finds no GPU.
 
@@ -124,20 +125,20 @@ def check_before_group(facts: Mapping[str, Any], job: JobStore) -> None:
         UnlikeRanksError: ranks differ; all ranks raise it.
     """
     _refuse_differences(
-        job.from_all_ranks("facts", (socket.gethostname(), facts)),
+        job.from_all_ranks("must_match", (socket.gethostname(), must_match)),
         "the ranks were not started alike",
         "give all ranks the same overrides, and install the same versions on all hosts",
     )
 
 
-def check_in_group(facts: Mapping[str, Any]) -> None:
+def check_in_group(must_match: Mapping[str, Any]) -> None:
     """Compare what ranks have found in the data; a collective of all ranks.
 
     Raises:
         UnlikeRanksError: ranks differ; all ranks raise it.
     """
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (socket.gethostname(), facts))
+    dist.all_gather_object(found, (socket.gethostname(), must_match))
     _refuse_differences(found, "the ranks do not read the same data", "give all hosts equal files")
 
 
@@ -147,23 +148,23 @@ def _refuse_differences(found: Sequence[Found], problem: str, cure: str) -> None
 
 
 def differences_text(found: Sequence[Found]) -> str:
-    """Say which facts differ between ranks, and on which hosts; empty if none does."""
+    """Say which values differ between ranks, and on which hosts; empty if none does."""
     texts = []
-    for name in sorted({name for _, facts in found for name in facts}):
+    for name in sorted({name for _, values in found for name in values}):
         ranks_by_value: dict[str, list[int]] = {}
-        for rank, (_, facts) in enumerate(found):
-            value = repr(facts[name]) if name in facts else ""
+        for rank, (_, values) in enumerate(found):
+            value = repr(values[name]) if name in values else ""
             ranks_by_value.setdefault(value, []).append(rank)
-        values = [
+        texts_of_values = [
             f"{shown(found[ranks[0]][1], name)} on "
             f"{ranks_text(ranks, [found[rank][0] for rank in ranks])}"
             for ranks in ranks_by_value.values()
         ]
-        if len(values) > 1:
-            texts.append(f"{name} is {' and '.join(values)}")
+        if len(texts_of_values) > 1:
+            texts.append(f"{name} is {' and '.join(texts_of_values)}")
     return listed(texts, "; ")
 
 
-def shown(facts: Mapping[str, Any], name: str) -> str:
-    """Return a fact as messages show it, which may be missing."""
-    return shortened(facts[name]) if name in facts else "missing"
+def shown(values: Mapping[str, Any], name: str) -> str:
+    """Return a value as messages show it; it may be missing."""
+    return shortened(values[name]) if name in values else "missing"

@@ -33,7 +33,7 @@ from dlrm_sharded.ranks.watch import Heartbeat, Watch
 log = logging.getLogger(__name__)
 
 _further_groups: list[dist.ProcessGroup] = []
-"""Groups that `new_group` has made, beside that of the job."""
+"""Groups that `new_group` has made, apart from that of the job."""
 
 _group_timeout: timedelta | None = None
 """Timeout of the job's group, for the groups that are made later."""
@@ -91,7 +91,7 @@ def device_of(local_rank: int) -> torch.device:
 
 @contextmanager
 def process_group(
-    timeout_s: float = 600, *, facts: Mapping[str, Any] | None = None
+    timeout_s: float = 600, *, must_match: Mapping[str, Any] | None = None
 ) -> Iterator[Rank]:
     """Join this process to the job's group as one rank; NCCL on CUDA, gloo elsewhere.
 
@@ -100,7 +100,7 @@ def process_group(
 
     Args:
         timeout_s: time that a rank waits for the others.
-        facts: what all ranks must have alike, see `ranks.agreement`; None for nothing.
+        must_match: values that are equal on all ranks, see `ranks.agreement`; None for nothing.
 
     Raises:
         ConfigError: the host shows fewer GPUs than it has ranks, torch cannot use them, or hosts
@@ -109,7 +109,7 @@ def process_group(
         HungRankError: other ranks did not come here, or to a collective of the block, in time.
         LostRankError: another rank has gone in a collective of the block. With NCCL, its own
             watchdog ends the process after these two.
-        UnlikeRanksError: the ranks do not have the facts alike.
+        UnlikeRanksError: the values differ between ranks.
     """
     rank = rank_from_environment()
     if dist.is_initialized():
@@ -117,7 +117,7 @@ def process_group(
             yield rank
         return
     _prepare_device(rank)
-    watch = _meet(rank, timeout_s, facts)
+    watch = _meet(rank, timeout_s, must_match)
     try:
         _join(rank, watch.job)
         watch.start()
@@ -134,14 +134,14 @@ def process_group(
     _leave_group()
 
 
-def _meet(rank: Rank, timeout_s: float, facts: Mapping[str, Any] | None) -> Watch:
-    """Wait for all ranks, compare their facts and connect their hosts; return this rank's watch."""
+def _meet(rank: Rank, timeout_s: float, must_match: Mapping[str, Any] | None) -> Watch:
+    """Wait for all ranks, compare their values, connect their hosts; return this rank's watch."""
     if "MASTER_ADDR" in os.environ:
         die_with_parent()
     job = JobStore(rank.rank, rank.world_size, timeout_s)
     job.meet()
-    if facts is not None:
-        check_before_group({**facts, "type of device": rank.device.type}, job)
+    if must_match is not None:
+        check_before_group({**must_match, "type of device": rank.device.type}, job)
     connect_hosts(job)
     return Watch(rank.heartbeat, job, speaks_for_host=rank.local_rank == 0)
 

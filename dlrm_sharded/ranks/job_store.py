@@ -87,7 +87,7 @@ def wait_for_all_ranks(timeout_s: float) -> None:
 
 
 def announce_end(message: str, *, is_reported: bool, timeout_s: float) -> None:
-    """Tell ranks that come to a meeting later that this one has ended with an error."""
+    """Inform ranks that come to a meeting later that this one has ended with an error."""
     value = json.dumps([rank_number(), message, is_reported])
     dist.PrefixStore("meeting", connect(timeout_s)).set("ended", value)
 

@@ -24,7 +24,7 @@ TOP_PAD_BYTES = 2**26
 
 
 LAUNCHER_VARIABLE = "DLRM_SHARDED_LAUNCHER_PID"
-"""Process that started the ranks of this host, as our launcher tells them."""
+"""Process that started the ranks of this host; our launcher gives it to them."""
 
 ENDS_WITH_PARENT = "DLRM_SHARDED_ENDS_WITH_PARENT"
 """A launcher for which this is set ends when the process ends that started it."""

@@ -78,7 +78,7 @@ def _set_reached_address(config: LaunchConfig) -> None:
     if not is_loopback(target):  # where torch lets the first of several launchers serve
         config.rdzv_configs.setdefault("is_host", is_here)
     address = host if is_here or is_loopback(target) else _name_or(source)
-    if is_loopback(target):  # only names tell hosts apart that share a machine
+    if is_loopback(target):  # hosts that share a machine differ by their names alone
         with contextlib.suppress(OSError):  # its own name is not known
             if not utils._matches_machine_hostname(host):
                 address = socket.getfqdn()

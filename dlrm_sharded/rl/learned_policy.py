@@ -62,7 +62,7 @@ class LearnedPolicy:
 
     @property
     def reads_costs(self) -> bool:
-        """Tell whether placements depend on the costs of the run's cost model."""
+        """Return whether placements depend on the costs of the run's cost model."""
         return self._with_costs is not None
 
     @torch.no_grad()

@@ -80,7 +80,7 @@ class TableNet(nn.Module):
 class InputScaler(nn.Module):
     """Scales features to mean 0 and deviation 1 over the training tables, and work to mean 1.
 
-    The scale is the same for all tasks: scaled within each task, features would not tell how large
+    The scale is the same for all tasks: scaled within each task, features would not show how large
     a table is. Features beyond the range of the training tables are clipped to it.
     """
 

@@ -64,7 +64,7 @@ class Comparison:
 
     Args:
         table: a row for each run.
-        rows: rows for each group of runs, as texts and pictures show them.
+        rows: rows for each group of runs, as texts and plots show them.
         conclusions: who is the fastest in each setting.
         problems: messages about files that could not be read.
     """

@@ -29,7 +29,7 @@ WRITTEN = f"events.out.tfevents.*{EVENT_FILE_SUFFIX}", "comparison.*.png"
 """Patterns of the files that a later comparison replaces."""
 
 MAX_FILE_NAME = 100
-"""Length from which on the name of a picture is cut."""
+"""Length from which on the name of a plot is cut."""
 
 ROWS_OF_ONE_HEIGHT = 6
 """Number of rows from which on figures get higher."""
@@ -40,7 +40,7 @@ FASTEST = PairedRatio(1.0, 1.0, 1.0, 0)
 
 MAX_NAME = 36
 MAX_CONDITIONS = 8
-ROOM_FOR_NUMBERS = 1.34
+AXIS_LENGTH = 1.34
 """Length of an axis relative to the longest bar, which has its number at its end."""
 
 
@@ -62,7 +62,7 @@ BARS = {
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Write the event file and pictures of a comparison in place of earlier ones."""
+    """Write the event file and plots of a comparison in place of earlier ones."""
     for old in itertools.chain.from_iterable(map(folder.glob, WRITTEN)):
         old.unlink()
     with EventFile(folder, suffix=EVENT_FILE_SUFFIX) as file:
@@ -116,7 +116,12 @@ def plot_ratios(
                 continue
             place = row + 0.16 * (2 * number - len(series) + 1)
             axes.errorbar(
-                ratio.ratio, place, xerr=_error_bar(ratio), fmt="o", color=color, mfc=_face(ratio)
+                ratio.ratio,
+                place,
+                xerr=_error_bar(ratio),
+                fmt="o",
+                color=color,
+                mfc=_fill_color(ratio),
             )
             text, at = f"{ratio.ratio:.3f}", (ratio.ratio, place)
             axes.annotate(text, at, (0, 5), textcoords="offset points", ha="center", size=8)
@@ -138,7 +143,7 @@ def _plot_relation(rows: Sequence[Row]) -> Figure:
         if cost is not None and speed is not None:
             bars = _error_bar(speed), _error_bar(cost)
             axes.errorbar(
-                cost.ratio, speed.ratio, *bars, marker, mfc=_face(speed), label=_name(row)
+                cost.ratio, speed.ratio, *bars, marker, mfc=_fill_color(speed), label=_name(row)
             )
     costs = np.linspace(*axes.get_xlim())
     axes.plot(costs, 1 / costs, color="gray", lw=0.8, ls=":", zorder=0)
@@ -155,7 +160,7 @@ def _error_bar(ratio: PairedRatio) -> list[list[float]] | None:
     return [[ratio.ratio - ratio.low], [ratio.high - ratio.ratio]]
 
 
-def _face(ratio: PairedRatio) -> str | None:
+def _fill_color(ratio: PairedRatio) -> str | None:
     """Return the color that fills the point of a ratio: white for a tie; None for its own."""
     return "white" if ratio.is_tie and ratio.low < ratio.high else None
 
@@ -178,7 +183,7 @@ def _tag(*names: str) -> str:
 def _end(rows: Sequence[Row], bars: Bars) -> float:
     spreads = [row.spread(bars.figure) for row in rows]
     most = max((mean + std for mean, std, num in spreads if num), default=bars.origin)
-    return bars.origin + ROOM_FOR_NUMBERS * ((most - bars.origin) or 1.0)
+    return bars.origin + AXIS_LENGTH * ((most - bars.origin) or 1.0)
 
 
 def _plot(rows: Sequence[Row], bars: Bars, end: float) -> Figure:

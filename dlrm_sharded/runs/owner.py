@@ -72,7 +72,7 @@ class RunOwner:
         """Give the folder back."""
         _held.pop(self._folder, None)
         self._ended.set()
-        with suppress(OSError, ValueError):  # then the end of the process tells
+        with suppress(OSError, ValueError):  # then the end of the process shows it
             if read_file(self._path) == self._claim:
                 self._file.truncate(0)
         self._file.close()

@@ -1,7 +1,7 @@
 """How many times as much one sharder takes as another, from pairs, and which one is the fastest.
 
 Two figures of runs are a pair if they have the same seed and were measured in the same round of a
-sweep, or both without rounds. They share hosts, minutes and load, so their ratio tells more than
+sweep, or both without rounds. They share hosts, minutes and load, so their ratio says more than
 the ratio of two means. Runs with the same plan differ by noise alone, so their figures count as
 one. Nothing is assumed about the distribution of ratios but that their logarithms are symmetric
 around the true one. The estimate is the median of all pairwise means (Hodges and Lehmann, 1963),
@@ -34,8 +34,8 @@ MIN_PAIRS = 6
 """Number of pairs from which on there is an interval: of 5 pairs, all have one sign by chance in
 one of 16 cases."""
 
-TOLD_APART = 0.02
-"""Difference for which the conclusion says how many rounds would tell it."""
+RESOLVED = 0.02
+"""Difference for which the conclusion says how many rounds would resolve it."""
 
 MIN_PLANS = 5
 """Number of different plans from which on their costs and throughputs are correlated."""
@@ -61,7 +61,7 @@ class PairedRatio:
 
     @property
     def is_tie(self) -> bool:
-        """Return whether the pairs do not tell the two apart."""
+        """Return whether the pairs do not show a difference between the two."""
         return self.low <= 1.0 <= self.high
 
     def text(self, digits: int = 3) -> str:
@@ -71,8 +71,8 @@ class PairedRatio:
         tie = " tie" if self.is_tie else ""
         return f"{self.ratio:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]{tie}"
 
-    def pairs_to_tell(self, difference: float) -> int:
-        """Return about how many pairs would tell a difference, such as 0.02, from none.
+    def pairs_to_resolve(self, difference: float) -> int:
+        """Return about how many pairs would resolve a difference, such as 0.02.
 
         The interval shrinks with the root of the number of pairs. Without an interval, as many as
         are needed for one.
@@ -121,17 +121,17 @@ class Ranking:
         return {*self.ratios} if clear | within == self.behind.keys() else clear
 
     def conclusion(self) -> str:
-        """Say who is the fastest, or who ties and how many rounds would tell them apart."""
+        """Say which is the fastest, or which tie and how many rounds would resolve a difference."""
         first = next(iter(self.ratios))
         ties = {label: ratio for label, ratio in self.behind.items() if ratio.is_tie}
         if not ties:
             return f"{first} is the fastest, with {100 * CONFIDENCE:.0f} % confidence in each ratio"
         said = f"{first} ties with {', '.join(ties)}"
-        needed = [(ratio.pairs_to_tell(TOLD_APART), ratio.num_pairs) for ratio in ties.values()]
+        needed = [(ratio.pairs_to_resolve(RESOLVED), ratio.num_pairs) for ratio in ties.values()]
         if all(num <= num_pairs for num, num_pairs in needed):
-            return f"{said}; they differ by less than {TOLD_APART:.0%}, if at all"
+            return f"{said}; they differ by less than {RESOLVED:.0%}, if at all"
         advice = f"hydra.launcher.rounds={math.ceil(max(needed)[0] / self.num_seeds)} or more"
-        return f"{said}; {advice} would tell {TOLD_APART:.0%} apart"
+        return f"{said}; {advice} would resolve a difference of {RESOLVED:.0%}"
 
     def relation(self) -> str | None:
         """Say how embedding cost and throughput go together, and what that does not show.
@@ -190,7 +190,7 @@ def measured(
     """Return rows for `rank` of what was measured of the run in a folder.
 
     Args:
-        label: the sharder, with the options that tell it from others.
+        label: the sharder, with the options in which it differs from others.
         found: what was measured, by round.
     """
     try:

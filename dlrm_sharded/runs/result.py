@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # both load torch
 FILE_NAME = "result.json"
 
 MAX_FIGURE = 1e30
-"""Limit beyond any real figure, below which means and pictures of figures are finite."""
+"""Limit beyond any real figure, below which means and plots of figures are finite."""
 
 Finite = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 

@@ -107,7 +107,7 @@ class Descent:
             state.refresh()
             after_ms = self._objective().value_ms
             is_better = after_ms < objective.value_ms * (1 - MIN_MOVE_GAIN)
-            # Moves made since this one was found may have taken its room.
+            # Moves made since this one was found may have taken its memory.
             is_better = is_better and bool((state.free_bytes >= 0).all())
             units = {edit.unit for edit in move.edits}
             if is_better and (budget is None or budget.accept(units)):

@@ -25,15 +25,15 @@ def why_infeasible(problem: Problem) -> str | None:
         if problem.allowed is None and smallest <= capacity.min():
             continue
         allowed = np.True_ if problem.allowed is None else problem.allowed[unit]
-        room = capacity[np.broadcast_to(allowed, capacity.shape)]
-        columns_may_fit = smallest <= room.max() and size[unit] <= room.sum()
+        memory = capacity[np.broadcast_to(allowed, capacity.shape)]
+        columns_may_fit = smallest <= memory.max() and size[unit] <= memory.sum()
         if columns_may_fit or _row_blocks_may_fit(problem, unit):
             continue
         tables = problem.task.tables
         names = ", ".join(repr(tables[index].name) for index in problem.tables[unit])
         return (
             f"no plan can fit: {names} needs {size[unit]:,} B, in pieces of {smallest:,} B or "
-            f"more, and its {len(room)} ranks have {room.max():,} B or less each; add ranks or "
+            f"more, and its {len(memory)} ranks have {memory.max():,} B or less each; add ranks or "
             f"memory ({MEMORY_KEYS}), cap the table's rows, or drop constraints"
         )
     return None
@@ -91,13 +91,13 @@ def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
 
 
 def _row_blocks_may_fit(problem: Problem, unit: int) -> bool:
-    """Return whether some group may have room for the unit's row blocks."""
+    """Return whether the unit's row blocks may fit some group."""
     if problem.world_size == 1:
         return False
     for blocks in problem.blocks:
         if blocks.possible[unit]:
             # The last rank of a group is left out: its block may be smaller than the others.
-            room = by_group(problem.capacity_bytes, blocks.group_size)[:, :-1]
-            if blocks.size_bytes[unit, 0] <= room.min(axis=1).max():
+            memory = by_group(problem.capacity_bytes, blocks.group_size)[:, :-1]
+            if blocks.size_bytes[unit, 0] <= memory.min(axis=1).max():
                 return True
     return False

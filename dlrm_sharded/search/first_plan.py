@@ -30,7 +30,7 @@ def first_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
 def placed_plan(
     problem: Problem, cuts: Sequence[UnitCut], *, by_width: bool = False
 ) -> State | None:
-    """Return a state with all units in these cuts; None if something has no rank with room.
+    """Return a state with all units in these cuts; None if a piece fits no rank.
 
     The costliest pieces come first, each goes where it adds least to a norm of the loads.
 
@@ -67,7 +67,7 @@ def placed_plan(
 def _packed_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
     """Return a state in which units are placed by memory alone; None if none was found that fits.
 
-    Units that find no room become row blocks, and all are placed again.
+    Units that fit nowhere become row blocks, and all are placed again.
     """
     cuts = _without_replicas(problem, cuts)
     for _ in range(MAX_PACKINGS):
@@ -104,7 +104,7 @@ def _place_largest_first(state: State, cuts: Sequence[UnitCut]) -> list[int] | N
     """Place units that cannot be cut first, then the largest, whole or cut where a rank is full.
 
     Returns:
-        The units that found no room; None if row blocks found none.
+        The units that fit nowhere; None if row blocks do not fit.
     """
     problem, placer = state.problem, _new_placer(state)
     if not _place_row_blocks(problem, placer, cuts):
@@ -125,7 +125,7 @@ def _place_largest_first(state: State, cuts: Sequence[UnitCut]) -> list[int] | N
 
 
 def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -> bool:
-    """Fill the freest ranks with as many columns as each has room for; or change nothing."""
+    """Fill the freest ranks with as many columns as fit each; change nothing if some are left."""
     problem = state.problem
     first = int(problem.first_shape[unit])
     # Of widths 1, 2, ..., ascending.
@@ -146,7 +146,7 @@ def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -
 
 
 def _place_row_blocks(problem: Problem, placer: GreedyPlacer, cuts: Sequence[UnitCut]) -> bool:
-    """Place all row blocks, on larger groups than those of the cut if none of these has room.
+    """Place all row blocks, on larger groups than those of the cut if they fit none of these.
 
     They need memory on all ranks of a group, so they come before anything else, and those of the
     largest groups come first.

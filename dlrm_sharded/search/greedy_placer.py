@@ -63,7 +63,7 @@ class GreedyPlacer:
         """Place a unit that is nowhere, a few steps at a time, each where they add least.
 
         Returns:
-            Whether there was room for all of it; if not, nothing is placed.
+            Whether all of it fits; if not, nothing is placed.
         """
         problem = self._problem
         first, most = int(problem.first_shape[unit]), problem.max_width(unit)
@@ -91,11 +91,11 @@ class GreedyPlacer:
         return True
 
     def place_blocks(self, unit: int, blocks: Blocks) -> bool:
-        """Put a unit in row blocks on the group of least load that has room for them, if any."""
-        room = by_group(self.free_bytes, blocks.group_size) >= blocks.size_bytes[unit]
+        """Put a unit in row blocks on the least loaded group that they fit, if there is one."""
+        fits = by_group(self.free_bytes, blocks.group_size) >= blocks.size_bytes[unit]
         # A group is as full as its ranks together.
         group_load = self.load.reshape(len(blocks.groups), -1).sum(axis=1)
-        allowed = self._state.allowed_ranks(unit) & room.ravel()
+        allowed = self._state.allowed_ranks(unit) & fits.ravel()
         group = least_loaded_group(blocks, allowed, group_load)
         if group is None:
             return False

@@ -37,7 +37,7 @@ and spreading."""
 
 SPREAD = 0.2
 """Share of the rebuilds that place one of the largest units last, in parts of any width: where
-memory is tight, room for an even cut is the room that other units need whole. Study: joining and
+memory is tight, other units need whole the memory that an even cut would take. Study: joining and
 spreading."""
 
 NOISE = 0.2
@@ -76,7 +76,7 @@ class Rebuilder:
         ranks.update(rng.integers(state.problem.world_size, size=num_random).tolist())
         # The new cut comes first: it may take pieces from ranks that are not rebuilt.
         pieces = self._change_cut(fullest_rank) if self._splits else []
-        # Blocks may need room that other pieces have to make.
+        # Blocks may need memory that other pieces have to free.
         ranks.update(np.flatnonzero(state.free_bytes < 0).tolist())
         for rank in sorted(ranks):
             for slot in list(state.slots_on_rank[rank]):  # a copy: the list shrinks
@@ -175,7 +175,7 @@ class Rebuilder:
         """Place pieces, roughly the costliest first, each where it raises the norm least.
 
         Args:
-            last: a unit whose columns come after all pieces, wherever these leave room.
+            last: a unit whose columns come after all pieces, wherever these leave memory.
         """
         state, problem = self._state, self._state.problem
         # Row blocks were put on a group before it was known what else it holds.

@@ -41,7 +41,7 @@ def with_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> tuple[UnitCut, .
 
 
 def replicate(state: State) -> bool:
-    """Replicate every unit for which that may pay off and has room, those that gain most first.
+    """Replicate every unit for which that may pay off and that fits, those that gain most first.
 
     Returns:
         Whether any unit was replicated.

@@ -50,7 +50,7 @@ def in_slices(state: State, columns: int) -> State | None:
 def in_cheapest_slices(problem: Problem) -> Problem:
     """Return the problem with units in slices that cost less by themselves; the same if none do.
 
-    Prices with crowding cannot tell that, as they depend on what else is on a rank.
+    Prices with crowding do not show that, because they depend on what else is on a rank.
     """
     if problem.has_crowding:
         return problem
@@ -90,7 +90,7 @@ def in_spread_slices(
     for unit in np.flatnonzero(changes).tolist():
         widths = _spread(int(problem.num_steps[unit]), int(of_unit[unit]), problem.world_size)
         is_large = problem.size_bytes[problem.shape(unit, widths[0])] > most_bytes
-        # What would take most of the smallest rank keeps the widths for which there is room.
+        # What would take most of the smallest rank keeps the widths that fit.
         if len(widths) < problem.world_size or not is_large or not in_columns[unit]:
             spread[unit] = UnitCut(widths)
     if spread == list(cuts):

@@ -43,7 +43,7 @@ class Sharder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharderContext:
-    """Facts about a run that a sharder may need.
+    """What a sharder may need to know of a run.
 
     A yaml with `_partial_: true` names a class or function whose first argument is this context;
     the keys of the yaml are its other arguments.

@@ -94,7 +94,7 @@ class NeuroShardSharder:
 
     @property
     def uses_costs(self) -> bool:
-        """Tell whether plans depend on the run's cost model."""
+        """Return whether plans depend on the run's cost model."""
         return self.nets is None
 
     @property

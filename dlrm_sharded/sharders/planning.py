@@ -78,7 +78,7 @@ class Planner:
 
     @property
     def uses_costs(self) -> bool:
-        """Tell whether plans depend on the run's cost model, see `Sharder`."""
+        """Return whether plans depend on the run's cost model, see `Sharder`."""
         return uses_costs(self.sharder, has_context=self.has_context)
 
     @property

@@ -45,7 +45,7 @@ class PolicySharder:
 
     @property
     def uses_costs(self) -> bool:
-        """Tell whether the policy reads the costs of the run's cost model."""
+        """Return whether the policy reads the costs of the run's cost model."""
         return bool(getattr(self.policy, "reads_costs", False))
 
     @property
@@ -63,7 +63,7 @@ class PolicySharder:
         raise InfeasibleTaskError(self._not_found(task))
 
     def _ranks(self, splitting: Splitting) -> tuple[int, ...] | None:
-        """Return the rank of each piece, or None if the policy finds no room for all of them."""
+        """Return the rank of each piece, or None if the policy does not fit all of them."""
         pieces = splitting.pieces
         if min(splitting.free_bytes) < 0:
             return None
@@ -79,7 +79,7 @@ class PolicySharder:
         topology, used = task.topology, task.table_bytes
         advice = "use sharder=search" if self.split else "set sharder.split=true"
         return (
-            f"sharder={self.name} found no room for {len(task.tables)} "
+            f"sharder={self.name} could not fit {len(task.tables)} "
             f"{'tables, split ever finer' if self.split else 'whole tables'}, of {used:,} B "
             f"({used / GIB:.2f} GiB) on {topology.world_size} ranks with "
             f"{sum(topology.rank_memory_bytes):,} B in all; this does not prove that no plan fits. "

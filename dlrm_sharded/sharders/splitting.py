@@ -4,7 +4,7 @@ A piece is a range of a table's columns and is placed like a table of its own. N
 than a lookup supports. Rows are split only into even blocks, one on each rank: there is nothing to
 place, and the blocks take their memory first.
 
-No rank has room for a piece only if every rank has less free memory than the piece needs. So
+A piece fits no rank only if every rank has less free memory than the piece needs. So
 wherever the others are placed, a piece fits if it is no larger than all the memory that is free in
 the end, divided by the number of ranks.
 """
@@ -96,7 +96,7 @@ class Splitting:
     def spread(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
         """Move pieces that are too wide together with others of their table on a rank.
 
-        Each of them moves to the freest rank that has room for it; None if there is no such rank.
+        Each of them moves to the freest rank that it fits; None if there is no such rank.
 
         Args:
             ranks: the rank of each of `pieces`.

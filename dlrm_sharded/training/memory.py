@@ -276,7 +276,7 @@ def _moments_of_training(
 ) -> list[RankMemory]:
     """Return what lives only for a while, at three moments of a training step.
 
-    Activations in CUDA graphs do not make room for the tables, so they live at all moments.
+    Activations in CUDA graphs are not freed for the tables, so they live at all moments.
     """
     exchanges = task.topology.world_size > 1
     device = task.topology.compute_device

@@ -25,7 +25,7 @@ class Prefetcher(Iterator[Batch], AbstractContextManager["Prefetcher"]):
         depth: number of batches that are read ahead; with 0 the user reads, without a thread.
         device: on CUDA, batches are moved to page-locked memory, from which a GPU copies while it
             computes.
-        beside: prefetcher of the same dataset and depth, whose thread reads for both.
+        shares_with: prefetcher of the same dataset and depth, whose thread reads for both.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Prefetcher(Iterator[Batch], AbstractContextManager["Prefetcher"]):
         *,
         depth: int,
         device: torch.device,
-        beside: Prefetcher | None = None,
+        shares_with: Prefetcher | None = None,
     ) -> None:
         self._batches = batches
         self._pins = device.type == "cuda"
         self._waits_s: list[float] = []
         self._ahead: deque[Future[Batch | None]] = deque()
-        self._executor: ThreadPoolExecutor | None = beside._executor if beside else None
-        if depth and not beside:
+        self._executor: ThreadPoolExecutor | None = shares_with._executor if shares_with else None
+        if depth and not shares_with:
             # A thread begins with device 0, on which all ranks of the host would take memory.
             initializer = (torch.cuda.set_device, (device,)) if self._pins else ()
             self._executor = ThreadPoolExecutor(1, "prefetch", *initializer)

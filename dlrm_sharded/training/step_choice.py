@@ -87,12 +87,12 @@ class StepTimes:
     Args:
         step_ms: time of the device from the end of a step to that of the next one.
         lead_ms: time that the device still works after the host has launched a step.
-        has_room: whether a graph of the dense part fits the memory.
+        graph_fits: whether a graph of the dense part fits the memory.
     """
 
     step_ms: float
     lead_ms: float
-    has_room: bool
+    graph_fits: bool
 
     @property
     def host_bounds(self) -> bool:
@@ -110,7 +110,7 @@ def chosen_options(asked: AskedOptions, times: StepTimes, world_size: int) -> St
     """Return the fastest options that are known for such steps, of those that losses allow."""
     takes_graph = (
         times.host_bounds
-        and times.has_room
+        and times.graph_fits
         and asked.compile_mode not in MODES_WITH_GRAPHS
         and (asked.pipeline is None or PIPELINES[asked.pipeline].is_exact)
     )
@@ -125,7 +125,7 @@ def chosen_options(asked: AskedOptions, times: StepTimes, world_size: int) -> St
 class StepTrial:
     """Measures the first steps of a training.
 
-    The CPU time of the host would not tell: CUDA spins while it waits for a device, and another
+    The CPU time of the host would not show it: CUDA spins while it waits for a device, and another
     thread launches the backward pass.
     """
 
@@ -148,17 +148,17 @@ class StepTrial:
         step_ms = np.array(self._watch.intervals_ms())
         launched_ms = 1e3 * np.diff(self._launched_s).cumsum()
         lead_ms = float(np.median(np.maximum(step_ms.cumsum() - launched_ms, 0.0)))
-        lacks_room = not _has_room(self._rank.device)
-        found = torch.tensor([np.median(step_ms), -lead_ms, lacks_room], device=self._rank.device)
+        lacks_memory = not _graph_fits(self._rank.device)
+        found = torch.tensor([np.median(step_ms), -lead_ms, lacks_memory], device=self._rank.device)
         dist.all_reduce(found, dist.ReduceOp.MAX)
-        slowest_ms, least_lead_ms, lacks_room = found.tolist()
-        return StepTimes(slowest_ms, -least_lead_ms, has_room=not lacks_room)
+        slowest_ms, least_lead_ms, lacks_memory = found.tolist()
+        return StepTimes(slowest_ms, -least_lead_ms, graph_fits=not lacks_memory)
 
 
-def _has_room(device: torch.device) -> bool:
-    """Return whether a step fits beside what a graph of the dense part would keep.
+def _graph_fits(device: torch.device) -> bool:
+    """Return whether a step fits while a graph of the dense part keeps its memory.
 
-    It keeps less than a step holds at its peak beside what stays, and the step needs that again.
+    The graph keeps less than the peak of a step above what stays; the step needs that again.
     """
     if device.type != "cuda":
         return True

@@ -104,7 +104,7 @@ class Steps(AbstractContextManager["Steps"]):
             itertools.islice(stream, num_batches),
             depth=self._config.prefetch_depth(self._rank.device),
             device=self._rank.device,
-            beside=self._batches,
+            shares_with=self._batches,
         )
         with self._rank.heartbeat.rest():
             return evaluate(

@@ -77,7 +77,7 @@ class SweepJob:
 
     @property
     def label(self) -> str:
-        """Overrides that tell the job from others, without its seed."""
+        """Overrides in which the job differs from others, without its seed."""
         parts = self.title.split()[1:]
         return " ".join(part for part in parts if not part.startswith("seed=")) or self.title
 

@@ -36,8 +36,8 @@ class SweepOptions:
         rounds: number of rounds in which all combinations are measured again, on the same hosts and
             beside one another, by one job that has trained them all; by default, each combination
             is a job of its own.
-        until: difference in throughput, such as 0.02: the rounds end when each combination is told
-            from the fastest to it, and who is clearly behind is left out early.
+        until: difference in throughput, such as 0.02: the rounds end when they resolve it between
+            each combination and the fastest; what is clearly slower is left out early.
 
     Raises:
         ConfigError: an option has a wrong value.

@@ -24,8 +24,8 @@ class RoundsOrder:
         folders: folders of the runs.
         labels, seeds: what the runs are, for rankings.
         num_rounds: number of rounds after all runs are trained.
-        until: the rounds end when everybody is told from the fastest to this difference, and who is
-            clearly behind is left out early; None for all rounds.
+        until: the rounds end when they resolve this difference between each run and the fastest;
+            what is clearly slower is left out early; None for all rounds.
         timeout_s: time that a rank waits for the others.
     """
 

@@ -25,7 +25,7 @@ from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
 
 from dlrm_sharded.files.errors import ConfigError, UserError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.files.line_file import OUTBOX, deliver
+from dlrm_sharded.files.line_file import STAGED, deliver
 from dlrm_sharded.files.user_cache import journal_folder
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
 from dlrm_sharded.ranks.gpus import visible_gpus
@@ -172,7 +172,7 @@ class Sweep:
         """
         self._save()
         for job in self.jobs:
-            deliver(job.folder / OUTBOX, journal_folder(str(job.config.get("journal") or "auto")))
+            deliver(job.folder / STAGED, journal_folder(str(job.config.get("journal") or "auto")))
         if self.options.after is not None and any(job.handle for job in self.jobs):
             try:
                 message = get_method(self.options.after)(self.sweep_dir)

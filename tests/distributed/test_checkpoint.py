@@ -186,7 +186,7 @@ def diverge(rank: Rank, folder: str, background: bool) -> list[list[Any]]:
             for step in range(1, NUM_STEPS):
                 if step == 10 and rank.rank == rank.world_size - 1:
                     mine[0, 1] = float("inf")
-                # Steps after the tenth write nothing: the ranks must tell each other.
+                # Steps after the tenth write nothing: the ranks must inform each other.
                 saved.after_step(
                     step if step <= 10 else 11,
                     is_complete=False,

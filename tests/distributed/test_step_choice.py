@@ -17,7 +17,7 @@ from tests.distributed.small_model import make_sharded, run_trainer
 from tests.preloaded.ranks import run_ranks
 
 NUM_STEPS, WARMUP_STEPS, TRIAL_STEPS = 11, 6, 4
-BOUNDS = {"host": StepTimes(8.0, 0.5, has_room=True), "GPU": StepTimes(8.0, 7.0, has_room=True)}
+BOUNDS = {"host": StepTimes(8.0, 0.5, graph_fits=True), "GPU": StepTimes(8.0, 7.0, graph_fits=True)}
 
 
 def train(rank: Rank, bound: str | None, num_steps: int = NUM_STEPS) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A dataset with planted work beside a first run."""
+"""A dataset that plants load on a first run."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from tests.first_runs import count_measurements
 
 
-class StartBeside(SyntheticDataset):
-    """Lets a first run find this other work beside it, or none, whatever the machine does.
+class StartUnderLoad(SyntheticDataset):
+    """Lets a first run find this load, or none, whatever the machine does.
 
     Its seconds are measurements.
     """

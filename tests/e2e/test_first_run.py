@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 ANNOUNCED = "nothing was measured on this hardware yet"
 MEASURED = "measured"
-START = [*SMALL_RUN, "calibrate=14", "data._target_=tests.e2e.planted.StartBeside"]
+START = [*SMALL_RUN, "calibrate=14", "data._target_=tests.e2e.planted.StartUnderLoad"]
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_a_plan_for_this_machine_measures_lookups(
     """For unknown ranks it does not."""
     monkeypatch.setenv("DLRM_SHARDED_CALIBRATE", "14")
     planned = [
-        *("data=synthetic", "data._target_=tests.e2e.planted.StartBeside"),
+        *("data=synthetic", "data._target_=tests.e2e.planted.StartUnderLoad"),
         "+data.other_work=null",
         *("data.max_rows=500", "batch_size=256", "topology.world_size=2"),
         *("topology.memory_gib=1", "topology.compute_device=cpu"),

@@ -147,8 +147,8 @@ def test_log_lines_are_short_and_said_once(run_dir):
     """Details are in train.log only; a path may be longer than a line."""
     lines = (run_dir / "train.log").read_text().splitlines()
     assert [line for line in lines if len(line) > 120 and " " in line.strip()] == []
-    told = [line[11:] for line in lines if line.startswith("[")]
-    assert len(told) == len({*told})
+    found = [line[11:] for line in lines if line.startswith("[")]
+    assert len(found) == len({*found})
 
 
 def test_memory_is_estimated_before_training(run_dir):

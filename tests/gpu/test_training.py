@@ -162,7 +162,7 @@ def test_training_command(num_ranks, optimizer, tmp_path):
     result: Any = result_of(tmp_path)
     world_size = num_ranks or 1
     assert "cpu" not in result["device"]
-    assert result["pipeline"] in ("base", "sparse_dist")  # chosen by the first steps, and told
+    assert result["pipeline"] in ("base", "sparse_dist")  # chosen by the first steps, and reported
     assert result["dense_graph"] or result["compile_mode"] == "default"
     assert result["world_size"] == world_size
     assert result["auroc"] > 0.6

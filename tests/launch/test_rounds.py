@@ -73,7 +73,7 @@ def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
         assert earlier.began_s <= later.began_s
     said = done.stdout + (tmp_path / "summary.md").read_text()
     assert said.count(" (n = 3)") == 6, "over random, of the fastest, and of the cost"
-    assert said.count("hydra.launcher.rounds=6 or more would tell 2% apart") == 2
+    assert said.count("hydra.launcher.rounds=6 or more would resolve a difference of 2%") == 2
     for run in ("random_0", "size_2"):  # a round changes nothing of the run
         result = result_of(tmp_path / run)
         assert result["steps"] == 12
@@ -124,7 +124,7 @@ def test_a_stopped_sweep_cancels_the_job_of_all_runs(tmp_path):
     ("speeds", "until", "measured", "labels"),
     [
         ((1.0, 1.5, 2.0), None, [0, 1, 2], ABC),
-        ((1.0, 1.98, 2.0), 0.01, [1, 2], ABC),  # one is left out, two are not told apart
+        ((1.0, 1.98, 2.0), 0.01, [1, 2], ABC),  # one is left out, two are not distinguished
         ((1.0, 1.5, 2.0), 0.02, [], ABC),
         ((1.0, 1.0, 1.0), 0.1, [], ABC),  # they differ by less than asked for
         (

@@ -150,7 +150,7 @@ def test_a_folder_with_a_sweep_is_left_alone(run_sweep, tmp_path):
 
 
 def test_a_stopped_sweep_is_taken_up(run_sweep, tmp_path):
-    """What has succeeded is not run again; the others go on, and are told so."""
+    """What has succeeded is not run again; the others go on, and are informed."""
     jobs = "+do=count,succeed_when_resumed"
     overrides = [jobs, "+resume=null", "hydra.launcher.after=json.loads"]
     run_sweep(*overrides, exit_code=1)
@@ -160,7 +160,7 @@ def test_a_stopped_sweep_is_taken_up(run_sweep, tmp_path):
     second = run_sweep(*overrides)
     assert "1 have succeeded, 0 still run, 1 start again" in second.stdout
     assert "#1 +do=succeed_when_resumed: succeeded" in second.stdout
-    assert re.search(r"#1 .* succeeded after .*: 1\n", second.stdout), "it was told to resume"
+    assert re.search(r"#1 .* succeeded after .*: 1\n", second.stdout), "it was given resume=auto"
     assert states_of(tmp_path / "sweep") == ["succeeded", "succeeded"]
     assert jobs_of(tmp_path / "sweep")[0] == before
 

@@ -1,7 +1,7 @@
 """The configuration files of a private Slurm, with places for its ports and folders."""
 
 # Heterogeneous jobs start by backfill only, so it runs often. A requeued job waits for as long as
-# credentials last, two minutes unless told otherwise.
+# credentials last, two minutes by default.
 SLURM_CONF = """\
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)

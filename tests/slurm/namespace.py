@@ -50,7 +50,7 @@ def _kill_lingering(namespace: Path) -> dict[int, str]:
 
 
 def processes_in(namespace: Path, aspect: Literal["cmdline", "environ"]) -> dict[int, bytes]:
-    """What /proc tells of the processes of a mount namespace, by their ids."""
+    """What /proc says of the processes of a mount namespace, by their ids."""
     wanted = namespace.stat()
     found = {}
     for process in Path("/proc").glob("[0-9]*"):

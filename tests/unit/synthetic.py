@@ -79,13 +79,13 @@ def assert_same_arrays(found: Mapping[str, np.ndarray], expected: Mapping[str, n
 @st.composite
 def packed_tasks(
     draw: st.DrawFn,
-    room: st.SearchStrategy[float],
+    memory_ratio: st.SearchStrategy[float],
     *,
     rows: st.SearchStrategy[int] = ROWS,
     most_tables: int = 8,
     hosts: Sequence[tuple[int, int]] = tuple((1, ranks) for ranks in range(1, 6)),
 ) -> ShardingTask:
-    """Draw tasks whose ranks have `room` times the memory of their share, alike or each its own.
+    """Draw tasks whose ranks have `memory_ratio` times their share, all alike or each its own.
 
     Args:
         hosts: numbers of hosts, and of ranks on each.
@@ -95,7 +95,7 @@ def packed_tasks(
     num_hosts, per_host = draw(st.sampled_from(hosts))
     world_size, state = num_hosts * per_host, draw(st.sampled_from([0, 4]))
     size = sum(table.num_embeddings * (4 * table.embedding_dim + state) for table in tables)
-    memory = room.map(lambda times: int(times * size / world_size) + 1)
+    memory = memory_ratio.map(lambda times: int(times * size / world_size) + 1)
     ranks = {
         "local_world_size": per_host,
         "optimizer_bytes_per_row": state,

@@ -1,4 +1,4 @@
-"""The documentation is true where `zensical build --strict` cannot tell: menu, images, packages."""
+"""What `zensical build --strict` does not check: menu, images, packages."""
 
 import ast
 import re

@@ -78,7 +78,7 @@ class HostCollectives:
 
     On PCIe, some hosts pass everything through their memory: the GPUs of the only one that was
     measured, L40S, exchange at a twentieth of their nominal bandwidth. In others, GPUs reach each
-    other, as with NVLink. Which of the two a host is, only a calibration tells, so the time is the
+    other, as with NVLink. Only a calibration shows which of the two a host is, so the time is the
     geometric mean of both. MLPerf's steps on 8 L40S and 8 H100 PCIe come out 8 to 12 % too long.
     """
 

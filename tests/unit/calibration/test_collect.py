@@ -141,7 +141,7 @@ class Machine:
             "batch_sizes": [64],
         } | options
         found = collect(self._rank, **options)
-        return [sample for sample, _ in noted], [beside for _, beside in noted], found
+        return [sample for sample, _ in noted], [load for _, load in noted], found
 
 
 @pytest.fixture
@@ -150,11 +150,11 @@ def machine(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_measures_new_plans_until_the_time_is_over(machine: Machine) -> None:
-    samples, besides, other_work = machine.collect()
+    samples, loads, other_work = machine.collect()
     assert [sample.number for sample in samples] == list(range(10))
     assert {sample.kind for sample in samples} == {"computation"}
     assert len({sample.shards for sample in samples}) == 10
-    assert set(besides) == {Disturbance()}
+    assert set(loads) == {Disturbance()}
     assert other_work is None
     assert machine.collect()[0] == samples, "the number and the seed say all"
     more = machine.collect(first=10)[0]
@@ -166,8 +166,8 @@ def test_measures_new_plans_until_the_time_is_over(machine: Machine) -> None:
 
 def test_other_work_is_noted_and_said(machine: Machine) -> None:
     machine.core_wait = 0.4
-    _, besides, other_work = machine.collect()
-    assert [beside.core_wait for beside in besides] == pytest.approx([0.4] * 10)
+    _, loads, other_work = machine.collect()
+    assert [load.core_wait for load in loads] == pytest.approx([0.4] * 10)
     assert other_work == "other processes had the core of a rank for 40 % of the time"
     machine.core_wait, machine.load = 0.05, 1e4
     assert machine.collect()[2].startswith("the load average was 10000.0 on ")

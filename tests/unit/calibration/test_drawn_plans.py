@@ -183,7 +183,7 @@ def test_each_round_has_every_kind_of_a_runs_plans() -> None:
     assert "replicas" not in {plan.name for plan in unreplicated}
 
 
-def test_kinds_tell_of_other_parts_of_a_time() -> None:
+def test_kinds_show_other_parts_of_a_time() -> None:
     by_name: dict[str, list[DrawnTable]] = {}
     for plan in drawn(2, LIMITS, TABLES):
         by_name.setdefault(plan.name, []).extend(plan.tables)

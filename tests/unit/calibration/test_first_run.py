@@ -124,7 +124,7 @@ def test_covers_the_widths_of_the_tables(packaged: LearnedCostModel) -> None:
 def test_a_job_that_hangs_in_its_measurement_delays_others_for_a_limited_time(
     tmp_path: Path, rank: Rank, task: ShardingTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They plan without measured costs then, and do not measure beside it."""
+    """They plan without measured costs then, and do not measure at the same time."""
     monkeypatch.setattr(first_measurement, "needs_measuring", lambda *_, **__: True)
     monkeypatch.setattr(first_measurement, "TURN_S", 0.2)
     lock = sample_store(HERE, str(tmp_path)).path.with_suffix(".measuring")

@@ -47,10 +47,10 @@ def test_the_stated_error_is_that_of_other_plans(model: LearnedCostModel, whole:
     assert whole.outliers == ()
 
 
-def test_one_plan_tells_how_fast_the_hardware_is(model: LearnedCostModel) -> None:
+def test_one_plan_shows_how_fast_the_hardware_is(model: LearnedCostModel) -> None:
     found = fit_samples(model, PLANS[:1])
     assert error_of(found.model) < 0.5
-    assert found.error == 0.3, "one plan cannot tell how others will be"
+    assert found.error == 0.3, "one plan does not show what others will be"
     twice = [PLANS[0], dataclasses.replace(PLANS[0], number=1000)]
     assert 0.05 < fit_samples(model, twice).error < 0.3, "two may agree by chance"
 

@@ -23,7 +23,7 @@ class SumOfColumns:
 
 @dataclasses.dataclass
 class AllOn:
-    """Places all tables on one rank, and fails as it is told."""
+    """Places all tables on one rank, and fails in a given way."""
 
     rank: int = 0
     error: Exception | None = None
@@ -47,7 +47,7 @@ def cost_of(*rank_ms: float) -> PlanCost:
 
 def entry_of(task: str, sharder: str, ms: float | None, **fields: Any) -> Entry:
     """Return an entry whose plan has this cost on the second of two ranks; None: it has no plan."""
-    found: dict[str, Any] = {"solve_s": 1.0, "limit_s": 9.0, "error": "no room"}
+    found: dict[str, Any] = {"solve_s": 1.0, "limit_s": 9.0, "error": "no memory"}
     if ms is not None:
         places = (("x", 1, 4), ("y", 1, 8), ("z", 0, 4))
         shards = tuple(Shard(table, rank, (0, 9), (0, columns)) for table, rank, columns in places)

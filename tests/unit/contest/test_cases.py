@@ -33,7 +33,7 @@ def test_a_folder_of_an_earlier_version_is_planned_again(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(InfeasibleTaskError("no room"), "no room"), (KeyError("bug"), "KeyError: 'bug'")],
+    [(InfeasibleTaskError("no memory"), "no memory"), (KeyError("bug"), "KeyError: 'bug'")],
     ids=["refused", "broken"],
 )
 def test_a_sharder_that_fails_is_an_entry(tmp_path, error, message):

@@ -30,7 +30,7 @@ def test_rows_of_plans():
     assert rows[1]["over_reference"] == 2.0
     assert rows[1]["gap"] == pytest.approx(1.5)
     assert (rows[1]["slowest_rank"], rows[1]["num_shards"]) == (1, 3)
-    assert rows[2]["error"] == "no room"
+    assert rows[2]["error"] == "no memory"
     assert {rows[2][key] for key in ("cost_ms", "gap", "slowest_rank")} == {None}
 
 

@@ -72,7 +72,7 @@ def test_the_gap_is_from_the_best_bound_of_any_sharder():
 
 
 def test_measured_costs_decide_by_rounds():
-    """Six rounds that all say the same tell two plans apart; rounds that disagree do not."""
+    """Six rounds that agree distinguish two plans; rounds that disagree do not."""
     rounds = {"a": (2.0, 3.0, 2.0, 2.1, 2.0, 2.5)}
     apart = rounds | {"b": tuple(ms / 2 for ms in rounds["a"])}
     mixed = rounds | {"b": (3.0, 2.0, 2.1, 2.0, 2.5, 2.0)}
@@ -104,10 +104,10 @@ def test_the_result_in_a_sentence(costs, expected):
 def test_cases_without_a_plan_are_named():
     entries = entries_of(a=[1, None, None], b=[None, None, 1])
     lines = failures(by_plan(entries, {}, "a"))
-    assert lines == [f"no plan: {of}: no room" for of in ("t1, a", "t2, a", "t0, b", "t1, b")]
+    assert lines == [f"no plan: {of}: no memory" for of in ("t1, a", "t2, a", "t0, b", "t1, b")]
 
 
-def test_the_picture_has_each_interval():
+def test_the_plot_has_each_interval():
     found = scored(entries_of(a=[1, 2, 3, 4, 5, 6], b=[2, 3, 4, 5, 6, 7], c=[None] * 6), "a")
     axes = plot_scores(found, "a").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [

@@ -21,8 +21,8 @@ from tests.unit.search.synthetic import (
     all_plans,
     model_of,
     predicted,
-    roomy_task,
     tiny_task,
+    unlimited_task,
     with_memory,
 )
 from tests.unit.synthetic import column_shards, tables_of, task_of
@@ -71,7 +71,7 @@ def test_no_plan_of_a_tiny_task_is_cheaper(name: str, shape: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_where_there_is_one_plan(name: str) -> None:
     for seed in range(5):
-        task = roomy_task(np.random.default_rng(seed), (1, 1), 1)
+        task = unlimited_task(np.random.default_rng(seed), (1, 1), 1)
         narrow = dataclasses.replace(task.tables[0], embedding_dim=4)
         task = dataclasses.replace(task, tables=(narrow,))
         cost_ms = predicted((Shard.whole(task.tables[0], 0),), task, model_of(name, seed)).cost_ms

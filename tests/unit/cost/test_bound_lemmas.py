@@ -135,7 +135,7 @@ def test_l11_no_plan_excludes_the_range_of_what_its_ranks_pay(
     model=models,
     factor=st.floats(1.0, 1.2),
 )
-def test_l12_the_largest_row_blocks_of_a_host_tell_plans_apart(
+def test_l12_the_largest_row_blocks_of_a_host_separate_plans(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
     with mock.patch.object(bound, "LOADED_SHARE", 0.0):

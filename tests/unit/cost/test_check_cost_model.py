@@ -13,9 +13,9 @@ from dlrm_sharded.cost.published_nets import neuroshard_cost_model
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.cost.worked_bound import worked_model, worked_task
-from tests.unit.search.synthetic import MODELS, model_of, roomy_task
+from tests.unit.search.synthetic import MODELS, model_of, unlimited_task
 
-TASKS = {**small_tasks(), "2_hosts_of_3": roomy_task(np.random.default_rng(0), (2, 3), 6)}
+TASKS = {**small_tasks(), "2_hosts_of_3": unlimited_task(np.random.default_rng(0), (2, 3), 6)}
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -1,4 +1,4 @@
-"""Updates of sequences on CPUs, which have a price of their own beside that of bags of one id."""
+"""Updates of sequences on CPUs, which have a price of their own, not that of bags of one id."""
 
 import dataclasses
 
@@ -41,11 +41,11 @@ def times(compute: ComputeModel, of: Workload) -> np.ndarray:
     return compute.times_ms(of.by_rank(compute.vectors(of)), of.num_lookups())
 
 
-def test_rows_take_longer_beside_more_of_them() -> None:
+def test_rows_take_longer_with_more_of_them() -> None:
     """8,000 rows of two cache lines: each costs 3 lines, and half of them are far."""
-    alone, beside = workload(*sequences(8.0)), workload(*sequences(8.0, 16.0))
+    alone, together = workload(*sequences(8.0)), workload(*sequences(8.0, 16.0))
     bare = dataclasses.replace(COMPUTE, crowding=SequencePrices())
-    for of, rows in ((alone, 8.0), (beside, 24.0)):
+    for of, rows in ((alone, 8.0), (together, 24.0)):
         forward, backward = (times(COMPUTE, of) - times(bare, of))[0]
         assert forward == 0.0
         far = rows**2 / (rows**2 + 8.0**2)

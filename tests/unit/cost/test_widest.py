@@ -49,15 +49,15 @@ def test_all_ids_count_as_much_as_those_of_the_widest_shard() -> None:
 
 
 @given(of=planned(), seed=st.integers(0, 3))
-def test_time_of_a_rank_is_that_of_its_shards_beside_each_other(of: Planned, seed: int) -> None:
+def test_time_of_a_rank_is_that_of_its_shards_together(of: Planned, seed: int) -> None:
     compute = model_of("warps", seed).compute
     shards = workload_of_plan(*of)
     vectors = compute.vectors(shards)
     sums = shards.by_rank(vectors)
     lookups = shards.num_lookups()
-    beside = shards.by_rank(compute.work_ms(vectors, sums[shards.rank]))
+    together = shards.by_rank(compute.work_ms(vectors, sums[shards.rank]))
     times = compute.times_ms(sums, lookups)
-    np.testing.assert_allclose(times, beside + compute.launch_ms(lookups), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(times, together + compute.launch_ms(lookups), rtol=1e-9, atol=1e-12)
     # one shard after another, and the same when they come in another order
     for order in (np.arange(len(vectors)), np.arange(len(vectors))[::-1]):
         growing, added_ms = np.zeros_like(sums), np.zeros((len(sums), 2))
@@ -69,5 +69,5 @@ def test_time_of_a_rank_is_that_of_its_shards_beside_each_other(of: Planned, see
         same_read = vectors.copy()
         same_read[:, -1] = sums[shards.rank, -1]
         apart = shards.by_rank(compute.work_ms(vectors, same_read))
-        np.testing.assert_allclose(beside, apart + added_ms, rtol=1e-9, atol=1e-12)
-        assert (beside >= alone * (1 - 1e-9)).all()
+        np.testing.assert_allclose(together, apart + added_ms, rtol=1e-9, atol=1e-12)
+        assert (together >= alone * (1 - 1e-9)).all()

@@ -37,10 +37,10 @@ def limited(draw: st.DrawFn) -> Planned:
     """A plan on ranks with little or much more memory than it takes, the same on each or not."""
     plan, task = draw(planned())
     used = plan.bytes_by_rank(task.topology)
-    roomy = st.sampled_from([1.0, 1.3, 3.0, 1000.0])
-    memory = [int(max(used) * draw(roomy)) + 1] * len(used)
+    ratios = st.sampled_from([1.0, 1.3, 3.0, 1000.0])
+    memory = [int(max(used) * draw(ratios)) + 1] * len(used)
     if draw(st.booleans()):
-        memory = [int(size * draw(roomy)) + 1 for size in used]
+        memory = [int(size * draw(ratios)) + 1 for size in used]
     return plan, with_memory(task, *memory)
 
 

@@ -1,4 +1,4 @@
-"""The plan in words and pictures: who is slow, because of what."""
+"""The plan in text and plots: who is slow, because of what."""
 
 import dataclasses
 

@@ -92,34 +92,34 @@ def test_a_lock_is_refused_with_the_reason(tmp_path):
         locked(tmp_path, refusal="never said")
 
 
-def test_an_outbox_is_delivered_once(file, tmp_path):
+def test_staged_lines_are_delivered_once(file, tmp_path):
     """Until then, whoever reads the file does not see what others of the sweep have measured."""
-    outbox = tmp_path / "run" / "journal.jsonl"
-    notes = dataclasses.replace(file, outbox=outbox)
+    staged = tmp_path / "run" / "journal.jsonl"
+    notes = dataclasses.replace(file, staged=staged)
     file.note({"number": 1})
     assert notes.note({"number": 2})
     assert notes.note({"number": 3})
     assert list(notes.latest(number, most=9).values()) == [1]
     for _ in range(2):
-        deliver(outbox, file.path.parent)
+        deliver(staged, file.path.parent)
         assert list(file.latest(number, most=9).values()) == [1, 2, 3]
     deliver(tmp_path / "nothing", file.path.parent)
 
 
-def test_an_outbox_is_delivered_to_one_folder_alone(file, tmp_path, caplog):
+def test_staged_lines_are_delivered_to_one_folder_alone(file, tmp_path, caplog):
     """Whoever may write to a sweep's folder must not be able to change other files by that."""
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
-    outbox = tmp_path / "journal.jsonl"
+    staged = tmp_path / "journal.jsonl"
     link = file.path.parent / "link"
     link.parent.mkdir()
     link.symlink_to(tmp_path)
     for path in (mine, link / "mine.txt", link / ".." / ".." / "mine.txt", file.path):
         to = {"path": str(path), "noun": "run", "format": 1}
-        LineFile(outbox, "note").append({"to": to, "fields": {"number": 3}})
-    with outbox.open("a") as notes:  # which has no value in JSON, and would end the sweep's driver
+        LineFile(staged, "note").append({"to": to, "fields": {"number": 3}})
+    with staged.open("a") as notes:  # which has no value in JSON, and would end the sweep's driver
         notes.write(json.dumps({"to": to, "fields": {"number": float("nan")}}) + "\n")
-    deliver(outbox, file.path.parent)
+    deliver(staged, file.path.parent)
     assert mine.read_text() == "mine"
     assert list(file.read(number).values()) == [3]
     assert "3 of 5 lines of the journal of notes" in caplog.text

@@ -44,9 +44,9 @@ def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_says_that_a_disturbed_run_counts_less(tmp_path, caplog, is_busy):
     journal = SampleStore(tmp_path / "hardware.jsonl")
-    beside = Disturbance(core_wait=0.4 if is_busy else 0.01)
+    disturbance = Disturbance(core_wait=0.4 if is_busy else 0.01)
     with caplog.at_level(logging.WARNING):
-        note_run(journal, CONTEXT, RUN, beside)
+        note_run(journal, CONTEXT, RUN, disturbance)
     assert [message for message in caplog.messages if "for 40 % of the time" in message] == (
         caplog.messages if is_busy else []
     )

@@ -64,7 +64,7 @@ def checked(
     ],
     ids=["full_gpu", "full_gpu_and_host", "full_host", "full_cpu", "free_cpu"],
 )
-def test_copies_are_made_where_the_host_has_room(
+def test_copies_are_made_where_the_host_has_memory(
     device, free_gib, host_gib, copies, monkeypatch, rank
 ):
     memory = checked(monkeypatch, rank, device=device, free_gib=free_gib, host_gib=host_gib)

@@ -6,7 +6,12 @@ import pytest
 
 from dlrm_sharded.datasets.presets import embedding_demo
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.job.trained_config import facts_of_data, facts_of_start, flat, refused_and_changed
+from dlrm_sharded.job.trained_config import (
+    flat,
+    must_match_at_start,
+    must_match_in_data,
+    refused_and_changed,
+)
 
 WRITTEN: dict[str, Any] = {
     "batch_size": 256,
@@ -103,21 +108,21 @@ def test_what_decides_no_training_may_change(key, value):
 
 def test_ranks_may_differ_in_what_is_of_a_host():
     """The path of the data and the memory of a rank; but not in a step of the schedule."""
-    here = facts_of_start(flat(WRITTEN))
+    here = must_match_at_start(flat(WRITTEN))
     assert here.keys() >= {"seed", "data.alpha", "trainer.num_steps", "sharder._target_"}
     assert here.keys() >= {"version of torch", "version of python", "code of dlrm_sharded"}
     assert not here.keys() & {"journal", "topology.memory_gib", "data.source.files"}
 
 
 def test_other_data_under_the_same_path_is_other_data():
-    def facts(**options: Any) -> dict[str, Any]:
+    def must_match(**options: Any) -> dict[str, Any]:
         options = {"num_train_batches": 4, "num_val_batches": 2} | options
-        return facts_of_data(SyntheticDataset(embedding_demo(), batch_size=32, **options))
+        return must_match_in_data(SyntheticDataset(embedding_demo(), batch_size=32, **options))
 
-    assert facts(max_rows=50) == facts(max_rows=50)
-    assert facts(max_rows=50) != facts(max_rows=51)
-    assert facts(max_rows=50) != facts(max_rows=50, num_val_batches=3)
-    assert facts(max_rows=50) != facts(max_rows=50, alpha=0.2)
+    assert must_match(max_rows=50) == must_match(max_rows=50)
+    assert must_match(max_rows=50) != must_match(max_rows=51)
+    assert must_match(max_rows=50) != must_match(max_rows=50, num_val_batches=3)
+    assert must_match(max_rows=50) != must_match(max_rows=50, alpha=0.2)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_times_are_quartiles_over_iterations(exposed, stages, rank):
 
 
 def test_a_change_is_one_of_most_ranks():
-    """A single iteration, or a single rank, does not tell of other work from a time on."""
+    """A single iteration, or a single rank, does not show load from a time on."""
     steady = np.ones((3, 6))
     assert _change(steady) == 1.0
     once, one_rank = steady.copy(), steady.copy()

@@ -1,4 +1,4 @@
-"""The clock of the stages, on a GPU that only writes down what it is told."""
+"""The clock of the stages, on a GPU that only records its calls."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ranks that were started with different configs or versions are told apart, and their hosts."""
+"""Ranks that were started with different configs or versions are distinguished, and their hosts."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ COMMON = {"seed": 0, "data.alpha": 0.9}
 
 
 @pytest.mark.parametrize(
-    ("facts", "text"),
+    ("values", "text"),
     [
         ([COMMON, COMMON, COMMON], ""),
         (
@@ -32,22 +32,24 @@ COMMON = {"seed": 0, "data.alpha": 0.9}
     ],
     ids=["alike", "one_key", "a_key_of_one_rank"],
 )
-def test_differences_are_named_with_their_hosts(facts, text):
-    assert differences_text([*zip("abc", facts, strict=True)]) == text
+def test_differences_are_named_with_their_hosts(values, text):
+    assert differences_text([*zip("abc", values, strict=True)]) == text
 
 
-def outcomes(store: dist.Store, facts: Mapping[int, dict[str, Any]]) -> dict[int, Exception | None]:
+def outcomes(
+    store: dist.Store, values: Mapping[int, dict[str, Any]]
+) -> dict[int, Exception | None]:
     """What each rank of a job raises; one thread is one rank."""
     found: dict[int, Exception | None] = {}
 
     def run(rank: int) -> None:
         found[rank] = None
         try:
-            check_before_group(facts[rank], JobOfThreads(rank, len(facts), store))
+            check_before_group(values[rank], JobOfThreads(rank, len(values), store))
         except Exception as error:
             found[rank] = error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in facts]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in values]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -94,7 +94,7 @@ def test_the_result_of_rank_zero(run):
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", ON_ALL_RANKS)
 def test_errors_pass_unchanged(name):
-    error, cause = InfeasibleTaskError("no room"), KeyError("why")
+    error, cause = InfeasibleTaskError("no memory"), KeyError("why")
     error.__cause__ = cause
     with pytest.raises(InfeasibleTaskError) as raised:
         ON_ALL_RANKS[name](Mock(side_effect=error))

@@ -1,4 +1,4 @@
-"""Versions that do not belong together are named in one line, with the command that mends them."""
+"""Versions that do not belong together are named in one line, with the command that fixes them."""
 
 import tomllib
 from typing import Any

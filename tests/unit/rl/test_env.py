@@ -54,7 +54,7 @@ def used_bytes(inputs: TaskTensors, ranks: Tensor, step: int | None = None) -> T
     return used
 
 
-def test_legal_ranks_have_room() -> None:
+def test_legal_ranks_have_enough_memory() -> None:
     free = torch.tensor([[5, 3, 9], [5, 3, 9], [2, 8, 8], [-3, -1, -2]])
     legal, overflows = legal_ranks(free, torch.tensor([5, 10, 9, 1]))
     assert legal.tolist() == [

@@ -119,8 +119,8 @@ def test_a_placement_that_overflows_is_never_chosen(kind: str) -> None:
     assert num_placed > 0
 
 
-def wanting_order() -> ShardingTask:
-    """A large cheap table, that has room where all the small dear ones are on the other rank."""
+def order_matters() -> ShardingTask:
+    """A large cheap table, which fits only if all the small costly ones are on the other rank."""
     small = [Table(f"small{i}", 1000, 64, 50.0) for i in range(8)]
     tables = (*small, Table("large", 128_000, 4, 1.0))
     return with_profiles(task_of(tables, 2, 8 * 1000 * 64 * 4, BATCH_SIZE, device="cuda"))
@@ -128,12 +128,12 @@ def wanting_order() -> ShardingTask:
 
 @each_kind
 def test_large_tables_come_first_where_they_must(kind: str) -> None:
-    task, net = wanting_order(), trained(kind)
+    task, net = order_matters(), trained(kind)
     inputs, order = net.scale_and_sort(TaskTensors.from_tasks([task]))
     assert int(order[0, -1]) == 8, "the large table is the cheapest"
     greedy = torch.tensor([True])
     placed = roll_out(inputs, net.actor(inputs), torch.Generator(), greedy=greedy)
-    assert placed.overflown.all(), "in the order of cost it finds no room"
+    assert placed.overflown.all(), "in the order of cost it fits nowhere"
     ranks = LearnedPolicy(net).place(task, num_samples=0, seed=0)
     assert fits(task, ranks)
     assert len(set(ranks[:8])) == 1

@@ -209,7 +209,7 @@ def test_tables_for_programs():
     assert counts == [("1", "0", "0"), ("1", "1", "1")]
 
 
-def test_ratios_with_intervals_are_in_tables_files_and_pictures(tmp_path):
+def test_ratios_with_intervals_are_in_tables_files_and_plots(tmp_path):
     """The table is ordered by them: it would be by cost, which the runs do not know, or by name."""
     speeds = {"random": [100.0] * 8, "aa": [120.0, 121.0] * 4, "zz": [119.0, 122.0] * 4}
     comparison = summarize([in_rounds(tmp_path, name, found) for name, found in speeds.items()])
@@ -274,7 +274,7 @@ def test_runs_apart_are_paired_by_seed_and_say_what_was_unequal():
     ]
     comparison = summarize(runs)
     assert short_table(comparison).splitlines()[-1] == (
-        "size ties with dim; hydra.launcher.rounds=3 or more would tell 2% apart"
+        "size ties with dim; hydra.launcher.rounds=3 or more would resolve a difference of 2%"
     )
     text = comparison_markdown(comparison)
     assert "not measured side by side: on " in text

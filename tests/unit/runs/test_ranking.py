@@ -1,4 +1,4 @@
-"""Ratios of pairs: what differs is told, what is the same ties, and load decides nothing."""
+"""Ratios of pairs: what differs is found, what is the same ties, and load decides nothing."""
 
 import math
 import re
@@ -67,11 +67,11 @@ def test_what_disturbs_both_of_a_pair_does_not_count() -> None:
     assert found.text() == f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
-def test_five_pairs_tell_nothing_with_this_confidence() -> None:
+def test_five_pairs_are_too_few_for_this_confidence() -> None:
     found = paired_ratio([2.0] * 5, [1.0] * 5)
     assert found == PairedRatio(2.0, 0.0, math.inf, 5)
     assert found.is_tie
-    assert found.pairs_to_tell(0.02) == MIN_PAIRS == 6
+    assert found.pairs_to_resolve(0.02) == MIN_PAIRS == 6
     assert found.text() == "2.000 (n = 5)"
 
 
@@ -87,8 +87,8 @@ def test_one_wild_pair_does_not_decide_and_unknown_ones_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(("difference", "pairs"), [(0.041, 10), (0.02, 40)])
-def test_pairs_that_would_tell_a_difference(difference: float, pairs: int) -> None:
-    assert PairedRatio(1.0, 1 / 1.04, 1.04, 10).pairs_to_tell(difference) == pairs
+def test_pairs_that_would_resolve_a_difference(difference: float, pairs: int) -> None:
+    assert PairedRatio(1.0, 1 / 1.04, 1.04, 10).pairs_to_resolve(difference) == pairs
 
 
 def sweep(
@@ -125,14 +125,14 @@ def test_one_sharder_under_two_names_ties() -> None:
 
 
 @pytest.mark.parametrize(("difference", "num_rounds"), [(0.05, 6), (0.1, 3)])
-def test_a_planted_difference_is_told(difference: float, num_rounds: int) -> None:
+def test_a_planted_difference_is_found_fast(difference: float, num_rounds: int) -> None:
     rng = np.random.default_rng(1)
-    told = 0
+    found_fast = 0
     for _ in range(60):
         speeds = {"slow": 1.0, "fast": 1 + difference}
         found = rank(sweep(rng, speeds, num_rounds=num_rounds, noise=0.02))
-        told += found.conclusion().startswith("fast is the fastest, with 95 % confidence")
-    assert told >= 56
+        found_fast += found.conclusion().startswith("fast is the fastest, with 95 % confidence")
+    assert found_fast >= 56
 
 
 def test_all_are_compared_with_the_fastest_and_the_baseline() -> None:
@@ -150,11 +150,11 @@ def test_all_are_compared_with_the_fastest_and_the_baseline() -> None:
     assert found.left_out(1e-4) == {"dim", "random"}
 
 
-def test_a_tie_says_how_many_rounds_would_tell() -> None:
+def test_a_tie_says_how_many_rounds_would_decide() -> None:
     tie = {"fastest_over": PairedRatio(1.0, 1 / 1.04, 1.04, 10)}
     found = Ranking({"a": {"fastest_over": None}, "b": tie}, num_seeds=4)
     assert found.conclusion() == (
-        "a ties with b; hydra.launcher.rounds=10 or more would tell 2% apart"
+        "a ties with b; hydra.launcher.rounds=10 or more would resolve a difference of 2%"
     )
 
 

@@ -148,7 +148,7 @@ def searched_problem(seed: int, *, full: float = 0.5) -> Problem:
 def crowded_task(
     rng: np.random.Generator, hosts: tuple[int, int], num_tables: tuple[int, int], full: float
 ) -> ShardingTask:
-    task = roomy_task(rng, hosts, int(rng.integers(*num_tables)))
+    task = unlimited_task(rng, hosts, int(rng.integers(*num_tables)))
     return with_memory(task, int(task.table_bytes / task.topology.world_size / full) + 64)
 
 
@@ -235,8 +235,10 @@ def tiny_task(
     return with_memory(task, int(task.table_bytes / world_size / full) + 1)
 
 
-def roomy_task(rng: np.random.Generator, hosts: tuple[int, int], num_tables: int) -> ShardingTask:
-    """Tables of up to 128 columns on hosts x ranks, with memory for everything anywhere."""
+def unlimited_task(
+    rng: np.random.Generator, hosts: tuple[int, int], num_tables: int
+) -> ShardingTask:
+    """Tables of up to 128 columns on hosts x ranks, with memory for all tables on every rank."""
     topology = {"local_world_size": hosts[1], "inter_host_bytes_per_s": 5e9}
     tables = tuple(
         Table(

@@ -19,14 +19,14 @@ from tests.unit.synthetic import packed_tasks, tables_of, task_of
 Keys = dict[str, Any]
 
 
-ROOM = st.sampled_from([0.5, 1.1, 2.0, 10.0])
+MEMORY_RATIOS = st.sampled_from([0.5, 1.1, 2.0, 10.0])
 HOSTS = [(hosts, per_host) for hosts in (1, 2, 3) for per_host in (1, 2)]
 
 
 @st.composite
 def constrained(draw: st.DrawFn) -> tuple[ShardingTask, Keys]:
     """A task, and what is asked of its plan: some of it cannot be had."""
-    task = draw(packed_tasks(ROOM, rows=st.integers(1, 2000), most_tables=7, hosts=HOSTS))
+    task = draw(packed_tasks(MEMORY_RATIOS, rows=st.integers(1, 2000), most_tables=7, hosts=HOSTS))
     names, world_size = [table.name for table in task.tables], task.topology.world_size
     group = st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)
     ranks = st.lists(st.integers(0, world_size - 1), min_size=1, max_size=3)

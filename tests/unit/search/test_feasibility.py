@@ -46,10 +46,10 @@ def test_says_why() -> None:
     assert "all 4 ranks together have 6,396 B" in total
     few_rows = tight(Table("tall", 3, 4, 1.0), Table("b", 1, 4, 1.0), memory=47)
     assert "'tall' needs 48 B, in pieces of 48 B or more" in why(few_rows)
-    roomy, smaller = tight(*tables, memory=6400), tight(*tables, memory=6399)
-    for possible in (why(roomy), why(roomy, pin={"b": [1], "a": [2]}), why(smaller)):
+    enough, smaller = tight(*tables, memory=6400), tight(*tables, memory=6399)
+    for possible in (why(enough), why(enough, pin={"b": [1], "a": [2]}), why(smaller)):
         assert possible == "None"
-    assert "'a', 'b' needs 12,800 B" in why(roomy, together=[["a", "b"]])
+    assert "'a', 'b' needs 12,800 B" in why(enough, together=[["a", "b"]])
     unsplit = why(smaller, unsplit=["b"])
     assert "'b' needs 6,400 B, in pieces of 6,400 B or more" in unsplit
     assert "its 1 ranks have 6,399 B or less each" in why(smaller, pin={"b": [3]})

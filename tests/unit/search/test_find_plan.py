@@ -21,8 +21,8 @@ from tests.unit.search.states import (
 from tests.unit.search.synthetic import (
     model_of,
     problem_of,
-    roomy_task,
     searched_problem,
+    unlimited_task,
     with_memory,
 )
 from tests.unit.synthetic import tables_of, task_of
@@ -105,7 +105,7 @@ def test_ends_where_the_bound_is_near() -> None:
 
 
 def test_nothing_that_fits() -> None:
-    task = with_memory(roomy_task(np.random.default_rng(0), (1, 2), 3), 64)
+    task = with_memory(unlimited_task(np.random.default_rng(0), (1, 2), 3), 64)
     problem = problem_of(task, model_of("shipped"))
     assert find_state(problem, 1.0, 0, StoppingRule(CountingClock(), 0.0, 10)) is None
 

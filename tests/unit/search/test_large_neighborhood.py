@@ -50,7 +50,7 @@ def test_rebuilds_make_whole_what_was_cut() -> None:
     assert num_joined >= 3
 
 
-def test_rebuilds_cut_unevenly_what_others_leave_no_room_for() -> None:
+def test_rebuilds_cut_unevenly_what_does_not_fit_in_even_pieces() -> None:
     """On full ranks, one table is whole only if the larger one is in a quarter and the rest."""
     task = task_of(tables_of((500, 64, 9.0), (500, 32, 9.0)), 2)
     task = task_of(task.tables, 2, sum(map(task.topology.table_bytes, task.tables)) // 2)

@@ -19,8 +19,8 @@ from tests.unit.search.synthetic import (
     model_of,
     predicted,
     problem_of,
-    roomy_task,
     searcher,
+    unlimited_task,
 )
 from tests.unit.synthetic import task_of, with_topology
 
@@ -33,7 +33,7 @@ def even_task(rng: np.random.Generator, hosts: tuple[int, int], num_per_rank: in
     alike, and row blocks are all equal."""
     world_size = hosts[0] * hosts[1]
     task = with_topology(
-        roomy_task(rng, hosts, 4 * world_size * num_per_rank), compute_device="cuda"
+        unlimited_task(rng, hosts, 4 * world_size * num_per_rank), compute_device="cuda"
     )
     factors = rng.uniform(0.5, 20.0, 4 * num_per_rank)
     tables = tuple(

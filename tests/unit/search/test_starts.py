@@ -1,4 +1,4 @@
-"""Where searches start: many kinds of cuts, first plans, replicas that have room, slices."""
+"""Where searches start: many kinds of cuts, first plans, replicas that fit, slices."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ from tests.unit.synthetic import tables_of, task_of, with_memory
 TASK = task_of(tables_of((3000, 32, 20.0), (50, 32, 20.0), (900, 16, 1.0)), 4, local_world_size=2)
 
 
-def test_replicas_have_room_where_others_make_it() -> None:
+def test_replicas_take_memory_that_others_free() -> None:
     gains = {"replica_gain_ms": np.array([1.0, 2.0, -1.0])}
     problem = dataclasses.replace(problem_of(TASK, model_of("shipped")), **gains)
     whole = [UnitCut((int(steps),)) for steps in problem.num_steps]
@@ -60,7 +60,7 @@ def test_cuts_of_a_state() -> None:
 
 
 def test_row_blocks_over_all_ranks_come_before_those_of_a_host() -> None:
-    """They need room on all ranks, and those of a host find it over all ranks, too."""
+    """They need memory on all ranks, and those of a host may lie on all ranks, too."""
     task = task_of(tables_of((1000, 8, 1.0), (4000, 8, 1.0)), 4, 45_000, local_world_size=2)
     problem = problem_of(task, model_of("shipped"))
     of_a_host, over_all = kind_of_rows(problem, 2), kind_of_rows(problem, 4)

@@ -96,7 +96,7 @@ def test_books_do_not_depend_on_the_way(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_cost_of_a_balanced_plan_tells_what_a_rank_processes(name: str) -> None:
+def test_the_cost_of_a_balanced_plan_is_what_a_rank_processes(name: str) -> None:
     tables = [Table(f"t{i}", 1000, 16, 10.0) for i in range(4)]
     problem = problem_of(with_profiles(task_of(tables, 4)), model_of(name))
     state = State(problem)

@@ -10,7 +10,13 @@ from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validat
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, moved_bytes, state_shards
-from tests.unit.search.synthetic import model_of, problem_of, random_plan, roomy_task, with_memory
+from tests.unit.search.synthetic import (
+    model_of,
+    problem_of,
+    random_plan,
+    unlimited_task,
+    with_memory,
+)
 from tests.unit.synthetic import column_shards, tables_of, task_of
 
 HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]
@@ -31,7 +37,7 @@ def test_there_and_back(hosts: tuple[int, int]) -> None:
     """In the memory of the plan, or more where the last row block is smaller: it counts as any."""
     rng = np.random.default_rng(hosts)
     for _ in range(30):
-        task = roomy_task(rng, hosts, int(rng.integers(1, 9)))
+        task = unlimited_task(rng, hosts, int(rng.integers(1, 9)))
         shards = random_plan(rng, task)
         state = State(problem_of(task, model_of("shipped")))
         assert load_plan(state, by_table(shards))
@@ -53,7 +59,7 @@ def test_there_and_back(hosts: tuple[int, int]) -> None:
 def test_moved_bytes_are_those_of_new_cells(hosts: tuple[int, int]) -> None:
     rng = np.random.default_rng(hosts)
     for _ in range(30):
-        task = roomy_task(rng, hosts, 3)
+        task = unlimited_task(rng, hosts, 3)
         shape = {"num_embeddings": 24, "embedding_dim": 20}
         small = tuple(dataclasses.replace(table, **shape) for table in task.tables)
         task = dataclasses.replace(task, tables=small)

@@ -17,8 +17,8 @@ from tests.unit.search.synthetic import (
     model_of,
     predicted,
     random_plan,
-    roomy_task,
     searcher,
+    unlimited_task,
 )
 from tests.unit.synthetic import tables_of, task_of
 
@@ -47,7 +47,7 @@ def test_within_limits(hosts: tuple[int, int], tmp_path: Path) -> None:
     rng = np.random.default_rng(hosts)
     moved = 0
     for _ in range(6):
-        task = roomy_task(rng, hosts, int(rng.integers(2, 9)))
+        task = unlimited_task(rng, hosts, int(rng.integers(2, 9)))
         plan = ShardingPlan(task.topology.world_size, random_plan(rng, task))
         before_ms = predicted(plan.shards, task, model_of(MODEL)).cost_ms
         some_bytes = task.table_bytes // 4

@@ -243,8 +243,8 @@ def random_task(seed: int) -> ShardingTask:
         for _ in range(rng.integers(1, 5) if few else rng.integers(6, 13))
     ]
     total = sum(4 * rows * cols for rows, cols, _ in shapes)
-    room = rng.uniform(1.0, 1.3 if few else 3.0)
-    return profiled(world_size, *shapes, memory=int(total / world_size * room))
+    memory_ratio = rng.uniform(1.0, 1.3 if few else 3.0)
+    return profiled(world_size, *shapes, memory=int(total / world_size * memory_ratio))
 
 
 def is_narrow(task: ShardingTask) -> bool:

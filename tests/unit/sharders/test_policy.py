@@ -44,7 +44,7 @@ def repairing(task: ShardingTask, num_samples: int, seed: int) -> Ranks:
 
 
 def careless(task: ShardingTask, num_samples: int, seed: int) -> Ranks:
-    """Take any rank with room, table by table; a few times."""
+    """Take any rank with enough memory, table by table; a few times."""
     rng = random.Random(seed)
     for _ in range(1 + num_samples):
         free, ranks = list(task.topology.rank_memory_bytes), []
@@ -61,7 +61,7 @@ def careless(task: ShardingTask, num_samples: int, seed: int) -> Ranks:
 
 
 def lost() -> Deciding:
-    """A policy that finds no room."""
+    """A policy that fits no task."""
     return Deciding(lambda *_: None)
 
 
@@ -127,7 +127,7 @@ def tables_on(shapes: Sequence[tuple[int, int]], *memory_bytes: int) -> Sharding
 
 
 @pytest.mark.parametrize("split", [True, False])
-def test_splits_only_what_has_no_room(split: bool) -> None:
+def test_splits_only_what_does_not_fit(split: bool) -> None:
     """Tables that fit stay whole, and are placed as the policy says."""
     task = tables_on([(1000, 8), (1000, 16), (10, 4)], 10**6, 10**6)
     plan = sharder(POLICIES["repairing"], split=split).shard(task)
@@ -161,7 +161,7 @@ def test_finds_nothing(split: bool) -> None:
     with pytest.raises(InfeasibleTaskError) as error:
         sharder(policy, split=split).shard(task)
     tables = "tables, split ever finer" if split else "whole tables"
-    assert f"sharder=test found no room for 3 {tables}, of 784,000 B" in str(error.value)
+    assert f"sharder=test could not fit 3 {tables}, of 784,000 B" in str(error.value)
     assert "with 1,001,000 B in all; this does not prove that no plan fits" in str(error.value)
     assert ("sharder.split=true" in str(error.value)) is not split
     num_pieces = [len(asked.tables) for asked, _, _ in policy.asked]

@@ -45,7 +45,7 @@ ROUNDING = 1e-9
 
 TINY: dict[str, tuple[dict[str, Any], float, float]] = {
     "2_or_3_ranks": ({"num_tables": 3}, 1.01, 1.002),
-    "roomy": ({"num_tables": 3, "full": 0.3}, 1.01, 1.002),
+    "partly_full": ({"num_tables": 3, "full": 0.3}, 1.01, 1.002),
     "nearly_full": ({"num_tables": 2, "full": 0.95}, 1.01, 1.002),
     "2x2": ({"num_tables": 2, "hosts": (2, 2), "full": 0.3}, 1.12, 1.03),
     "strong_caches": ({"num_tables": 3}, 1.1, 1.02),
@@ -56,7 +56,7 @@ TINY: dict[str, tuple[dict[str, Any], float, float]] = {
         *(1.02, 1.02),
     ),
 }
-"""Shape of a task, and how much dearer than the best a plan is at most and on average. On
+"""Shape of a task, and how much a plan costs over the best one, at most and on average. On
 hosts, exchanges are linearised; where caches overflow, pieces cost much else than on most ranks."""
 
 CASES = [

@@ -1,4 +1,4 @@
-"""Tables in pieces: any placement of them is a plan, and ever smaller ones find room."""
+"""Tables in pieces: any placement of them is a plan, and ever smaller ones fit."""
 
 import dataclasses
 import itertools
@@ -163,7 +163,7 @@ def test_row_blocks_take_memory_of_every_rank() -> None:
 def test_no_shard_is_too_wide_for_a_gpu(
     world_size: int, steps: int, finer: int, data: st.DataObject
 ) -> None:
-    """Wherever the pieces are placed, if there is room for one shard on each of enough ranks."""
+    """Wherever the pieces are placed, if one shard fits each of enough ranks."""
     width = 4 * min(steps, 512 * world_size)
     task = small_task([(50, width), (50, 16)], 10**9, world_size)
     splitting = list(splittings(task))[: finer + 1][-1]

@@ -30,7 +30,7 @@ def test_names_the_users_table(full: bool) -> None:
 @pytest.mark.parametrize("compute_device", ["cpu", "cuda"])
 @pytest.mark.parametrize("large", [0, 2])
 def test_memory_of_each_rank(large: int, compute_device: str) -> None:
-    """The large table goes where there is room for it, and the others do not fill that rank."""
+    """The large table goes where it fits, and the others do not fill that rank."""
     tables = (Table("big", 1000, 16, 1.0), *tables_of(*[(100, 16, 30.0)] * 4))
     equal = task_of(tables, 3, 13_000, 96, device=compute_device)
     task = with_memory(equal, *(65_000 if rank == large else 13_000 for rank in range(3)))

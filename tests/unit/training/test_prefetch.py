@@ -31,7 +31,7 @@ def three_batches() -> SyntheticDataset:
 
 
 class Source(Iterator[Batch]):
-    """Batches 0, 1, ...; notes which thread reads, and fails at one of them if told to."""
+    """Batches 0, 1, ...; notes which thread reads, and fails at a given one of them."""
 
     def __init__(self, count: int, fails_at: int | None = None) -> None:
         self._numbers = iter(range(count))
@@ -92,8 +92,8 @@ def test_one_thread_reads_a_dataset():
     train, val = Source(9), Source(3)
     with Prefetcher(train, depth=2, device=CPU) as batches:
         next(batches)
-        beside = Prefetcher(val, depth=2, device=CPU, beside=batches)
-        assert [number_of(b) for b in beside] == [0, 1, 2]
+        other = Prefetcher(val, depth=2, device=CPU, shares_with=batches)
+        assert [number_of(b) for b in other] == [0, 1, 2]
         assert number_of(next(batches)) == 1
     assert len({*train.threads, *val.threads}) == 1
 

@@ -20,7 +20,7 @@ from dlrm_sharded.training.step_choice import (
 from tests.cuda import GPU, HOST_MS, Gpu, install_gpu
 
 OPEN = AskedOptions(None, None, None)
-BY_HOST, BY_GPU = StepTimes(7.6, 0.1, has_room=True), StepTimes(24.9, 16.0, has_room=True)
+BY_HOST, BY_GPU = StepTimes(7.6, 0.1, graph_fits=True), StepTimes(24.9, 16.0, graph_fits=True)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ BY_HOST, BY_GPU = StepTimes(7.6, 0.1, has_room=True), StepTimes(24.9, 16.0, has_
     [
         (BY_HOST, 1, StepOptions("base", "none", True)),
         (BY_HOST, 8, StepOptions("sparse_dist", "none", True)),
-        (StepTimes(7.6, 0.1, has_room=False), 8, StepOptions("sparse_dist", "none", False)),
+        (StepTimes(7.6, 0.1, graph_fits=False), 8, StepOptions("sparse_dist", "none", False)),
         (BY_GPU, 1, StepOptions("sparse_dist", "default", False)),
         (BY_GPU, 8, StepOptions("sparse_dist", "default", False)),
     ],
-    ids=["host_1", "host_8", "host_without_room", "gpu_1", "gpu_8"],
+    ids=["host_1", "host_8", "host_without_memory", "gpu_1", "gpu_8"],
 )
 def test_what_is_chosen(times, num_ranks, expected):
     assert chosen_options(OPEN, times, num_ranks) == expected
@@ -64,21 +64,21 @@ def test_where_nothing_is_tried():
     )
 
 
-@pytest.mark.parametrize(("free", "has_room"), [(70, True), (50, False)])
-def test_a_graph_needs_room_for_a_step_beside_it(free, has_room, monkeypatch):
-    """The largest step held 40 beside 100 that stays; torch holds 110, of which 10 are free."""
+@pytest.mark.parametrize(("free", "graph_fits"), [(70, True), (50, False)])
+def test_a_graph_leaves_memory_for_a_step(free, graph_fits, monkeypatch):
+    """The largest step held 40 on top of 100 that stay; torch holds 110, of which 10 are free."""
     held = {"memory_allocated": 100, "memory_reserved": 110, "max_memory_allocated": 140}
     for name, value in held.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
-    assert step_choice._has_room(GPU) == has_room
+    assert step_choice._graph_fits(GPU) == graph_fits
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     gpu = Gpu()
     install_gpu(monkeypatch, gpu)
-    monkeypatch.setattr(step_choice, "_has_room", lambda device: True)
+    monkeypatch.setattr(step_choice, "_graph_fits", lambda device: True)
     tensor = torch.tensor
     monkeypatch.setattr(step_choice.torch, "tensor", lambda data, device: tensor(data))
     monkeypatch.setattr(step_choice.dist, "all_reduce", lambda found, op: None)
