@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.cost.base import CostModel, PricedTask, price, with_assumed_profiles
+from dlrm_sharded.cost.base import CostedTask, CostModel, cost_task, with_assumed_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
@@ -108,19 +108,19 @@ def check_cost_model(model: CostModel, task: ShardingTask) -> None:
     rng = random.Random(0)
     plans = [_random_plan(task, rng) for _ in range(NUM_RANDOM_PLANS)]
     costs = [model.predict(plan, task) for plan in plans]
-    priced = price(model, task)
+    costed = cost_task(model, task)
     for plan, cost in zip(plans, costs, strict=True):
         times = np.array([[rank.stage_ms(stage) for stage in STAGES] for rank in cost.per_rank])
         assert times.shape == (plan.world_size, len(STAGES)), "not every rank has a cost"
         assert np.isfinite(times).all(), "a time is not finite"
         assert model.predict(plan, task) == cost, "the cost model is not deterministic"
-        if priced is not None:
+        if costed is not None:
             assert (times >= 0).all(), "a time is negative"
-            _check_computation(priced, plan, cost)
-    if priced is not None:
-        _check_exchanges(priced)
+            _check_computation(costed, plan, cost)
+    if costed is not None:
+        _check_exchanges(costed)
         lowest_ms = min(cost.cost_ms for cost in costs)
-        assert lower_bound_ms(priced) <= lowest_ms * (1 + TOLERANCE), "a plan beats the bound"
+        assert lower_bound_ms(costed) <= lowest_ms * (1 + TOLERANCE), "a plan beats the bound"
 
 
 def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (1, 2, 3)) -> None:
@@ -272,9 +272,9 @@ def packable(task: ShardingTask) -> bool:
     return False
 
 
-def _check_computation(priced: PricedTask, plan: ShardingPlan, cost: PlanCost) -> None:
+def _check_computation(costed: CostedTask, plan: ShardingPlan, cost: PlanCost) -> None:
     """Assert the assumptions A1 and A2 for the lookups of a plan."""
-    workload, compute = workload_of_plan(plan, priced.task), priced.compute
+    workload, compute = workload_of_plan(plan, costed.task), costed.compute
     vectors = compute.vectors(workload)
     sums_ms = compute.times_ms(workload.by_rank(vectors), workload.num_lookups())
     predicted_ms = [[rank.fwd_compute_ms, rank.bwd_compute_ms] for rank in cost.per_rank]
@@ -290,11 +290,11 @@ def _check_computation(priced: PricedTask, plan: ShardingPlan, cost: PlanCost) -
     assert (crowded_ms >= alone_ms * (1 - TOLERANCE)).all(), "a crowded rank computes faster"
 
 
-def _check_exchanges(priced: PricedTask) -> None:
+def _check_exchanges(costed: CostedTask) -> None:
     """Assert the assumptions A3 and A4 for all-to-alls of random volumes."""
-    communication, hosts = priced.communication, priced.hosts
+    communication, hosts = costed.communication, costed.hosts
     weights = (communication.exchange, communication.reduce, communication.all_reduce_weights)
-    assert all((weight >= 0).all() for weight in weights), "an exchange has a negative price"
+    assert all((weight >= 0).all() for weight in weights), "an exchange has a negative cost"
     rng = np.random.default_rng(0)
     one, other = 1e6 * rng.dirichlet(np.full(hosts.world_size, 0.3), (2, NUM_RANDOM_PLANS))
     for kind in STEP_EXCHANGES:

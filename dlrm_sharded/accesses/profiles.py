@@ -12,7 +12,7 @@ from dlrm_sharded.plans.task import ShardingTask
 
 ASSUMED_EXPONENT = 0.9
 """Zipf exponent that fits Meta's dlrm_datasets best; it is assumed for tables without a profile
-where no prices are known, see `cost.expected_profiles`."""
+where no costs are known, see `cost.expected_profiles`."""
 
 SKEWS = {0.0: 0.1, 0.4: 0.2, 0.8: 0.4, 1.2: 0.3}
 """Zipf exponents that tables without a profile may have, from the least, and their weights.

@@ -1,4 +1,4 @@
-"""Fits what a model's prices are off by on other hardware: factors of parts, and their slopes.
+"""Fits by how much a cost model is off on other hardware: factors of parts, and their slopes.
 
 A predicted time is a sum of parts: the work terms of a direction, its launches, and what bytes and
 latencies add to an exchange. The fitted time is the sum of the same parts times factors. The factor
@@ -8,8 +8,8 @@ the profile, with a slope for each number of it. What bytes of sequences add to 
 factor beside those of its parts, and another one for row blocks. Factors and slopes are the maximum
 a posteriori estimate (MAP) under log-normal priors.
 
-On an Intel Xeon with AVX-512, whose update of a row takes many times what the packaged prices say,
-factors alone leave 12.7 % of a held-out rank's backward time open after ten minutes of
+On an Intel Xeon with AVX-512, whose update of a row takes many times what the packaged cost model
+says, factors alone leave 12.7 % of a held-out rank's backward time open after ten minutes of
 measurements, and slopes 6.2 %.
 
 Letters: N measured times, S shards, W ranks, P parts, K those of them that are terms of work, C

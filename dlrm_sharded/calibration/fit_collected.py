@@ -14,8 +14,8 @@ from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_fit import fit_samples
 from dlrm_sharded.calibration.samples import COMPUTATION, Sample, workload_of_sample
 from dlrm_sharded.cost import published_nets
+from dlrm_sharded.cost.cost_model_file import write_cost_model
 from dlrm_sharded.cost.features import EXTENT
-from dlrm_sharded.cost.price_file import write_prices
 from dlrm_sharded.cost.published_nets import NeuroShardCostModel
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.provenance import commit, versions
@@ -58,7 +58,7 @@ def fit_learned(samples: Sequence[Sample], context: RunContext, out: Path) -> tu
     )
     path = out / f"{artifact_name('prices', name)}{ARTIFACT_SUFFIX}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_prices(path, dataclasses.replace(fitted.model, name=name, provenance=provenance))
+    write_cost_model(path, dataclasses.replace(fitted.model, name=name, provenance=provenance))
     return path, prediction_errors(fitted.left_out)
 
 

@@ -14,8 +14,8 @@ from dlrm_sharded.calibration.disturbance import is_disturbed
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_store import conditions_of, sample_store, store_in
 from dlrm_sharded.calibration.samples import RUN, Sample
+from dlrm_sharded.cost.cost_model_file import is_cost_model_file, read_cost_model, write_cost_model
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.price_file import is_price_file, read_prices, write_prices
 from dlrm_sharded.files.errors import check_number, check_path
 from dlrm_sharded.files.line_file import named, turn
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX
@@ -46,19 +46,19 @@ def hardware_cost_model(
     """Return the cost model of a run's hardware: its prior, fitted to the samples of its store.
 
     Args:
-        artifact: file of the costs that a run or a calibration had (`cost.price_file`), which are
-            taken as they are, or of a prior; None to look for that of the hardware.
+        artifact: file of the cost model of a run or a calibration (`cost.cost_model_file`), which
+            is taken as it is, or of a prior; None to look for that of the hardware.
         journal: see `sample_store`.
         gpu: see `learned_cost_model`.
-        snapshot: folder in which the jobs of a sweep share their costs: the first one on some
+        snapshot: folder in which the jobs of a sweep share a cost model: the first one on some
             hardware writes them, the others read them. None for no such folder.
 
     Raises:
         ConfigError: `gpu` cannot be used, or `journal` is no folder's path.
         DataError: the artifact is missing or damaged.
     """
-    if isinstance(artifact, str) and is_price_file(Path(artifact)):
-        return read_prices(Path(artifact))
+    if isinstance(artifact, str) and is_cost_model_file(Path(artifact)):
+        return read_cost_model(Path(artifact))
     samples = samples_of(context, journal, snapshot)
     if snapshot is None:
         return with_samples(context, samples, artifact, gpu)
@@ -70,9 +70,9 @@ def hardware_cost_model(
     doing = "computes the costs of this sweep"
     with turn(path.with_suffix(".lock"), doing=doing, limit_s=TURN_S):
         if not path.exists():
-            write_prices(path, with_samples(context, samples, artifact, gpu))
+            write_cost_model(path, with_samples(context, samples, artifact, gpu))
     log.info("costs: the snapshot %s", path)
-    return read_prices(path)
+    return read_cost_model(path)
 
 
 def samples_of(context: RunContext, journal: str | None, snapshot: str | None = None) -> Samples:

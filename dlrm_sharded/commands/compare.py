@@ -28,7 +28,7 @@ from dlrm_sharded.commands.sharders import (
 )
 from dlrm_sharded.commands.topologies import ComparedTask, on_topologies
 from dlrm_sharded.commands.words import checked_names, value_of
-from dlrm_sharded.contest.cases import Case, Setting, digest_of_prices, run_cases
+from dlrm_sharded.contest.cases import Case, Setting, digest_of_costs, run_cases
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import (
     ConfigError,
@@ -166,9 +166,9 @@ def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Sequence[ComparedTas
         if repr(context) not in planners:
             planners[repr(context)] = planners_for(context, factories)
         found = planners[repr(context)]
-        prices = digest_of_prices(found[0].cost_model, plain(cfg.cost_model))
+        costs_digest = digest_of_costs(found[0].cost_model, plain(cfg.cost_model))
         cases += [
-            Case(one.name, name, one.task, planner, one.kind, prices, one.topology)
+            Case(one.name, name, one.task, planner, one.kind, costs_digest, one.topology)
             for name, planner in zip(sharders, found, strict=True)
         ]
     return cases

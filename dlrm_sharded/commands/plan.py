@@ -22,7 +22,7 @@ from dlrm_sharded.commands.hydra_app import all_but, run_command
 from dlrm_sharded.commands.sharders import planner_factory, run_context, start_budget
 from dlrm_sharded.cost import gpu_prior
 from dlrm_sharded.cost.base import is_additive
-from dlrm_sharded.cost.price_file import prices_beside, write_prices
+from dlrm_sharded.cost.cost_model_file import cost_model_beside, write_cost_model
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import plan_lines, sections
 from dlrm_sharded.files.errors import ConfigError, check_flag
@@ -61,7 +61,7 @@ def plan(cfg: DictConfig) -> None:
     plan, report = planner.plan(task)
     write_json(out, plan_json(plan, report))
     if not is_written_through(out):
-        write_prices(prices_beside(Path(out)), planner.cost_model)
+        write_cost_model(cost_model_beside(Path(out)), planner.cost_model)
     if task_out is not None:
         write_json(task_out, task.to_json())
     elif dataset is not None:
@@ -69,7 +69,7 @@ def plan(cfg: DictConfig) -> None:
     for line in [*plan_lines(plan, report, task), f"wrote {out}"]:
         log.info("%s", line)
     if report.provenance is not None:
-        log.info("prices: %s", report.provenance.text)
+        log.info("cost model: %s", report.provenance.text)
     if again is not None:
         log.info("%s", _what_differs(plan, report, again, cfg.again))
     if report.diagnosis is not None:
@@ -136,7 +136,7 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
 
 
 def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
-    """Set the sharder and the prices of a config to those of an earlier plan; return its fields.
+    """Give a config the sharder and the cost model of an earlier plan; return its fields.
 
     Options that only an earlier release had are left out; `_what_differs` says what that changes.
 
@@ -149,8 +149,8 @@ def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not say what it was made from; earlier versions did not")
     with open_dict(cfg):
         cfg.sharder = with_present_target(made_from["sharder"])
-        if (prices := prices_beside(path)).exists():
-            cfg.cost_model.artifact = str(prices)
+        if (file := cost_model_beside(path)).exists():
+            cfg.cost_model.artifact = str(file)
     return fields
 
 

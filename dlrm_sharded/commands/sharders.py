@@ -57,7 +57,7 @@ def planner_factory(cfg: DictConfig, *, diagnose: Diagnose | None = None) -> Pla
 def start_budget(cfg: DictConfig) -> float | None:
     """Return the time in which a first run may measure for a config's cost model; None for none.
 
-    A file that the config names has the prices that it has.
+    A file that the config names has the cost model that it has.
 
     Raises:
         ConfigError: `calibrate` cannot be used.
@@ -82,7 +82,7 @@ def make_planner(
 
     Args:
         name: one of conf/sharder.
-        cost_model: the prices by which it searches, for those that do, and of its reports.
+        cost_model: what it searches by, if it searches, and what its reports predict by.
         run: what the ranks compute on; None for any device.
         options: keys of the sharder's yaml, such as `replicate="never"`.
 

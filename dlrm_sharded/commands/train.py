@@ -41,7 +41,7 @@ MAX_TIMEOUT_S = 1e8
 """Limit of the time that a rank waits for the others: three years."""
 
 HANDED_ON = (
-    *("batch_size", "seed", "journal", "price_snapshot", "resume", "init_from"),
+    *("batch_size", "seed", "journal", "cost_model_snapshot", "resume", "init_from"),
     *("objective", "check_memory", "dry_run"),
 )
 """Keys that the settings of a job have as they are."""

@@ -1,4 +1,4 @@
-"""Gives the same tasks to several sharders, and compares their plans under the same prices.
+"""Gives the same tasks to several sharders, and compares their plans under one cost model.
 
 Runs of a training are compared in `runs`.
 

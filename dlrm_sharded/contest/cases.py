@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.contest.forks import in_forks
+from dlrm_sharded.cost.cost_model_file import costs_digest
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.json_forms import read_form
@@ -62,7 +62,7 @@ class Case:
     Args:
         task_name, sharder: their names in tables and paths.
         kind: group of the task within its set; "" if the set has none.
-        prices: hash of what the cost model predicts from, the same for all sharders of a task.
+        costs_digest: hash of the cost model, the same for all sharders of a task.
         topology: name of the topology that the task was put on; "" for its own.
     """
 
@@ -71,14 +71,14 @@ class Case:
     task: ShardingTask
     planner: Planner
     kind: str = ""
-    prices: str = ""
+    costs_digest: str = ""
     topology: str = ""
 
     def key(self) -> str:
         """Return a hash of all that the plan and its cost follow from."""
         options = self.planner.options
         return digest(
-            [self.task_name, self.sharder, self.task.to_json(), self.prices],
+            [self.task_name, self.sharder, self.task.to_json(), self.costs_digest],
             source_digest(self.planner.sharder, options),
             str(self.planner.exchange_precision),
         )
@@ -231,8 +231,8 @@ def source_digest(made: object, options: Mapping[str, Any] | None) -> str:
     return digest(dict(options or {}), source)
 
 
-def digest_of_prices(model: object, options: Mapping[str, Any] | None) -> str:
+def digest_of_costs(model: object, options: Mapping[str, Any] | None) -> str:
     """Return a hash of what a cost model predicts from, as far as that is known."""
     if isinstance(model, LearnedCostModel):
-        return prices_digest(model)
+        return costs_digest(model)
     return source_digest(model, options)

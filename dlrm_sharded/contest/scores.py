@@ -74,7 +74,8 @@ def _case_row(case: Case) -> dict[str, Any]:
     model = type(case.planner.cost_model).__name__
     return {
         "task": case.task_name,
-        **{name: getattr(case, name) for name in ("kind", "sharder", "prices", "topology")},
+        **{name: getattr(case, name) for name in ("kind", "sharder", "topology")},
+        "prices": case.costs_digest,
         "num_tables": len(case.task.tables),
         "costs": case.planner.costs,
         "made_by": with_costs(case.sharder, case.planner.costs),

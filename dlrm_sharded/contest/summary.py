@@ -149,12 +149,12 @@ def _heading(plans: pl.DataFrame, setting: Setting) -> str:
     sizes = [plans[name].to_list() for name in ("num_tables", "world_size")]
     tables, ranks = (f"{min(found)} to {max(found)}" for found in sizes)
     used = plans.select("cost_model", "prices").unique(maintain_order=True)
-    prices = "; ".join(f"{model}, digest {digest}" for model, digest in used.rows())
+    cost_models = "; ".join(f"{model}, digest {digest}" for model, digest in used.rows())
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     load = ", ".join(f"{load:.2f}" for load in os.getloadavg())
     return (
         f"{plans['task'].n_unique()} tasks of {tables} tables on {ranks} ranks. "
-        f"Prices: {prices}. "
+        f"Cost model: {cost_models}. "
         f"{setting.num_workers} cases at once, {setting.limit_s:g} s each, on {cpu_name()} with "
         f"{os.cpu_count()} cores; load average at the end: {load}. Commit {commit()}; {software}."
     )

@@ -1,9 +1,10 @@
-"""The protocols of cost models, and a task with its prices, on which plans are searched for."""
+"""The protocols of cost models, and a task with its costs, on which plans are searched for."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -30,7 +31,7 @@ class CostModel(Protocol):
     """Predicts the cost that `measuring.measure` would measure.
 
     A cost model may have a `provenance` and a method `caveat(topology)`, see `provenance_of` and
-    `caveat_of`; an `AdditiveCostModel` says both of each task that it prices.
+    `caveat_of`; an `AdditiveCostModel` says both of each `CostedTask`.
 
     Tables of the tasks have an access profile, measured or assumed; one that is additive assumes
     those that it needs by itself.
@@ -48,15 +49,15 @@ class CostModel(Protocol):
 class AdditiveCostModel(CostModel, Protocol):
     """A cost model under which every shard adds a vector to its rank, regardless of other shards.
 
-    The search, the lower bound and the diagnosis of plans need this: they price each possible shard
-    once, and a plan by sums. They read the prices of a `PricedTask`.
+    The search, the lower bound and the diagnosis of plans need this: they cost out each possible
+    shard once, and a plan by sums. They read the costs of a `CostedTask`.
     """
 
     def __hash__(self) -> int:
-        """Models hash, so that the bound of equal priced tasks is computed once."""
+        """Models hash, so that the bound of equal costed tasks is computed once."""
 
-    def price(self, task: ShardingTask) -> PricedTask:
-        """Return the task with the prices of its lookups, and of exchanges in its precision.
+    def cost_task(self, task: ShardingTask) -> CostedTask:
+        """Return the task with the costs of its lookups, and of exchanges in its precision.
 
         The task of the result is the given one, with an access profile for every table if the
         model reads profiles.
@@ -64,16 +65,16 @@ class AdditiveCostModel(CostModel, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PricedTask:
-    """A task and what its plans cost under an additive cost model, see `AdditiveCostModel.price`.
+class CostedTask:
+    """A task and what its plans cost under an additive cost model, which makes it (`cost_task`).
 
     Args:
-        model: what priced the task.
+        model: the cost model that made this.
         task: its tables all have an access profile, if the model reads profiles.
-        communication: prices of exchanges between the ranks of this task.
+        communication: costs of exchanges between the ranks of this task.
         hosts: the ranks as `communication` sees them.
-        provenance: origin of the prices and their expected error; None if nothing is known.
-        caveat: why the prices say little about these ranks; None if nothing is known. Reports
+        provenance: origin of the costs and their expected error; None if nothing is known.
+        caveat: why the costs say little about these ranks; None if nothing is known. Reports
             repeat the sentence, and have no lower bound, as that is a prediction, too.
     """
 
@@ -85,9 +86,9 @@ class PricedTask:
     provenance: CostProvenance | None = field(default=None, compare=False)
     caveat: str | None = field(default=None, compare=False)
 
-    def with_task(self, task: ShardingTask) -> PricedTask:
-        """Return a changed task with its own prices."""
-        return self if task == self.task else self.model.price(task)
+    def with_task(self, task: ShardingTask) -> CostedTask:
+        """Return a changed task with its own costs."""
+        return self if task == self.task else self.model.cost_task(task)
 
     def predict(self, plan: ShardingPlan) -> PlanCost:
         """Predict a valid plan, without warnings, with exchanges in the task's precision."""
@@ -96,6 +97,10 @@ class PricedTask:
     def predict_workload(self, workload: Workload) -> PlanCost:
         """Predict the cost of the shards of a workload on the ranks of the task."""
         return workload_cost(workload, self.compute, self.communication, self.hosts)
+
+
+WithCosts = Callable[[ShardingTask], CostedTask]
+"""Gives a task its costs."""
 
 
 def workload_cost(
@@ -121,27 +126,27 @@ def workload_cost(
 
 
 def is_additive(model: object) -> TypeGuard[AdditiveCostModel]:
-    """Return whether a model can price tasks; search, lower bound and diagnosis need that."""
+    """Return whether a model can cost out tasks; search, lower bound and diagnosis need that."""
     return isinstance(model, AdditiveCostModel)
 
 
-def price(model: CostModel | None, task: ShardingTask) -> PricedTask | None:
-    """Return the task with the prices of a model; None if it has none.
+def cost_task(model: CostModel | None, task: ShardingTask) -> CostedTask | None:
+    """Return the task with the costs of a model; None if it has none.
 
     The planner, the sharder and the report of a plan get the same value.
     """
-    return _priced(model, task) if is_additive(model) else None
+    return _costed(model, task) if is_additive(model) else None
 
 
 @functools.lru_cache(maxsize=8)
-def _priced(model: AdditiveCostModel, task: ShardingTask) -> PricedTask:
-    return model.price(task)
+def _costed(model: AdditiveCostModel, task: ShardingTask) -> CostedTask:
+    return model.cost_task(task)
 
 
 def with_assumed_profiles(model: CostModel | None, task: ShardingTask) -> ShardingTask:
     """Return the task with the access profiles that a model assumes, or the usual ones."""
-    priced = price(model, task)
-    return with_profiles(task) if priced is None else priced.task
+    costed = cost_task(model, task)
+    return with_profiles(task) if costed is None else costed.task
 
 
 def predict_plan(model: CostModel, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
@@ -186,5 +191,5 @@ def costs_name(model: CostModel) -> str:
 
 
 def provenance_of(model: CostModel | None) -> CostProvenance | None:
-    """Return what a model says of the origin of its prices; None if it says nothing."""
+    """Return what a model says of the origin of its costs; None if it says nothing."""
     return getattr(model, "provenance", None)

@@ -19,14 +19,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.plan_kinds import (
-    CutPricer,
-    Cuts,
-    PlanKind,
-    by_loaded_table,
-    least_of_layouts,
-)
+from dlrm_sharded.cost.base import CostedTask
+from dlrm_sharded.cost.plan_kinds import CutCosts, Cuts, PlanKind, by_loaded_table, least_of_layouts
 from dlrm_sharded.cost.workload import Floats, Mask, owners
 
 NUM_BISECTIONS = 20
@@ -59,34 +53,34 @@ WEIGHTS = np.array([*np.arange(-10, 10) / 10, 1.0, 1.5, 2.0, 3.0, 4.0])
 """Weights of what every rank pays, in addition to the mean over ranks, in the test of a range."""
 
 
-def lower_bound_ms(priced: PricedTask, *, replicas: bool = True) -> float:
+def lower_bound_ms(costed: CostedTask, *, replicas: bool = True) -> float:
     """Return a lower bound of all valid plans' costs, or inf if it is certain that no plan fits.
 
     Args:
         replicas: whether plans may replicate tables; the bound of those that do not is no lower.
     """
-    return _relaxed(priced).bound_ms(replicas=replicas)
+    return _relaxed(costed).bound_ms(replicas=replicas)
 
 
 @functools.lru_cache(maxsize=8)
-def _relaxed(priced: PricedTask) -> Relaxation:
+def _relaxed(costed: CostedTask) -> Relaxation:
     """Return the relaxed task; cached, as the search and the report of one run both need it."""
-    return Relaxation(priced)
+    return Relaxation(costed)
 
 
 class Relaxation:
     """A relaxed task, in which fractions of pieces may go anywhere, so that no plan is cheaper."""
 
-    def __init__(self, priced: PricedTask) -> None:
-        topology, pricer = priced.task.topology, CutPricer(priced)
+    def __init__(self, costed: CostedTask) -> None:
+        topology, cut_costs = costed.task.topology, CutCosts(costed)
         self._world_size = topology.world_size
-        self._too_large = priced.task.table_bytes > sum(topology.rank_memory_bytes)
-        self._all_to_all_ms = pricer.prices.fixed_ms
-        self._busiest_byte_ms = pricer.least_prices.busiest_byte_ms
-        self._cuts = pricer.cuts()
-        self._num_modules = int(owners(priced.task.tables).max()) + 1
+        self._too_large = costed.task.table_bytes > sum(topology.rank_memory_bytes)
+        self._all_to_all_ms = cut_costs.exchange_costs.fixed_ms
+        self._busiest_byte_ms = cut_costs.least_costs.busiest_byte_ms
+        self._cuts = cut_costs.cuts()
+        self._num_modules = int(owners(costed.task.tables).max()) + 1
         most_launches = max(len(self._cuts), self._num_modules)
-        launch_ms = priced.compute.launch_ms(np.arange(most_launches + 1.0))
+        launch_ms = costed.compute.launch_ms(np.arange(most_launches + 1.0))
         self._launch_ms: list[float] = launch_ms.sum(axis=1).tolist()
 
     def bound_ms(self, *, replicas: bool = True) -> float:

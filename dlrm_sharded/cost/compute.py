@@ -1,9 +1,9 @@
 """Computation of a rank: the forward and backward times of its lookups.
 
-The time of a rank is a sum over its shards of work terms (`DeviceWork.terms`) times prices. A
-shard's prices depend on its access profile alone, through a small net with positive outputs, and
-its work terms grow with columns and ids. Prices rise with the weights that a step of the whole rank
-reads, as these leave the caches. So a time is zero for a rank without shards, is never negative,
+The time of a rank is a sum over its shards of work terms (`DeviceWork.terms`) times unit costs. A
+shard's unit costs depend on its access profile, through a small net with positive outputs, and
+rise with the weights that a step of the whole rank reads, as these leave the caches. Its work terms
+grow with columns and ids. So a time is zero for a rank without shards, is never negative,
 and grows with every added shard and column and with ids of the same profile. Outside the fitted
 range it continues linearly.
 
@@ -28,13 +28,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, profile_of, work_of
-from dlrm_sharded.cost.sequences import SequencePrices
+from dlrm_sharded.cost.sequences import SequenceCosts
 from dlrm_sharded.cost.widest import WidestShard
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMPUTE, DIRECTIONS, FWD_COMPUTE
 
 LOOKUP_STAGES = dict(zip(DIRECTIONS, (FWD_COMPUTE, BWD_COMPUTE), strict=True))
-"""The stage that the prices of each direction are of: looking tables up, and updating them."""
+"""The stage that the unit costs of each direction are of: looking tables up, and updating them."""
 
 CPU_HALF = (0.8, 3.0)
 """Times of lookups in fp16 relative to fp32 on a CPU, forward and backward. FBGEMM's update of such
@@ -42,21 +42,21 @@ rows is slow there (docs/reference/memory.md, "lookups on a CPU")."""
 
 READ_MB = -1
 """Column of a shard's vector with the MB of weights that a step reads. The other columns are the
-priced work of both directions, and the `columns` of its crowding."""
+costs of work in both directions, and the `columns` of its crowding."""
 
 
 @dataclass(frozen=True, slots=True)
-class PriceNet:
-    """Prices of one direction.
+class CostNet:
+    """Unit costs of one direction.
 
     Args:
         weights, biases: layers [C, h], [h, K] with tanh between them and exp at the end.
-        cache_gain: [K, J], not negative; by how much a term's price rises as a cache overflows.
+        cache_gain: [K, J], not negative; by how much a term's cost rises as a cache overflows.
         cache_mb, cache_slope: [J], log10 of the MB at which a cache is half overflown, and how
             fast it overflows around them.
         launch_ms, next_launch_ms: time of a rank's first lookup, without its work, and of each
             further one.
-        slopes: [C + 1, K], by how much the logarithm of a term's price rises with the scaled
+        slopes: [C + 1, K], by how much the logarithm of a term's cost rises with the scaled
             profile beside what the layers say, and for a sequence (older models lack that row), see
             `calibration.factor_fit`; None for not at all.
     """
@@ -70,7 +70,7 @@ class PriceNet:
     next_launch_ms: float
     slopes: Floats | None = None
 
-    def scaled(self, terms: Floats, launches: Floats) -> PriceNet:
+    def scaled(self, terms: Floats, launches: Floats) -> CostNet:
         """Return the net with the times of terms [K] and of launches [2] multiplied by factors."""
         first, following = launches.tolist()
         return dataclasses.replace(
@@ -80,14 +80,14 @@ class PriceNet:
             next_launch_ms=self.next_launch_ms * following,
         )
 
-    def sloped(self, slopes: Floats) -> PriceNet:
-        """Return the net whose prices rise with the profile by slopes [K, C + 1] as well."""
+    def sloped(self, slopes: Floats) -> CostNet:
+        """Return the net whose unit costs rise with the profile by slopes [K, C + 1] as well."""
         summed = slopes.T.copy()
         if self.slopes is not None:
             summed[: len(self.slopes)] += self.slopes
         return dataclasses.replace(self, slopes=summed)
 
-    def priced(self, work: Floats, profile: Floats) -> Floats:
+    def work_costs(self, work: Floats, profile: Floats) -> Floats:
         """Return [S, 1 + J], ms of the work [S, K] in cache, and what each overflown cache adds.
 
         Args:
@@ -97,19 +97,19 @@ class PriceNet:
         return np.column_stack([times.sum(axis=1), times @ self.cache_gain])
 
     def times_in_cache_ms(self, work: Floats, profile: Floats) -> Floats:
-        """Return [S, K], ms of the work [S, K] of each term in cache; see `priced`."""
+        """Return [S, K], ms of the work [S, K] of each term in cache; see `work_costs`."""
         hidden = profile[:, : len(self.weights[0])]
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             hidden = np.tanh(hidden @ weight + bias)
         logs = hidden @ self.weights[-1] + self.biases[-1]
         if self.slopes is not None:
             logs = logs + profile[:, : len(self.slopes)] @ self.slopes
-        # exp keeps every price positive, so more work never takes less time
+        # exp keeps every unit cost positive, so more work never takes less time
         return work * np.exp(logs)
 
-    def work_ms(self, priced: Floats, read_mb: Floats) -> Floats:
-        """Return [N], time of priced work [N, 1 + J] on ranks that read so many MB [N]."""
-        return priced[:, 0] + (self.overflow(read_mb) * priced[:, 1:]).sum(axis=1)
+    def work_ms(self, work_costs: Floats, read_mb: Floats) -> Floats:
+        """Return [N], time of work that costs [N, 1 + J] on ranks that read so many MB [N]."""
+        return work_costs[:, 0] + (self.overflow(read_mb) * work_costs[:, 1:]).sum(axis=1)
 
     def overflow(self, read_mb: Floats) -> Floats:
         """Return [N, J], the shares to which the caches of ranks that read MB [N] overflow."""
@@ -126,8 +126,8 @@ class PriceNet:
 
 
 @dataclass(frozen=True, slots=True)
-class DensePrices:
-    """Prices of the dense gradients of replicas, in addition to the work of a fused lookup.
+class DenseCosts:
+    """Costs of the dense gradients of replicas, in addition to the work of a fused lookup.
 
     Gradients are cleared, gathered, divided by the number of ranks, and applied to all weights.
 
@@ -151,9 +151,9 @@ class ComputeModel:
 
     Args:
         profile_mean, profile_std: [C], to scale profiles.
-        profile_low, profile_high: [C], fitted range; outside it, prices are those at its edge.
-        device: the work that was priced.
-        dense: prices of the dense gradients of replicas.
+        profile_low, profile_high: [C], fitted range; outside it, unit costs are those at its edge.
+        device: the work that the unit costs are of.
+        dense: costs of the dense gradients of replicas.
         crowding: what shards take longer beside others on their rank, apart from what these read:
             on GPUs beside wide ones, on CPUs beside sequences.
     """
@@ -162,11 +162,11 @@ class ComputeModel:
     profile_std: Floats
     profile_low: Floats
     profile_high: Floats
-    forward: PriceNet
-    backward: PriceNet
+    forward: CostNet
+    backward: CostNet
     device: DeviceWork = CPU_WORK
-    dense: DensePrices = DensePrices()
-    crowding: WidestShard | SequencePrices = dataclasses.field(default_factory=SequencePrices)
+    dense: DenseCosts = DenseCosts()
+    crowding: WidestShard | SequenceCosts = dataclasses.field(default_factory=SequenceCosts)
 
     @property
     def num_parts(self) -> int:
@@ -185,11 +185,11 @@ class ComputeModel:
             forward=self.forward.scaled(terms[0], launches[0]),
             backward=self.backward.scaled(terms[1], launches[1]),
             crowding=self.crowding.scaled(crowding),
-            dense=DensePrices(float(replica_ms), float(mb_ms)),
+            dense=DenseCosts(float(replica_ms), float(mb_ms)),
         )
 
     def sloped(self, forward: Floats, backward: Floats) -> ComputeModel:
-        """Return the model with slopes [K, C + 1] of the prices of each direction's terms."""
+        """Return the model with slopes [K, C + 1] of the unit costs of each direction's terms."""
         return dataclasses.replace(
             self, forward=self.forward.sloped(forward), backward=self.backward.sloped(backward)
         )
@@ -218,16 +218,16 @@ class ComputeModel:
         return of_shards, of_launches
 
     def vectors(self, workload: Workload) -> Floats:
-        """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
+        """Return [S, V], what each shard adds to its rank: costs of work, and MB (`READ_MB`)."""
         scaled, work = self.scaled_profile(workload), work_of(workload, self.device)
-        priced = [
-            net.priced(work, scaled) * half
+        work_costs = [
+            net.work_costs(work, scaled) * half
             for net, half in zip(self.nets, self._half_factors(workload), strict=True)
         ]
         # gradients of replicas stream through memory, not caches
-        priced[1][:, 0] += self.dense.times_ms(workload)
+        work_costs[1][:, 0] += self.dense.times_ms(workload)
         columns = self.crowding.columns(workload)
-        return np.column_stack([*priced, columns, workload.unique_bytes() / 1e6])
+        return np.column_stack([*work_costs, columns, workload.unique_bytes() / 1e6])
 
     def times_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
         """Return [N, 2], time of forward and backward computation.
@@ -247,11 +247,14 @@ class ComputeModel:
         Args:
             crowd: [N, V], sums of the vectors of all shards of the rank.
         """
-        priced = np.split(vectors[:, : self._num_priced], 2, axis=1)
+        work_costs = np.split(vectors[:, : self._num_work_costs], 2, axis=1)
         times: Floats = np.column_stack(
-            [net.work_ms(of, crowd[:, READ_MB]) for net, of in zip(self.nets, priced, strict=True)]
+            [
+                net.work_ms(of, crowd[:, READ_MB])
+                for net, of in zip(self.nets, work_costs, strict=True)
+            ]
         )
-        of_shards, of_crowd = (of[:, self._num_priced : READ_MB] for of in (vectors, crowd))
+        of_shards, of_crowd = (of[:, self._num_work_costs : READ_MB] for of in (vectors, crowd))
         return times + self.crowding.parts_ms(of_shards, of_crowd).sum(axis=2).T
 
     def stand_alone_ms(self, vectors: Floats) -> Floats:
@@ -267,7 +270,7 @@ class ComputeModel:
             vectors, crowd: [..., V], sums over shards; they are broadcast.
         """
         assert isinstance(self.crowding, WidestShard), "nobody asks where only sequences crowd"
-        columns = slice(self._num_priced, READ_MB)
+        columns = slice(self._num_work_costs, READ_MB)
         return self.crowding.added_ms(vectors[..., columns], crowd[..., columns])
 
     def launch_ms(self, num_lookups: Floats) -> Floats:
@@ -275,8 +278,8 @@ class ComputeModel:
         return np.column_stack([net.launches_ms(num_lookups).sum(axis=1) for net in self.nets])
 
     @property
-    def nets(self) -> tuple[PriceNet, PriceNet]:
-        """The prices of both directions."""
+    def nets(self) -> tuple[CostNet, CostNet]:
+        """The unit costs of both directions."""
         return self.forward, self.backward
 
     def scaled_profile(self, workload: Workload) -> Floats:
@@ -292,6 +295,6 @@ class ComputeModel:
         return [np.where(workload.is_half[:, None], factor, 1.0) for factor in of_half]
 
     @property
-    def _num_priced(self) -> int:
-        """Numbers of a vector that are priced work, of both directions: 2 (1 + J)."""
+    def _num_work_costs(self) -> int:
+        """Numbers of a vector that are costs of work, of both directions: 2 (1 + J)."""
         return 2 * (1 + self.forward.cache_gain.shape[1])

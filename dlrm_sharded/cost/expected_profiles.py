@@ -1,7 +1,7 @@
 """Access profiles of tables that were not measured: those that cost what is to be expected.
 
-How skewed the accesses of such a table are is not known. Its price is an expectation over `SKEWS`.
-The search needs one profile for each table, so it gets the profile that has this price.
+How skewed the accesses of such a table are is not known. Its cost is an expectation over `SKEWS`.
+The search needs one profile for each table, so it gets the profile that has this cost.
 
 Letters: T tables, P skews.
 """
@@ -34,16 +34,16 @@ def with_expected_profiles(task: ShardingTask, compute: ComputeModel) -> Shardin
     ).swapaxes(0, 1)
     whole = workload_of_tables(unknown, task.batch_size)
 
-    def price_ms(histograms: Floats) -> Floats:
+    def cost_ms(histograms: Floats) -> Floats:
         workload = dataclasses.replace(whole, reuse_histogram=histograms)
         return compute.stand_alone_ms(compute.vectors(workload))
 
-    expected_ms = np.array(list(SKEWS.values())) @ np.array([price_ms(h) for h in by_skew])
+    expected_ms = np.array(list(SKEWS.values())) @ np.array([cost_ms(h) for h in by_skew])
     # More skewed accesses are cheaper, as fewer different rows are read.
     low, high = np.zeros(len(unknown)), np.full(len(unknown), len(SKEWS) - 1.0)
     for _ in range(NUM_BISECTIONS):
         middle = (low + high) / 2
-        is_dear = price_ms(_between(by_skew, middle)) > expected_ms
+        is_dear = cost_ms(_between(by_skew, middle)) > expected_ms
         low, high = np.where(is_dear, middle, low), np.where(is_dear, high, middle)
     histograms = map(tuple, _between(by_skew, high).tolist())
     return task.with_values(

@@ -70,7 +70,7 @@ DEVICE_WORK = {
 CPU_WORK = DEVICE_WORK["cpu"]
 
 PROFILE = ("log_rows", "log_reuse", *(f"accesses_reused_{name}" for name in ("little", "often")))
-"""Numbers that describe how well a shard's accesses fit caches; prices of work depend on them."""
+"""Numbers that describe how well a shard's accesses fit caches; its unit costs depend on them."""
 
 LITTLE_REUSE, OFTEN_REUSE = slice(1, 4), slice(7, None)
 """Reuse bins of rows that a step uses 2 to 8 times, and of those that it uses over 64 times."""
@@ -92,7 +92,7 @@ SINGLE_LINES, STREAMED = 16, 0.6
 and the time of each further line relative to theirs, as long rows are read ahead and streamed.
 
 Measured on an Intel Xeon with AVX-512 on shards of up to 2,048 columns (docs/notes/cost_model.md).
-Rows of 256 columns have 16 lines, and older prices were fitted to no wider ones.
+Rows of 256 columns have 16 lines, and older models were fitted to no wider ones.
 """
 
 EXTENT = (

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
+from dlrm_sharded.cost.compute import ComputeModel, CostNet, DenseCosts
 from dlrm_sharded.cost.features import DEVICE_WORK, LINE_COLUMNS, PROFILE, DeviceWork
 from dlrm_sharded.cost.widest import WidestShard
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
@@ -79,7 +79,7 @@ UPDATE_LINES = {
 """Cache lines that an update reads and writes for each line of a row, and for each row."""
 
 _LINE_BYTES = FLOAT_BYTES * LINE_COLUMNS
-_NO_PRICE_MS = 1e-12
+_NO_COST_MS = 1e-12
 _MAX_PROFILE = 20.0
 
 
@@ -115,27 +115,27 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
         profile_std=np.ones(num_profile),
         profile_low=np.zeros(num_profile),
         profile_high=np.full(num_profile, _MAX_PROFILE),
-        forward=_constant_prices(work, forward, NUM_KERNELS[0]),
-        backward=_constant_prices(work, backward, NUM_KERNELS[1]),
+        forward=_constant_net(work, forward, NUM_KERNELS[0]),
+        backward=_constant_net(work, backward, NUM_KERNELS[1]),
         device=work,
         # groups of threads as large as the widest shard needs hold up the ids of all shards
         crowding=WidestShard(np.full((2, 2), cycles_ms(spec, WARP_CYCLES))),
-        dense=DensePrices(mb_ms=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s)),
+        dense=DenseCosts(mb_ms=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s)),
     )
 
 
-def _constant_prices(work: DeviceWork, prices: dict[str, float], num_kernels: int) -> PriceNet:
-    """Return a net whose prices depend on no profile and on no cache but those of its terms.
+def _constant_net(work: DeviceWork, unit_costs: dict[str, float], num_kernels: int) -> CostNet:
+    """Return a net whose unit costs depend on no profile and on no cache but those of its terms.
 
     Args:
-        prices: ms per 1,000, by names of `DeviceWork.terms`; other terms cost next to nothing.
+        unit_costs: ms per 1,000, by names of `DeviceWork.terms`; other terms cost next to nothing.
     """
-    assert prices.keys() <= {*work.terms}, prices.keys() - {*work.terms}
+    assert unit_costs.keys() <= {*work.terms}, unit_costs.keys() - {*work.terms}
     num_terms, num_caches = len(work.terms), 1
-    log_prices = [math.log(max(prices.get(term, 0.0), _NO_PRICE_MS)) for term in work.terms]
-    return PriceNet(
+    log_costs = [math.log(max(unit_costs.get(term, 0.0), _NO_COST_MS)) for term in work.terms]
+    return CostNet(
         weights=(np.zeros((len(PROFILE), num_terms)),),
-        biases=(np.array(log_prices),),
+        biases=(np.array(log_costs),),
         cache_gain=np.zeros((num_terms, num_caches)),
         cache_mb=np.zeros(num_caches),
         cache_slope=np.ones(num_caches),
@@ -147,7 +147,7 @@ def _constant_prices(work: DeviceWork, prices: dict[str, float], num_kernels: in
 def _cached(
     work: DeviceWork, data: str, near_ms: float, beyond_ms: float, l2_mb: float
 ) -> dict[str, float]:
-    """Return the prices of lines from the L2 cache, and what those from beyond it add.
+    """Return the costs of lines from the L2 cache, and what those from beyond it add.
 
     The latter is shared among the terms of the sizes next to the cache's.
     """

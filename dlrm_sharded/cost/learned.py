@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dlrm_sharded.cost.base import PricedTask, workload_cost
+from dlrm_sharded.cost.base import CostedTask, workload_cost
 from dlrm_sharded.cost.communication import CommunicationModel
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves, Exchanges
@@ -51,9 +51,9 @@ class LearnedCostModel:
         ranges: lowest and highest fitted value, by name of `features.EXTENT`.
         measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
-        provenance: origin of the prices and their expected error.
+        provenance: origin of the costs and their expected error.
         correction: factors that measured runs decided, of the parts of a time, by direction or
-            exchange; None without runs. The prices have these factors already.
+            exchange; None without runs. The costs have these factors already.
     """
 
     costs_name: ClassVar[str] = "learned"
@@ -68,13 +68,13 @@ class LearnedCostModel:
     correction: Mapping[str, Sequence[float]] | None = None
 
     def __repr__(self) -> str:
-        prices = "unknown prices" if self.provenance is None else self.provenance.text
+        costs = "unknown costs" if self.provenance is None else self.provenance.text
         runs = "no runs" if self.correction is None else "measured runs"
-        return f"LearnedCostModel of {self.name} ({self.device})\n  {prices}\n  corrected by {runs}"
+        return f"LearnedCostModel of {self.name} ({self.device})\n  {costs}\n  corrected by {runs}"
 
-    def price(self, task: ShardingTask) -> PricedTask:
-        """Return the task with its prices; tables without a profile get the expected one."""
-        return PricedTask(
+    def cost_task(self, task: ShardingTask) -> CostedTask:
+        """Return the task with its costs; tables without a profile get the expected one."""
+        return CostedTask(
             model=self,
             task=with_expected_profiles(task, self.compute),
             compute=self.compute,
@@ -87,16 +87,16 @@ class LearnedCostModel:
     def communication_at(
         self, even: EvenVolumes, precision: ExchangePrecision = FP32_EXCHANGE
     ) -> CommunicationModel:
-        """Return the prices of exchanges in a precision, near even volumes."""
+        """Return the costs of exchanges in a precision, near even volumes."""
         lines = self.communication.at(even)
         return lines if precision.is_exact else lines.with_precision(precision, _conversions(self))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
-        priced = self.price(with_precisions(task, plan))
-        workload = workload_of_plan(plan, priced.task)
+        costed = self.cost_task(with_precisions(task, plan))
+        workload = workload_of_plan(plan, costed.task)
         self._warn(workload, task.topology)
-        return priced.predict_workload(workload)
+        return costed.predict_workload(workload)
 
     def _warn(self, workload: Workload, topology: Topology) -> None:
         """Warn of what the model assumes for a workload."""
@@ -107,7 +107,7 @@ class LearnedCostModel:
         if within_groups.any() and isinstance(self.communication, CommunicationModel):
             log.warning(
                 "row blocks on the ranks of one host were not measured for the cost model of %s; "
-                "they are priced as row blocks over all ranks and an exchange between hosts",
+                "they are costed as row blocks over all ranks and an exchange between hosts",
                 self.name,
             )
         for link in self.unknown_links(topology):

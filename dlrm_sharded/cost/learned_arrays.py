@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
-from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
+from dlrm_sharded.cost.compute import ComputeModel, CostNet, DenseCosts
 from dlrm_sharded.cost.exchange_curves import ExchangeCurves, Exchanges
 from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.sequences import SequencePrices
+from dlrm_sharded.cost.sequences import SequenceCosts
 from dlrm_sharded.cost.trial import try_predicting
 from dlrm_sharded.cost.widest import WIDEST_TERMS, WidestShard
 from dlrm_sharded.hardware.artifact import Arrays, Artifact
@@ -86,17 +86,17 @@ def model_of_artifact(read: Artifact, spec: GpuSpec | None = None) -> LearnedCos
 
 
 def _compute_of(arrays: Arrays, device: str) -> ComputeModel:
-    def net(direction: str) -> PriceNet:
+    def net(direction: str) -> CostNet:
         layers = range(sum(key.startswith(f"{direction}.weight_") for key in arrays))
         of_caches: dict[str, Any] = {key: arrays[f"{direction}.{key}"] for key in _OF_CACHES}
         first_ms, next_ms = arrays[f"{direction}.launch_ms"].astype(float).tolist()[:2]
-        return PriceNet(
+        return CostNet(
             weights=tuple(arrays[f"{direction}.weight_{i}"] for i in layers),
             biases=tuple(arrays[f"{direction}.bias_{i}"] for i in layers),
             **of_caches,
             launch_ms=first_ms,
             next_launch_ms=next_ms,
-            slopes=arrays.get(f"{direction}.slopes"),  # adapted prices have them
+            slopes=arrays.get(f"{direction}.slopes"),  # adapted models have them
         )
 
     of_profiles: dict[str, Any] = {key: arrays[key] for key in _OF_PROFILES}
@@ -105,11 +105,11 @@ def _compute_of(arrays: Arrays, device: str) -> ComputeModel:
         forward=net("forward"),
         backward=net("backward"),
         device=DEVICE_WORK[device],
-        dense=DensePrices(*arrays["dense"].tolist()),
+        dense=DenseCosts(*arrays["dense"].tolist()),
         crowding=(
             WidestShard(arrays["widest_ms"])
             if DEVICE_WORK[device].has_warps
-            else SequencePrices(*arrays["sequences"].tolist())
+            else SequenceCosts(*arrays["sequences"].tolist())
         ),
     )
 

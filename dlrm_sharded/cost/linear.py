@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.communication import STATED
-from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.compute import ComputeModel, CostNet
 from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.files.errors import check_number
@@ -49,12 +49,12 @@ class LinearCostModel:
         if self.exchange_ms_per_mb is not None:
             check_number("exchange_ms_per_mb", self.exchange_ms_per_mb)
 
-    def price(self, task: ShardingTask) -> PricedTask:
-        """Return the task, as it is, with its prices."""
+    def cost_task(self, task: ShardingTask) -> CostedTask:
+        """Return the task, as it is, with its costs."""
         hosts = Hosts.from_topology(task.topology, measured=())
         if (ms_per_mb := self.exchange_ms_per_mb) is not None:
             hosts = Hosts(hosts.world_size, hosts.ranks_per_host, ms_per_mb, ms_per_mb)
-        return PricedTask(
+        return CostedTask(
             model=self,
             task=task,
             compute=_lookups(self.lookup_ms, self.launch_ms),
@@ -64,14 +64,14 @@ class LinearCostModel:
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a valid plan."""
-        return self.price(with_precisions(task, plan)).predict(plan)
+        return self.cost_task(with_precisions(task, plan)).predict(plan)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LinearLookups(ComputeModel):
     """Computation of ranks as sums over shards, whose times a function gives in place of nets.
 
-    A shard's vector has its two times, and zeros for what crowds and what is read, as no price
+    A shard's vector has its two times, and zeros for what crowds and what is read, as no unit cost
     depends on what a rank has or reads.
     """
 
@@ -85,5 +85,5 @@ class LinearLookups(ComputeModel):
 
 def _lookups(shard_ms: ShardTimes, launch_ms: float) -> LinearLookups:
     none = np.zeros(0)
-    net = PriceNet((), (), none.reshape(0, 0), none, none, launch_ms, launch_ms)
+    net = CostNet((), (), none.reshape(0, 0), none, none, launch_ms, launch_ms)
     return LinearLookups(none, none, none, none, net, net, shard_ms=shard_ms)

@@ -1,4 +1,4 @@
-"""Layouts of tables as the lower bound prices them, and kinds of plans by the layouts they have.
+"""Costs of the layouts of tables for the lower bound, and kinds of plans by the layouts they have.
 
 Letters: T tables, n sizes of pieces, L layouts of a kind of plans, W ranks.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
+from dlrm_sharded.cost.base import CostedTask
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts, LeastExchangeCosts, ReduceCosts
 from dlrm_sharded.cost.shapes import BlockShapes, Shapes
 from dlrm_sharded.cost.workload import Floats, Indices, Mask
 
@@ -149,21 +149,21 @@ def by_loaded_table(
     yield PlanKind(rest, all_to_all_ms, num_modules=num_modules)
 
 
-class CutPricer:
-    """Prices all layouts of the tables of a task.
+class CutCosts:
+    """Costs of all layouts of the tables of a task.
 
     Attributes:
-        prices: prices of exchanges near even volumes.
-        least_prices: lower bounds of them for all volumes.
+        exchange_costs: costs of exchanges near even volumes.
+        least_costs: lower bounds of them for all volumes.
     """
 
-    def __init__(self, priced: PricedTask) -> None:
-        self._task, self._compute = priced.task, priced.compute
-        self._world_size = priced.task.topology.world_size
-        self.prices = ExchangePrices.from_model(priced.communication, priced.hosts)
-        self.least_prices = LeastExchangePrices.from_model(priced.communication, priced.hosts)
+    def __init__(self, costed: CostedTask) -> None:
+        self._task, self._compute = costed.task, costed.compute
+        self._world_size = costed.task.topology.world_size
+        self.exchange_costs = ExchangeCosts.from_model(costed.communication, costed.hosts)
+        self.least_costs = LeastExchangeCosts.from_model(costed.communication, costed.hosts)
         self._shapes = Shapes.from_task(
-            priced.task, priced.compute, sequences=self.least_prices.sequences
+            costed.task, costed.compute, sequences=self.least_costs.sequences
         )
 
     def cuts(self) -> list[Cuts]:
@@ -171,14 +171,14 @@ class CutPricer:
 
         Row blocks of sequences follow those of pooled tables.
         """
-        shapes, prices = self._shapes, self.prices
+        shapes, costs = self._shapes, self.exchange_costs
         memory = self._task.topology.rank_memory_bytes
         is_sequence = np.array([not table.pooled for table in self._task.tables])
-        all_to_all = ReducePrices(prices.fixed_ms, 0.0, 0.0)
+        all_to_all = ReduceCosts(costs.fixed_ms, 0.0, 0.0)
         cuts, of_sequences = [self._in_columns(max(memory))], []
         for blocks in shapes.row_blocks:
             possible = blocks.possible & (blocks.block.size_bytes <= max(memory))
-            reduces, pooled = prices.reduces[blocks.group_size], possible & ~is_sequence
+            reduces, pooled = costs.reduces[blocks.group_size], possible & ~is_sequence
             if not blocks.is_global:
                 cuts.append(self._on_a_host(blocks, reduces, pooled))
                 continue
@@ -190,17 +190,17 @@ class CutPricer:
         cuts += of_sequences
         if (blocks_of_all := shapes.replicas) is not None:
             possible = blocks_of_all.possible & (blocks_of_all.block.size_bytes <= min(memory))
-            cuts.append(self._on_all_ranks("replicas", blocks_of_all, prices.gradients, possible))
+            cuts.append(self._on_all_ranks("replicas", blocks_of_all, costs.gradients, possible))
         return cuts
 
     def _in_columns(self, capacity: int) -> Cuts:
-        """Price column shards of every width, and whole tables in shards of equal widths."""
-        shapes, columns, prices = self._shapes, self._shapes.columns, self.prices
+        """Cost out column shards of every width, and whole tables in shards of equal widths."""
+        shapes, columns, costs = self._shapes, self._shapes.columns, self.exchange_costs
         work_ms = self._compute.stand_alone_ms(columns.vectors)
-        exchange_ms = columns.volume * (prices.even_byte_ms / self._world_size)
-        mean_ms = work_ms / self._world_size + (exchange_ms + prices.shard_ms)
+        exchange_ms = columns.volume * (costs.even_byte_ms / self._world_size)
+        mean_ms = work_ms / self._world_size + (exchange_ms + costs.shard_ms)
         # A table may take its best width for all of its columns, in a fraction of a piece too: no
-        # choice of widths has a lower price for each column (L4).
+        # choice of widths has a lower cost for each column (L4).
         whole_volume = columns.volume[shapes.whole]
         share = shapes.num_cols / shapes.num_cols[shapes.whole][shapes.table]
         return Cuts(
@@ -208,30 +208,30 @@ class CutPricer:
             first=shapes.first[:-1],
             table=shapes.table,
             possible=(shapes.num_shards == 1) & (columns.size_bytes <= capacity),
-            piece_ms=work_ms + self.least_prices.own_byte_ms * columns.volume,
+            piece_ms=work_ms + self.least_costs.own_byte_ms * columns.volume,
             work_ms=work_ms / share,
             mean_ms=mean_ms / share,
-            every_rank_ms=self.least_prices.any_byte_ms * whole_volume,
+            every_rank_ms=self.least_costs.any_byte_ms * whole_volume,
             volume=whole_volume,
             piece_volume=columns.volume,
         )
 
     def _on_all_ranks(
-        self, layout: str, blocks: BlockShapes, reduces: ReducePrices, possible: Mask
+        self, layout: str, blocks: BlockShapes, reduces: ReduceCosts, possible: Mask
     ) -> Cuts:
-        """Price a block of every table on every rank.
+        """Cost out a block of every table on every rank.
 
         Row blocks reduce their vectors, those of sequences exchange them (L14), and replicas
         average gradients (L10).
         """
-        size, own_byte_ms = self._world_size, self.least_prices.own_byte_ms
+        size, own_byte_ms = self._world_size, self.least_costs.own_byte_ms
         volume, last_volume = blocks.block.volume, blocks.last.volume
         all_volume = (size - 1) * volume + last_volume
         block_ms, last_ms, work_ms = self._work_ms(blocks)
         least_ms = np.minimum(block_ms + own_byte_ms * volume, last_ms + own_byte_ms * last_volume)
         reduce_ms = reduces.byte_ms * blocks.reduce_volume + reduces.shard_ms
-        shards_ms = size * self.prices.shard_ms if layout == SEQUENCE_ROWS else 0.0
-        exchange_ms = all_volume * (self.prices.even_byte_ms / size) + shards_ms
+        shards_ms = size * self.exchange_costs.shard_ms if layout == SEQUENCE_ROWS else 0.0
+        exchange_ms = all_volume * (self.exchange_costs.even_byte_ms / size) + shards_ms
         return Cuts(
             layout=layout,
             first=np.arange(len(work_ms)),
@@ -240,21 +240,21 @@ class CutPricer:
             piece_ms=block_ms + own_byte_ms * volume - least_ms,
             work_ms=work_ms,
             mean_ms=work_ms / size + reduce_ms + exchange_ms,
-            every_rank_ms=least_ms + reduce_ms + self.least_prices.any_byte_ms * all_volume,
+            every_rank_ms=least_ms + reduce_ms + self.least_costs.any_byte_ms * all_volume,
             volume=all_volume,
             piece_volume=volume,
             fixed_ms=reduces.fixed_ms,
             group_size=size,
         )
 
-    def _on_a_host(self, blocks: BlockShapes, reduces: ReducePrices, possible: Mask) -> Cuts:
-        """Price row blocks of every table, over the ranks of any one host."""
+    def _on_a_host(self, blocks: BlockShapes, reduces: ReduceCosts, possible: Mask) -> Cuts:
+        """Cost out row blocks of every table, over the ranks of any one host."""
         volume, num_groups = blocks.block.volume, blocks.num_groups
         block_ms, last_ms, work_ms = self._work_ms(blocks)
         reduce_ms = reduces.byte_ms * blocks.reduce_volume + reduces.shard_ms
         # the ranks of one group reduce and then exchange what they reduced; others do not reduce
-        exchange_ms = (reduce_ms + volume * self.prices.even_byte_ms) / num_groups
-        own_ms = reduces.fixed_ms + reduce_ms + self.least_prices.own_byte_ms * volume
+        exchange_ms = (reduce_ms + volume * self.exchange_costs.even_byte_ms) / num_groups
+        own_ms = reduces.fixed_ms + reduce_ms + self.least_costs.own_byte_ms * volume
         return Cuts(
             layout="host_rows",
             first=np.arange(len(work_ms)),
@@ -263,7 +263,7 @@ class CutPricer:
             piece_ms=np.minimum(block_ms, last_ms) + own_ms,
             work_ms=work_ms,
             mean_ms=work_ms / self._world_size + exchange_ms,
-            every_rank_ms=self.least_prices.any_byte_ms * volume * blocks.group_size,
+            every_rank_ms=self.least_costs.any_byte_ms * volume * blocks.group_size,
             volume=volume * blocks.group_size,
             piece_volume=volume,
             fixed_ms=reduces.fixed_ms / num_groups,

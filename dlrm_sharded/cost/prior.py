@@ -1,4 +1,4 @@
-"""Says whether a fitted model is calibrated for a run, and how far its prices may be off."""
+"""Says whether a fitted model is calibrated for a run, and how far its costs may be off."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dlrm_sharded.hardware.artifact import Artifact
 from dlrm_sharded.plans.cost_provenance import CostProvenance
 
 OTHER_HARDWARE_ERROR = 0.7
-"""Smallest error stated for prices of hardware with another fingerprint.
+"""Smallest error stated for costs of hardware with another fingerprint.
 
 A model of a CPU with AVX-512 predicted 34.7 ms for a plan that took 119 to 127 ms on one without.
 """
 
 
 def provenance_of_artifact(loaded: Artifact) -> CostProvenance:
-    """Say whether an artifact's prices are of the run's hardware, and how far they may be off."""
+    """Say whether an artifact's costs are of the run's hardware, and how far they may be off."""
     match, name = loaded.match, loaded.meta["hardware"]
     pairs = loaded.meta.get("held_out_errors", {}).get("plan, critical path")
     held_out = None if pairs is None else float(pairs["mape"]) / 100

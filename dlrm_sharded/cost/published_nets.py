@@ -100,7 +100,7 @@ class NeuroShardCostModel:
     Args:
         name: name of the hardware that the nets were trained for.
         device: type of the device that computed there, "cpu" or "cuda".
-        provenance: origin of the prices and their expected error.
+        provenance: origin of the costs and their expected error.
     """
 
     costs_name: ClassVar[str] = "neuroshard"

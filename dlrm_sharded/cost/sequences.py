@@ -4,7 +4,7 @@ Its backward pass of bags sorts the ids and updates rows by a generated kernel. 
 (`split_embedding_nobag_backward_exact_cpu_kernel`) sums the gradients of each row in a hash map
 that all tables of a lookup share. So a row takes longer the more rows the rank's sequences use,
 once the map leaves the caches. In both passes, a fit to measured plans also finds by how much each
-term of work differs from that of bags of one id (the last of `PriceNet.slopes`). Lookups on GPUs,
+term of work differs from that of bags of one id (the last of `CostNet.slopes`). Lookups on GPUs,
 where both passes have kernels of the same kind, take as long as those of bags.
 
 Letters: N ranks, S shards.
@@ -22,14 +22,14 @@ from dlrm_sharded.cost.workload import Floats, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class SequencePrices:
-    """Prices of updates on CPUs beside those of bags of one id; the crowding of `ComputeModel`.
+class SequenceCosts:
+    """Costs of updates on CPUs beside those of bags of one id; the crowding of `ComputeModel`.
 
     Args:
         line_ms: ms per 1,000 of a row and each of its cache lines, with a map in the caches.
         far_row_ms: ms per 1,000 of a row whose place in the map is beyond them.
         half_rows: thousands of rows of which half are beyond; the share is that of a logistic
-            function of the logarithm, as for `PriceNet.overflow`, with slope 2.
+            function of the logarithm, as for `CostNet.overflow`, with slope 2.
     """
 
     line_ms: float = 0.0
@@ -39,10 +39,10 @@ class SequencePrices:
     num_parts: ClassVar[int] = 1
     """The parts of a time in each direction; updates are in the backward one."""
 
-    def scaled(self, factors: Floats) -> SequencePrices:
-        """Return the prices multiplied by factors [2, 1], of which the backward one counts."""
+    def scaled(self, factors: Floats) -> SequenceCosts:
+        """Return the costs multiplied by factors [2, 1], of which the backward one counts."""
         factor = float(factors[1, 0])
-        return SequencePrices(self.line_ms * factor, self.far_row_ms * factor, self.half_rows)
+        return SequenceCosts(self.line_ms * factor, self.far_row_ms * factor, self.half_rows)
 
     def columns(self, workload: Workload) -> Floats:
         """Return [S, 2], thousands of different rows that sequences look up, and of their lines."""

@@ -1,4 +1,4 @@
-"""A catalog of the pieces that each table of a task can be cut into, each priced once.
+"""A catalog of the pieces that each table of a task can be cut into, each costed out once.
 
 A plan picks pieces and ranks. The search and the lower bound both start from this catalog.
 
@@ -91,7 +91,7 @@ class Shapes:
         num_cols: [N], columns of each shape.
         columns: [N], column shards of every table and width.
         num_shards: [N], equal column shards that a rank cuts the columns into, as one lookup
-            supports no more; 0 where there are none. The prices are those of all of them.
+            supports no more; 0 where there are none. The costs are those of all of them.
         row_blocks: row blocks of all tables, for each of `Topology.group_sizes`.
         replicas: replicas of all tables; None where the optimizer trains none, and for one rank,
             where they are whole tables.
@@ -114,18 +114,18 @@ class Shapes:
         max_widths: int = MAX_COLUMNS,
         sequences: Sequence[float] = (1.0, 1.0),
     ) -> Shapes:
-        """Price all shapes of a task whose tables all have a reuse histogram (`with_profiles`).
+        """Cost out all shapes of a task whose tables all have a reuse histogram (`with_profiles`).
 
         Args:
             max_widths: most widths of one table; wider tables are cut in steps of 8, 12, ...
                 columns. A table has more of them if its steps would be large for the memory.
-            sequences: what bytes of sequences count for, see `ExchangePrices`.
+            sequences: what bytes of sequences count for, see `ExchangeCosts`.
         """
-        topology, pricer = task.topology, PiecePricer(task, compute, sequences)
-        num_rows, dims = pricer.tables.num_rows, pricer.tables.num_cols
+        topology, pieces = task.topology, PieceCosts(task, compute, sequences)
+        num_rows, dims = pieces.tables.num_rows, pieces.tables.num_cols
         step = COLUMN_MULTIPLE * -(-dims // (COLUMN_MULTIPLE * max_widths))
         most_bytes = max(topology.rank_memory_bytes) // STEPS_IN_MEMORY
-        step_bytes = pricer.size_bytes(np.arange(len(dims)), num_rows, COLUMN_MULTIPLE)
+        step_bytes = pieces.size_bytes(np.arange(len(dims)), num_rows, COLUMN_MULTIPLE)
         most = COLUMN_MULTIPLE * np.maximum(most_bytes // step_bytes, 1)
         step = np.array(list(map(_divisor, step.tolist(), most.tolist())), dtype=np.int64)
         # Powers of two divide the widest shard, so that the widths of tables that are wider than
@@ -147,10 +147,10 @@ class Shapes:
             step=step,
             first=first,
             num_cols=num_cols,
-            columns=pricer.columns(table, num_cols // parts).times(parts),
+            columns=pieces.columns(table, num_cols // parts).times(parts),
             num_shards=num_shards,
-            row_blocks=tuple(pricer.row_blocks(size) for size in topology.group_sizes),
-            replicas=pricer.replicas() if topology.world_size > 1 and task.can_replicate else None,
+            row_blocks=tuple(pieces.row_blocks(size) for size in topology.group_sizes),
+            replicas=pieces.replicas() if topology.world_size > 1 and task.can_replicate else None,
         )
 
     @property
@@ -185,8 +185,8 @@ def _num_shards(num_cols: list[int], topology: Topology) -> list[int]:
     return [*only_one, num_shards[-1] if topology.world_size == 1 else 0]
 
 
-class PiecePricer:
-    """Prices pieces of the tables of a task whose tables all have a reuse histogram."""
+class PieceCosts:
+    """What pieces of the tables of a task cost; the tables all have a reuse histogram."""
 
     def __init__(
         self, task: ShardingTask, compute: ComputeModel, sequences: Sequence[float] = (1.0, 1.0)
@@ -198,7 +198,7 @@ class PiecePricer:
         self._state_bytes = np.array(states, dtype=np.int64)
 
     def columns(self, table: Indices, num_cols: Indices) -> Pieces:
-        """Price column shards.
+        """Cost out column shards.
 
         Args:
             table: [n], places of the tables in the task.
@@ -207,7 +207,7 @@ class PiecePricer:
         return self._pieces(table, self.tables.num_rows[table], num_cols)
 
     def row_blocks(self, group_size: int) -> BlockShapes:
-        """Price the row blocks of every table on groups of a size."""
+        """Cost out the row blocks of every table on groups of a size."""
         topology, num_rows, dims = self._task.topology, self.tables.num_rows, self.tables.num_cols
         # `layouts.row_blocks` rounds heights up too, so the last blocks may be missing
         height = -(-num_rows // group_size)
@@ -227,7 +227,7 @@ class PiecePricer:
         )
 
     def replicas(self) -> BlockShapes:
-        """Price every table on every rank, in fp32 whatever the model has."""
+        """Cost out every table on every rank, in fp32 whatever the model has."""
         num_rows, dims = self.tables.num_rows, self.tables.num_cols
         replica = self._pieces(np.arange(len(num_rows)), num_rows, dims, REPLICA_GROUP)
         return BlockShapes(

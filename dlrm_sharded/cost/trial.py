@@ -27,7 +27,7 @@ def try_predicting(
 ) -> None:
     """Raise ValueError if a predicted time is not finite, or is absurdly far from zero.
 
-    Ranks have every table whole, as a row block, and as a replica, so that all prices are used.
+    Ranks have every table whole, as a row block, and as a replica, so that all costs are used.
     """
     for size in world_sizes:
         arrays = TableArrays(_TABLES, Topology(size, memory_bytes=1), batch_size=1024)

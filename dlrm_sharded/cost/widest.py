@@ -1,14 +1,14 @@
-"""Prices what the widest shard of a rank adds to its lookups on a GPU.
+"""Says what the widest shard of a rank adds to its lookups on a GPU.
 
 FBGEMM looks up all shards of a rank with one launch, whose groups of threads are as large as the
 widest shard needs, in both directions (its dispatch macros read `max_D`): beside a table of 128
 columns, a row of 16 columns keeps 4 of 32 threads busy. So a lookup takes as long as if each of the
 rank's ids had a group of that size.
 
-A rank's time in this is its ids times a price of its widest shard. Neither is a sum over shards,
-but both follow from sums: the ids, and how many shards need groups of each size. These counts are
-whole numbers, which adding and subtracting leaves exact. Row blocks have launches of their own, and
-are counted as if they shared that of the column shards.
+A rank's time in this is its ids times a unit cost of its widest shard. Neither is a sum over
+shards, but both follow from sums: the ids, and how many shards need groups of each size. These
+counts are whole numbers, which adding and subtracting leaves exact. Row blocks have launches of
+their own, and are counted as if they shared that of the column shards.
 
 Letters: S shards, N ranks, G sizes of thread groups, A = 1 + G, Q = 2 terms.
 """
@@ -26,8 +26,8 @@ from dlrm_sharded.cost.workload import Floats, Workload
 WIDEST_TERMS = ("ids_in_first_warp", "ids_in_next_warps")
 """A rank's ids times the part of a warp that handles a row, and times the number of further warps.
 
-They have a price each, as FBGEMM shares a warp among rows up to 128 columns, and above goes through
-them in steps.
+They have a unit cost each, as FBGEMM shares a warp among rows up to 128 columns, and above goes
+through them in steps.
 """
 
 _WARPS = GROUP_COLUMNS / WARP_COLUMNS
@@ -43,7 +43,7 @@ _DIGITS = 2.0 ** (_DIGIT_BITS * np.arange(len(GROUP_COLUMNS)))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WidestShard:
-    """Prices of `WIDEST_TERMS` on GPUs; the crowding of `ComputeModel`.
+    """Unit costs of `WIDEST_TERMS` on GPUs; the crowding of `ComputeModel`.
 
     Args:
         term_ms: [2, Q], ms per 1,000 in both directions, not negative.
@@ -57,7 +57,7 @@ class WidestShard:
         return self.term_ms.shape[1]
 
     def scaled(self, factors: Floats) -> WidestShard:
-        """Return the prices multiplied by factors [2, Q]."""
+        """Return the costs multiplied by factors [2, Q]."""
         return WidestShard(self.term_ms * factors)
 
     def columns(self, workload: Workload) -> Floats:

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import LAYOUT_NAMES, layout_name
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -46,7 +46,7 @@ ALTERNATIVE_GAP = 0.002
 """Gap to the lower bound at which a search for an alternative ends."""
 
 
-def diagnose(plan: ShardingPlan, task: PricedTask, *, alternatives: bool) -> Diagnosis:
+def diagnose(plan: ShardingPlan, task: CostedTask, *, alternatives: bool) -> Diagnosis:
     """Explain the predicted cost of a valid plan, in a few seconds at most, for plans of any size.
 
     Args:
@@ -54,13 +54,13 @@ def diagnose(plan: ShardingPlan, task: PricedTask, *, alternatives: bool) -> Dia
             gain; that may take 3.5 s.
     """
     started = time.perf_counter()
-    priced = _PricedPlan(plan, task)
-    totals = [rank.total_ms for rank in priced.cost.per_rank]
+    costed = _CostedPlan(plan, task)
+    totals = [rank.total_ms for rank in costed.cost.per_rank]
     bounding = [rank for rank, ms in enumerate(totals) if ms >= BOUNDING_FRACTION * max(totals)]
     bounding.sort(key=lambda rank: -totals[rank])
     split = {name: of for name, of in plan.shards_by_table().items() if len(of) > 1}
-    splits = tuple(priced.splits(split, Clock(started + SPLITS_S)))
-    cost_ms, deadline = priced.cost.cost_ms, started + DIAGNOSIS_S
+    splits = tuple(costed.splits(split, Clock(started + SPLITS_S)))
+    cost_ms, deadline = costed.cost.cost_ms, started + DIAGNOSIS_S
     found = tuple(
         Alternative(change, _better_cost_ms(task.with_task(changed), cost_ms, deadline))
         for change, changed in (_changed_tasks(task.task).items() if alternatives else ())
@@ -68,7 +68,7 @@ def diagnose(plan: ShardingPlan, task: PricedTask, *, alternatives: bool) -> Dia
     return Diagnosis(
         world_size=plan.world_size,
         cost_ms=cost_ms,
-        bounding=tuple(priced.rank(rank) for rank in bounding[:MAX_RANKS]),
+        bounding=tuple(costed.rank(rank) for rank in bounding[:MAX_RANKS]),
         num_bounding=len(bounding),
         splits=splits,
         num_split=len(split),
@@ -76,25 +76,25 @@ def diagnose(plan: ShardingPlan, task: PricedTask, *, alternatives: bool) -> Dia
     )
 
 
-def shard_costs(plan: ShardingPlan, task: PricedTask) -> tuple[ShardCost, ...]:
+def shard_costs(plan: ShardingPlan, task: CostedTask) -> tuple[ShardCost, ...]:
     """Return the time that each shard of a valid plan adds to its rank, in the plan's order."""
-    return _PricedPlan(plan, task).shards
+    return _CostedPlan(plan, task).shards
 
 
-class _PricedPlan:
+class _CostedPlan:
     """A plan, with the time that each shard adds to its rank."""
 
-    def __init__(self, plan: ShardingPlan, priced: PricedTask) -> None:
-        self._plan, self._priced = plan, priced
-        self._tables = {table.name: table for table in priced.task.tables}
-        workload = workload_of_plan(plan, priced.task)
-        vectors = priced.compute.vectors(workload)
-        self.cost: PlanCost = priced.predict_workload(workload)
+    def __init__(self, plan: ShardingPlan, costed: CostedTask) -> None:
+        self._plan, self._costed = plan, costed
+        self._tables = {table.name: table for table in costed.task.tables}
+        workload = workload_of_plan(plan, costed.task)
+        vectors = costed.compute.vectors(workload)
+        self.cost: PlanCost = costed.predict_workload(workload)
         crowd = workload.by_rank(vectors)[workload.rank]
-        compute_ms = priced.compute.work_ms(vectors, crowd).sum(axis=1)
-        prices = ExchangePrices.from_model(priced.communication, priced.hosts)
-        comm_ms = _shard_comm_ms(workload, prices)
-        # Where volumes are far from even, prices sum to more than a rank's exchanges take; its
+        compute_ms = costed.compute.work_ms(vectors, crowd).sum(axis=1)
+        costs = ExchangeCosts.from_model(costed.communication, costed.hosts)
+        comm_ms = _shard_comm_ms(workload, costs)
+        # Where volumes are far from even, costs sum to more than a rank's exchanges take; its
         # shards then get their shares of that time.
         rank_comm_ms = np.array([rank.exchange_ms for rank in self.cost.per_rank])
         share = np.minimum(rank_comm_ms / np.maximum(workload.by_rank(comm_ms), 1e-12), 1.0)
@@ -126,7 +126,7 @@ class _PricedPlan:
             shards, table = by_table[name], self._tables[name]
             cost_ms = self._whole_ms(table)
             gain_ms = None if cost_ms is None else cost_ms - self.cost.cost_ms
-            layout = layout_name(shards, table, self._priced.task.topology)
+            layout = layout_name(shards, table, self._costed.task.topology)
             gains.append(SplitGain(name, len(shards), LAYOUT_NAMES[str(layout)], gain_ms))
         # Tables that fit no rank whole come last: the gain of their split has no figure.
         return sorted(gains, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
@@ -137,7 +137,7 @@ class _PricedPlan:
         It is None if the table fits no rank whole. Of many ranks, those that are likely to be the
         cheapest are tried.
         """
-        plan, task, topology = self._plan, self._priced.task, self._priced.task.topology
+        plan, task, topology = self._plan, self._costed.task, self._costed.task.topology
         whole = Shard.whole(table, 0)
         if whole.num_cols > topology.max_shard_columns:
             return None
@@ -158,28 +158,28 @@ class _PricedPlan:
         costs_ms = []
         for rank in dict.fromkeys(candidates):
             ranks = np.append(workload.rank[:-1], rank)
-            changed = self._priced.predict_workload(dataclasses.replace(workload, rank=ranks))
+            changed = self._costed.predict_workload(dataclasses.replace(workload, rank=ranks))
             costs_ms.append(changed.cost_ms)
         return min(costs_ms, default=None)
 
 
-def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
+def _shard_comm_ms(workload: Workload, costs: ExchangeCosts) -> Floats:
     """Return the time [S] that each shard adds to its rank's exchanges."""
-    volume = workload.exchange(for_ids=False, sequences=prices.sequences).volume
+    volume = workload.exchange(for_ids=False, sequences=costs.sequences).volume
     host_volume = volume.reshape(-1, workload.ranks_per_host).sum(axis=1)
-    per_byte = np.full(len(volume), prices.own_byte_ms + prices.any_byte_ms)
-    per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
+    per_byte = np.full(len(volume), costs.own_byte_ms + costs.any_byte_ms)
+    per_byte[volume >= volume.max()] += costs.busiest_rank_byte_ms
     on_busiest_host = np.repeat(host_volume >= host_volume.max(), workload.ranks_per_host)
-    per_byte[on_busiest_host] += prices.busiest_host_byte_ms
-    num_bytes, size = workload.vector_bytes(prices.sequences), workload.reduce_size
-    times: Floats = per_byte[workload.rank] * num_bytes / np.maximum(size, 1) + prices.shard_ms
-    for group_size, reduce in prices.reduces.items():
+    per_byte[on_busiest_host] += costs.busiest_host_byte_ms
+    num_bytes, size = workload.vector_bytes(costs.sequences), workload.reduce_size
+    times: Floats = per_byte[workload.rank] * num_bytes / np.maximum(size, 1) + costs.shard_ms
+    for group_size, reduce in costs.reduces.items():
         num_groups = workload.world_size // group_size
         reduce_ms = reduce.byte_ms * num_bytes * num_groups + reduce.shard_ms
         # after a reduction over all ranks nothing is left to exchange
         left_ms = times if num_groups > 1 else 0.0
         times = np.where(size == group_size, left_ms + reduce_ms, times)
-    gradient_ms = prices.gradients.byte_ms * workload.replica_bytes()
+    gradient_ms = costs.gradients.byte_ms * workload.replica_bytes()
     return np.where(workload.is_replica, gradient_ms, times)
 
 
@@ -208,16 +208,16 @@ def _changed_tasks(task: ShardingTask) -> dict[str, ShardingTask]:
     }
 
 
-def _better_cost_ms(priced: PricedTask, cost_ms: float, deadline: float) -> float | None:
+def _better_cost_ms(costed: CostedTask, cost_ms: float, deadline: float) -> float | None:
     """Return the predicted cost of the plan that a search finds; None if it is no improvement."""
     clock = Clock(min(deadline, time.perf_counter() + SEARCH_S))
     if clock.is_over:
         return None
-    bound_ms = lower_bound_ms(priced)
+    bound_ms = lower_bound_ms(costed)
     if bound_ms >= cost_ms * (1 - MIN_REPORTED_GAIN):
         return None
-    plan = find_quickly(priced, bound_ms, good_gap=ALTERNATIVE_GAP, clock=clock)
+    plan = find_quickly(costed, bound_ms, good_gap=ALTERNATIVE_GAP, clock=clock)
     if plan is None:
         return None
-    found_ms = priced.predict(plan).cost_ms
+    found_ms = costed.predict(plan).cost_ms
     return found_ms if found_ms < cost_ms * (1 - MIN_REPORTED_GAIN) else None

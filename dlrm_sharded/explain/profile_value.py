@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import ProfileValue
@@ -28,7 +28,7 @@ GOOD_GAP = 0.003
 """Gap to the lower bound at which a search ends."""
 
 
-def value_profiles(plan: ShardingPlan, task: ShardingTask, priced: PricedTask) -> ProfileValue:
+def value_profiles(plan: ShardingPlan, task: ShardingTask, costed: CostedTask) -> ProfileValue:
     """Return the range of a plan's cost, and what a search gains from profiles, in about a second.
 
     The gain compares short searches that know the profiles with one that assumes them, as the
@@ -36,26 +36,26 @@ def value_profiles(plan: ShardingPlan, task: ShardingTask, priced: PricedTask) -
 
     Args:
         task: at least one table has no reuse histogram.
-        priced: the same task, as plans of it are predicted.
+        costed: the same task, as plans of it are predicted.
     """
     unknown = [i for i, table in enumerate(task.tables) if table.reuse_histogram is None]
     costs = [
-        priced.with_task(_with_skews(task, dict.fromkeys(unknown, skew))).predict(plan).cost_ms
+        costed.with_task(_with_skews(task, dict.fromkeys(unknown, skew))).predict(plan).cost_ms
         for skew in range(len(SKEWS))
     ]
-    return ProfileValue(len(unknown), min(costs), max(costs), _gain(task, unknown, priced))
+    return ProfileValue(len(unknown), min(costs), max(costs), _gain(task, unknown, costed))
 
 
-def _gain(task: ShardingTask, unknown: list[int], priced: PricedTask) -> float | None:
+def _gain(task: ShardingTask, unknown: list[int], costed: CostedTask) -> float | None:
     if len(task.tables) * task.topology.world_size > MAX_SIZE:
         return None
     clock = Clock(time.perf_counter() + SEARCHES_S)
-    uninformed = _found(priced.with_task(task), clock)
+    uninformed = _found(costed.with_task(task), clock)
     rng = np.random.default_rng(0)
     gains: list[float] = []
     while uninformed is not None and len(gains) < NUM_DRAWN and not clock.is_over:
         drawn = rng.choice(len(SKEWS), size=len(unknown), p=list(SKEWS.values())).tolist()
-        known = priced.with_task(_with_skews(task, dict(zip(unknown, drawn, strict=True))))
+        known = costed.with_task(_with_skews(task, dict(zip(unknown, drawn, strict=True))))
         best = _found(known, clock)
         if best is None:
             break
@@ -75,5 +75,5 @@ def _with_skews(task: ShardingTask, skews: dict[int, int]) -> ShardingTask:
     return task.with_values(reuse_histogram=histograms)
 
 
-def _found(priced: PricedTask, clock: Clock) -> ShardingPlan | None:
-    return find_quickly(priced, lower_bound_ms(priced), good_gap=GOOD_GAP, clock=clock)
+def _found(costed: CostedTask, clock: Clock) -> ShardingPlan | None:
+    return find_quickly(costed, lower_bound_ms(costed), good_gap=GOOD_GAP, clock=clock)

@@ -196,7 +196,7 @@ def explain(
     if report.caveat is not None:
         lines += ["", f"**Caveat**: {report.caveat}.", ""]
     if report.provenance is not None:
-        lines += ["", f"**Prices**: {report.provenance.text}.", ""]
+        lines += ["", f"**Cost model**: {report.provenance.text}.", ""]
     if cost is not None:
         slowest_first.sort(key=lambda rank: -cost.per_rank[rank].total_ms)
         slowest = slowest_first[0]

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from dlrm_sharded.checkpoint.folder import set_aside
-from dlrm_sharded.cost.price_file import prices_beside, write_prices
+from dlrm_sharded.cost.cost_model_file import cost_model_beside, write_cost_model
 from dlrm_sharded.explain.text import plan_lines
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.files.json_files import replace_file, write_json
@@ -67,7 +67,7 @@ def write_start(prepared: Prepared, planned: Planned) -> None:
     write_json(folder / "plan.json", plan_json(planned.plan, planned.report))
     write_json(folder / "task.json", task.to_json())
     assert prepared.planner is not None
-    write_prices(prices_beside(folder / "plan.json"), prepared.planner.cost_model)
+    write_cost_model(cost_model_beside(folder / "plan.json"), prepared.planner.cost_model)
     planned.memory.write(folder)
     if not prepared.settings.dry_run:
         for path in start.damaged:

@@ -59,7 +59,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     """
     context = context_of_job(rank, settings.optimizer.embedding)
     with all_or_none():
-        staged = folder.path / STAGED if settings.price_snapshot else None
+        staged = folder.path / STAGED if settings.cost_model_snapshot else None
         journal = sample_store(context, settings.journal, staged=staged)
         planner = settings.planner.planner(context) if rank.is_zero else None
     start = find_start(settings, rank, folder)
@@ -83,6 +83,6 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             budget_s=settings.start_budget_s,
             journal=settings.journal,
             new_planner=settings.planner.planner,
-            snapshot=settings.price_snapshot,
+            snapshot=settings.cost_model_snapshot,
         )
     return Prepared(settings, rank, folder, context, journal, planner, streams, start, task)

@@ -28,8 +28,8 @@ class JobSettings:
         new_model: builds the model from tables, the number of dense features and a device.
         planner: makes the planner of the run on rank 0, once the hardware is known.
         journal: measured runs that correct predictions: "auto", a folder, or None.
-        price_snapshot: folder of the prices that a sweep's runs share, which so add to the journal
-            only when all of them have ended; None without a sweep.
+        cost_model_snapshot: folder of the cost model that a sweep's runs share, which therefore add
+            to the journal only when all of them have ended; None without a sweep.
         start_budget_s: time in which a first run may measure the hardware, in s; None for none.
         resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
         init_from: checkpoint or run whose weights the first step begins from; None for none.
@@ -51,7 +51,7 @@ class JobSettings:
     new_model: Callable[..., Dlrm]
     planner: PlannerFactory
     journal: str | None
-    price_snapshot: str | None
+    cost_model_snapshot: str | None
     start_budget_s: float | None
     resume: object
     init_from: object

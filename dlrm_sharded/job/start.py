@@ -107,7 +107,8 @@ class Start:
 
 def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config without what a start alone says: what it resumes, its sweep, measuring."""
-    of_a_start = {"resume", "price_snapshot", "calibrate", "snapshot"}
+    of_a_start = {"resume", "cost_model_snapshot", "calibrate", "snapshot"}
+    of_a_start.add("price_snapshot")  # what 0.2 called the snapshot of the cost model
     lasting = {key: config[key] for key in config if key not in of_a_start}
     if isinstance(model := config.get("cost_model"), Mapping):
         lasting["cost_model"] = {key: model[key] for key in model if key not in of_a_start}

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class CostProvenance:
-    """The origin of a cost model's prices, and how far its predictions may be off.
+    """The origin of a cost model's unit costs, and how far its predictions may be off.
 
     Args:
-        kind: "calibrated" if the prices were fitted on this hardware, "measured" if they are a
+        kind: "calibrated" if the costs were fitted on this hardware, "measured" if they are a
             prior that was fitted to plans measured on it, else "prior".
-        hardware: name of the hardware that the prices are of.
-        reasons: sentences, without full stops, that say why prices are a prior; empty for
+        hardware: name of the hardware that the costs are of.
+        reasons: sentences, without full stops, that say why costs are a prior; empty for
             calibrated ones. For measured ones, what there is to know of them.
-        num_runs: number of measured runs on this hardware that correct the prices.
+        num_runs: number of measured runs on this hardware that correct the costs.
         error: expected error of a predicted critical path, relative to the measured one; None if
             it is not known.
         rank_error: see `cost.expected_maximum.with_expected_excess`; None if it is not known.
@@ -32,7 +32,7 @@ class CostProvenance:
 
     @property
     def short_text(self) -> str:
-        """Say in a few words what the prices are: prior, corrected by 2 runs, within about 15 %."""
+        """Say in a few words what the costs are: prior, corrected by 2 runs, within about 15 %."""
         parts = [str(self.kind)]
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
@@ -44,7 +44,7 @@ class CostProvenance:
     def text(self) -> str:
         """One line with the hardware and the reasons."""
         why = f": {'; '.join(self.reasons)}" if self.reasons else ""
-        return f"{self.short_text} (prices of {self.hardware}{why})"
+        return f"{self.short_text} (costs of {self.hardware}{why})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in plan.json."""

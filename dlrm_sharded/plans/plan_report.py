@@ -123,8 +123,7 @@ class MadeFrom:
 
     Args:
         sharder: the sharder's node of the config: its class and options, and its seed.
-        prices_digest: hash of the prices, whose file has `cost.price_file` written; None for cost
-            models of other kinds.
+        prices_digest: hash of the cost model, if it is a learned one, see `cost.cost_model_file`.
         correction: see `LearnedCostModel`.
         commit, versions: of the software, see `files.provenance`.
     """

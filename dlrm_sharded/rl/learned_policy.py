@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import WithCosts
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import (
     Arrays,
@@ -41,7 +40,6 @@ WITH_COSTS = AUTO, ALWAYS, NEVER = "auto", "always", "never"
 MAX_SAMPLED_RANKS = 512
 """Limit on samples times ranks, so that a plan on many ranks takes seconds."""
 
-WithCosts = Callable[[ShardingTask], PricedTask]
 
 METHODS: dict[str, type[PlacementNet]] = {net.kind: net for net in (AutoShard, DreamShard)}
 POLICY_FEATURES = {"table": list(FEATURE_NAMES), "work": list(WORK_NAMES)}
@@ -130,7 +128,7 @@ def load_policy(
         with_costs = None
     if with_costs is not None:
         log.info(
-            "policy: %s, of %s; it reads the run's prices in place of the costs that it predicts",
+            "policy: %s, of %s; it reads the costs of the run's cost model in place of its own",
             loaded.path.name,
             loaded.meta["hardware"],
         )

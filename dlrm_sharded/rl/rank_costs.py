@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts
 from dlrm_sharded.cost.workload import workload_of_tables
 
 
@@ -35,7 +35,7 @@ class RankCosts:
 
     Args:
         own_byte_ms, busiest_byte_ms: time of such a byte of the rank itself and of the busiest
-            rank, in both exchanges of a step, near even volumes, see `ExchangePrices`.
+            rank, in both exchanges of a step, near even volumes, see `ExchangeCosts`.
         vectors: [E, T, K], of the task's tables.
         unit_ms: [1], milliseconds per unit of the task's costs.
     """
@@ -47,16 +47,16 @@ class RankCosts:
     unit_ms: Tensor
 
     @classmethod
-    def from_task(cls, priced: PricedTask) -> RankCosts:
+    def from_task(cls, costed: CostedTask) -> RankCosts:
         """Build the costs of one task, in milliseconds."""
-        compute, hosts = priced.compute, priced.hosts
+        compute, hosts = costed.compute, costed.hosts
         own_byte_ms, busiest_byte_ms, sequences = 0.0, 0.0, (1.0, 1.0)
         if hosts.world_size > 1:
-            exchange = ExchangePrices.from_model(priced.communication, hosts)
+            exchange = ExchangeCosts.from_model(costed.communication, hosts)
             own_byte_ms, sequences = exchange.own_byte_ms, exchange.sequences
             # the busiest rank is on the busiest host, so a byte there counts for both
             busiest_byte_ms = exchange.busiest_rank_byte_ms + exchange.busiest_host_byte_ms
-        workload = workload_of_tables(priced.task.tables, priced.task.batch_size)
+        workload = workload_of_tables(costed.task.tables, costed.task.batch_size)
         # the workload is of one rank, which would exchange all of its vectors with itself
         volume = workload.vector_bytes(sequences) / hosts.world_size
         vectors = torch.from_numpy(np.column_stack([compute.vectors(workload), volume])[None])

@@ -126,7 +126,7 @@ def _about(comparison: Comparison) -> Iterator[str]:
             f"{min(waits):.0%} to {max(waits):.0%} of a training"
         )
     if not _has_one_cost_model(comparison):
-        yield "prices: not the same in all; predictions and bounds are left out, as they differ too"
+        yield "cost models: not the same in all, so predictions and bounds are left out"
     if common := without_common(table["setting"].to_list())[0]:
         yield f"the same in all: {common}"
 

@@ -51,8 +51,8 @@ class RunResult:
         stages_ms: time of each stage, the max over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
-        prices: what the prices of the prediction are, see `CostProvenance.short_text`.
-        prices_digest: see `MadeFrom`; runs whose prices differ have predictions that do, too.
+        prices: provenance of the costs of the prediction, see `CostProvenance.short_text`.
+        prices_digest: see `MadeFrom`; runs whose cost models differ have other predictions, too.
         expected_error: of `predicted_critical_path_ms`, relative.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.

@@ -1,6 +1,6 @@
 """Finds a plan under a cost model by a first plan, local search, and large neighborhood search.
 
-What a plan costs is decided in `cost`. The search needs the prices of an additive model.
+What a plan costs is decided in `cost`. The search needs an additive cost model.
 
 `docs/notes/search.md` explains the search along an example. Where the docstring of a constant names
 a study, that is a row or a paragraph of "What each part is worth" there; other constants bound the
@@ -9,7 +9,7 @@ time or the rounding of a part, and were not varied. Glossary of the code:
 - **unit**: one table, or several tables that constraints keep together.
 - **step**: the number of columns in which widths are counted, 4 for all but very wide tables.
 - **width**: the number of steps of a column piece.
-- **shape**: a unit at one width. All shapes of all units are priced once and numbered through.
+- **shape**: a unit at one width. All shapes of all units are costed out once and numbered through.
 - **piece**: a shape on a rank, that is, a column shard in the making.
 - **slot**: the place of a piece in the arrays of a state.
 - **row blocks**: a unit cut by rows into one block for each rank of a group.

@@ -67,7 +67,7 @@ class BlockNeighborhood(StateMoves):
             for group, value_ms in self._best_groups(unit, load, free_bytes, objective):
                 change_ms = value_ms + shared_ms - objective.value_ms
                 if is_last and problem.blocks_of_group(group).is_global:  # no all-to-all is left
-                    change_ms -= problem.prices.fixed_ms
+                    change_ms -= problem.exchange_costs.fixed_ms
                 moves.append(Move(change_ms, [*remove, SetGroup(unit, group)]))
         return moves
 

@@ -1,4 +1,4 @@
-"""Builds a `Problem` from a task with its prices and constraints.
+"""Builds a `Problem` from a task with its costs and constraints.
 
 Letters: U units, N shapes of all units, L loads, W ranks, T tables, n pieces.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.compute import READ_MB
-from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts
 from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats, Indices, owners
 from dlrm_sharded.files.errors import InfeasibleTaskError
@@ -21,18 +21,18 @@ from dlrm_sharded.plans.layouts import Replicas, RowBlocks, trained_layouts
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.loads import LoadWeights
-from dlrm_sharded.search.pricing import Pricing
+from dlrm_sharded.search.piece_loads import PieceLoads
 from dlrm_sharded.search.problem import Blocks, Demand, Mask, Number, Problem, RankGroup
 
 MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
 
 SPLIT_ERROR = 0.05
-"""Share of its computation by which a piece of a table is priced higher by default."""
+"""Share of its computation by which a piece of a table is costed higher by default."""
 
 
 def build_problem(
-    priced: PricedTask,
+    costed: CostedTask,
     constraints: Constraints,
     *,
     critical_path_share: float,
@@ -44,34 +44,34 @@ def build_problem(
 
     Args:
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
-        split_error: share of its computation by which a piece of a table is priced higher, so that
+        split_error: share of its computation by which a piece of a table is costed higher, so that
             no split is made for a gain that is within the model's error.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
         all_replicas: whether to offer those that seem not to pay, as an earlier plan has them.
     """
-    task, compute, hosts = priced.task, priced.compute, priced.hosts
-    prices = ExchangePrices.from_model(priced.communication, hosts)
-    shapes = Shapes.from_task(task, compute, max_widths=max_widths, sequences=prices.sequences)
+    task, compute, hosts = costed.task, costed.compute, costed.hosts
+    costs = ExchangeCosts.from_model(costed.communication, hosts)
+    shapes = Shapes.from_task(task, compute, max_widths=max_widths, sequences=costs.sequences)
     units = _Units.from_task(task, constraints)
     kept = _kept_shapes(shapes, units)
     columns = kept.pieces(shapes.columns)
-    pricing = Pricing(
+    piece_loads = PieceLoads(
         compute=compute,
-        prices=prices,
-        weights=LoadWeights(critical_path_share, prices),
+        exchange_costs=costs,
+        weights=LoadWeights(critical_path_share, costs),
         split_error=split_error,
         mean_read_mb=float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size,
     )
-    load, margin = pricing.load(columns, np.where(kept.is_split[:, None], split_error, 0.0))
+    load, margin = piece_loads.load(columns, np.where(kept.is_split[:, None], split_error, 0.0))
     capacity_bytes = constraints.capacity(task.topology)
     replicable = _replicable(shapes, units, task, constraints, capacity_bytes)
     if constraints.replicate == "auto" and not all_replicas:
-        replicable &= _may_pay(shapes, pricing, units, replicable, load, kept.first_shape)
-    groups, blocks = _groups_and_blocks(shapes, pricing, units, replicable)
+        replicable &= _may_pay(shapes, piece_loads, units, replicable, load, kept.first_shape)
+    groups, blocks = _groups_and_blocks(shapes, piece_loads, units, replicable)
     return Problem(
-        priced=priced,
-        prices=prices,
-        weights=pricing.weights,
+        costed=costed,
+        exchange_costs=costs,
+        weights=piece_loads.weights,
         tables=units.tables,
         owners=units.owners(task),
         # 0 marks units that may not be split; their only shape is one step.
@@ -81,14 +81,14 @@ def build_problem(
         demand=Demand.pack(columns.vectors, columns.volume, kept.num_shards, margin),
         load=load,
         margin=margin,
-        shared_ms=prices.any_byte_ms * columns.volume + prices.shard_ms * kept.num_shards,
+        shared_ms=costs.any_byte_ms * columns.volume + costs.shard_ms * kept.num_shards,
         size_bytes=columns.size_bytes,
         capacity_bytes=capacity_bytes,
         allowed=units.allowed,
         separated=units.separated,
         blocks=blocks,
         groups=groups,
-        replica_gain_ms=pricing.replica_gain_ms(shapes)[units.first_table],
+        replica_gain_ms=piece_loads.replica_gain_ms(shapes)[units.first_table],
         must_replicate=units.must_replicate,
     )
 
@@ -239,7 +239,7 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
 
 
 def _groups_and_blocks(
-    shapes: Shapes, pricing: Pricing, units: _Units, replicable: Mask
+    shapes: Shapes, piece_loads: PieceLoads, units: _Units, replicable: Mask
 ) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
     """Return all groups of ranks, and the blocks of each kind.
 
@@ -260,7 +260,7 @@ def _groups_and_blocks(
         new_groups = range(len(groups), len(groups) + len(layouts))
         groups.extend(RankGroup(layout, len(blocks)) for layout in layouts)
         blocks.append(
-            pricing.blocks(
+            piece_loads.blocks(
                 cut, units.first_table, is_allowed, new_groups, of_sequences=of_sequences
             )
         )
@@ -269,13 +269,13 @@ def _groups_and_blocks(
         size = cut.group_size
         # Row blocks lie on all ranks of a group, so constraints must allow all of these.
         is_allowed = units.has_rows & units.allowed_on_a_group(size)
-        starts = range(0, pricing.prices.num_ranks, size)
+        starts = range(0, piece_loads.exchange_costs.num_ranks, size)
         layouts = [RowBlocks(range(first, first + size)) for first in starts]
         add(cut, is_allowed & ~units.is_sequence, layouts)
         if cut.is_global and units.is_sequence.any():
             add(cut, is_allowed & units.is_sequence, layouts, of_sequences=True)
     if shapes.replicas is not None and replicable.any():
-        add(shapes.replicas, replicable, [Replicas(pricing.prices.num_ranks)])
+        add(shapes.replicas, replicable, [Replicas(piece_loads.exchange_costs.num_ranks)])
     return tuple(groups), tuple(blocks)
 
 
@@ -307,7 +307,7 @@ def _replicable(
 
 def _may_pay(
     shapes: Shapes,
-    pricing: Pricing,
+    piece_loads: PieceLoads,
     units: _Units,
     replicable: Mask,
     load: Floats,
@@ -318,13 +318,13 @@ def _may_pay(
     Those do that gain, if they gain more together than the first replica costs, and those that take
     one rank longer than all units take in the mean, where narrow pieces do not help.
     """
-    gain_ms = pricing.replica_gain_ms(shapes, has_margin=False)[units.first_table]
+    gain_ms = piece_loads.replica_gain_ms(shapes, has_margin=False)[units.first_table]
     pays = replicable & (gain_ms > 0)
-    pays &= float(gain_ms[pays].sum()) > pricing.first_replica_ms
+    pays &= float(gain_ms[pays].sum()) > piece_loads.first_replica_ms
     narrow_ms, whole_ms = (
         load[shape].sum(axis=1) for shape in (first_shape[:-1], first_shape[1:] - 1)
     )
-    return pays | (narrow_ms > whole_ms.sum() / pricing.prices.num_ranks)
+    return pays | (narrow_ms > whole_ms.sum() / piece_loads.exchange_costs.num_ranks)
 
 
 def _check_replicable(

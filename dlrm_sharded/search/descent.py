@@ -75,8 +75,8 @@ class Descent:
 
     def _improve(self, rank: int, objective: SmoothObjective) -> bool:
         """Make a transfer from a rank; if none improves the state, another move."""
-        # The cheapest to price come first, and row blocks late, as they cost all ranks of a group a
-        # reduce-scatter.
+        # The quickest to evaluate come first, and row blocks late, as they cost all ranks of a
+        # group a reduce-scatter.
         ways = (self._neighborhood.transfers, self._neighborhood.swaps, self._blocks.row_cuts)
         return any(self._make_one(moves_of(rank, objective), objective) for moves_of in ways)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
@@ -139,16 +139,16 @@ def _find_in_steps(problem: Problem, seed: int, patience: int, clock: Clock) -> 
     if why_infeasible(problem):
         return None
     # Plans that the search does not make are no reason for it to go on.
-    bound_ms = lower_bound_ms(problem.priced, replicas=problem.replicas is not None)
+    bound_ms = lower_bound_ms(problem.costed, replicas=problem.replicas is not None)
     stopping = StoppingRule(clock, bound_ms * (1 + GOOD_GAP), patience)
     return find_state(problem, bound_ms, seed, stopping)
 
 
 def find_quickly(
-    priced: PricedTask, bound_ms: float, *, good_gap: float, clock: Clock
+    costed: CostedTask, bound_ms: float, *, good_gap: float, clock: Clock
 ) -> ShardingPlan | None:
     """Return the best plan of a short search without constraints; None if it finds none."""
-    problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=0.0)
+    problem = build_problem(costed, Constraints(), critical_path_share=0.0, split_error=0.0)
     state = find_state(problem, bound_ms, 0, StoppingRule(clock, bound_ms * (1 + good_gap), 0))
     return None if state is None else ShardingPlan(problem.world_size, state_shards(state))
 

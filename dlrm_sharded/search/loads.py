@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts
 from dlrm_sharded.cost.workload import Floats
 
 NUM_LOADS = 4
@@ -41,7 +41,7 @@ class LoadWeights:
     """
 
     critical_path_share: float
-    prices: ExchangePrices
+    exchange_costs: ExchangeCosts
     compute: Floats = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,9 +66,9 @@ class LoadWeights:
         """
         share = self.critical_path_share
         # Bytes of its own take a rank's time; they count for cost and for the critical path.
-        loads = self.prices.own_byte_ms * volume[:, None] * self.exchange
+        loads = self.exchange_costs.own_byte_ms * volume[:, None] * self.exchange
         loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
         loads[:, Load.COMPUTE] += share * compute_ms
         # All ranks wait for the rank with most bytes, so its bytes count as a maximum over ranks.
-        loads[:, Load.EXCHANGE] += self.prices.busiest_rank_byte_ms * volume
+        loads[:, Load.EXCHANGE] += self.exchange_costs.busiest_rank_byte_ms * volume
         return loads

@@ -1,7 +1,7 @@
 """Improve: moves of column pieces between ranks and their gains, computed in batches.
 
-All moves that take load from one rank are priced at once: a move between two ranks changes two
-terms of each sum of powers. Shapes are priced here as on an ordinary rank, so a gain is an
+All moves that take load from one rank are evaluated at once: a move between two ranks changes two
+terms of each sum of powers. Shapes cost here what they do on an ordinary rank, so a gain is an
 estimate; its exact value is known when the move is made.
 
 Letters: M moves, B other ranks or pieces, L loads.

@@ -16,8 +16,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import PricedTask
-from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.base import CostedTask
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts
 from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.workload import Floats, Indices
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
@@ -144,14 +144,14 @@ class Problem:
         blocks: [K] kinds of row blocks; the last one may be replicas.
         groups: all groups of ranks, ordered by kind.
         replica_gain_ms: [U], how much less a replica costs than the whole unit, averaged over
-            ranks and apart from the price of the first replica.
+            ranks and apart from the cost of the first replica.
         must_replicate: [U], units that must be replicas.
         most_steps: [N], largest width of a shard; wider pieces are several equal ones. None if
             every piece is one shard.
     """
 
-    priced: PricedTask
-    prices: ExchangePrices
+    costed: CostedTask
+    exchange_costs: ExchangeCosts
     weights: LoadWeights
     tables: tuple[tuple[int, ...], ...]
     owners: tuple[tuple[int, ...], ...]
@@ -174,11 +174,11 @@ class Problem:
 
     @property
     def task(self) -> ShardingTask:
-        return self.priced.task
+        return self.costed.task
 
     @property
     def hosts(self) -> Hosts:
-        return self.priced.hosts
+        return self.costed.hosts
 
     @property
     def world_size(self) -> int:
@@ -214,7 +214,7 @@ class Problem:
 
     def host_load(self, shape: Indices) -> Floats:
         """Return the time [...] that shapes add to the exchanges of their host, in ms."""
-        return self.prices.busiest_host_byte_ms * self.demand[shape, Demand.VOLUME]
+        return self.exchange_costs.busiest_host_byte_ms * self.demand[shape, Demand.VOLUME]
 
     def num_columns(self, unit: int, width: int) -> int:
         """Return the columns of a piece; those of the widest table where several stay together."""
@@ -246,14 +246,14 @@ class Problem:
         return self.blocks[self.groups[group].kind]
 
     def without_margin(self) -> Problem:
-        """Return the same problem with pieces at their predicted price."""
+        """Return the same problem with pieces at their predicted cost."""
         blocks = tuple(_without_margin(blocks) for blocks in self.blocks)
         return dataclasses.replace(_without_margin(self), blocks=blocks)
 
     @property
     def has_crowding(self) -> bool:
         """Return whether pieces add more to a rank with wide shards than `load` says."""
-        return self.priced.compute.device.has_warps
+        return self.costed.compute.device.has_warps
 
     def crowding_load(self, demand: Floats, crowd: Floats) -> Floats | float:
         """Return the loads [..., L] that pieces and a crowd have more on one rank than apart.
@@ -263,7 +263,7 @@ class Problem:
         """
         if not self.has_crowding:
             return 0.0
-        crowding_ms = self.priced.compute.crowding_ms(
+        crowding_ms = self.costed.compute.crowding_ms(
             demand[..., Demand.VECTOR], crowd[..., Demand.VECTOR]
         )
         return crowding_ms @ self.weights.compute
@@ -274,26 +274,24 @@ class Problem:
 
     def mean_processing_ms(self, cost_ms: float) -> float:
         """Return the processing time per rank in a plan of this cost with balanced volumes."""
-        prices, weights = self.prices, self.weights
+        costs, weights = self.exchange_costs, self.weights
         total = self.demand[self.whole_shape].sum(axis=0)
         # A rank's own exchanges are part of its processing time; the rest of `even_byte_ms` is not.
-        per_byte = prices.even_byte_ms - weights.exchange[Load.COST] * prices.own_byte_ms
-        shared_ms = self.num_owners * prices.fixed_ms
-        shared_ms += prices.shard_ms * total[Demand.NUM_SHARDS]
+        per_byte = costs.even_byte_ms - weights.exchange[Load.COST] * costs.own_byte_ms
+        shared_ms = self.num_owners * costs.fixed_ms
+        shared_ms += costs.shard_ms * total[Demand.NUM_SHARDS]
         return float(cost_ms - shared_ms - per_byte * total[Demand.VOLUME] / self.world_size)
 
 
-Priced = TypeVar("Priced", Problem, Blocks)
+WithMargin = TypeVar("WithMargin", Problem, Blocks)
 
 
-def _without_margin(priced: Priced) -> Priced:
-    # Loads price a shape, demands add up on a rank: the margin is part of both.
-    demand = priced.demand.copy()
-    demand[:, Demand.SURCHARGE] -= priced.margin
-    margin = np.zeros_like(priced.margin)
-    return dataclasses.replace(
-        priced, demand=demand, load=priced.load - priced.margin, margin=margin
-    )
+def _without_margin(given: WithMargin) -> WithMargin:
+    # Loads are of a shape, demands add up on a rank: the margin is part of both.
+    demand = given.demand.copy()
+    demand[:, Demand.SURCHARGE] -= given.margin
+    margin = np.zeros_like(given.margin)
+    return dataclasses.replace(given, demand=demand, load=given.load - given.margin, margin=margin)
 
 
 def by_group(values: NDArray[Number], group_size: int) -> NDArray[Number]:

@@ -25,7 +25,7 @@ SLICE_COLUMNS = (32, 64, 128, 256, 512, 1024)
 slices."""
 
 MIN_CPU_COLUMNS = 128
-"""Least width of slices on CPUs, where narrower ones are slower than they are priced."""
+"""Least width of slices on CPUs, where narrower ones are slower than predicted."""
 
 MOST_OF_RANK = 0.5
 """Share of the smallest rank's memory that a piece of a unit on all ranks may take. Study:
@@ -50,7 +50,7 @@ def in_slices(state: State, columns: int) -> State | None:
 def in_cheapest_slices(problem: Problem) -> Problem:
     """Return the problem with units in slices that cost less by themselves; the same if none do.
 
-    Prices with crowding do not show that, because they depend on what else is on a rank.
+    Costs with crowding do not show that, because they depend on what else is on a rank.
     """
     if problem.has_crowding:
         return problem

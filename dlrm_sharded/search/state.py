@@ -89,7 +89,7 @@ class State:
         self._touched: set[int] = set()
 
     def copy_for(self, problem: Problem) -> State:
-        """Return a state with the same pieces under another pricing of the problem.
+        """Return a state with the same pieces under other costs of the problem.
 
         Units that could not be split before, and are whole, may have more steps there.
         """
@@ -174,8 +174,8 @@ class State:
         num_lookups = np.count_nonzero(self._num_columns[ranks], axis=1).astype(np.float64)
         for number in num_of_kind:
             num_lookups += number
-        # Computation is no sum over pieces: prices rise with what all of them read together.
-        compute_ms = problem.priced.compute.times_ms(demand[:, Demand.VECTOR], num_lookups)
+        # Computation is no sum over pieces: unit costs rise with what all of them read together.
+        compute_ms = problem.costed.compute.times_ms(demand[:, Demand.VECTOR], num_lookups)
         load = problem.weights.loads(compute_ms, demand[:, Demand.VOLUME])
         load += demand[:, Demand.SURCHARGE]
         for blocks, number in zip(problem.blocks, num_of_kind, strict=True):
@@ -183,9 +183,9 @@ class State:
                 load += number[:, None] * blocks.fixed_load
         self.load[ranks] = load
         # A few ranks changed, but sums over hosts are cheaper to take anew than to keep.
-        if self.num_hosts > 1 and problem.prices.busiest_host_byte_ms > 0:
+        if self.num_hosts > 1 and problem.exchange_costs.busiest_host_byte_ms > 0:
             volume = by_group(self.demand[:, Demand.VOLUME], problem.hosts.ranks_per_host)
-            self.host_load = problem.prices.busiest_host_byte_ms * volume.sum(axis=1)
+            self.host_load = problem.exchange_costs.busiest_host_byte_ms * volume.sum(axis=1)
 
     def _set_width(self, unit: int, rank: int, width: int) -> None:
         problem = self.problem
@@ -255,7 +255,7 @@ class State:
         self.num_in_all_to_all[owner] += more
         # Reached by counting up from 0, or by counting down to it.
         if self.num_in_all_to_all[owner] == (1 if more > 0 else 0):
-            self.shared_ms += more * self.problem.prices.fixed_ms
+            self.shared_ms += more * self.problem.exchange_costs.fixed_ms
 
     def _new_slot(self) -> int:
         if not self._free_slots:

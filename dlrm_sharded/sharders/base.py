@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, PricedTask, is_additive, price
+from dlrm_sharded.cost.base import (
+    AdditiveCostModel,
+    CostedTask,
+    CostModel,
+    WithCosts,
+    cost_task,
+    is_additive,
+)
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan, with_exchanges_of
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask, in_half
-
-PriceTask = Callable[[ShardingTask], PricedTask]
 
 
 class Sharder(Protocol):
@@ -55,18 +59,18 @@ class SharderContext:
     run: RunContext = field(default_factory=RunContext)
     cost_model: CostModel | None = None
 
-    def pricing_for(self, sharder: str) -> PriceTask:
-        """Return the function that prices tasks for a sharder.
+    def costs_for(self, sharder: str) -> WithCosts:
+        """Return the function that gives a sharder its tasks with their costs.
 
         Raises:
             ConfigError: the run has no additive cost model, which the sharder needs.
         """
         if not is_additive(self.cost_model):
             raise ConfigError(
-                f"sharder={sharder} needs a cost model with a method `price`; choose "
+                f"sharder={sharder} needs a cost model with a method `cost_task`; choose "
                 "cost_model=learned, or sharder=neuroshard for cost_model=neuroshard"
             )
-        return functools.partial(_priced, self.cost_model)
+        return functools.partial(_costed, self.cost_model)
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan, which has the task's precision unless it has one of its own.
@@ -79,10 +83,10 @@ class SharderContext:
         return self.cost_model.predict(with_exchanges_of(plan, task), task)
 
 
-def _priced(model: AdditiveCostModel, task: ShardingTask) -> PricedTask:
-    priced = price(model, task)
-    assert priced is not None, "the model is additive"
-    return priced
+def _costed(model: AdditiveCostModel, task: ShardingTask) -> CostedTask:
+    costed = cost_task(model, task)
+    assert costed is not None, "the model is additive"
+    return costed
 
 
 def in_stated_precision(sharder: Sharder, task: ShardingTask) -> ShardingTask:

@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
-from dlrm_sharded.cost.shapes import PiecePricer
+from dlrm_sharded.cost.shapes import PieceCosts
 from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
 from dlrm_sharded.plans.layouts import trained_layouts
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
@@ -50,15 +50,15 @@ class Costs(Protocol):
 class AdditiveCosts:
     """Costs of an additive cost model."""
 
-    def __init__(self, priced: PricedTask) -> None:
-        self.task = priced.task
-        self._pricer = PiecePricer(priced.task, priced.compute)
-        self._compute, self._communication = priced.compute, priced.communication
-        self._hosts = priced.hosts
+    def __init__(self, costed: CostedTask) -> None:
+        self.task = costed.task
+        self._pieces = PieceCosts(costed.task, costed.compute)
+        self._compute, self._communication = costed.compute, costed.communication
+        self._hosts = costed.hosts
         self._col_bytes = FLOAT_BYTES * self.task.batch_size / self.task.topology.world_size
 
     def vectors(self, table: Indices, num_cols: Indices) -> Floats:
-        return self._pricer.columns(table, num_cols).vectors
+        return self._pieces.columns(table, num_cols).vectors
 
     def compute_ms(self, sums: Floats) -> Floats:
         times: Floats = self._compute.times_ms(sums, np.ones(len(sums))).sum(axis=1)

@@ -13,7 +13,7 @@ Differs: a learned cost model may replace the published nets; optimizer state co
 shards of equal cost are placed in the order of their tables; shards that are too wide for a lookup
 are not placed. Shards of a table that meet on a rank become one shard of the plan, or shards of
 equal widths if one would be too wide, as TorchRec trains no different widths there, although the
-search prices them separately. Narrow tables on many ranks have plans: where the mean columns of a
+search predicts them one by one. Narrow tables on many ranks have plans: where the mean columns of a
 rank are less than two of the widest shards that cannot be halved, and the limits leave no plan, as
 for 4 columns on 8 ranks, the search runs once more without limits, and ranks may stay empty.
 """
@@ -86,7 +86,7 @@ class NeuroShardSharder:
 
     def __post_init__(self) -> None:
         if self.nets is None:
-            self.context.pricing_for(NAME)  # which refuses a run without unit costs
+            self.context.costs_for(NAME)  # which refuses a run without unit costs
         check_count("sharder.beam_width", self.beam_width, least=1)
         check_count("sharder.num_candidates", self.num_candidates, least=1)
         check_count("sharder.num_limits", self.num_limits, least=1, most=1000)
@@ -106,7 +106,7 @@ class NeuroShardSharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         if self.nets is None:
-            costs: Costs = AdditiveCosts(self.context.pricing_for(NAME)(task))
+            costs: Costs = AdditiveCosts(self.context.costs_for(NAME)(task))
         else:
             costs = self.nets.costs_of(task)
         shapes = ShardShapes.from_costs(costs)

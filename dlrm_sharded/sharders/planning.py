@@ -12,20 +12,20 @@ from typing import Any
 
 from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT, SKEWS
 from dlrm_sharded.cost.base import (
+    CostedTask,
     CostModel,
-    PricedTask,
     caveat_of,
+    cost_task,
     costs_name,
     is_additive,
     predict_plan,
-    price,
     provenance_of,
     with_assumed_profiles,
 )
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.cost_model_file import costs_digest
 from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.context import RunContext
@@ -44,8 +44,8 @@ from dlrm_sharded.sharders.base import (
 
 log = logging.getLogger(__name__)
 
-Diagnose = Callable[[ShardingPlan, PricedTask], Diagnosis]
-ValueProfiles = Callable[[ShardingPlan, ShardingTask, PricedTask], ProfileValue]
+Diagnose = Callable[[ShardingPlan, CostedTask], Diagnosis]
+ValueProfiles = Callable[[ShardingPlan, ShardingTask, CostedTask], ProfileValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +139,21 @@ class Planner:
         plan = with_exchanges_of(plan, task)
         validate(plan, task)
         given, task = with_precisions(given, plan), with_precisions(task, plan)
-        model, priced = self.cost_model, price(self.cost_model, task)
-        if priced is None:
+        model, costed = self.cost_model, cost_task(self.cost_model, task)
+        if costed is None:
             provenance, caveat = provenance_of(model), caveat_of(model, task.topology)
         else:
-            provenance, caveat = priced.provenance, priced.caveat
+            provenance, caveat = costed.provenance, costed.caveat
         cost = bound_ms = diagnosis = profile_value = None
         if model is not None:
             cost = predict_plan(model, plan, task)
             cost = with_expected_excess(cost, provenance.rank_error if provenance else None)
-        if priced is not None:
+        if costed is not None:
             # A bound of times that do not hold here would read as one of the real times.
-            bound_ms = None if caveat else lower_bound_ms(priced)
-            diagnosis = self.diagnose(plan, priced) if self.diagnose else None
+            bound_ms = None if caveat else lower_bound_ms(costed)
+            diagnosis = self.diagnose(plan, costed) if self.diagnose else None
             if self.value_profiles and given != task:
-                profile_value = self.value_profiles(plan, given, priced)
+                profile_value = self.value_profiles(plan, given, costed)
         return plan, PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
@@ -172,7 +172,7 @@ class Planner:
         if self.options is None:
             return None
         model = self.cost_model if isinstance(self.cost_model, LearnedCostModel) else None
-        digest = None if model is None else prices_digest(model)
+        digest = None if model is None else costs_digest(model)
         correction = None if model is None else model.correction
         return MadeFrom(self.options, digest, correction, *_software())
 
@@ -248,7 +248,7 @@ def _warn_about_assumed_profiles(task: ShardingTask, model: CostModel | None) ->
     if model is None:
         return
     if is_additive(model):
-        assumption = f"exponents from {min(SKEWS):g} to {max(SKEWS):g}, and takes the mean price"
+        assumption = f"exponents from {min(SKEWS):g} to {max(SKEWS):g}, and takes the mean cost"
     else:
         assumption = f"exponent {ASSUMED_EXPONENT:g}"
     log.warning(

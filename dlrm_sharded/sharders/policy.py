@@ -103,10 +103,10 @@ def policy_sharder(
             hardware.
         options: arguments of `PolicySharder`.
     """
-    can_price = prices == ALWAYS or is_additive(context.cost_model)
-    price_task = context.pricing_for(f"{method} with sharder.prices=always") if can_price else None
+    has_costs = prices == ALWAYS or is_additive(context.cost_model)
+    with_costs = context.costs_for(f"{method} with sharder.prices=always") if has_costs else None
     return PolicySharder(
-        load_policy(method, artifact, context.run, with_costs=price_task, reads_costs=prices),
+        load_policy(method, artifact, context.run, with_costs=with_costs, reads_costs=prices),
         name=method,
         cost_model=context.cost_model,
         **options,

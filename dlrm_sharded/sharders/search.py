@@ -14,7 +14,7 @@ import dataclasses
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
-from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -56,7 +56,7 @@ class SearchSharder:
             earlier. None for no limit, so that a plan is the same on a loaded machine.
         patience: effort in rounds: each part of the search ends after this many rebuilds in a row
             without a better plan.
-        split_error: a piece of a table is priced higher by this share of its computation when it
+        split_error: a piece of a table is costed higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
             it; None for 0.05.
         exchange_precision: precision of exchanges; None for that of the run.
@@ -78,7 +78,7 @@ class SearchSharder:
     table_precision: str = "fp32"
 
     def __post_init__(self) -> None:
-        self.context.pricing_for(self.name)  # which refuses a run without unit costs
+        self.context.costs_for(self.name)  # which refuses a run without unit costs
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
         check_count("sharder.seed", self.seed, least=0)
         if self.time_budget_s is not None:
@@ -98,20 +98,20 @@ class SearchSharder:
         self.constraints.check(task)
         clock = Clock.starting_now(self.time_budget_s)
         task = in_stated_precision(self, task)
-        priced = self.context.pricing_for(self.name)(task)
-        earlier = self.constraints.earlier_plan(priced.task)
+        costed = self.context.costs_for(self.name)(task)
+        earlier = self.constraints.earlier_plan(costed.task)
         if earlier is None:
-            plan = self._from_scratch(priced, clock)
+            plan = self._from_scratch(costed, clock)
         else:
-            plan = self._improved(earlier, priced, clock)
-        return with_exchanges_of(with_precisions_of(plan, priced.task), task)
+            plan = self._improved(earlier, costed, clock)
+        return with_exchanges_of(with_precisions_of(plan, costed.task), task)
 
     def _problem(
-        self, priced: PricedTask, *, max_widths: int, all_replicas: bool = False
+        self, costed: CostedTask, *, max_widths: int, all_replicas: bool = False
     ) -> Problem:
         split_error = SPLIT_ERROR if self.split_error is None else self.split_error
         return build_problem(
-            priced,
+            costed,
             self.constraints,
             critical_path_share=self.critical_path_share,
             split_error=split_error,
@@ -119,10 +119,10 @@ class SearchSharder:
             all_replicas=all_replicas,
         )
 
-    def _from_scratch(self, priced: PricedTask, clock: Clock) -> ShardingPlan:
-        is_few = are_few(len(priced.task.tables), priced.task.topology.world_size)
+    def _from_scratch(self, costed: CostedTask, clock: Clock) -> ShardingPlan:
+        is_few = are_few(len(costed.task.tables), costed.task.topology.world_size)
         state, problem = find_from_scratch(
-            lambda max_widths: self._problem(priced, max_widths=max_widths, all_replicas=is_few),
+            lambda max_widths: self._problem(costed, max_widths=max_widths, all_replicas=is_few),
             self.seed,
             self.patience,
             clock,
@@ -131,11 +131,11 @@ class SearchSharder:
             raise InfeasibleTaskError(why_none_found(problem))
         return ShardingPlan(problem.world_size, state_shards(state))
 
-    def _improved(self, earlier: ShardingPlan, priced: PricedTask, clock: Clock) -> ShardingPlan:
+    def _improved(self, earlier: ShardingPlan, costed: CostedTask, clock: Clock) -> ShardingPlan:
         """Return an earlier plan after moves within the limits; the same one if it costs less."""
         limits, by_table = self.constraints, earlier.shards_by_table()
         # an earlier plan may have any widths and any replicas
-        state = State(self._problem(priced, max_widths=ALL_WIDTHS, all_replicas=True))
+        state = State(self._problem(costed, max_widths=ALL_WIDTHS, all_replicas=True))
         if not load_plan(state, by_table):
             raise InvalidPlanError(
                 f"the plan {limits.warm_start} violates sharder.pin, together, apart, unsplit, "
@@ -148,9 +148,9 @@ class SearchSharder:
         budget = MoveBudget(state, by_table, limits.max_moved_tables, max_bytes)
         improve_within(state, budget, self.seed, clock)
         plan = ShardingPlan(earlier.world_size, state_shards(state, by_table))
-        # The search's prices are linear in exchanged bytes, so what it improves may cost more.
+        # The search's costs are linear in exchanged bytes, so what it improves may cost more.
         share = self.critical_path_share
-        return min(plan, earlier, key=lambda plan: priced.predict(plan).weighed_ms(share))
+        return min(plan, earlier, key=lambda plan: costed.predict(plan).weighed_ms(share))
 
 
 def search_sharder(context: SharderContext, **keys: Any) -> SearchSharder:

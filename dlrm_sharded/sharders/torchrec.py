@@ -68,7 +68,7 @@ class TorchRecSharder:
         min_partition: smallest width of a column shard; without it TorchRec does not split tables
             of 128 columns or fewer.
         timeout_s: the planner stops looking for better plans after this time, which includes the
-            pricing of its options; it ends with an error if it has no plan by then.
+            estimation of its options; it ends with an error if it has no plan by then.
     """
 
     name: ClassVar[str] = "torchrec"
@@ -199,7 +199,7 @@ class _RowWiseOnCpus(EmbeddingBagCollectionSharder):
 
 
 def _model(tables: Sequence[Table]) -> nn.Module:
-    """Return the tables as modules of TorchRec, which prices sequences of a collection unpooled."""
+    """Return the tables as modules of TorchRec, which knows collections to be unpooled."""
     device, bags = torch.device("meta"), [table for table in tables if table.pooled]
     modules: dict[str, nn.Module] = {}
     if bags:

@@ -1,4 +1,4 @@
-"""TorchRec's planner in a time box: its proposals, and the prices of its sharding options."""
+"""TorchRec's planner in a time box: its proposals, and the estimates of its sharding options."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.sharders.time_box import TimeBox
 
 OPTIONS_PER_LOOK = 256
-"""Number of sharding options that are priced between two looks at the clock."""
+"""Number of sharding options that are estimated between two looks at the clock."""
 
 
 class TimedSearch:
     """One search of the planner in its time box.
 
-    TorchRec's own limit does not include the pricing, which takes a minute for 2,000 tables.
+    TorchRec's own limit does not include the estimates, which take a minute for 2,000 tables.
     """
 
     def __init__(self, box: TimeBox) -> None:
@@ -75,26 +75,26 @@ class TimedProposer(Proposer):
 
 
 class TimedEnumerator(EmbeddingEnumerator):
-    """Prices the sharding options in small groups, and stops when the time is over."""
+    """Estimates the sharding options in small groups, and stops when the time is over."""
 
     def __init__(self, search: TimedSearch, **options: Any) -> None:
         super().__init__(**options)
         self._search = search
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        box, num_priced = self._search.box, 0
+        box, num_estimated = self._search.box, 0
         for first in range(0, len(sharding_options), OPTIONS_PER_LOOK):
             options = sharding_options[first : first + OPTIONS_PER_LOOK]
             if box.is_over:
                 raise InfeasibleTaskError(
                     f"TorchRec's planner has no plan yet after sharder.timeout_s = "
-                    f"{box.limit_s:g} s, in which it priced {num_priced:,} of "
+                    f"{box.limit_s:g} s, in which it estimated {num_estimated:,} of "
                     f"{len(sharding_options):,} ways to place shards; raise sharder.timeout_s, or "
                     "use sharder=search"
                 )
             super().populate_estimates(options)
-            num_priced = first + len(options)
+            num_estimated = first + len(options)
             box.report(
-                f"TorchRec's planner priced {num_priced:,} of {len(sharding_options):,} ways to "
-                "place shards"
+                f"TorchRec's planner estimated {num_estimated:,} of {len(sharding_options):,} "
+                "ways to place shards"
             )

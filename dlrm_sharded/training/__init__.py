@@ -1,5 +1,5 @@
 """It has the training loop, validation, metrics, what decides when checkpoints are due, and the
 estimate of a run's memory.
 
-It knows neither search nor prices.
+It knows neither search nor cost models.
 """

@@ -27,8 +27,8 @@ def prepare(
         job_config.hydra.job.id = str(num)
         job_config.hydra.job.num = num
         job_config.hydra.sweep.dir = str(sweep_dir)
-        if "price_snapshot" in job_config and job_config.price_snapshot is None:
-            job_config.price_snapshot = str(sweep_dir / "prices")  # by which all jobs plan
+        if "cost_model_snapshot" in job_config and job_config.cost_model_snapshot is None:
+            job_config.cost_model_snapshot = str(sweep_dir / "prices")  # by which all jobs plan
     with resolvable(job_config) as copy:
         subdir = str(copy.hydra.sweep.subdir)
     with open_dict(job_config):

@@ -222,18 +222,18 @@ def measure_sequences(rank: Rank) -> dict[str, Any]:
     measured = bench_of(rank, 10**5).measure(SEQUENCES, plan, [ids])
     torch.distributed.all_to_all_single = exchange
     task = ShardingTask(SEQUENCES, TWO, 2 * LOCAL_BATCH)
-    priced = workload_of_plan(SEQUENCES_PLAN, task).exchange(for_ids=False)
+    costed = workload_of_plan(SEQUENCES_PLAN, task).exchange(for_ids=False)
     return {
         "sent_bytes": gathered(rank, 4 * sent / (2 * (ITERATIONS + 1))),
-        "priced_bytes": priced.volume.tolist(),
+        "costed_bytes": costed.volume.tolist(),
         "stages": [list(cost.to_json().values()) for cost in measured.cost.per_rank],
     }
 
 
-def test_measured_sequences_send_what_is_priced():
+def test_measured_sequences_send_what_is_costed():
     """A vector for each id, forward and backward; row blocks send those of about half of them."""
     result = run_ranks(measure_sequences, 2)
     # what a rank sends forward comes back as gradients
-    mean = sum(result["priced_bytes"]) / 2
+    mean = sum(result["costed_bytes"]) / 2
     assert result["sent_bytes"] == pytest.approx([mean, mean], rel=0.1)
     assert min(min(stages) for stages in result["stages"]) > 0

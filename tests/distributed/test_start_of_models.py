@@ -1,4 +1,4 @@
-"""A TorchRec model is planned with prices of its hardware, which its ranks measure first."""
+"""A TorchRec model is planned by the costs of its hardware, which its ranks measure first."""
 
 import dataclasses
 import os

@@ -19,13 +19,13 @@ START = [*SMALL_RUN, "calibrate=14", "data._target_=tests.e2e.planted.StartUnder
 
 @pytest.fixture(autouse=True)
 def _new_hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has prices of a machine with this switch, and nobody ran here before."""
+    """Nobody has a cost model of a machine with this switch, and nobody ran here before."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     monkeypatch.setenv("DLRM_SHARDED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DLRM_SHARDED_JOURNAL", "auto")
 
 
-def prices_of(folder: Path) -> str:
+def kind_of_costs(folder: Path) -> str:
     return str(json.loads((folder / "plan.json").read_text())["prices"]["kind"])
 
 
@@ -35,7 +35,7 @@ def test_the_first_run_measures_and_the_second_does_not(tmp_path: Path) -> None:
     assert ANNOUNCED not in not_searching.stderr
     never = train(tmp_path / "never", *planned, "calibrate=never")
     assert ANNOUNCED not in never.stderr
-    assert [prices_of(tmp_path / run) for run in ("random", "never")] == ["prior", "prior"]
+    assert [kind_of_costs(tmp_path / run) for run in ("random", "never")] == ["prior", "prior"]
     first = train(tmp_path / "first", *START, "+data.other_work=null")
     assert first.stderr.count(ANNOUNCED) == 1
     assert "for 14 s, once" in first.stderr
@@ -47,14 +47,14 @@ def test_the_first_run_measures_and_the_second_does_not(tmp_path: Path) -> None:
     second = train(tmp_path / "second", *planned)
     assert ANNOUNCED not in second.stderr
     assert "is a prior" not in second.stderr
-    assert prices_of(tmp_path / "second") == "measured"
+    assert kind_of_costs(tmp_path / "second") == "measured"
     num_runs = json.loads((tmp_path / "second" / "plan.json").read_text())["prices"]["num_runs"]
     # under load, a run may take several times as long as the plans before it
     assert num_runs == 1 or "is left out, because the others contradict" in second.stderr
 
 
 def test_a_sweep_measures_once_though_other_work_disturbs(tmp_path: Path) -> None:
-    """Its jobs share the prices, which are not kept; so the next run measures again."""
+    """Its jobs share the cost model, which is not kept; so the next run measures again."""
     sweep, disturbed = tmp_path / "sweep", [*START, "+data.other_work=a busy machine"]
     command = ["-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep}", "seed=0,1"]
     preloaded.run(*command, *disturbed, "dry_run=true", env=environment(), exit_code=0)
@@ -85,6 +85,6 @@ def test_a_plan_for_this_machine_measures_lookups(
     here = script("plan", tmp_path, *planned, "hardware=here", "out=b.json")
     assert here.stderr.count(ANNOUNCED) == 1
     assert "exchange (" not in here.stderr
-    prices = json.loads((tmp_path / "b.json").read_text())["prices"]
-    assert (prices["kind"], prices["error"]) == ("measured", None)
-    assert "exchanges were not measured" in prices["reasons"]
+    costs = json.loads((tmp_path / "b.json").read_text())["prices"]
+    assert (costs["kind"], costs["error"]) == ("measured", None)
+    assert "exchanges were not measured" in costs["reasons"]

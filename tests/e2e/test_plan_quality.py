@@ -68,13 +68,13 @@ def test_small_stress_tasks_cost_no_more_than_by_the_best_other_sharder_in_the_m
     ratios = []
     for task in itertools.islice(small, 12):
         model = learned_cost_model(RunContext(device=task.topology.compute_device))
-        priced = model.price(task)
+        costed = model.cost_task(task)
         costs_ms = {}
         for name in ("search", "dim", "lookup", "size_lookup", "torchrec"):
             options = {"time_budget_s": None} if name == "search" else {}
             with contextlib.suppress(InfeasibleTaskError):
-                plan = make_sharder(name, model, **options).shard(priced.task)
-                costs_ms[name] = priced.predict(plan).cost_ms
+                plan = make_sharder(name, model, **options).shard(costed.task)
+                costs_ms[name] = costed.predict(plan).cost_ms
         if costs_ms:
             found_ms = costs_ms.pop("search")
             ratios += [found_ms / min(costs_ms.values())] if costs_ms else []

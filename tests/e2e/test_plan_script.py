@@ -86,16 +86,16 @@ def test_explains_a_plan(task_json, sharder):
 
 
 @pytest.mark.slow
-def test_the_last_lines_say_whose_prices_a_plan_has(task_json):
+def test_the_last_lines_say_whose_costs_a_plan_has(task_json):
     """A task.json without a compute device is for GPUs, and those are not known."""
     task = small_tasks()["w3-mixed"].to_json()
     del task["topology"]["compute_device"]
     write_json(task_json, task)
     done = plan(task_json.parent, "task=task.json", "sharder=search", "out=p.json")
-    prices = (done.output).split("prices: ")[-1]
+    costs = (done.output).split("cost model: ")[-1]
     for said in ("prior, within about 100 %", "no GPU is named", "h100_sxm", "device to cpu"):
-        assert said in prices
-    assert prices.count("\n") <= 1, "nothing comes after it"
+        assert said in costs
+    assert costs.count("\n") <= 1, "nothing comes after it"
     assert done.output.count("no GPU is named") == 1
     written = written_plan(task_json)
     assert written["lower_bound_ms"] > 0
@@ -111,8 +111,8 @@ def test_plans_for_a_named_gpu(task_json):
     task["topology"]["compute_device"] = "cuda"
     write_json(task_json, task)
     done = plan(task_json.parent, *overrides, "hardware=l40s")
-    prices = written_plan(task_json)["prices"]
-    assert (prices["kind"], prices["hardware"]) == ("prior", "NVIDIA L40S")
+    costs = written_plan(task_json)["prices"]
+    assert (costs["kind"], costs["hardware"]) == ("prior", "NVIDIA L40S")
     task["topology"]["memory_bytes"] = 49 * 2**30
     write_json(task_json, task)
     done = plan(task_json.parent, *overrides, "hardware=l40s", exit_code=2)
@@ -123,13 +123,13 @@ def test_plans_for_a_named_gpu(task_json):
 
 @pytest.mark.slow
 def test_plans_for_this_machine(task_json):
-    """Whose fingerprint chooses the prices, and whose earlier runs correct them."""
+    """Whose fingerprint chooses the costs, and whose earlier runs correct them."""
     task = small_tasks()["w3-mixed"].to_json()
     overrides = ["task=task.json", "sharder=dim", "hardware=here", "out=p.json"]
     done = plan(task_json.parent, *overrides)
-    prices = written_plan(task_json)["prices"]
-    assert prices["hardware"].startswith("cpu")
-    assert UNNAMED not in prices["reasons"]
+    costs = written_plan(task_json)["prices"]
+    assert costs["hardware"].startswith("cpu")
+    assert UNNAMED not in costs["reasons"]
     task["topology"]["compute_device"] = "cuda"
     write_json(task_json, task)
     done = plan(task_json.parent, *overrides, exit_code=2)

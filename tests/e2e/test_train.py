@@ -57,7 +57,7 @@ def test_the_cost_is_predicted(run_dir, artifact):
     stages_ms = {stage: predicted.stage_max_ms(stage) for stage in STAGES}
     assert result["predicted_stages_ms"] == stages_ms
     assert result["predicted_input_dist_ms"] == predicted.input_dist_max_ms
-    bound_ms = lower_bound_ms(model.price(task))
+    bound_ms = lower_bound_ms(model.cost_task(task))
     assert result["lower_bound_ms"] == written["lower_bound_ms"] == bound_ms
     assert result["gap"] == written["gap"] == predicted.cost_ms / bound_ms - 1
     events = events_of(run_dir)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.cost.price_file import prices_digest, read_prices
+from dlrm_sharded.cost.cost_model_file import costs_digest, read_cost_model
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.plans.validation import validate
@@ -42,14 +42,14 @@ def test_every_job_is_a_run(finished_sweep):
         assert len(list(folder.glob("events.out.tfevents.*"))) == 1
 
 
-def test_all_jobs_plan_by_the_same_prices(finished_sweep):
-    """Though each of them adds a line to the journal that corrects prices."""
+def test_all_jobs_plan_by_the_same_cost_model(finished_sweep):
+    """Though each of them adds a line to the journal that corrects the cost model."""
     plans = [json.loads((finished_sweep / run / "plan.json").read_text()) for run in RUNS]
     [digest] = {plan["made_from"]["prices_digest"] for plan in plans}
     assert {result_of(finished_sweep / run)["prices_digest"] for run in RUNS} == {digest}
     [snapshot] = (finished_sweep / "prices").glob("*.safetensors")
-    assert prices_digest(read_prices(snapshot)) == digest
-    assert prices_digest(read_prices(finished_sweep / RUNS[-1] / "prices.safetensors")) == digest
+    assert costs_digest(read_cost_model(snapshot)) == digest
+    assert costs_digest(read_cost_model(finished_sweep / RUNS[-1] / "prices.safetensors")) == digest
 
 
 def test_the_objective_reaches_the_driver(finished_sweep):

@@ -163,7 +163,9 @@ def test_linear_cost_model_of_measurements(project: Path) -> None:
 
     check_cost_model(model, TASK)
     samples = [s for s in store.read(None).values() if s.kind == "computation"]
-    found = [model.price(TASK).compute.vectors(workload_of_sample(s))[:, :2].sum() for s in samples]
+    found = [
+        model.cost_task(TASK).compute.vectors(workload_of_sample(s))[:, :2].sum() for s in samples
+    ]
     measured = [sum(rank.computation_ms for rank in s.cost.per_rank) for s in samples]
     assert np.corrcoef(found, measured)[0, 1] > 0.6
 

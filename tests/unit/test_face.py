@@ -69,7 +69,7 @@ def test_a_sharder_plans_alike_by_itself_and_in_a_planner(name: str) -> None:
     assert made[0].shard(unprofiled) == d.Planner(made[1], model).plan(unprofiled)[0]
 
 
-def test_a_plan_of_ones_own_is_priced_and_shown_as_frames() -> None:
+def test_a_plan_of_ones_own_is_costed_and_shown_as_frames() -> None:
     plan = d.ShardingPlan.from_ranks(task(), np.array([0, 1, 0]))  # type: ignore[arg-type]
     d.validate(plan, task())
     shards = plan.to_frame()

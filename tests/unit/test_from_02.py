@@ -14,7 +14,7 @@ from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_fit import fit_samples
 from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
 from dlrm_sharded.checkpoint.manifest import read_manifest
-from dlrm_sharded.cost.price_file import prices_beside, read_prices
+from dlrm_sharded.cost.cost_model_file import cost_model_beside, read_cost_model
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.files.renamed import RENAMED
 from dlrm_sharded.hardware.context import RunContext
@@ -84,10 +84,10 @@ def test_a_plan_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["run/plan", "plans/bags.plan"])
-def test_prices_beside_a_plan_predict_what_they_did(folder: str) -> None:
+def test_cost_models_beside_a_plan_predict_what_they_did(folder: str) -> None:
     path = FOLDER / f"{folder}.json"
     task = read_task(path.with_name(path.name.replace("plan", "task")))
-    predicted = read_prices(prices_beside(path)).predict(read_plan(path), task)
+    predicted = read_cost_model(cost_model_beside(path)).predict(read_plan(path), task)
     written = json.loads(path.read_text())["predicted"]
     assert predicted.cost_ms == pytest.approx(written["max_ms"], rel=1e-12)
 

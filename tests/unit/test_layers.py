@@ -89,7 +89,7 @@ def test_loads_light(module: str, heavy: list[str]) -> None:
 
 @pytest.mark.parametrize("sharder", ["dim", "search"])
 def test_planning_loads_no_torch(tmp_path: Path, sharder: str) -> None:
-    """A whole `dlrm-plan` of a task.json, with prices, the lower bound and the diagnosis."""
+    """A whole `dlrm-plan` of a task.json, with a cost model, the lower bound and the diagnosis."""
     write_json(tmp_path / "task.json", small_tasks()["w3-mixed"].to_json())
     code = (
         "import atexit, sys; from dlrm_sharded.commands.console import plan; "

@@ -64,7 +64,7 @@ def test_reads_earlier_collections(costs: Path, missing: tuple[str, ...]) -> Non
     assert read_costs(costs)[0] == SAMPLES
 
 
-def test_a_sample_of_sequences_is_priced_as_its_plan() -> None:
+def test_a_sample_of_sequences_is_costed_as_its_plan() -> None:
     """Tables of sequences have a module of their own, and a vector for each id."""
     bag, sequence = Table("bag", 100, 8, 3.0), Table("s", 90, 16, 5.0, pooled=False)
     task = task_of((bag, sequence), batch_size=64)

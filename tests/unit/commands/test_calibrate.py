@@ -11,7 +11,7 @@ from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.hardware_costs import hardware_cost_model
 from dlrm_sharded.commands import calibrate
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.cost.price_file import read_prices
+from dlrm_sharded.cost.cost_model_file import read_cost_model
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.ranks.distributed import Rank
@@ -20,7 +20,7 @@ from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.hardware.synthetic import CPU
 
 HERE = RunContext("cpu", Hardware("cpu: synthetic", Fingerprint(CPU)), "rowwise_adagrad", 2)
-PRICES = "prices-cpu_synthetic.safetensors"
+WRITTEN = "prices-cpu_synthetic.safetensors"
 SAMPLES = measured_plans(30, 0, seed=2)
 
 
@@ -72,7 +72,7 @@ def test_each_call_goes_on_and_fits_the_samples_of_all(first_numbers, composed, 
     assert first_numbers == [0, 15]
     offered = "policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3 "
     assert f"{offered}optimizer.embedding=rowwise_adagrad cost_model.artifact='calib" in caplog.text
-    written = read_prices(Path("calibration", PRICES))
+    written = read_cost_model(Path("calibration", WRITTEN))
     assert written.provenance.kind == "calibrated"
     assert hardware_cost_model(HERE, journal="store").provenance.error == written.provenance.error
 

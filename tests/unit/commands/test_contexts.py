@@ -1,4 +1,4 @@
-"""What plans for this machine know of it, so that changes of FBGEMM's kernels are priced."""
+"""What plans for this machine know of it, so that changes of FBGEMM's kernels are costed."""
 
 import dataclasses
 from contextlib import nullcontext

@@ -37,7 +37,7 @@ class AllOn:
 def case_of(name: str = "t", sharder: str = "a", task: ShardingTask = TASK, **options: Any) -> Case:
     """Return a case for `AllOn` with these options."""
     planner = Planner(AllOn(**options), SumOfColumns(), options={"rank": options.get("rank", 0)})
-    return Case(name, sharder, task, planner, prices="prices")
+    return Case(name, sharder, task, planner, costs_digest="digest")
 
 
 def cost_of(*rank_ms: float) -> PlanCost:

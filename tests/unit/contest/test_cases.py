@@ -62,9 +62,9 @@ def test_the_same_command_goes_on(tmp_path, caplog):
     [
         case_of(task=dataclasses.replace(TASK, batch_size=2048)),
         case_of(rank=1),
-        dataclasses.replace(case_of(), prices="others"),
+        dataclasses.replace(case_of(), costs_digest="others"),
     ],
-    ids=["task", "option", "prices"],
+    ids=["task", "option", "costs"],
 )
 def test_what_has_changed_is_planned_again(tmp_path, changed, caplog):
     cases = [case_of(), case_of(sharder="b"), case_of(sharder="c")]

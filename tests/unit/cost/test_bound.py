@@ -56,7 +56,7 @@ def assert_below(
     model: LearnedCostModel, task: ShardingTask, plans: Iterable[tuple[Shard, ...]]
 ) -> None:
     """Check that no plan costs less than the bound."""
-    bound_ms = lower_bound_ms(model.price(task))
+    bound_ms = lower_bound_ms(model.cost_task(task))
     costs = (predicted(shards, task, model).cost_ms for shards in plans)
     assert bound_ms <= min(costs, default=math.inf) * (1 + ROUNDING)
 
@@ -75,7 +75,7 @@ def test_exact_where_there_is_one_plan(name: str) -> None:
         narrow = dataclasses.replace(task.tables[0], embedding_dim=4)
         task = dataclasses.replace(task, tables=(narrow,))
         cost_ms = predicted((Shard.whole(task.tables[0], 0),), task, model_of(name, seed)).cost_ms
-        bound_ms = lower_bound_ms(model_of(name, seed).price(task))
+        bound_ms = lower_bound_ms(model_of(name, seed).cost_task(task))
         assert cost_ms * (1 - HALVINGS) <= bound_ms <= cost_ms * (1 + ROUNDING)
 
 
@@ -128,9 +128,9 @@ def test_infinite_where_surely_none_fits(
     name: str, shapes: list[tuple[int, int, float]], needed_bytes: int
 ) -> None:
     task = with_profiles(task_of(tables_of(*shapes), 4, batch_size=512, local_world_size=2))
-    priced = model_of(name).price
-    assert lower_bound_ms(priced(with_memory(task, needed_bytes))) < math.inf
-    assert lower_bound_ms(priced(with_memory(task, needed_bytes - 1))) == math.inf
+    cost_task = model_of(name).cost_task
+    assert lower_bound_ms(cost_task(with_memory(task, needed_bytes))) < math.inf
+    assert lower_bound_ms(cost_task(with_memory(task, needed_bytes - 1))) == math.inf
 
 
 @pytest.mark.parametrize("name", ["plain", "warps"])
@@ -140,4 +140,4 @@ def test_sequences_without_ids_cost_what_they_launch(name: str) -> None:
     task = with_profiles(task_of(tables, 2, batch_size=512))
     plan = tuple(Shard.whole(table, rank) for rank, table in enumerate(task.tables))
     assert_below(model_of(name), task, [plan])
-    assert lower_bound_ms(model_of(name).price(task)) > 0.0
+    assert lower_bound_ms(model_of(name).cost_task(task)) > 0.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dlrm_sharded.cost import bound
 from dlrm_sharded.cost.bound import Relaxation, lower_bound_ms
 from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel
-from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts, LeastExchangeCosts
 from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Shapes
@@ -80,9 +80,9 @@ def test_l3_even_volumes_are_cheapest_in_the_mean(
     even = np.full_like(volume, volume.mean())
     even_ms = step_exchange_ms(model, even, hosts).mean()
     assert at_least(step_exchange_ms(model, volume, hosts).mean(), even_ms)
-    prices = ExchangePrices.from_model(model, hosts)
+    costs = ExchangeCosts.from_model(model, hosts)
     linear_ms = (
-        prices.fixed_ms + prices.even_byte_ms * volume.mean() + prices.shard_ms * hosts.world_size
+        costs.fixed_ms + costs.even_byte_ms * volume.mean() + costs.shard_ms * hosts.world_size
     )
     assert even_ms == pytest.approx(linear_ms, rel=1e-6)
 
@@ -91,7 +91,7 @@ def test_l3_even_volumes_are_cheapest_in_the_mean(
 def test_l5_a_limit_that_a_plan_keeps_never_raises_the_mean_above_it(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
-    relaxation = Relaxation(model.price(of[1]))
+    relaxation = Relaxation(model.cost_task(of[1]))
     kind = kind_of(of, relaxation)
     cost_ms = predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
     mean_ms = relaxation.mean_ms(cost_ms, kind)
@@ -100,15 +100,15 @@ def test_l5_a_limit_that_a_plan_keeps_never_raises_the_mean_above_it(
 
 
 @given(of=hosts_and_volumes(), model=communication_models())
-def test_l7_every_rank_pays_the_least_exchange_prices(
+def test_l7_every_rank_pays_the_least_exchange_costs(
     of: tuple[Hosts, Floats], model: CommunicationModel
 ) -> None:
     hosts, volume = of
-    prices = LeastExchangePrices.from_model(model, hosts)
-    assert prices.own_byte_ms >= 0.0
-    fixed_ms = ExchangePrices.from_model(model, hosts).fixed_ms
-    least_ms = fixed_ms + prices.own_byte_ms * volume + prices.any_byte_ms * volume.sum()
-    least_ms += prices.busiest_byte_ms * (volume.max() - volume.mean())
+    costs = LeastExchangeCosts.from_model(model, hosts)
+    assert costs.own_byte_ms >= 0.0
+    fixed_ms = ExchangeCosts.from_model(model, hosts).fixed_ms
+    least_ms = fixed_ms + costs.own_byte_ms * volume + costs.any_byte_ms * volume.sum()
+    least_ms += costs.busiest_byte_ms * (volume.max() - volume.mean())
     assert at_least(step_exchange_ms(model, volume, hosts), least_ms)
 
 
@@ -117,7 +117,7 @@ def test_l11_no_plan_excludes_the_range_of_what_its_ranks_pay(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
     plan, task = of
-    relaxation = Relaxation(model.price(task))
+    relaxation = Relaxation(model.cost_task(task))
     kind = kind_of(of, relaxation)
     every_rank_ms = kind.every_rank_fixed_ms + float(every_rank_ms_of(kind, of).sum())
     by_rank = by_rank_ms(predicted(plan.shards, task, model))
@@ -139,7 +139,7 @@ def test_l12_the_largest_row_blocks_of_a_host_separate_plans(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
     with mock.patch.object(bound, "LOADED_SHARE", 0.0):
-        relaxation = Relaxation(model.price(of[1]))
+        relaxation = Relaxation(model.cost_task(of[1]))
         kind = kind_of(of, relaxation)
     limit_ms = factor * predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
     assert not relaxation.exceeds(limit_ms, kind)
@@ -156,7 +156,7 @@ def test_l12_is_sharp_where_two_hosts_do_the_same() -> None:
     reduce[0, REDUCE_TERMS.index("one")] = 0.01
     model = dataclasses.replace(worked_model(), communication=CommunicationModel(exchange, reduce))
     shards = (*RowBlocks(range(2)).shards(a), *column_shards(b, (2, 4), (3, 4)))
-    relaxation = Relaxation(model.price(task))
+    relaxation = Relaxation(model.cost_task(task))
     kind = kind_of((ShardingPlan(4, shards), task), relaxation)
     assert kind.loaded == 0
     cost_ms = predicted(shards, task, model).cost_ms
@@ -175,15 +175,15 @@ def test_all_widths_are_in_the_catalog(table: Table, model: LearnedCostModel) ->
 def test_worked_example() -> None:
     """The numbers of docs/notes/lower_bound.md."""
     task, model = worked_task(), worked_model()
-    prices = LeastExchangePrices.from_model(model.communication, model.price(task).hosts)
-    assert (prices.own_byte_ms, prices.any_byte_ms) == pytest.approx((0.0, 5e-6))
-    relaxation = Relaxation(model.price(task))
+    costs = LeastExchangeCosts.from_model(model.communication, model.cost_task(task).hosts)
+    assert (costs.own_byte_ms, costs.any_byte_ms) == pytest.approx((0.0, 5e-6))
+    relaxation = Relaxation(model.cost_task(task))
     kinds = relaxation.kinds()
     means = {2.3: 3.8290, 2.5: 2.7969, 3.0: 2.4567}
     for limit_ms, mean_ms in means.items():
         assert relaxation.mean_ms(limit_ms, kinds[0]) == pytest.approx(mean_ms, abs=1e-4)
     by_kind = [relaxation.bound_of_kind_ms(kind) for kind in kinds]
     assert by_kind == pytest.approx([2.79, 2.95, 2.95, 3.33, 3.33, 3.95, 4.4804], rel=1e-5)
-    assert lower_bound_ms(model.price(task)) == by_kind[0]
+    assert lower_bound_ms(model.cost_task(task)) == by_kind[0]
     costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]
     assert min(costs) == pytest.approx(2.89)

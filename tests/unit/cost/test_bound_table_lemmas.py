@@ -25,7 +25,7 @@ def test_l13_a_rank_waits_for_its_largest_piece() -> None:
     shards = (Shard.whole(task.tables[0], 0),)
     cost_ms = predicted(shards, task, worked_model()).cost_ms
     assert cost_ms == pytest.approx(1.5 + LAUNCH_MS + 0.1 + 10.0 * 0.008)
-    bound_ms = lower_bound_ms(worked_model().price(task), replicas=False)
+    bound_ms = lower_bound_ms(worked_model().cost_task(task), replicas=False)
     assert bound_ms == pytest.approx(cost_ms, rel=1e-5)
 
 
@@ -40,7 +40,7 @@ def test_l14_row_blocks_of_sequences_reduce_nothing(
     """Also where the last block has fewer rows, and so the last rank less to send."""
     communication = dataclasses.replace(model.communication, sequences=np.reshape(counts, (2, 2)))
     model = dataclasses.replace(model, communication=communication)
-    relaxation = Relaxation(model.price(of[1]))
+    relaxation = Relaxation(model.cost_task(of[1]))
     kind = kind_of(of, relaxation)
     cost_ms = predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
     assert at_least(cost_ms, relaxation.mean_ms(cost_ms, kind))
@@ -61,4 +61,4 @@ def test_l15_modules_pay_for_their_own_launches(modules: str, pooled: bool) -> N
     forward = dataclasses.replace(model.compute.forward, next_launch_ms=0.5)
     model = dataclasses.replace(model, compute=dataclasses.replace(model.compute, forward=forward))
     cost_ms = predicted(shards, task, model).cost_ms
-    assert lower_bound_ms(model.price(task)) == pytest.approx(cost_ms, rel=1e-5)
+    assert lower_bound_ms(model.cost_task(task)) == pytest.approx(cost_ms, rel=1e-5)

@@ -52,7 +52,7 @@ def changed_exchange(term: str, weight: float) -> Any:
         (changed_compute(launch_ms=float("nan")), "not finite"),
         (changed_compute(launch_ms=-100.0), "a time is negative"),
         (changed_compute(cache_gain=np.full((len(CPU_WORK.terms), 1), -0.1)), "computes faster"),
-        (changed_exchange("own_shards", -1e-6), "negative price"),
+        (changed_exchange("own_shards", -1e-6), "negative cost"),
     ],
     ids=["not_a_number", "negative_time", "negative_gain", "negative_weight"],
 )

@@ -56,7 +56,7 @@ def test_mlperfs_tables_take_milliseconds(caplog: pytest.LogCaptureFixture) -> N
     model = learned_cost_model(H100)
     plan = in_turns(task)
     cost = model.predict(plan, task)
-    assert 1.0 < lower_bound_ms(model.price(task)) <= cost.cost_ms < 20.0
+    assert 1.0 < lower_bound_ms(model.cost_task(task)) <= cost.cost_ms < 20.0
     assert min(rank.fwd_comm_ms for rank in cost.per_rank) > 0.1
     assert model.caveat(task.topology) is None
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -125,7 +125,7 @@ def test_figures_of_an_unknown_gpu() -> None:
         learned_cost_model(RunContext("cuda"), gpu={"speed": 1})
 
 
-def test_replicas_have_a_price() -> None:
+def test_replicas_have_a_cost() -> None:
     """They save the exchange of their vectors and cost an all-reduce of their gradients."""
     tables = tables_of(*((10 ** (2 + i % 5), 64, 4.0) for i in range(26)))
     task = with_profiles(task_of(tables, 4, 10**10, 4096, device="cuda"))

@@ -94,7 +94,7 @@ def test_more_ids_never_cost_less(
 @given(of=planned(), data=st.data())
 def test_ranks_have_no_numbers(model: LearnedCostModel, of: Planned, data: st.DataObject) -> None:
     """Other names for the ranks: the same costs under other names, and nothing else."""
-    workload, hosts = workload_of_plan(*of), model.price(of[1]).hosts
+    workload, hosts = workload_of_plan(*of), model.cost_task(of[1]).hosts
     new_rank = data.draw(relabellings(of[1].topology))
     renamed = dataclasses.replace(workload, rank=np.array(new_rank)[workload.rank])
     before, after = (model.predict_workload(named, hosts) for named in (workload, renamed))

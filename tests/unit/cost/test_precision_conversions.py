@@ -1,4 +1,4 @@
-"""Prices of exchanges in other precisions: fewer bytes, and the time to convert them."""
+"""Costs of exchanges in other precisions: fewer bytes, and the time to convert them."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded import Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
-from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts, LeastExchangeCosts
 from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.precision_conversions import ConversionTimes, gpu_conversions
@@ -68,17 +68,17 @@ def test_directions_are_apart_and_ids_are_exact() -> None:
 
 
 @pytest.mark.parametrize("hosts", [Hosts(4, 4), Hosts(4, 2)], ids=["1x4", "2x2"])
-def test_search_and_bound_see_the_same_prices(hosts: Hosts) -> None:
-    """Prices of bytes follow from the model, and no least price exceeds one at even volumes."""
+def test_search_and_bound_see_the_same_costs(hosts: Hosts) -> None:
+    """Costs of bytes follow from the model, and no least cost exceeds one at even volumes."""
     model = of_bytes().with_precision(FP16, CONVERSIONS)
-    prices = ExchangePrices.from_model(model, hosts)
+    costs = ExchangeCosts.from_model(model, hosts)
     volume, shards = np.full((1, 4), 1e6), np.ones((1, 4))
     both = [model.all_to_all_ms(kind, volume, shards, hosts) for kind in ("fwd_comm", "bwd_comm")]
     even_ms = float(sum(both)[0, 0])
-    assert prices.fixed_ms + 1e6 * prices.even_byte_ms == pytest.approx(even_ms)
-    assert prices.own_byte_ms >= 4 * (0.01 + 0.08) / 1e6 * (1 - 1e-6)
-    least = LeastExchangePrices.from_model(model, hosts)
-    assert least.own_byte_ms + 4 * least.any_byte_ms <= prices.even_byte_ms * (1 + 1e-9)
+    assert costs.fixed_ms + 1e6 * costs.even_byte_ms == pytest.approx(even_ms)
+    assert costs.own_byte_ms >= 4 * (0.01 + 0.08) / 1e6 * (1 - 1e-6)
+    least = LeastExchangeCosts.from_model(model, hosts)
+    assert least.own_byte_ms + 4 * least.any_byte_ms <= costs.even_byte_ms * (1 + 1e-9)
 
 
 def task(device: str, batch_size: int = 4096) -> ShardingTask:
@@ -92,7 +92,7 @@ def test_a_model_predicts_the_precision_of_a_plan(of_device: LearnedCostModel) -
     for ours, theirs in zip(found.per_rank, exact.per_rank, strict=True):
         assert ours.fwd_comm_ms != theirs.fwd_comm_ms
         assert dataclasses.replace(ours, fwd_comm_ms=theirs.fwd_comm_ms) == theirs
-    assert of_device.price(with_precisions(of_task, rounded)).predict(PLAN) == found
+    assert of_device.cost_task(with_precisions(of_task, rounded)).predict(PLAN) == found
 
 
 def test_conversions_on_gpus_move_bytes() -> None:

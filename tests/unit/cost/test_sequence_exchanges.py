@@ -17,7 +17,7 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
     one_byte_each,
 )
-from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts, LeastExchangeCosts
 from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, REDUCE_TERMS, Hosts
 from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
@@ -68,7 +68,7 @@ def test_bytes_count_by_direction_and_layout(kind: str) -> None:
     model=communication_models(),
     shares=st.tuples(*[st.integers(0, 2**32)] * 2),
 )
-def test_l16_no_price_counts_fewer_bytes_of_sequences(
+def test_l16_no_cost_counts_fewer_bytes_of_sequences(
     of: tuple[Hosts, Floats], model: CommunicationModel, shares: tuple[int, int]
 ) -> None:
     hosts, volume = of
@@ -82,8 +82,8 @@ def test_l16_no_price_counts_fewer_bytes_of_sequences(
         )[0]
         for kind, counts in zip(STEP_EXCHANGES, model.sequences, strict=True)
     )
-    even = ExchangePrices.from_model(model, hosts)
-    least = LeastExchangePrices.from_model(model, hosts)
+    even = ExchangeCosts.from_model(model, hosts)
+    least = LeastExchangeCosts.from_model(model, hosts)
     counted = np.array([1.0, *least.sequences]) @ by_class
     least_ms = even.fixed_ms + least.own_byte_ms * counted + least.any_byte_ms * counted.sum()
     least_ms += least.busiest_byte_ms * (counted.max() - counted.mean())
@@ -94,17 +94,17 @@ def test_l16_no_price_counts_fewer_bytes_of_sequences(
     )
 
 
-def test_prices_of_the_step_weigh_both_exchanges() -> None:
-    """Both exchanges have the same price of a byte, so that the mean of their counts holds."""
+def test_costs_of_the_step_weigh_both_exchanges() -> None:
+    """Both exchanges have the same cost of a byte, so that the mean of their counts holds."""
     model = dataclasses.replace(MODEL, sequences=COUNTS)
-    for prices in (ExchangePrices, LeastExchangePrices):
-        assert prices.from_model(model, HOSTS).sequences == pytest.approx((0.875, 1.75))
+    for costs in (ExchangeCosts, LeastExchangeCosts):
+        assert costs.from_model(model, HOSTS).sequences == pytest.approx((0.875, 1.75))
 
 
-def test_exchanges_without_prices_count_the_mean() -> None:
+def test_exchanges_without_costs_count_the_mean() -> None:
     nothing = dataclasses.replace(MODEL, exchange=np.zeros_like(OWN_BYTES), sequences=COUNTS)
-    assert ExchangePrices.from_model(nothing, HOSTS).sequences == (0.875, 1.75)
-    assert LeastExchangePrices.from_model(nothing, HOSTS).sequences == (1.25, 2.0)
+    assert ExchangeCosts.from_model(nothing, HOSTS).sequences == (0.875, 1.75)
+    assert LeastExchangeCosts.from_model(nothing, HOSTS).sequences == (1.25, 2.0)
 
 
 def measured(samples: list[Sample]) -> list[Sample]:

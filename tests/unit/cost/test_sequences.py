@@ -1,4 +1,4 @@
-"""Updates of sequences on CPUs, which have a price of their own, not that of bags of one id."""
+"""Updates of sequences on CPUs, which have a cost of their own, not that of bags of one id."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
-from dlrm_sharded.cost.sequences import SequencePrices
+from dlrm_sharded.cost.sequences import SequenceCosts
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
@@ -17,9 +17,9 @@ from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
 ONCE = (1.0, *[0.0] * (NUM_REUSE_BINS - 1))
-PRICES = SequencePrices(line_ms=0.5, far_row_ms=4.0, half_rows=8.0)
+COSTS = SequenceCosts(line_ms=0.5, far_row_ms=4.0, half_rows=8.0)
 PRIOR = learned_cost_model(RunContext("cpu"))
-COMPUTE = dataclasses.replace(PRIOR.compute, crowding=PRICES)
+COMPUTE = dataclasses.replace(PRIOR.compute, crowding=COSTS)
 BATCH_SIZE = 1000
 
 
@@ -44,7 +44,7 @@ def times(compute: ComputeModel, of: Workload) -> np.ndarray:
 def test_rows_take_longer_with_more_of_them() -> None:
     """8,000 rows of two cache lines: each costs 3 lines, and half of them are far."""
     alone, together = workload(*sequences(8.0)), workload(*sequences(8.0, 16.0))
-    bare = dataclasses.replace(COMPUTE, crowding=SequencePrices())
+    bare = dataclasses.replace(COMPUTE, crowding=SequenceCosts())
     for of, rows in ((alone, 8.0), (together, 24.0)):
         forward, backward = (times(COMPUTE, of) - times(bare, of))[0]
         assert forward == 0.0
@@ -65,12 +65,12 @@ def test_parts_and_shards_of_a_rank_sum_to_its_time() -> None:
     twice = COMPUTE.scaled(
         1.0, np.where(np.arange(COMPUTE.num_parts) == COMPUTE.num_parts - 2, 2.0, 1.0)
     )
-    assert twice.crowding == dataclasses.replace(PRICES, line_ms=1.0, far_row_ms=8.0)
+    assert twice.crowding == dataclasses.replace(COSTS, line_ms=1.0, far_row_ms=8.0)
 
 
 def test_bags_have_none() -> None:
     bags = workload(*sequences(8.0, 16.0, pooled=True))
-    bare = dataclasses.replace(COMPUTE, crowding=SequencePrices())
+    bare = dataclasses.replace(COMPUTE, crowding=SequenceCosts())
     assert (times(COMPUTE, bags) == times(bare, bags)).all()
     assert not COMPUTE.parts_ms(bags)[0][:, :, -2].any()
 

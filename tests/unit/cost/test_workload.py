@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.communication import HARDLY_ANY, STEP_EXCHANGES
 from dlrm_sharded.cost.exchange_terms import Hosts
-from dlrm_sharded.cost.shapes import PiecePricer
+from dlrm_sharded.cost.shapes import PieceCosts
 from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Workload, workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import ColumnShards, Replicas, RowBlocks
@@ -47,15 +47,15 @@ def test_a_rank_sends_the_vectors_of_each_feature_or_of_each_id(table, per_sampl
 
 @pytest.mark.parametrize("table", [POOLED, SHARED, SEQUENCE], ids=lambda table: table.name)
 @pytest.mark.parametrize("in_rows", [False, True])
-def test_pieces_are_priced_as_plans_are(table, in_rows):
+def test_pieces_are_costed_as_plans_are(table, in_rows):
     task = ShardingTask((table,), Topology(NUM_RANKS, memory_bytes=2**30), BATCH_SIZE)
-    pricer = PiecePricer(task, COMPUTE)
+    pieces = PieceCosts(task, COMPUTE)
     if in_rows:
-        blocks = pricer.row_blocks(NUM_RANKS)
+        blocks = pieces.row_blocks(NUM_RANKS)
         plan = workload(*RowBlocks(range(NUM_RANKS)).shards(table), tables=(table,))
         piece, reduced = blocks.block, blocks.reduce_volume[0]
     else:
-        piece = pricer.columns(np.array([0]), np.array([table.embedding_dim]))
+        piece = pieces.columns(np.array([0]), np.array([table.embedding_dim]))
         plan, reduced = workload(Shard.whole(table, 0), tables=(table,)), 0.0
     exchange = plan.exchange(for_ids=False)
     assert exchange.volume[0] == pytest.approx(piece.volume[0])

@@ -4,7 +4,7 @@ import numpy as np
 
 from dlrm_sharded import ShardingTask, Table
 from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
-from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.compute import ComputeModel, CostNet
 from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, LINKS, REDUCE_TERMS
 from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, DeviceWork
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -13,7 +13,7 @@ from tests.unit.synthetic import USED_ONCE, task_of
 LAUNCH_MS, IDS_MS, ID_COLUMNS_MS = 0.05, 0.1, 0.2
 EXCHANGE_MS, BUSIER_MS_PER_MB, REDUCE_MS = 0.1, 10.0, 1.0
 NOTHING = -60.0
-"""Logarithm of a price that is far below rounding."""
+"""Logarithm of a cost that is far below rounding."""
 
 
 def worked_task() -> ShardingTask:
@@ -23,7 +23,7 @@ def worked_task() -> ShardingTask:
 
 
 def worked_model() -> LearnedCostModel:
-    """Prices that do not depend on the access profile, and no cache that overflows."""
+    """Costs that do not depend on the access profile, and no cache that overflows."""
     exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
     exchange[0, EXCHANGE_TERMS.index("one")] = EXCHANGE_MS
     exchange[0, EXCHANGE_TERMS.index("max_busier_intra")] = BUSIER_MS_PER_MB
@@ -35,8 +35,8 @@ def worked_model() -> LearnedCostModel:
         profile_std=np.ones(num_profile),
         profile_low=np.zeros(num_profile),
         profile_high=np.ones(num_profile),
-        forward=constant_prices({"ids": IDS_MS, "id_columns": ID_COLUMNS_MS}, CPU_WORK, LAUNCH_MS),
-        backward=constant_prices({}, CPU_WORK),
+        forward=constant_net({"ids": IDS_MS, "id_columns": ID_COLUMNS_MS}, CPU_WORK, LAUNCH_MS),
+        backward=constant_net({}, CPU_WORK),
     )
     return LearnedCostModel(
         compute,
@@ -48,15 +48,15 @@ def worked_model() -> LearnedCostModel:
     )
 
 
-def constant_prices(
-    prices: dict[str, float], work: DeviceWork, launch_ms: float = 0.0, next_launch_ms: float = 0.0
-) -> PriceNet:
-    """Prices by work term, in ms per thousand; the net's weights are zero, so its biases remain."""
-    log_prices = [np.log(prices[term]) if term in prices else NOTHING for term in work.terms]
+def constant_net(
+    costs: dict[str, float], work: DeviceWork, launch_ms: float = 0.0, next_launch_ms: float = 0.0
+) -> CostNet:
+    """Costs by work term, in ms per thousand; the net's weights are zero, so its biases remain."""
+    log_costs = [np.log(costs[term]) if term in costs else NOTHING for term in work.terms]
     num_terms = len(work.terms)
-    return PriceNet(
+    return CostNet(
         weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, num_terms))),
-        biases=(np.zeros(1), np.array(log_prices)),
+        biases=(np.zeros(1), np.array(log_costs)),
         cache_gain=np.zeros((num_terms, 1)),
         cache_mb=np.zeros(1),
         cache_slope=np.ones(1),

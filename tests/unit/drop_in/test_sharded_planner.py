@@ -95,15 +95,15 @@ def test_one_table_on_one_rank_is_said_in_the_singular():
 
 
 @pytest.mark.parametrize("by", ["sharder", "report"])
-def test_prices_of_another_device_are_named(by, caplog):
+def test_costs_of_another_device_are_named(by, caplog):
     """They are those of GPUs, and the ranks are CPUs."""
     run = RunContext(device="cuda")
-    prices = learned_cost_model(run)
-    sharder = SearchSharder(SharderContext(run, prices), patience=1)
+    cost_model = learned_cost_model(run)
+    sharder = SearchSharder(SharderContext(run, cost_model), patience=1)
     planner = ShardedPlanner(
         sharder if by == "sharder" else GreedySharder("dim"),
         topology=TOPOLOGY,
-        cost_model=prices if by == "report" else None,
+        cost_model=cost_model if by == "report" else None,
     )
     planner.plan(bags(), get_default_sharders())
     [warning] = [r.getMessage() for r in caplog.records if "another device" in r.getMessage()]
@@ -201,7 +201,7 @@ def test_a_plan_that_was_made_before_is_taken(tmp_path: Path) -> None:
         plan_model(bags(), topology=Topology(2, 10**9), plan=tmp_path / "plan.json")
 
 
-def test_prices_are_those_that_a_run_finds() -> None:
+def test_costs_are_those_that_a_run_finds() -> None:
     """The task is of this hardware and its fused optimizer, whose state is memory."""
     model = bags()
     fuse("rowwise_adagrad", model.parameters(), 0.1)
@@ -210,7 +210,7 @@ def test_prices_are_those_that_a_run_finds() -> None:
     assert planner.report is not None
     assert planner.report.details.provenance is not None
     assert planner.report.error is not None
-    # Both depend on the machine: the prices of the package are of one that others are like.
+    # Both depend on the machine: the costs of the package are of one that others are like.
     assert re.search(r"\((prior|calibrated), within ", str(planner.report))
     assert planner.report.task.topology.optimizer_bytes_per_row == 4
 

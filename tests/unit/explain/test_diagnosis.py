@@ -45,7 +45,7 @@ def limited(draw: st.DrawFn) -> Planned:
 
 
 def cost_of(plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> PlanCost:
-    return model.price(task).predict(plan)
+    return model.cost_task(task).predict(plan)
 
 
 def gain_ms(
@@ -69,7 +69,7 @@ def test_any_plan(name: str, data: st.DataObject) -> None:
     """What is said of ranks, shards and splits is what the model predicts."""
     model = model_of(name)
     plan, task = data.draw(limited())
-    found = diagnose(plan, model.price(task), alternatives=False)
+    found = diagnose(plan, model.cost_task(task), alternatives=False)
     cost = cost_of(plan, task, model)
     assert found.cost_ms == cost.cost_ms
     assert found.alternatives is None
@@ -81,7 +81,7 @@ def test_any_plan(name: str, data: st.DataObject) -> None:
 @settings(max_examples=6)
 @given(of=limited())
 def test_alternatives_of_any_plan_cost_less(of: Planned) -> None:
-    found = diagnose(of[0], MODEL.price(of[1]), alternatives=True)
+    found = diagnose(of[0], MODEL.cost_task(of[1]), alternatives=True)
     assert pickle.loads(pickle.dumps(found)) == found
     for other in found.alternatives or ():
         assert other.cost_ms is None or other.cost_ms < found.cost_ms
@@ -135,7 +135,7 @@ MODEL = model_of("shipped")
 
 def diagnosed(plan: ShardingPlan, task: ShardingTask) -> Diagnosis:
     """As every run does it, without a search."""
-    return diagnose(plan, MODEL.price(task), alternatives=False)
+    return diagnose(plan, MODEL.cost_task(task), alternatives=False)
 
 
 def halves(table: Table) -> list[Shard]:
@@ -172,14 +172,14 @@ def test_alternatives_to_a_bad_plan(
         ranks["memory_bytes_by_rank"] = (10**8,) * world_size
     task = task_of(tables, world_size, 10**8, 4096, **ranks)
     plan = ShardingPlan.from_ranks(task, [0] * 8)
-    found = diagnose(plan, MODEL.price(task), alternatives=True)
+    found = diagnose(plan, MODEL.cost_task(task), alternatives=True)
     costs = changes_of(found)
     assert list(costs) == ["another plan", more, "10 % more memory"]
     if world_size == 1:
         assert costs["another plan"] is None
         return
     assert costs["another plan"] is not None
-    assert lower_bound_ms(MODEL.price(task)) <= costs["another plan"] < found.cost_ms
+    assert lower_bound_ms(MODEL.cost_task(task)) <= costs["another plan"] < found.cost_ms
     assert costs[more] < costs["another plan"]
 
 
@@ -195,11 +195,11 @@ def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
 
 
 def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no split is priced; what it costs to explain a plan has an end."""
+    """And no split is costed; what it costs to explain a plan has an end."""
     monkeypatch.setattr(module, "DIAGNOSIS_S", 0.0)
     monkeypatch.setattr(module, "SPLITS_S", 0.0)
     task = task_of([BUSY])
-    found = diagnose(ShardingPlan(2, tuple(halves(BUSY))), MODEL.price(task), alternatives=True)
+    found = diagnose(ShardingPlan(2, tuple(halves(BUSY))), MODEL.cost_task(task), alternatives=True)
     assert set(changes_of(found).values()) == {None}
     assert (found.splits, found.num_split) == ((), 1)
     assert sections(found)["Gains of splits"] == ["split tables not looked at: 1"]

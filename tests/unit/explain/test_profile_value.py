@@ -25,7 +25,7 @@ def with_skew(exponent: float) -> ShardingTask:
 
 
 def test_the_range_has_the_cost_at_every_skew() -> None:
-    value = value_profiles(PLAN, TASK, MODEL.price(TASK))
+    value = value_profiles(PLAN, TASK, MODEL.cost_task(TASK))
 
     costs = [MODEL.predict(PLAN, with_skew(exponent)).cost_ms for exponent in SKEWS]
     assert value.num_assumed == 10

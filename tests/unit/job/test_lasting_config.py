@@ -10,13 +10,13 @@ SHARDS = {"world_size": 2, "shards": []}
 IN_SWEEP = {
     "sharder": {"seed": 0, "pin": None, "of_an_earlier_version": 1},
     "cost_model": {"artifact": None, "snapshot": "sweep/prices"},
-    "price_snapshot": "sweep/prices",
+    "cost_model_snapshot": "sweep/prices",
     "resume": None,
     "seed": 0,
 }
 ALONE = IN_SWEEP | {
     "cost_model": {"artifact": None, "snapshot": None},
-    "price_snapshot": None,
+    "cost_model_snapshot": None,
     "resume": "auto",
 }
 

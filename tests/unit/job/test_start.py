@@ -164,7 +164,7 @@ def test_what_a_run_cannot_begin_from_is_refused_before_its_data(
         (tmp_path / "plan.json").touch()
     settings = SimpleNamespace(
         optimizer=SimpleNamespace(embedding="sgd"),
-        price_snapshot=None,
+        cost_model_snapshot=None,
         journal=None,
         planner=SimpleNamespace(planner=lambda context: None),
         dataset=Unopened(),

@@ -1,10 +1,10 @@
 from dlrm_sharded.plans.cost_provenance import CostProvenance
 
 
-def test_calibrated_prices_say_their_error() -> None:
+def test_calibrated_costs_say_their_error() -> None:
     provenance = CostProvenance("calibrated", "cpu: x", error=0.077)
     assert provenance.short_text == "calibrated, within about 8 %"
-    assert provenance.text == "calibrated, within about 8 % (prices of cpu: x)"
+    assert provenance.text == "calibrated, within about 8 % (costs of cpu: x)"
 
 
 def test_a_prior_says_why_it_is_one_and_what_corrected_it() -> None:
@@ -12,13 +12,13 @@ def test_a_prior_says_why_it_is_one_and_what_corrected_it() -> None:
     provenance = CostProvenance("prior", "cpu: x", reasons, num_runs=1)
     assert provenance.short_text == "prior, corrected by 1 run"
     assert provenance.text == (
-        "prior, corrected by 1 run (prices of cpu: x: no AVX-512 here; random gather 0.4 of there)"
+        "prior, corrected by 1 run (costs of cpu: x: no AVX-512 here; random gather 0.4 of there)"
     )
     fields = {"kind": "prior", "hardware": "cpu: x", "reasons": list(reasons)}
     assert provenance.to_json() == fields | {"num_runs": 1, "error": None, "rank_error": None}
 
 
-def test_prices_that_are_far_off_are_so_by_a_factor() -> None:
+def test_costs_that_are_far_off_are_so_by_a_factor() -> None:
     assert (
         CostProvenance("prior", "cpu: x", error=8.23).short_text
         == "prior, within a factor of about 9"

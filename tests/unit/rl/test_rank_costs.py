@@ -75,7 +75,7 @@ def test_never_places_as_published(method: str) -> None:
     as_published = policy_sharder(SharderContext(), method=method)
     never = sharder(method, model, prices="never")
     assert never.shard(task) == as_published.shard(task)
-    # neither do runs on the policy's hardware, and plans without any, read prices
+    # neither do runs on the policy's hardware, and plans without any, read costs
     assert sharder(method, model, RunContext()).shard(task) == as_published.shard(task)
     assert sharder(method, None).shard(task) == as_published.shard(task)
     always = sharder(method, model, RunContext(), prices="always")
@@ -83,7 +83,7 @@ def test_never_places_as_published(method: str) -> None:
 
 
 def rank_costs(task: ShardingTask) -> RankCosts:
-    return RankCosts.from_task(planted().price(task))
+    return RankCosts.from_task(planted().cost_task(task))
 
 
 def test_costs_of_ranks_are_those_of_the_model() -> None:

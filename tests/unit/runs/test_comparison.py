@@ -192,7 +192,7 @@ def test_predictions_by_other_costs_are_left_out():
         comparison = summarize(runs)
         assert ("gap" in cells(comparison)["dim"]) == are_shown
         assert ("prediction" in cells(comparison, table=1)["dim"]) == are_shown
-        assert ("prices: not the same" in comparison_markdown(comparison)) != are_shown
+        assert ("cost models: not the same" in comparison_markdown(comparison)) != are_shown
 
 
 def test_tables_for_programs():

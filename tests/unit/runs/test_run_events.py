@@ -77,7 +77,7 @@ def test_the_plan_and_its_cost(tmp_path):
 
 def test_what_the_cost_model_says_of_the_plan(tmp_path):
     model = learned_cost_model(RunContext())
-    diagnosis = diagnose(PLAN, model.price(TASK), alternatives=True)
+    diagnosis = diagnose(PLAN, model.cost_task(TASK), alternatives=True)
     with RunWriter(tmp_path, enabled=True) as writer:
         writer.plan(PLAN, dataclasses.replace(REPORT, diagnosis=diagnosis), TASK, MEASURED)
     explained = text(read(tmp_path), "plan/explained")

@@ -18,11 +18,11 @@ from dlrm_sharded import Constraints, PlanCost, RunContext, SharderContext, vali
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.cost.communication import EXCHANGES, CommunicationModel
-from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
+from dlrm_sharded.cost.compute import ComputeModel, CostNet, DenseCosts
 from dlrm_sharded.cost.exchange_terms import EXCHANGE_TERMS, LINKS, REDUCE_TERMS
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.sequences import SequencePrices
+from dlrm_sharded.cost.sequences import SequenceCosts
 from dlrm_sharded.cost.widest import WIDEST_TERMS, WidestShard
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
@@ -72,9 +72,9 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
         crowding=(
             WidestShard(rng.exponential(0.1, (2, len(WIDEST_TERMS))))
             if device.has_warps
-            else SequencePrices()
+            else SequenceCosts()
         ),
-        dense=DensePrices(0.01, 0.3),
+        dense=DenseCosts(0.01, 0.3),
     )
     per_mb = {"links": 0.2, "receiving": 0.0}.get(name, 1.0)
     exchange = rng.uniform(0, 1, (len(EXCHANGES), len(EXCHANGE_TERMS)))
@@ -98,9 +98,9 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
     )
 
 
-def _net(rng: np.random.Generator, num_terms: int, *, overflow: bool) -> PriceNet:
+def _net(rng: np.random.Generator, num_terms: int, *, overflow: bool) -> CostNet:
     hidden = 3
-    return PriceNet(
+    return CostNet(
         weights=(
             rng.normal(0, 0.7, (len(PROFILE), hidden)),
             rng.normal(0, 0.4, (hidden, num_terms)),
@@ -123,7 +123,7 @@ def problem_of(
     split_error: float = 0.0,
 ) -> Problem:
     return build_problem(
-        model.price(with_profiles(task)),
+        model.cost_task(with_profiles(task)),
         constraints or Constraints(),
         critical_path_share=critical_path_share,
         split_error=split_error,
@@ -161,7 +161,7 @@ def searcher(name: str = "shipped", model_seed: int = 0, **arguments: Any) -> Se
 def predicted(shards: tuple[Shard, ...], task: ShardingTask, model: LearnedCostModel) -> PlanCost:
     """What `model.predict` gives, without its warnings; the tables have reuse histograms."""
     plan = ShardingPlan(task.topology.world_size, shards)
-    return model.price(task).predict(plan)
+    return model.cost_task(task).predict(plan)
 
 
 def all_plans(task: ShardingTask) -> Iterator[tuple[Shard, ...]]:

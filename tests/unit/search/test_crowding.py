@@ -12,18 +12,18 @@ from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.widest import WidestShard
 from dlrm_sharded.plans.plan import ShardingPlan
-from tests.unit.cost.worked_bound import constant_prices
+from tests.unit.cost.worked_bound import constant_net
 from tests.unit.search.synthetic import COST_ALONE, model_of, predicted
 from tests.unit.synthetic import task_of
 
 IDS_MS, COLUMNS_MS, WIDEST_MS = 0.001, 0.001, 0.01
-"""Prices of a thousand ids: in themselves, for each 16 columns, for each warp of the widest."""
+"""Costs of a thousand ids: in themselves, for each 16 columns, for each warp of the widest."""
 
 
 def gpu_model() -> LearnedCostModel:
     """Lookups dominate, and the widest shard dominates lookups."""
-    prices = {"ids": IDS_MS, "id_columns": COLUMNS_MS}
-    net = constant_prices(prices, DEVICE_WORK["cuda"], launch_ms=0.02, next_launch_ms=0.01)
+    costs = {"ids": IDS_MS, "id_columns": COLUMNS_MS}
+    net = constant_net(costs, DEVICE_WORK["cuda"], launch_ms=0.02, next_launch_ms=0.01)
     model = model_of("warps")
     compute = dataclasses.replace(
         model.compute, forward=net, backward=net, crowding=WidestShard(np.full((2, 2), WIDEST_MS))
@@ -70,5 +70,5 @@ def test_separates_narrow_tables_from_wide_ones(
         SharderContext(cost_model=model), time_budget_s=1e6, patience=3, **COST_ALONE
     )
     cost_ms = predicted(sharder.shard(task).shards, task, model).cost_ms
-    assert lower_bound_ms(model.price(task)) <= cost_ms * (1 + 1e-9)
+    assert lower_bound_ms(model.cost_task(task)) <= cost_ms * (1 + 1e-9)
     assert cost_ms <= separated_ms(task, model)

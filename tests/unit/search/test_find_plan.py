@@ -40,7 +40,7 @@ def found(
     clock: CountingClock | None = None,
 ) -> State:
     """Search, and check that there is a complete plan."""
-    bound_ms = lower_bound_ms(problem.priced)
+    bound_ms = lower_bound_ms(problem.costed)
     stopping = StoppingRule(clock or CountingClock(), bound_ms * (1 + good_gap), patience)
     state = find_state(problem, bound_ms, seed, stopping)
     assert is_whole(state)
@@ -52,7 +52,7 @@ def test_searches_are_no_worse_than_their_start(seed: int) -> None:
     problem = searched_problem(seed, full=0.8)
     plain = problem.without_margin()
     costs = [found(problem, patience=patience).copy_for(plain).objective_ms for patience in (0, 5)]
-    bound_ms = lower_bound_ms(problem.priced)
+    bound_ms = lower_bound_ms(problem.costed)
     start = first_plan(problem, cut_units(problem, problem.mean_processing_ms(bound_ms)))
     assert costs[0] <= start.copy_for(plain).objective_ms * 1.05  # margins differ
     assert costs[1] <= costs[0] * 1.02

@@ -65,7 +65,7 @@ def test_rebuilds_cut_unevenly_what_does_not_fit_in_even_pieces() -> None:
 
 
 def test_a_unit_is_joined_on_its_best_rank() -> None:
-    """Where prices are linear and every rank has a piece already, estimates are exact."""
+    """Where costs are linear and every rank has a piece already, estimates are exact."""
     num_ids = (10.0, 10.01, 10.02, 0.01, 0.02)  # even loads, so that every rank counts
     tables = [Table(f"t{i}", 3000, 16, ids, USED_ONCE) for i, ids in enumerate(num_ids)]
     problem = problem_of(task_of(tables, 3), worked_model())

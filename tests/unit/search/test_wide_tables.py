@@ -43,7 +43,7 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
     plan = searcher(name, time_budget_s=1e6, patience=2, **COST_ALONE).shard(task)
     validate(plan, task)
     cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
-    assert lower_bound_ms(model_of(name).price(task)) <= cost_ms * (1 + 1e-9)
+    assert lower_bound_ms(model_of(name).cost_task(task)) <= cost_ms * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_one_rank_cuts_a_table_into_equal_shards(name: str, width: int, num_shar
     assert len(set(widths)) == 1
     assert len(widths) >= num_shards, "more of them may cost less"
     cost_ms = predicted(plan.shards, task, model).cost_ms
-    assert lower_bound_ms(model.price(task)) <= cost_ms * (1 + 1e-9)
+    assert lower_bound_ms(model.cost_task(task)) <= cost_ms * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("width", [3 * LIMIT, 16_384])
-def test_prices_of_equal_shards_are_those_of_the_plan(width: int) -> None:
+def test_costs_of_equal_shards_are_those_of_the_plan(width: int) -> None:
     """The search knows what a plan with several shards of a table on a rank costs and takes."""
     task, model = wide_task(width, world_size=2), model_of("warps")
     topology = dataclasses.replace(task.topology, optimizer_bytes_per_row=4)

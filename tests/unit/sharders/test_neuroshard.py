@@ -149,7 +149,7 @@ def plain_search(
     max_splits: int,
     has_limits: bool = True,
 ) -> Columns | None:
-    """The published rules one after another, with a prediction of a whole plan for every price.
+    """The published rules one after another, with a prediction of a whole plan for every cost.
 
     A node is a list of (table, width).
     """
@@ -157,7 +157,7 @@ def plain_search(
     mean = sum(table.embedding_dim for table in tables) / num_ranks
 
     def predict(placed: list[tuple[int, int, int]]) -> PlanCost:
-        # shards of different widths that meet on a rank have a price only as separate tables
+        # shards of different widths that meet on a rank have a prediction only as separate tables
         pieces = tuple(
             dataclasses.replace(tables[t], name=str(i), embedding_dim=width)
             for i, (t, width, _) in enumerate(placed)

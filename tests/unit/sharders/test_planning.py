@@ -113,10 +113,10 @@ def test_with_an_additive_cost_model(model: LearnedCostModel) -> None:
     _, report = Planner(sharder, model, diagnose).plan(TASK)
     profiled = with_expected_profiles(TASK, model.compute)
     assert report.cost == model.predict(PLAN, profiled)
-    assert report.lower_bound_ms == lower_bound_ms(model.price(profiled)) > 0
+    assert report.lower_bound_ms == lower_bound_ms(model.cost_task(profiled)) > 0
     assert report.gap == report.cost.cost_ms / report.lower_bound_ms - 1
     assert report.diagnosis is said
-    assert asked == [(PLAN, model.price(profiled))]
+    assert asked == [(PLAN, model.cost_task(profiled))]
     assert sharder.tasks == [profiled], "all see the task with the same profiles"
     assert Planner(Fixed(PLAN), model).plan(TASK)[1].diagnosis is None
 
@@ -149,7 +149,7 @@ def test_times_of_another_device_bound_nothing(
 def test_the_bound_of_a_task_that_nothing_fits(model: LearnedCostModel) -> None:
     """No plan of it is valid, so no report has it."""
     tight = with_memory(with_profiles(TASK), 100)
-    assert lower_bound_ms(model.price(tight)) == math.inf
+    assert lower_bound_ms(model.cost_task(tight)) == math.inf
     with pytest.raises(InvalidPlanError, match="rank 0 would hold"):
         Planner(Fixed(PLAN), model).plan(tight)
 
@@ -232,7 +232,7 @@ def test_plans_have_the_precision_of_the_run(model: LearnedCostModel) -> None:
         plan, report = planner.plan(TASK)
         assert plan.exchange_precision == report.exchange_precision == expected
         assert planner.adopt(sharder.shard(TASK), TASK, solve_s=1.0)[0] == plan
-        assert report.cost == model.predict(plan, model.price(TASK).task)
+        assert report.cost == model.predict(plan, model.cost_task(TASK).task)
         fields = plan_json(plan, report)
         assert ("exchange_precision" in fields) == (expected != FP32_EXCHANGE)
         text = f" with exchanges in {expected}"

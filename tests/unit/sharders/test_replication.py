@@ -52,8 +52,8 @@ def test_tiny_tables_are_replicated_where_that_pays() -> None:
     assert cost_ms(auto) < 0.97 * cost_ms(never)
     rows = {table.name: table.num_embeddings for table in TASK.tables}
     assert max(rows[name] for name in auto.replicated_tables) < 10_000
-    priced = MODEL.price(TASK)
-    bound_ms, without_ms = lower_bound_ms(priced), lower_bound_ms(priced, replicas=False)
+    costed = MODEL.cost_task(TASK)
+    bound_ms, without_ms = lower_bound_ms(costed), lower_bound_ms(costed, replicas=False)
     assert bound_ms <= cost_ms(auto) < 1.1 * bound_ms
     assert bound_ms <= without_ms <= cost_ms(never) * (1 + 1e-9)
 
@@ -69,8 +69,8 @@ def test_adam_has_no_replicas() -> None:
         assert not plan_of(task).replicated_tables
         with pytest.raises(ConfigError, match=r"names \['cat_0'\].*'adam'.*sgd or rowwise_adagrad"):
             plan_of(task, replicate=["cat_0"])
-        priced = MODEL.price(task)
-        assert lower_bound_ms(priced) == lower_bound_ms(priced, replicas=False)
+        costed = MODEL.cost_task(task)
+        assert lower_bound_ms(costed) == lower_bound_ms(costed, replicas=False)
 
 
 def test_one_rank_has_no_replicas() -> None:

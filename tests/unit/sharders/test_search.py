@@ -77,7 +77,7 @@ def workloads_of_all_plans(task: ShardingTask) -> list[Workload]:
 
 
 def costs_of_all_plans(task: ShardingTask, model: LearnedCostModel) -> list[float]:
-    hosts = model.price(task).hosts
+    hosts = model.cost_task(task).hosts
     return [model.predict_workload(w, hosts).cost_ms for w in workloads_of_all_plans(task)]
 
 
@@ -124,7 +124,7 @@ def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -
             solved["search"] += 1
             validate(plan, task)
             cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
-            assert cost_ms >= lower_bound_ms(model_of(name).price(task)) * (1 - ROUNDING)
+            assert cost_ms >= lower_bound_ms(model_of(name).cost_task(task)) * (1 - ROUNDING)
     assert solved["heuristics"] > NUM_TASKS / 4
     assert solved["search"] > solved["heuristics"] + NUM_TASKS / 10
 
@@ -180,14 +180,14 @@ class OnlyPredicts:
 
 @pytest.mark.parametrize("model", [None, OnlyPredicts()], ids=["none", "only_predicts"])
 def test_needs_a_cost_model_with_unit_costs(model: CostModel | None) -> None:
-    with pytest.raises(ConfigError, match=r"needs a cost model with a method `price`; choose cost"):
+    with pytest.raises(ConfigError, match=r"needs a cost model with a method `cost_task`; choose"):
         SearchSharder(SharderContext(cost_model=model))
 
 
 @pytest.mark.parametrize(
     ("conversion_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "dear"]
 )
-def test_a_plan_in_a_stated_precision_is_priced_and_bounded_in_it(
+def test_a_plan_in_a_stated_precision_is_costed_and_bounded_in_it(
     conversion_ms: float, gains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers are converted in so many ms per MB."""

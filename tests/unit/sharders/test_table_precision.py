@@ -1,4 +1,4 @@
-"""Tables in fp16: in plans, in memory, in prices, and where nothing else fits."""
+"""Tables in fp16: in plans, in memory, in costs, and where nothing else fits."""
 
 import dataclasses
 import itertools
@@ -124,7 +124,7 @@ def test_lookups_on_gpus_read_half() -> None:
         assert ratio[term] == 1.0, term
 
 
-def test_the_catalogue_prices_what_plans_cost(of_device: AdditiveCostModel) -> None:
+def test_pieces_cost_what_plans_cost(of_device: AdditiveCostModel) -> None:
     plan = half(PLAN, "a", "c")
     task = with_precisions(TASK, plan)
     shapes = Shapes.from_task(task, of_device.compute)
@@ -140,7 +140,7 @@ def test_the_catalogue_prices_what_plans_cost(of_device: AdditiveCostModel) -> N
         parts.sum(axis=2).T, of_device.compute.times_ms(sums, workload.num_lookups()), rtol=1e-9
     )
     cost = of_device.predict(plan, TASK)
-    assert cost.cost_ms >= lower_bound_ms(of_device.price(task)) > 0
+    assert cost.cost_ms >= lower_bound_ms(of_device.cost_task(task)) > 0
 
 
 def search(model: AdditiveCostModel, precision: str = "fp32") -> SearchSharder:

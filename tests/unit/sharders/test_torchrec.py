@@ -123,8 +123,8 @@ def boxed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_the_time_limit_includes_the_pricing(boxed: None, full: bool):
-    message = r"priced \d+ of \d+ ways .* raise sharder\.timeo"
+def test_the_time_limit_includes_the_estimates(boxed: None, full: bool):
+    message = r"estimated \d+ of \d+ ways .* raise sharder\.timeo"
     with pytest.raises(InfeasibleTaskError, match=message):
         TorchRecSharder(full=full, timeout_s=5).shard(TASK)
 
@@ -148,7 +148,7 @@ def test_a_search_that_finds_nothing_in_time_says_so(boxed: None) -> None:
         TorchRecSharder(timeout_s=60).shard(task)
 
 
-def test_sequences_are_priced_unpooled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_are_estimated_unpooled(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchRec itself takes them for such tables, in modules whose names may have dots."""
     seen: dict[str, bool] = {}
     estimate = EmbeddingPerfEstimator.estimate

@@ -1,4 +1,4 @@
-"""Prices of pieces, row blocks and replicas for the search.
+"""Loads of pieces, row blocks and replicas for the search.
 
 Letters: U units, L loads, T tables, n pieces, V numbers of a shard (`cost/compute.py`).
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.cost.compute import READ_MB, ComputeModel
-from dlrm_sharded.cost.exchange_prices import ExchangePrices, ReducePrices
+from dlrm_sharded.cost.exchange_costs import ExchangeCosts, ReduceCosts
 from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
 from dlrm_sharded.cost.workload import Floats, Indices
 from dlrm_sharded.search.loads import NUM_LOADS, LoadWeights
@@ -18,16 +18,16 @@ from dlrm_sharded.search.problem import Blocks, Demand, Mask
 
 
 @dataclass(frozen=True, slots=True)
-class Pricing:
-    """Prices pieces.
+class PieceLoads:
+    """What pieces add to the loads of a rank.
 
     Args:
-        split_error: share of its computation by which a piece of a table is priced higher.
+        split_error: share of its computation by which a piece of a table is costed higher.
         mean_read_mb: MB that a rank reads in a step on average.
     """
 
     compute: ComputeModel
-    prices: ExchangePrices
+    exchange_costs: ExchangeCosts
     weights: LoadWeights
     split_error: float
     mean_read_mb: float
@@ -36,9 +36,9 @@ class Pricing:
         """Return the loads [n, L] of pieces, and how much of them is margin.
 
         Args:
-            error: share, or [n, 1] shares, of the computation by which a piece is priced higher.
+            error: share, or [n, 1] shares, of the computation by which a piece is costed higher.
         """
-        # Prices rise with what the whole rank reads.
+        # Unit costs rise with what the whole rank reads.
         compute_ms = self._work_ms(pieces)
         margin = self.weights.loads(compute_ms * error, 0.0 * pieces.volume)
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
@@ -58,10 +58,10 @@ class Pricing:
             table: [U], the table of each unit that may be split.
             is_allowed: [U], whether constraints allow the unit to have such blocks.
         """
-        prices = self.prices
-        reduce = prices.gradients if cut.is_replica else prices.reduces[cut.group_size]
+        costs = self.exchange_costs
+        reduce = costs.gradients if cut.is_replica else costs.reduces[cut.group_size]
         if of_sequences:  # an all-to-all takes the place of the reduction
-            reduce = ReducePrices(prices.fixed_ms, 0.0, 0.0)
+            reduce = ReduceCosts(costs.fixed_ms, 0.0, 0.0)
         reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
         piece, last = cut.block.take(table), cut.last.take(table)
         load, margin = self.load(piece, self.split_error)
@@ -72,7 +72,7 @@ class Pricing:
             size_bytes = size_bytes.copy()
             size_bytes[:, -1] = last.size_bytes
         num_shards = 1.0 if of_sequences or not cut.is_global else 0.0
-        any_ms = prices.any_byte_ms * piece.volume + prices.shard_ms * num_shards
+        any_ms = costs.any_byte_ms * piece.volume + costs.shard_ms * num_shards
         shared_ms = any_ms * cut.group_size
         fixed_load = np.zeros(NUM_LOADS)
         if cut.is_global:  # see `Blocks.is_global`
@@ -107,26 +107,26 @@ class Pricing:
     def replica_gain_ms(self, shapes: Shapes, *, has_margin: bool = True) -> Floats:
         """Return [T], how much less a replica of a table costs than the table on a single rank.
 
-        These are means over ranks, without what the first replica costs. A replica is priced with
+        These are means over ranks, without what the first replica costs. A replica is costed with
         the margin of a split. On one rank, there is nothing to gain.
         """
         if shapes.replicas is None:
             return np.zeros(len(shapes.step))
         whole = shapes.columns.take(shapes.whole)
-        prices = self.prices
-        exchange_ms = prices.even_byte_ms * whole.volume / prices.num_ranks + prices.shard_ms
-        whole_ms = self._work_ms(whole).sum(axis=1) / prices.num_ranks + exchange_ms
+        costs = self.exchange_costs
+        exchange_ms = costs.even_byte_ms * whole.volume / costs.num_ranks + costs.shard_ms
+        whole_ms = self._work_ms(whole).sum(axis=1) / costs.num_ranks + exchange_ms
         error = self.split_error if has_margin else 0.0
         replica_ms = self._work_ms(shapes.replicas.block) * (1.0 + error)
         replica_ms = replica_ms.sum(axis=1)
-        replica_ms += prices.gradients.byte_ms * shapes.replicas.reduce_volume
+        replica_ms += costs.gradients.byte_ms * shapes.replicas.reduce_volume
         return whole_ms - replica_ms
 
     @property
     def first_replica_ms(self) -> float:
         """Time that every rank pays as soon as there is a replica of any size."""
         launches_ms = self.compute.launch_ms(np.array([1.0, 2.0])).sum(axis=1)
-        return self.prices.gradients.fixed_ms + float(launches_ms[1] - launches_ms[0])
+        return self.exchange_costs.gradients.fixed_ms + float(launches_ms[1] - launches_ms[0])
 
     def _work_ms(self, pieces: Pieces) -> Floats:
         """Return [n, 2], computation of pieces where ranks read as much as they do on average."""

@@ -1,8 +1,8 @@
-"""Prices of a byte in the exchanges of a step, for the search and for the lower bound.
+"""Costs of a byte in the exchanges of a step, for the search and for the lower bound.
 
 The time of an exchange depends on the volumes of all ranks at once, through maxima.
-`ExchangePrices` replaces it by prices per byte that hold near even volumes, where good plans are,
-and `LeastExchangePrices` by lower bounds of the prices for all volumes. docs/notes/lower_bound.md
+`ExchangeCosts` replaces it by costs of a byte that hold near even volumes, where good plans are,
+and `LeastExchangeCosts` by lower bounds of the costs for all volumes. docs/notes/lower_bound.md
 proves the properties that the bound needs (L3 and L7).
 
 Letters: W ranks.
@@ -30,8 +30,8 @@ EVEN_BYTES, STEP_BYTES = 1e6, 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class ReducePrices:
-    """Prices of the reductions of a step within a group, on each of its ranks.
+class ReduceCosts:
+    """Costs of the reductions of a step within a group, on each of its ranks.
 
     They also describe the all-reduce of gradients, whose bytes are those of a rank's replicas.
 
@@ -46,9 +46,9 @@ class ReducePrices:
     shard_ms: float
 
     @classmethod
-    def in_group(cls, model: CommunicationModel, group: Hosts) -> ReducePrices:
-        """Return the prices of a group by itself, see `Hosts.group`."""
-        # the times are linear in volumes and shards, so differences are prices
+    def in_group(cls, model: CommunicationModel, group: Hosts) -> ReduceCosts:
+        """Return the costs of a group by itself, see `Hosts.group`."""
+        # the times are linear in volumes and shards, so differences are costs
         volumes = np.array([0.0, EVEN_BYTES, 0.0])
         num_shards = np.array([HARDLY_ANY, HARDLY_ANY, 1.0])
         by_kind = [model.reduce_ms(kind, volumes, num_shards, group) for kind in STEP_EXCHANGES]
@@ -56,16 +56,16 @@ class ReducePrices:
         return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, with_table_ms - fixed_ms)
 
     @classmethod
-    def of_gradients(cls, model: CommunicationModel, hosts: Hosts) -> ReducePrices:
-        """Return the prices of the all-reduce of the gradients of replicas, a byte of weights."""
+    def of_gradients(cls, model: CommunicationModel, hosts: Hosts) -> ReduceCosts:
+        """Return the costs of the all-reduce of the gradients of replicas, a byte of weights."""
         num_bytes = np.array([HARDLY_ANY, EVEN_BYTES])
         fixed_ms, with_bytes_ms = model.all_reduce_ms(num_bytes, hosts).tolist()
         return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangePrices:
-    """Prices of both all-to-alls of a step together, near even volumes.
+class ExchangeCosts:
+    """Costs of both all-to-alls of a step together, near even volumes.
 
     A volume is what a rank exchanges with every other one, in bytes. The time of a rank is about
 
@@ -81,8 +81,8 @@ class ExchangePrices:
             over ranks, as no term depends on a rank's number (Jensen's inequality).
         sequences: how many bytes of bags a byte of sequences counts for, and one of their row
             blocks, see `CommunicationModel`; at even volumes, of all exchanges together.
-        reduces: prices of row blocks, by the size of their groups.
-        gradients: prices of replicas.
+        reduces: costs of row blocks, by the size of their groups.
+        gradients: costs of replicas.
     """
 
     fixed_ms: float
@@ -92,14 +92,14 @@ class ExchangePrices:
     busiest_rank_byte_ms: float
     busiest_host_byte_ms: float
     any_byte_ms: float
-    reduces: Mapping[int, ReducePrices]
-    gradients: ReducePrices
+    reduces: Mapping[int, ReduceCosts]
+    gradients: ReduceCosts
     num_ranks: int
     sequences: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
-    def from_model(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
-        """Take the prices from the model's times at even volumes and from its slopes there."""
+    def from_model(cls, model: CommunicationModel, hosts: Hosts) -> ExchangeCosts:
+        """Take the costs from the model's times at even volumes and from its slopes there."""
         size, per_host = hosts.world_size, hosts.ranks_per_host
         even = _even_byte_ms(model, hosts)
         weights = even if even.any() else None
@@ -108,7 +108,7 @@ class ExchangePrices:
         fixed_ms = float(exchanges.times_ms(np.zeros(size))[0])
         with_shards_ms = float(exchanges.times_ms(np.zeros(size), num_shards=1.0)[0])
         even_byte_ms = (float(exchanges.even_ms[0]) - fixed_ms) / EVEN_BYTES
-        own_byte, busiest_rank, busiest_host = exchanges.uneven_prices()
+        own_byte, busiest_rank, busiest_host = exchanges.uneven_costs()
         others_ms = own_byte + busiest_rank + busiest_host * per_host
         return cls(
             fixed_ms=fixed_ms,
@@ -119,10 +119,10 @@ class ExchangePrices:
             busiest_host_byte_ms=busiest_host,
             any_byte_ms=(even_byte_ms - others_ms) / size,
             reduces={
-                group_size: ReducePrices.in_group(model, hosts.group(group_size))
+                group_size: ReduceCosts.in_group(model, hosts.group(group_size))
                 for group_size in {size, per_host} - {1}
             },
-            gradients=ReducePrices.of_gradients(model, hosts),
+            gradients=ReduceCosts.of_gradients(model, hosts),
             num_ranks=size,
             sequences=(whole, blocks),
         )
@@ -156,12 +156,12 @@ class _StepExchanges:
         ]
         return np.sum(by_kind, axis=0)
 
-    def uneven_prices(self) -> tuple[float, float, float]:
-        """Return prices of a byte of a rank's own, of the busiest rank and of the busiest host."""
+    def uneven_costs(self) -> tuple[float, float, float]:
+        """Return costs of a byte of a rank's own, of the busiest rank and of the busiest host."""
         size, per_host = self.hosts.world_size, self.hosts.ranks_per_host
         first, first_host = slice(0, 1), slice(0, per_host)
         others = slice(1, None) if size > 1 else slice(None)
-        # Rank 0 has less than the others, so it is not the busiest, and what they save is the price
+        # Rank 0 has less than the others, so it is not the busiest, and what they save is the cost
         # of a byte of any rank. Ranks of its own and of other hosts may differ: the least counts.
         any_byte = float(self._slopes(first, -STEP_BYTES)[others].min())
         # Rank 0 has more: it is the busiest rank on the busiest host, and the others wait for it.
@@ -187,15 +187,15 @@ class _StepExchanges:
 
 
 @dataclass(frozen=True, slots=True)
-class LeastExchangePrices:
-    """Lower bounds of the prices of a byte, on any rank: L7 of docs/notes/lower_bound.md.
+class LeastExchangeCosts:
+    """Lower bounds of the costs of a byte, on any rank: L7 of docs/notes/lower_bound.md.
 
     With volumes v, their sum S and largest V, rank r's exchanges take at least
     fixed_ms + own_byte_ms * v[r] + any_byte_ms * S + busiest_byte_ms * (V - S / W).
 
     Args:
         sequences: how many bytes of bags a byte of sequences counts for, and one of their row
-            blocks; no more than in any of these prices, and in that of even volumes.
+            blocks; no more than in any of these costs, and in that of even volumes.
     """
 
     own_byte_ms: float
@@ -204,20 +204,20 @@ class LeastExchangePrices:
     sequences: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
-    def from_model(cls, model: CommunicationModel, hosts: Hosts) -> LeastExchangePrices:
+    def from_model(cls, model: CommunicationModel, hosts: Hosts) -> LeastExchangeCosts:
         """Add up the lower limits of all `EXCHANGE_TERMS`."""
         if hosts.world_size == 1:
             return cls(0.0, 0.0, 0.0)
         by_kind = np.array([_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES])
         own_mb_ms, any_mb_ms, busiest_mb_ms = by_kind.sum(axis=0).tolist()
-        # A negative price of its own counts at most for everything: its volume is no more than all.
+        # A negative cost of its own counts at most for everything: its volume is no more than all.
         any_mb_ms += min(own_mb_ms, 0.0)
-        prices = (max(own_mb_ms, 0.0) / 1e6, any_mb_ms / 1e6, busiest_mb_ms / 1e6)
-        return cls(*prices, _least_counts(model, hosts, by_kind))
+        costs = (max(own_mb_ms, 0.0) / 1e6, any_mb_ms / 1e6, busiest_mb_ms / 1e6)
+        return cls(*costs, _least_counts(model, hosts, by_kind))
 
 
 def _least_mb_ms(model: CommunicationModel, kind: str, hosts: Hosts) -> tuple[float, float, float]:
-    """Return the least prices of a MB in one exchange: of a rank's own, of any, of the busiest."""
+    """Return the least costs of a MB in one exchange: of a rank's own, of any, of the busiest."""
     size, per_host = hosts.world_size, hosts.ranks_per_host
     links = (
         ("intra", per_host - 1, hosts.intra_ms_per_mb),
@@ -248,7 +248,7 @@ def _least_mb_ms(model: CommunicationModel, kind: str, hosts: Hosts) -> tuple[fl
 
 
 def _even_byte_ms(model: CommunicationModel, hosts: Hosts) -> Floats:
-    """Return [2], the price of a byte on every rank in each of `STEP_EXCHANGES`."""
+    """Return [2], the cost of a byte on every rank in each of `STEP_EXCHANGES`."""
     each = [_StepExchanges(model, hosts, [kind]) for kind in STEP_EXCHANGES]
     empty = np.zeros(hosts.world_size)
     even: Floats = np.array([float((of.even_ms - of.times_ms(empty))[0]) for of in each])
@@ -256,15 +256,15 @@ def _even_byte_ms(model: CommunicationModel, hosts: Hosts) -> Floats:
 
 
 def _least_counts(model: CommunicationModel, hosts: Hosts, by_kind: Floats) -> tuple[float, float]:
-    """Return `LeastExchangePrices.sequences`: L16 of docs/notes/lower_bound.md.
+    """Return `LeastExchangeCosts.sequences`: L16 of docs/notes/lower_bound.md.
 
     Args:
         by_kind: [2, 3], see `_least_mb_ms`.
     """
     counts, (own, of_any, busiest) = model.sequences, by_kind.T
-    prices = [own, of_any - busiest / hosts.world_size, busiest, _even_byte_ms(model, hosts)]
-    counted, sums = [price @ counts for price in prices], [float(p.sum()) for p in prices]
-    if sums[0] <= 0.0:  # a negative price of its own counts for everything, see `from_model`
+    costs = [own, of_any - busiest / hosts.world_size, busiest, _even_byte_ms(model, hosts)]
+    counted, sums = [cost @ counts for cost in costs], [float(p.sum()) for p in costs]
+    if sums[0] <= 0.0:  # a negative cost of its own counts for everything, see `from_model`
         counted[1], sums[1] = counted[1] + np.minimum(counted[0], 0.0), sums[1] + sums[0]
     means = [of / total for of, total in zip(counted, sums, strict=True) if total > 0.0]
     # times never fall with volumes, so the fewest bytes of both exchanges are few enough, too

@@ -1,4 +1,4 @@
-"""A file of prices has a cost model to the bit, and a sweep makes one of them."""
+"""A file has a cost model to the bit, and a sweep makes one of them."""
 
 import dataclasses
 from pathlib import Path
@@ -11,9 +11,14 @@ from dlrm_sharded.calibration.hardware_costs import hardware_cost_model
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_store import conditions_of, sample_store
 from dlrm_sharded.cost.communication import EXCHANGE_PARTS, EXCHANGES
+from dlrm_sharded.cost.cost_model_file import (
+    cost_model_beside,
+    costs_digest,
+    read_cost_model,
+    write_cost_model,
+)
 from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.cost.price_file import prices_beside, prices_digest, read_prices, write_prices
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.fingerprint import Fingerprint
@@ -44,10 +49,10 @@ def corrected(context: RunContext) -> LearnedCostModel:
 @pytest.mark.parametrize("context", [HERE, H100], ids=["cpu", "h100"])
 def test_predicts_the_same_times(context: RunContext, tmp_path: Path) -> None:
     model, path = corrected(context), tmp_path / "prices.safetensors"
-    write_prices(path, model)
-    read = read_prices(path)
+    write_cost_model(path, model)
+    read = read_cost_model(path)
     dearer = dataclasses.replace(model, compute=model.compute.scaled(1.0, 1.001))
-    assert prices_digest(read) == prices_digest(model) != prices_digest(dearer)
+    assert costs_digest(read) == costs_digest(model) != costs_digest(dearer)
     assert (read.provenance, read.correction) == (model.provenance, model.correction)
     task = small_tasks()["w3-mixed"]
     plan = RandomSharder(seed=0).shard(task)
@@ -56,16 +61,16 @@ def test_predicts_the_same_times(context: RunContext, tmp_path: Path) -> None:
 
 def test_is_no_fitted_model_and_no_fitted_model_is_one(tmp_path: Path) -> None:
     path = tmp_path / "prices.safetensors"
-    write_prices(path, learned_cost_model(HERE))
+    write_cost_model(path, learned_cost_model(HERE))
     with pytest.raises(DataError, match="not a cost model of the kind 'learned'"):
         learned_cost_model(HERE, str(path))
-    assert prices_digest(hardware_cost_model(HERE, str(path))) == prices_digest(read_prices(path))
+    assert costs_digest(hardware_cost_model(HERE, str(path))) == costs_digest(read_cost_model(path))
 
 
-def test_jobs_of_a_sweep_share_the_prices_of_the_first(tmp_path: Path) -> None:
+def test_jobs_of_a_sweep_share_the_cost_model_of_the_first(tmp_path: Path) -> None:
     def of_job(context: RunContext) -> str:
         journal, snapshot = str(tmp_path / "journal"), str(tmp_path / "prices")
-        return prices_digest(hardware_cost_model(context, journal=journal, snapshot=snapshot))
+        return costs_digest(hardware_cost_model(context, journal=journal, snapshot=snapshot))
 
     first = of_job(HERE)
     journal, conditions = sample_store(HERE, str(tmp_path / "journal")), conditions_of(HERE)
@@ -76,7 +81,7 @@ def test_jobs_of_a_sweep_share_the_prices_of_the_first(tmp_path: Path) -> None:
     assert of_job(HERE) == first
     assert of_job(dataclasses.replace(HERE, ranks_per_host=1)) == first  # other runs correct it
     assert len(list((tmp_path / "prices").glob("*.safetensors"))) == 2
-    assert prices_digest(hardware_cost_model(HERE, journal=str(tmp_path / "journal"))) != first
+    assert costs_digest(hardware_cost_model(HERE, journal=str(tmp_path / "journal"))) != first
 
 
 def test_gpus_that_share_a_snapshot_have_costs_of_their_own(tmp_path: Path) -> None:
@@ -90,7 +95,7 @@ def test_gpus_that_share_a_snapshot_have_costs_of_their_own(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("plan", "prices"), [("plan.json", "prices.safetensors"), ("b.json", "b.prices.safetensors")]
+    ("plan", "file"), [("plan.json", "prices.safetensors"), ("b.json", "b.prices.safetensors")]
 )
-def test_lies_beside_the_plan(plan: str, prices: str, tmp_path: Path) -> None:
-    assert prices_beside(tmp_path / plan) == tmp_path / prices
+def test_lies_beside_the_plan(plan: str, file: str, tmp_path: Path) -> None:
+    assert cost_model_beside(tmp_path / plan) == tmp_path / file

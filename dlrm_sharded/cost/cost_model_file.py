@@ -1,6 +1,6 @@
-"""A file of prices: a cost model as a run had it, by which the run's plan can be made again.
+"""A file of a cost model as a run had it, by which the run's plan can be made again.
 
-The prices of a run follow from an artifact or a data sheet, the probes of the hardware, the
+The costs of a run follow from an artifact or a data sheet, the probes of the hardware, the
 versions of kernels, and earlier runs. All of these change with time. The file has the numbers that
 came out.
 """
@@ -28,22 +28,22 @@ from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 from dlrm_sharded.plans.cost_provenance import CostProvenance
 
-PRICES = Kind(
+RUN_COST_MODEL = Kind(
     "prices",
-    noun="file of prices",
+    noun="file of a cost model",
     made_with="a run, which writes one beside its plan.json",
     required=("ranges", "measured_links", "standing", "gpu", "correction"),
 )
 DIGEST_LENGTH = 16
 
 
-def prices_digest(model: LearnedCostModel) -> str:
+def costs_digest(model: LearnedCostModel) -> str:
     """Return a short hash of all that predictions of the model follow from."""
     return checksum(*_content(model))[:DIGEST_LENGTH]
 
 
-def write_prices(path: Path, model: object) -> None:
-    """Write the prices of a model to `path`, whose suffix is `ARTIFACT_SUFFIX`.
+def write_cost_model(path: Path, model: object) -> None:
+    """Write a model to `path`, whose suffix is `ARTIFACT_SUFFIX`.
 
     Other models than learned ones follow from their config, and have no such file.
     """
@@ -52,26 +52,26 @@ def write_prices(path: Path, model: object) -> None:
         write_artifact(path.parent, path.name.removesuffix(ARTIFACT_SUFFIX), arrays, meta)
 
 
-def prices_beside(plan: Path) -> Path:
-    """Return the path of the prices of a plan.json: prices.safetensors beside it."""
+def cost_model_beside(plan: Path) -> Path:
+    """Return the path of the cost model of a plan.json: prices.safetensors beside it."""
     stem = "" if plan.name == "plan.json" else f"{plan.stem}."
     return plan.with_name(f"{stem}prices{ARTIFACT_SUFFIX}")
 
 
-def is_price_file(path: Path) -> bool:
-    """Return whether a sound file has prices, and not a fitted model."""
-    return artifact_kind(path) == PRICES.name
+def is_cost_model_file(path: Path) -> bool:
+    """Return whether a sound file has the cost model of a run, and not a fitted one."""
+    return artifact_kind(path) == RUN_COST_MODEL.name
 
 
-def read_prices(path: Path) -> LearnedCostModel:
-    """Return the model whose prices a file has; it predicts the same times, to the bit.
+def read_cost_model(path: Path) -> LearnedCostModel:
+    """Return the model of a file; it predicts the same times, to the bit.
 
     Raises:
-        DataError: the file is missing, damaged, or of a version with other prices.
+        DataError: the file is missing, damaged, or of a version with other costs.
     """
-    read = read_artifact(path, kind=PRICES, features=learned_features)
+    read = read_artifact(path, kind=RUN_COST_MODEL, features=learned_features)
     meta, provenance, spec = read.meta, None, None
-    with built_from(read, PRICES):  # files of 0.2 have further fields
+    with built_from(read, RUN_COST_MODEL):  # files of 0.2 have further fields
         if meta["standing"] is not None:
             provenance = read_form(
                 meta["standing"], CostProvenance, name="standing", may_have_others=True
@@ -89,7 +89,7 @@ def _content(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
         spec = model.communication.host.spec  # whose figures may be whole numbers; floats are read
         gpu = dataclasses.asdict(read_form(dataclasses.asdict(spec), GpuSpec, name="the GPU"))
     meta = {
-        "kind": PRICES.name,
+        "kind": RUN_COST_MODEL.name,
         "hardware": model.name,
         "device": model.device,
         "features": learned_features(model.device),
