@@ -1,4 +1,4 @@
-"""This is what is known of accesses to rows: measured profiles, Zipf and other distributions.
+"""Has measured and assumed distributions of accesses to rows.
 
-The data that they are measured on is in `datasets`.
+The data is in `datasets`.
 """

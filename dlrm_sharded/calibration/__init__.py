@@ -1,5 +1,4 @@
-"""The costs of this hardware: what is measured to know them, the store of samples, and the fit of a
-cost model to all of them.
+"""Measures hardware, stores the samples, and fits a cost model to them.
 
-The stages of a plan are measured in `measuring`.
+Stages are timed in `measuring`.
 """

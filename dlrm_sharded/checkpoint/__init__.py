@@ -1,5 +1,4 @@
-"""A run goes on from a checkpoint under any plan: this package has logical tensors, their
-storage, the manifest, saving and loading.
+"""Saves a run, and loads it under any plan.
 
 When a checkpoint is due is decided in `training`.
 

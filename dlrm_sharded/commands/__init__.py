@@ -1,4 +1,4 @@
-"""Each command has one module here, beside what turns a config into objects.
+"""Each command has a module here, which turns its config into objects.
 
-No package below knows Hydra or a config.
+Packages below know no Hydra.
 """

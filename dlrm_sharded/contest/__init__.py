@@ -1,6 +1,6 @@
-"""Gives the same tasks to several sharders, and compares their plans under one cost model.
+"""Compares the plans of several sharders for the same tasks.
 
-Runs of a training are compared in `runs`.
+Training runs are compared in `runs`.
 
 cases.py                cases in processes of their own, whose entries a folder keeps
 plan_measurements.py    measures the ranks of all plans of a task in rounds

@@ -1,5 +1,4 @@
-"""Datasets yield batches and access profiles: users' files of columns, synthetic tables, MLPerf's
-and Meta's files; there are sets of tasks too.
+"""Datasets yield batches and access profiles, and there are sets of tasks.
 
-It knows neither models nor plans.
+Models and plans are not known here.
 """

@@ -1,5 +1,4 @@
-"""`ShardedPlanner` takes the place of TorchRec's planner: it plans a model's tables as runs plan
-theirs, with any sharder, where its modules train them.
+"""`ShardedPlanner` takes the place of TorchRec's planner for any model.
 
-Training such a model is up to its owner.
+The model's owner trains it.
 """

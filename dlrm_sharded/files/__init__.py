@@ -1,5 +1,4 @@
-"""Defines the errors, and reads and writes files: JSON as dataclasses and whole, lines of JSON,
-caches, provenance.
+"""Defines errors, and reads and writes files.
 
 It imports no other package.
 

@@ -1,4 +1,4 @@
-"""A training run takes ten steps here, from its settings to its result.
+"""A training run takes its steps here, from settings to result.
 
-Configs end in `commands`, and settings come as objects.
+Configs end in `commands`.
 """

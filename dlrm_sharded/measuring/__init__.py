@@ -1,4 +1,4 @@
-"""The stages of a plan are measured here: on the live modules of a job, or rank by rank on a bench.
+"""Times the stages of a plan, in a job or rank by rank.
 
-Which plans are measured, and why, is decided in `calibration`.
+Which plans are measured is decided in `calibration`.
 """

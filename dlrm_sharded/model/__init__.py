@@ -1,5 +1,4 @@
-"""The DLRM is here, with its optimizers and its sharded form: TorchRec's plans are made from ours,
-and replicas are kept equal.
+"""Has the DLRM, its optimizers and its sharded form.
 
 The loop that trains it is in `training`.
 """

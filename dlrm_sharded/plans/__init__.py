@@ -1,5 +1,4 @@
-"""These are frozen values: tables, tasks, plans, layouts, costs and reports, and what makes a plan
-valid.
+"""Tables, tasks, plans, layouts, costs and reports are frozen values here.
 
-Neither a method that makes plans nor a library is needed here.
+No method or library is needed.
 """

@@ -1,5 +1,4 @@
-"""Processes work together here: they are launched, meet, form process groups, and know their
-devices and installed versions.
+"""Processes are launched, meet, and know their devices here.
 
-What kind of machine they run on is in `hardware`.
+Kinds of machines are in `hardware`.
 """

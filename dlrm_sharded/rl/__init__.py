@@ -1,5 +1,4 @@
-"""Policies place tables one by one: environment, features and networks are shared, and each method
-is one file.
+"""Policies place tables one by one, and each method is one file.
 
 The sharders that use them are in `sharders`.
 

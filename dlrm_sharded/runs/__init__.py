@@ -1,7 +1,6 @@
-"""The folder of a run, with its owner, its results and its events, is written, read and compared
-here.
+"""Writes, reads and compares the folders of runs.
 
-What a run does is not decided here.
+What a run does is decided in `job`.
 
 result.py               result.json: one schema for writing and reading it
 owner.py                the one job that may write to a run's folder

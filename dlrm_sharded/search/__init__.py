@@ -1,4 +1,4 @@
-"""Finds a plan under a cost model by a first plan, local search, and large neighborhood search.
+"""Finds a plan by local search and large neighborhood search.
 
 What a plan costs is decided in `cost`. The search needs an additive cost model.
 
