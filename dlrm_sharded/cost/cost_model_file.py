@@ -53,7 +53,7 @@ def write_cost_model(path: Path, model: object) -> None:
 
 
 def cost_model_beside(plan: Path) -> Path:
-    """Return the path of the cost model of a plan.json: prices.safetensors beside it."""
+    """Return the path of the cost model of a plan.json: `prices.safetensors` beside it."""
     stem = "" if plan.name == "plan.json" else f"{plan.stem}."
     return plan.with_name(f"{stem}prices{ARTIFACT_SUFFIX}")
 

@@ -3,7 +3,7 @@
     label: clicked
     key: [session]                    # columns that scores repeat
     dense:
-      price: {log: true, standardize: true}
+      amount: {log: true, standardize: true}
       age: {fill: 30, clip: [0, 100]}
     categorical:
       user: {dim: 64}

@@ -41,7 +41,7 @@ def job_id() -> str | None:
 
 
 def started(time_format: str) -> str:
-    """Return the time of the job's first start, which later attempts read from a small file.
+    """Return the time at which the job began, which later attempts read from a small file.
 
     Args:
         time_format: as `datetime.strftime` takes it.
