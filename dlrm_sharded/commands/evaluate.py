@@ -16,7 +16,7 @@ scored only. The plan is the checkpoint's if the number of ranks is the same.
     batch_size            samples that are scored at once; by default that of the training
     max_malformed_share   share of a file's rows that may be malformed and are left out [0.001]
 
-What is done for a file is kept in a folder beside the scores until all are: `<scores>.partial`.
+What is done is kept in a folder beside the scores until all is: `<scores>.partial`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
         settings, data, with_label = _settings(manifest, keys, folder, rank)
     made_of = {"checkpoint": str(manifest.folder), "run": manifest.state.run}
     patiently_on_rank_zero(lambda: data.convert(made_of))
-    scoring = Scoring(settings, rank, manifest, data, folder if scores else None)
+    scoring = Scoring(settings, rank, manifest, data, folder)
     evaluation = scoring.run()
     metrics = metrics_json(scoring, evaluation, with_label=with_label)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_sharded.datasets.blocks import DTYPES, MANIFEST, Layout, PartManifest, check_sizes
+from dlrm_sharded.datasets.encoder import EncodedRows
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import read_file, sync_folder, write_durably
 from dlrm_sharded.files.json_forms import read_form
@@ -64,24 +65,10 @@ class PartWriter:
             file.file.close()
         shutil.rmtree(self._partial, ignore_errors=True)
 
-    def append(
-        self,
-        *,
-        dense: npt.NDArray[Any],
-        labels: npt.NDArray[Any],
-        ids: npt.NDArray[Any],
-        lengths: npt.NDArray[Any],
-        values: Sequence[npt.NDArray[Any]],
-    ) -> None:
-        """Append n samples.
-
-        Args:
-            dense: [n, num_dense].
-            labels: [n], 0 or 1.
-            ids: [F1, n], of the features of one id; below 2**31.
-            lengths: [F2, n], of the features that are lists.
-            values: F2 arrays [sum of the feature's lengths], ids of the lists in row order.
-        """
+    def append(self, samples: EncodedRows) -> None:
+        """Append samples."""
+        dense, labels = samples.dense, samples.labels
+        ids, lengths, values = samples.ids, samples.lengths, samples.values
         num_new, layout = len(labels), self._layout
         assert dense.shape == (num_new, layout.num_dense)
         assert ids.shape == (layout.num_single, num_new)

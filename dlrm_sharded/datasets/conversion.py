@@ -69,23 +69,14 @@ def _build(source: TableSource, folder: Path) -> None:
     begin(folder, made_of)
     num_training = source.training_rows(train)
     encoder = _trained_encoder(source, train, num_training, folder)
-    tallies = [RowTally(path, source.max_malformed_share) for path in (*train, *validation)]
-    parts = write_parts(encoder, tallies, folder, source.block_rows)
-    num_train_rows = sum(
-        part.num_rows if stop is None else _rows_before(stop, part)
-        for part, stop in zip(parts, num_training, strict=False)
-    )
-    if not num_train_rows:
-        raise DataError(f"{train[0]} and the other files of the training have no usable row")
-    manifest = blocks_manifest(encoder, parts, num_train_rows, source.block_rows, made_of)
-    manifest.save(folder)
+    manifest = write_blocks(encoder, source, (*train, *validation), num_training, folder, made_of)
     for path in (*folder.glob("counted-*.json"), *folder.glob("counts-*"), folder / UNFINISHED):
         path.unlink()
     log.info(
         "%s samples for training, %s for validation, %s malformed rows left out, %s table rows",
-        f"{num_train_rows:,}",
-        f"{manifest.num_rows - num_train_rows:,}",
-        f"{sum(noted_of(part)['num_malformed'] for part in parts):,}",
+        f"{manifest.num_train_rows:,}",
+        f"{manifest.num_rows - manifest.num_train_rows:,}",
+        f"{sum(noted_of(part)['num_malformed'] for part in manifest.parts):,}",
         f"{sum(encoder.num_embeddings().values()):,}",
     )
 
@@ -210,18 +201,27 @@ def _count_file(
     return found
 
 
-def write_parts(
+def write_blocks(
     encoder: ColumnEncoder,
-    tallies: Sequence[RowTally],
+    source: TableSource,
+    paths: Sequence[Path],
+    num_training: Sequence[int | None],
     folder: Path,
-    block_rows: int,
+    made_of: Mapping[str, Any],
     *,
     with_label: bool = True,
-) -> list[PartManifest]:
+) -> BlocksManifest:
     """Write the usable rows of each file as a part of a folder of blocks, unless it is there.
 
     The manifest of a part notes `num_malformed`, the numbers of rare ids and of all by column, and
     `row_numbers`, the ranges [begin, end) of its rows in the file.
+
+    Args:
+        num_training: of the files for training, how many of their first rows train; None for all.
+        made_of: description of the blocks.
+
+    Raises:
+        DataError: there is no row to train on.
     """
     schema = encoder.schema
     columns = [name for name in schema.used_columns if name not in schema.key]
@@ -231,25 +231,20 @@ def write_parts(
         num_dense=schema.num_dense,
         num_single=len(encoder.single),
         num_lists=len(encoder.lists),
-        block_rows=block_rows,
+        block_rows=source.block_rows,
     )
 
-    def write_part(number: int, tally: RowTally, advance: Advance) -> PartManifest:
+    def write_part(number: int, path: Path, advance: Advance) -> PartManifest:
         if (part := complete_part(folder, number)) is not None:
             return part
+        tally = RowTally(path, source.max_malformed_share)
         num_rare: Counter[str] = Counter()
         num_ids: Counter[str] = Counter()
         numbers = []
         with PartWriter(folder, number, layout) as writer:
             for rows, piece in read_good_rows(schema, columns, tally, with_label=with_label):
                 found = encoder.encode(rows)
-                writer.append(
-                    dense=found.dense,
-                    labels=found.labels,
-                    ids=found.ids,
-                    lengths=found.lengths,
-                    values=found.values,
-                )
+                writer.append(found)
                 numbers.append(piece.numbers)
                 num_rare.update(found.num_rare)
                 num_ids.update({name: len(rows.ids[name].ids) for name in found.num_rare})
@@ -263,34 +258,32 @@ def write_parts(
                 }
             )
 
-    return _of_files(write_part, tallies, "writing")
-
-
-def blocks_manifest(
-    encoder: ColumnEncoder,
-    parts: Sequence[PartManifest],
-    num_train_rows: int,
-    block_rows: int,
-    source: Mapping[str, Any],
-) -> BlocksManifest:
-    """Return the manifest of parts that an encoder has made."""
-    rows = encoder.num_embeddings()
-    table_of = {c: table.name for table in encoder.schema.tables().values() for c in table.columns}
-    return BlocksManifest(
+    parts = _of_files(write_part, paths, "writing")
+    num_train_rows = sum(
+        part.num_rows if stop is None else _rows_before(stop, part)
+        for part, stop in zip(parts, num_training, strict=False)
+    )
+    if not num_train_rows:
+        raise DataError(f"{paths[0]} and the other files of data.files have no usable row")
+    num_embeddings = encoder.num_embeddings()
+    table_of = {c: table.name for table in schema.tables().values() for c in table.columns}
+    manifest = BlocksManifest(
         features=tuple(
-            Feature(name, rows[table_of[name]], is_list=name in encoder.lists)
+            Feature(name, num_embeddings[table_of[name]], is_list=name in encoder.lists)
             for name in (*encoder.single, *encoder.lists)
         ),
-        num_dense=encoder.schema.num_dense,
-        block_rows=block_rows,
+        num_dense=layout.num_dense,
+        block_rows=layout.block_rows,
         num_train_rows=num_train_rows,
         parts=tuple(parts),
-        source=source,
+        source=made_of,
     )
+    manifest.save(folder)
+    return manifest
 
 
 def noted_of(part: PartManifest) -> Mapping[str, Any]:
-    """Return what `write_part` has noted in the manifest of a part."""
+    """Return what `write_blocks` has noted in the manifest of a part."""
     assert part.facts is not None
     return part.facts
 

@@ -5,47 +5,35 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.datasets.base import Split
 from dlrm_sharded.datasets.block_reader import BlockReader
 from dlrm_sharded.datasets.blocks import PartManifest
-from dlrm_sharded.datasets.conversion import (
-    begin,
-    blocks_manifest,
-    discard,
-    is_converted,
-    noted_of,
-    write_parts,
-)
+from dlrm_sharded.datasets.conversion import begin, discard, is_converted, noted_of, write_blocks
 from dlrm_sharded.datasets.encoder import ColumnEncoder
-from dlrm_sharded.datasets.good_rows import RowTally
 from dlrm_sharded.datasets.schema import Schema
-from dlrm_sharded.datasets.source_files import file_columns, find_files, read_pieces
+from dlrm_sharded.datasets.source_files import file_columns, read_pieces
 from dlrm_sharded.datasets.table_dataset import TableDataset
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.tables import Table
 
-BLOCK_ROWS = 2048
 
-
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """The rows of one rank in one batch of an evaluation.
 
     Args:
-        first: number of the first row that is read; ranks read equally many.
-        skip, count: of the read rows, those that count begin after `skip`, and are `count`.
+        first, stop: the rows first ... stop - 1 are read, on all ranks equally many.
+        skip: number of the first of them that do not count, because another rank or batch has them.
     """
 
     first: int
+    stop: int
     skip: int
-    count: int
 
 
 class HeldOutDataset(TableDataset):
@@ -77,7 +65,7 @@ class HeldOutDataset(TableDataset):
             max_malformed_share=max_malformed_share,
         )
         self._dims = dims
-        self.paths = find_files("data.files", files)
+        self.paths, _ = self._source.paths()
         self._encoder = encoder
         self._with_label = with_label
 
@@ -89,28 +77,29 @@ class HeldOutDataset(TableDataset):
         Args:
             made_of: what decides the result; what was made of something else is removed.
         """
-        share = self._source.max_malformed_share
         files = [
             [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
             for path in self.paths
         ]
-        made_of = {**made_of, "files": files, "label": self._with_label, "share": share}
+        made_of = {**made_of, "files": files, "label": self._with_label}
+        made_of["share"] = self._source.max_malformed_share
         begin(self.blocks_dir, made_of)
         if is_converted(self.blocks_dir):
             return
-        tallies = [RowTally(path, share) for path in self.paths]
+        all_rows = [None] * len(self.paths)
         try:
-            parts = write_parts(
-                self._encoder, tallies, self.blocks_dir, BLOCK_ROWS, with_label=self._with_label
+            write_blocks(
+                self._encoder,
+                self._source,
+                self.paths,
+                all_rows,
+                self.blocks_dir,
+                made_of,
+                with_label=self._with_label,
             )
-            if not any(part.num_rows for part in parts):
-                raise DataError(
-                    f"{self.paths[0]} and the other files of data.files have no usable row"
-                )
         except Exception:
             discard(self.blocks_dir)
             raise
-        blocks_manifest(self._encoder, parts, 0, BLOCK_ROWS, made_of).save(self.blocks_dir)
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -132,21 +121,20 @@ class HeldOutDataset(TableDataset):
         """Number of rows that are left out."""
         return sum(noted_of(part)["num_malformed"] for part in self.parts)
 
-    def num_batches(self, split: Split) -> int:
-        return 0
-
-    def windows(self, first: int, *, rank: int, world_size: int) -> Iterator[Window]:
-        """Yield the windows of a rank over the rows from `first` on, batch by batch."""
+    def windows(self, first: int, *, world_size: int) -> Iterator[list[Window]]:
+        """Yield the windows of all ranks over the rows from `first` on, batch by batch."""
         size = min(self.batch_size // world_size, self.num_rows)
-        for start in range(first + rank * size, self.num_rows + rank * size, world_size * size):
-            read = min(start, self.num_rows - size)
-            count = min(max(self.num_rows - start, 0), size)
-            yield Window(read, min(start - read, size), count)
+        for number in range(first, self.num_rows, world_size * size):
+            starts = range(number, number + world_size * size, size)
+            stops = [min(start + size, self.num_rows) for start in starts]
+            yield [
+                Window(stop - size, stop, skip=start + size - stop)
+                for start, stop in zip(starts, stops, strict=True)
+            ]
 
-    def read(self, window: Window, *, world_size: int) -> Batch:
+    def read(self, window: Window) -> Batch:
         """Return the rows of a window, with those that do not count."""
-        size = min(self.batch_size // world_size, self.num_rows)
-        return self._new_batch(self._blocks.rows(window.first, window.first + size))
+        return self._new_batch(self._blocks.rows(window.first, window.stop))
 
     def unseen_shares(self) -> dict[str, float]:
         """Return the share of ids that are rare or unseen in the training, by column."""
@@ -174,9 +162,6 @@ class HeldOutDataset(TableDataset):
     @functools.cached_property
     def _blocks(self) -> BlockReader:
         return BlockReader(self.blocks_dir)
-
-    def _row_range(self, split: Split) -> tuple[int, int]:
-        return 0, self.num_rows
 
 
 def has_label(schema: Schema, paths: Sequence[Path], *, key: Sequence[str]) -> bool:

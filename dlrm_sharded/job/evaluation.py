@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 import torch.distributed as dist
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.restore import load_weights
-from dlrm_sharded.datasets.held_out import HeldOutDataset
+from dlrm_sharded.datasets.held_out import HeldOutDataset, Window
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.files.json_files import replaced_file
 from dlrm_sharded.files.progress_bar import ProgressBar
@@ -32,20 +35,25 @@ from dlrm_sharded.training.metrics import Evaluation, Evaluator
 log = logging.getLogger(__name__)
 
 
+SCORED = "scored.bin"
+"""File of the logit and the label of each row that is scored, as pairs of fp32."""
+
+PAIR_BYTES = 8
+
+
 @dataclass(frozen=True)
 class Scoring:
-    """Scores the rows of held-out files with the weights of a checkpoint, part by part.
+    """Scores the rows of held-out files with the weights of a checkpoint.
 
     Args:
-        folder: where the logits of complete parts are, for a scoring that goes on; None to keep
-            none.
+        folder: where rank 0 keeps what is scored, from which a killed scoring goes on.
     """
 
     settings: JobSettings
     rank: Rank
     manifest: Manifest
     data: HeldOutDataset
-    folder: Path | None
+    folder: Path
 
     def run(self) -> Evaluation:
         """Score all rows; a collective of all ranks.
@@ -54,32 +62,25 @@ class Scoring:
             The evaluation, which counts for nothing if the files have no labels.
         """
         rank, data = self.rank, self.data
-        model = self._model()
+        model = self._model().eval()
         evaluator = Evaluator(rank.device)
-        num_done = on_rank_zero(lambda: self._num_done(evaluator))
-        first = sum(part.num_rows for part in data.parts[:num_done])
-        waiting: list[Tensor] = []
-        where = {"rank": rank.rank, "world_size": rank.world_size}
-        model.eval()
-        with (
-            torch.no_grad(),
-            ProgressBar(
-                total=data.num_rows,
-                initial=first,
-                unit="rows",
-                desc="scoring",
-                disable=not rank.is_zero,
-            ) as bar,
-        ):
-            for window in data.windows(first, **where):
-                batch = data.read(window, world_size=rank.world_size).to(rank.device)
-                _, (_, logits, labels) = model(batch)
-                counted = slice(window.skip, window.skip + window.count)
-                evaluator.update(logits[counted], labels[counted])
-                waiting += self._gathered(torch.stack([logits, labels]), window.skip, window.count)
-                bar.update(min(data.batch_size, data.num_rows - bar.n))
-                if rank.is_zero and self.folder is not None:
-                    waiting, num_done = self._write_parts(waiting, num_done)
+        first = on_rank_zero(lambda: self._num_done(evaluator))
+        bar = ProgressBar(
+            total=data.num_rows,
+            initial=first,
+            unit="rows",
+            desc="scoring",
+            disable=not rank.is_zero,
+        )
+        with torch.no_grad(), bar:
+            for windows in data.windows(first, world_size=rank.world_size):
+                _, (_, logits, labels) = model(data.read(windows[rank.rank]).to(rank.device))
+                pairs = torch.stack([logits, labels], dim=1)
+                evaluator.update(*pairs[windows[rank.rank].skip :].T)
+                of_ranks = [torch.empty_like(pairs) for _ in windows]
+                dist.all_gather(of_ranks, pairs)
+                if rank.is_zero:
+                    bar.update(self._write(of_ranks, windows))
         return evaluator.compute()
 
     def _model(self) -> torch.nn.Module:
@@ -104,64 +105,44 @@ class Scoring:
                 log.info("the checkpoint's plan does not fit (%s); a new one is made", error)
         return planner.plan(task)[0]
 
-    def _gathered(self, found: Tensor, skip: int, count: int) -> list[Tensor]:
-        """Return logits and labels [2, N] of the rows of all ranks that count, on rank 0."""
-        if self.folder is None:
-            return []
-        counts = torch.tensor([skip, count], device=found.device)
-        all_found = [torch.empty_like(found) for _ in range(self.rank.world_size)]
-        all_counts = [torch.empty_like(counts) for _ in range(self.rank.world_size)]
-        dist.all_gather(all_found, found.contiguous())
-        dist.all_gather(all_counts, counts)
-        pairs = zip(all_found, all_counts, strict=True)
-        return [of[:, s : s + n].cpu() for of, (s, n) in pairs] if self.rank.is_zero else []
-
-    def _write_parts(self, waiting: list[Tensor], num_done: int) -> tuple[list[Tensor], int]:
-        """Write the parts whose rows are all scored; return what is left."""
-        assert self.folder is not None
-        parts = self.data.parts
-        if num_done < len(parts) and sum(of.shape[1] for of in waiting) >= parts[num_done].num_rows:
-            found = torch.cat(waiting, dim=1) if waiting else torch.empty(2, 0)
-            while num_done < len(parts) and found.shape[1] >= parts[num_done].num_rows:
-                of_part, found = found.split(
-                    [parts[num_done].num_rows, found.shape[1] - parts[num_done].num_rows], dim=1
-                )
-                logits, labels = of_part.numpy()
-                with replaced_file(self._part_path(num_done)) as file:
-                    pl.DataFrame({"logit": logits, "label": labels}).write_parquet(file)
-                num_done += 1
-            waiting = [found]
-        return waiting, num_done
-
     def _num_done(self, evaluator: Evaluator) -> int:
-        """Return the number of parts that are scored, and count them; rank 0 calls it."""
-        number = 0
-        while self.folder is not None and self._part_path(number).exists():
-            done = pl.read_parquet(self._part_path(number))
-            logits, labels = (torch.tensor(done[name].to_numpy()) for name in done.columns)
-            evaluator.update(logits.to(self.rank.device), labels.to(self.rank.device))
-            number += 1
-        return number
+        """Return the number of rows that are scored, and count them; rank 0 calls it."""
+        path = self.folder / SCORED
+        path.touch()
+        num_done = path.stat().st_size // PAIR_BYTES
+        os.truncate(path, num_done * PAIR_BYTES)  # a killed process may have written half a pair
+        evaluator.update(*self._scored(0, num_done).to(self.rank.device).T)
+        return num_done
+
+    def _write(self, of_ranks: Sequence[Tensor], windows: Sequence[Window]) -> int:
+        """Append the pairs of the rows that count; return their number."""
+        pairs = torch.cat([of[w.skip :] for of, w in zip(of_ranks, windows, strict=True)])
+        with (self.folder / SCORED).open("ab") as file:
+            file.write(pairs.cpu().numpy().tobytes())
+        return len(pairs)
+
+    def _scored(self, first: int, num_rows: int) -> Tensor:
+        """Return [num_rows, 2], the logits and labels of rows."""
+        path, offset = self.folder / SCORED, first * PAIR_BYTES
+        found = np.fromfile(path, np.float32, count=2 * num_rows, offset=offset)
+        return torch.from_numpy(found.reshape(-1, 2))
 
     def write_scores(self, path: Path) -> None:
         """Write what names each row, and its probability, in the order of the files' rows."""
-        assert self.folder is not None
-        named = []
+        named, first = [], 0
         for number, part in enumerate(self.data.parts):
             if not part.num_rows:
                 continue
-            logits = pl.read_parquet(self._part_path(number))["logit"].to_numpy()
-            scores = torch.tensor(logits).double().sigmoid().float().numpy()
-            frame = self.data.keys(number).with_columns(score=scores)
+            logits = self._scored(first, part.num_rows)[:, 0]
+            first += part.num_rows
+            frame = self.data.keys(number).with_columns(
+                score=logits.double().sigmoid().float().numpy()
+            )
             named.append(self.folder / f"named-{number:05}.parquet")
             frame.write_parquet(named[-1])
         with replaced_file(path) as file:  # files may differ in the types of their keys
             frames = [pl.scan_parquet(of_part, glob=False) for of_part in named]
             pl.concat(frames, how="vertical_relaxed").sink_parquet(file, maintain_order=True)
-
-    def _part_path(self, number: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"scores-{number:05}.parquet"
 
 
 def metrics_json(scoring: Scoring, evaluation: Evaluation, *, with_label: bool) -> dict[str, Any]:

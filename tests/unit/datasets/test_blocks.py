@@ -17,6 +17,7 @@ from dlrm_sharded.datasets import block_reader
 from dlrm_sharded.datasets.block_reader import BlockReader
 from dlrm_sharded.datasets.block_writer import PartWriter, complete_part
 from dlrm_sharded.datasets.blocks import MANIFEST, BlocksManifest, Feature, Layout
+from dlrm_sharded.datasets.encoder import EncodedRows
 from dlrm_sharded.files.errors import DataError
 
 NUM_EMBEDDINGS = 2**31 - 1
@@ -81,7 +82,7 @@ def write(
             while start < len(rows):
                 stop = start + piece_rows[index % len(piece_rows)]
                 arrays = columns(rows[start:stop], layout)
-                writer.append(**arrays)
+                writer.append(EncodedRows(**arrays, num_rare={}))
                 for reused in arrays["values"]:
                     reused[:] = -1
                 start, index = stop, index + 1
@@ -362,7 +363,7 @@ def test_lengths_are_checked_where_a_part_of_a_block_is_read(folder, length):
 
 def test_a_part_of_which_a_killed_writer_left_something_is_not_complete(tmp_path, parts):
     killed = PartWriter(tmp_path, 0, LAYOUT)
-    killed.append(**columns(parts[0]))
+    killed.append(EncodedRows(**columns(parts[0]), num_rare={}))
     assert complete_part(tmp_path, 0) is None
     with pytest.raises(KeyError), PartWriter(tmp_path, 1, LAYOUT):
         raise KeyError

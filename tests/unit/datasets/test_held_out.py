@@ -73,16 +73,15 @@ def test_windows_have_each_row_once(
     rows(0, num_rows).write_parquet(tmp_path / "a.parquet")
     data = dataset(tmp_path, "a.parquet")
     data.convert(MADE_OF)
-    of_ranks = [[*data.windows(first, rank=r, world_size=world_size)] for r in range(world_size)]
     found: list[int] = []
-    for windows in zip(*of_ranks, strict=True):
+    for windows in data.windows(first, world_size=world_size):
+        assert len(windows) == world_size
         for window in windows:
-            counted = slice(window.skip, window.skip + window.count)
-            labels = data.read(window, world_size=world_size).labels
+            labels = data.read(window).labels
             assert len(labels) == min(12 // world_size, num_rows)
-            numbers = range(window.first, window.first + len(labels))[counted]
-            assert labels[counted].tolist() == [number % 2 for number in numbers]
-            found += numbers
+            numbers = range(window.first, window.stop)
+            assert labels.tolist() == [number % 2 for number in numbers]
+            found += numbers[window.skip :]
     assert found == [*range(first, num_rows)]
 
 
@@ -125,7 +124,7 @@ def test_what_is_scored_is_kept_for_the_same_files_alone(
     rows(3, 5).write_parquet(tmp_path / "other/a.parquet")
     rows(0, 5).write_parquet(tmp_path / "a.parquet")
     dataset(tmp_path, "a.parquet").convert(MADE_OF)
-    kept = tmp_path / "scores.partial/scores-00000.parquet"
+    kept = tmp_path / "scores.partial/scored.bin"
     kept.touch()
     change(tmp_path)
     dataset(tmp_path, "a.parquet").convert(MADE_OF)
@@ -143,10 +142,7 @@ def test_files_of_one_name_and_size_in_other_folders_are_other_files(tmp_path: P
         data = dataset(tmp_path, f"{name}/a.parquet")
         data.convert(MADE_OF)
         assert data.keys(0)["row"].to_list() == [*range(number, number + 5)]
-        assert (
-            data.read(next(data.windows(0, rank=0, world_size=1)), world_size=1).labels[0]
-            == number % 2
-        )
+        assert data.read(next(data.windows(0, world_size=1))[0]).labels[0] == number % 2
 
 
 def test_a_folder_whose_removal_was_killed_is_made_anew(
