@@ -5,8 +5,8 @@ latencies add to an exchange. The fitted time is the sum of the same parts times
 of a term of work may also rise or fall with the access profile of its shard, as caches, page tables
 and kernels of other hardware weigh rows and repeated ids differently; its logarithm is linear in
 the profile, with a slope for each number of it. What bytes of sequences add to an exchange has a
-factor beside those of its parts, and another one for row blocks. Factors and slopes are the maximum
-a posteriori estimate (MAP) under log-normal priors.
+factor in addition to those of its parts, and another one for row blocks. Factors and slopes are the
+maximum a posteriori estimate (MAP) under log-normal priors.
 
 On an Intel Xeon with AVX-512, whose update of a row takes many times what the packaged cost model
 says, factors alone leave 12.7 % of a held-out rank's backward time open after ten minutes of

@@ -65,7 +65,7 @@ def learned_cost_model(
 
 
 def _provenance(loaded: Artifact) -> CostProvenance:
-    """Return where a file's costs are from: those of the package are checked by nobody here yet."""
+    """Return where a file's costs are from: those of the package have not been checked here."""
     provenance = provenance_of_artifact(loaded)
     if provenance.kind != "calibrated" or loaded.path.parent != SHIPPED:
         return provenance

@@ -123,7 +123,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """The entries of a manifest beside those of `RunState`."""
+    """The entries of a manifest other than those of `RunState`."""
 
     tensors: Mapping[str, WrittenTensor]
     files: Mapping[PartName, PartFile]

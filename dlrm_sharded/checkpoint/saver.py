@@ -1,4 +1,4 @@
-"""Writes checkpoints, beside the training where the memory allows a copy of the model."""
+"""Writes checkpoints, while the training goes on if the memory allows a copy of the model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CheckpointConfig:
 
     Args:
         every_steps, every_s: interval in steps and in seconds; None for none.
-        keep: number of newest checkpoints that are kept, beside the best one.
+        keep: number of newest checkpoints that are kept, in addition to the best one.
         background: whether a copy of the model is written while the training goes on; None for yes
             if the memory allows it.
         folder: URL in an object store, such as s3://bucket/run, under which checkpoints are
@@ -105,7 +105,7 @@ class Saver:
 
     Args:
         run_dir: folder of the run, or of its copies in an object store.
-        keep: number of newest checkpoints that are kept, beside the best one.
+        keep: number of newest checkpoints that are kept, in addition to the best one.
         background: whether `save` returns when the state is copied.
         check_owner: raises LostFolderError if the folder is not this job's any more; rank 0 calls
             it before and after a checkpoint is written.

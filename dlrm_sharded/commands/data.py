@@ -14,7 +14,7 @@ A conversion that was stopped goes on with the file that it was at.
 
     convert:
     schema                yaml of the columns
-    out                   folder to write; by default beside the schema
+    out                   folder to write; by default next to the schema
     validation_files      files for validation: [day_22.tsv,day_23.tsv]
     val_share             share of the last rows for validation, without validation_files [0.1]
     block_rows            samples of a block [2048]

@@ -48,7 +48,7 @@ from dlrm_sharded.sharders.policy import PolicySharder
 log = logging.getLogger("dlrm_sharded.train_policy")
 VALIDATION_SEED = 2**32
 DECIDES = ("policy", "init_from", "costs", "schedule", "tasks", "measure")
-"""Keys that determine the networks, beside the optimizer."""
+"""Keys that determine the networks, apart from the optimizer."""
 
 CURVES = ("measured_ms", "estimated_ms", "entropy", "cost_error_percent")
 """Figures of a round that TensorBoard shows."""
@@ -181,7 +181,7 @@ def _cost_model(cfg: DictConfig, context: RunContext) -> CostModel:
 
 
 def _meta(kind: str, context: RunContext) -> dict[str, Any]:
-    """Return what an artifact says of a policy, beside its hardware and its training."""
+    """Return what an artifact says of a policy, apart from its hardware and its training."""
     return {
         "kind": kind,
         "device": context.device,

@@ -57,8 +57,8 @@ class CostNet:
         launch_ms, next_launch_ms: time of a rank's first lookup, without its work, and of each
             further one.
         slopes: [C + 1, K], by how much the logarithm of a term's cost rises with the scaled
-            profile beside what the layers say, and for a sequence (older models lack that row), see
-            `calibration.factor_fit`; None for not at all.
+            profile, apart from what the layers say, and for a sequence (older models lack that
+            row), see `calibration.factor_fit`; None for not at all.
     """
 
     weights: tuple[Floats, ...]
@@ -154,8 +154,8 @@ class ComputeModel:
         profile_low, profile_high: [C], fitted range; outside it, unit costs are those at its edge.
         device: the work that the unit costs are of.
         dense: costs of the dense gradients of replicas.
-        crowding: what shards take longer beside others on their rank, apart from what these read:
-            on GPUs beside wide ones, on CPUs beside sequences.
+        crowding: time that shards take longer because of others on their rank, apart from what
+            these read: on GPUs because of wide ones, on CPUs because of sequences.
     """
 
     profile_mean: Floats

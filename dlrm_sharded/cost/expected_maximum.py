@@ -48,7 +48,7 @@ def with_expected_excess(cost: PlanCost, rank_error: float | None) -> PlanCost:
 
     Args:
         rank_error: standard deviation of the logarithm of the time that a rank computes over the
-            predicted one, beside what all ranks have in common; None if it is not known.
+            predicted one, apart from what all ranks have in common; None if it is not known.
     """
     computation_ms = np.array([rank.computation_ms for rank in cost.per_rank])
     if not rank_error or not computation_ms.any():

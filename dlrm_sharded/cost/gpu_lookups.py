@@ -31,7 +31,7 @@ SAMPLE_CYCLES = 15.1
 """A sample of a table takes so many cycles of a multiprocessor in the forward pass."""
 
 ID_CYCLES, BACKWARD_ID_CYCLES = 5.9, 23.6
-"""An id takes so many cycles in the forward pass, and in the backward pass beside sorting."""
+"""An id takes so many cycles in the forward pass, and in the backward pass, sorting not counted."""
 
 WARP_CYCLES = 4.5
 """A warp that handles a row takes so many cycles in both directions."""

@@ -23,7 +23,7 @@ from dlrm_sharded.cost.workload import Floats, Workload
 
 @dataclass(frozen=True, slots=True)
 class SequenceCosts:
-    """Costs of updates on CPUs beside those of bags of one id; the crowding of `ComputeModel`.
+    """Costs of updates on CPUs over those of bags of one id; the crowding of `ComputeModel`.
 
     Args:
         line_ms: ms per 1,000 of a row and each of its cache lines, with a map in the caches.
@@ -50,7 +50,7 @@ class SequenceCosts:
         return np.column_stack([rows, rows * (1.0 + np.ceil(workload.num_cols / LINE_COLUMNS))])
 
     def parts_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return [2, N, 1], what updates of shards [N, 2] take beside a crowd [N, 2]."""
+        """Return [2, N, 1], what updates of shards [N, 2] take in a crowd [N, 2]."""
         (rows, lines), squares = vectors.T, crowd[:, 0] ** 2
         far_ms = self.far_row_ms * rows * squares / (squares + self.half_rows**2)
         backward = self.line_ms * lines + far_ms

@@ -66,7 +66,7 @@ class WidestShard:
         return np.column_stack([workload.num_ids / 1e3, is_group])
 
     def parts_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return [2, N, Q], what the terms of shards [N, A] take beside a crowd [N, A]."""
+        """Return [2, N, Q], what the terms of shards [N, A] take in a crowd [N, A]."""
         return widest_terms(vectors, crowd) * self.term_ms[:, None]
 
     def added_ms(self, vectors: Floats, crowd: Floats) -> Floats:

@@ -44,8 +44,8 @@ class ModelTask:
         tables = self.tables
         is_file = isinstance(planner.sharder, PlanFileSharder)  # it has those tables, too
         if not is_file and (tables.fixed or tables.min_columns):
-            beside = WithFixedTables(planner.sharder, tables.fixed, tables.min_columns)
-            planner = dataclasses.replace(planner, sharder=beside)
+            with_fixed = WithFixedTables(planner.sharder, tables.fixed, tables.min_columns)
+            planner = dataclasses.replace(planner, sharder=with_fixed)
         try:
             return planner.plan(self.task)
         except InfeasibleTaskError as error:

@@ -158,7 +158,7 @@ def _budgets(
 
 
 def used_text(estimated_bytes: int, peak_gib: float, reserved_gib: float | None) -> str:
-    """Write the peak that was used, beside the estimate of it and what torch held for it."""
+    """Write the peak that was used, the estimate of it, and what torch held for it."""
     estimate_gib = estimated_bytes / GIB
     held = "" if reserved_gib is None else f"; torch held {reserved_gib:.3f} GiB of a GPU for it"
     return (

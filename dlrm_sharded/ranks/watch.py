@@ -40,7 +40,7 @@ ANSWER_S = 3.0
 """Time in which the other ranks report; they notice at about the same time."""
 
 STORE_S = 2.0
-"""Time in which the store answers, beside the time that ranks have."""
+"""Time in which the store answers, in addition to the time that ranks have."""
 
 GRACE_S = 5.0
 """Time that a rank gives one that has left to report its error. The first rank that exits makes

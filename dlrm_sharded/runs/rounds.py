@@ -1,4 +1,4 @@
-"""rounds.jsonl: what the rounds of a sweep measured of a run, beside the runs it is compared to.
+"""rounds.jsonl: what the rounds of a sweep measured of a run, in turns with others.
 
 Runs that were measured in the same round shared its hosts and minutes, so their figures are pairs.
 Rounds that other work on the hosts has disturbed are found and measured again. What is usual

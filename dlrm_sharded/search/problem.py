@@ -76,8 +76,8 @@ class Blocks:
     """One kind of row blocks: units cut into one block for each rank of a group of this size.
 
     Replicas are such a kind, too. Their blocks are whole units on all ranks, and what all ranks
-    reduce are gradients. Row blocks of sequences are a kind beside those of pooled tables: nothing
-    is reduced, and each block adds to the volume of its rank as a column shard does.
+    reduce are gradients. Row blocks of sequences are another kind than those of pooled tables:
+    nothing is reduced, and each block adds to the volume of its rank as a column shard does.
 
     Args:
         groups: indices into `Problem.groups` of the groups that can hold them.
@@ -113,7 +113,7 @@ class Blocks:
 
         Then every rank waits for the same reduction, so its time is shared and no rank's own load.
         Each rank has its samples' vectors afterwards, so no all-to-all follows. Sequences have an
-        all-to-all in place of the reduction, beside that of column pieces.
+        all-to-all in place of the reduction, in addition to that of column pieces.
         """
         return len(self.groups) == 1
 

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 SPLIT_COLUMN_TYPES = [ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value]
 ROW_TYPES = {ShardingType.ROW_WISE.value: "rows", ShardingType.TABLE_ROW_WISE.value: "host_rows"}
-"""Sharding types that plans can express, beside table-wise and data-parallel ones: all except grid
+"""Sharding types that plans can express, besides table-wise and data-parallel ones: all except grid
 types. Those of rows have the layout that a table must allow."""
 
 KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value]

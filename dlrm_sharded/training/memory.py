@@ -249,8 +249,8 @@ def _moments_of_measurement(
 ) -> list[RankMemory]:
     """Return what lives only for a while, at two moments of measuring the embedding cost.
 
-    Exchanges have an input and an output beside the vectors that they come from or go to. Replicas
-    have another bucket beside DDP's, see `measuring/replica_stages.py`.
+    Exchanges have an input and an output besides the vectors that they come from or go to. Replicas
+    have another bucket besides DDP's, see `measuring/replica_stages.py`.
     """
     exchanges = task.topology.world_size > 1
     local, pooled = load.local_bytes, load.pooled_bytes

@@ -68,7 +68,7 @@ def check_pipeline(name: str, plan: ShardingPlan, device_type: str) -> None:
         )
     if PIPELINES[name].next_lookup and any(shard.replicated for shard in plan.shards):
         raise ConfigError(
-            f"trainer.pipeline={name} looks the next vectors up beside the optimizer, which "
+            f"trainer.pipeline={name} looks up the next vectors while the optimizer "
             "updates replicated tables, and the plan has some; take sparse_dist, or a plan without "
             "replicas"
         )

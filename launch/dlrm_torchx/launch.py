@@ -74,7 +74,7 @@ def check_one_batch(config: DictConfig) -> None:
     sweeper = config.hydra.sweeper
     if not str(sweeper._target_).endswith("BasicSweeper") or sweeper.max_batch_size is not None:
         raise ConfigError(
-            "hydra.launcher.rounds measures all combinations beside one another, and this sweeper "
+            "hydra.launcher.rounds measures all combinations in turns, and this sweeper "
             "works in batches; use hydra/sweeper=basic without hydra.sweeper.max_batch_size"
         )
 

@@ -34,7 +34,7 @@ class SweepOptions:
         after: function that is called with the sweep's folder when all jobs have ended; its return
             value is logged. An application sets its own as `after_sweep`.
         rounds: number of rounds in which all combinations are measured again, on the same hosts and
-            beside one another, by one job that has trained them all; by default, each combination
+            in turns, by one job that has trained them all; by default, each combination
             is a job of its own.
         until: difference in throughput, such as 0.02: the rounds end when they resolve it between
             each combination and the fastest; what is clearly slower is left out early.

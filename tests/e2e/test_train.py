@@ -152,7 +152,7 @@ def test_log_lines_are_short_and_said_once(run_dir):
 
 
 def test_memory_is_estimated_before_training(run_dir):
-    """For each rank, and beside what was used; the estimate of a small run is mostly measured."""
+    """For each rank, and next to what was used; the estimate of a small run is mostly measured."""
     ranks = json.loads((run_dir / "memory.json").read_text())["ranks"]
     assert len(ranks) == 2
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Sweeps in rounds: one job trains all combinations, and measures them beside one another."""
+"""Sweeps in rounds: one job trains all combinations, and measures them in turns."""
 
 import os
 import random

@@ -82,7 +82,7 @@ def environment(gpus: Sequence[str] = ()) -> dict[str, str]:
 
 
 def finish_all(arguments: list[str], environments: list[dict[str, str]]) -> None:
-    """Run a command in each environment, beside each other; a failure or a hang fails the test."""
+    """Run a command in each environment, at the same time; a failure or a hang fails the test."""
     with tempfile.TemporaryFile("w+") as output:
         running = [
             preloaded.start(

@@ -51,8 +51,8 @@ def test_predicts_the_same_times(context: RunContext, tmp_path: Path) -> None:
     model, path = corrected(context), tmp_path / "prices.safetensors"
     write_cost_model(path, model)
     read = read_cost_model(path)
-    dearer = dataclasses.replace(model, compute=model.compute.scaled(1.0, 1.001))
-    assert costs_digest(read) == costs_digest(model) != costs_digest(dearer)
+    costlier = dataclasses.replace(model, compute=model.compute.scaled(1.0, 1.001))
+    assert costs_digest(read) == costs_digest(model) != costs_digest(costlier)
     assert (read.provenance, read.correction) == (model.provenance, model.correction)
     task = small_tasks()["w3-mixed"]
     plan = RandomSharder(seed=0).shard(task)

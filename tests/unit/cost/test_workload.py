@@ -132,7 +132,7 @@ LAYOUTS = {
     ids=["columns", "rows", "replicas"],
 )
 def test_each_module_launches_its_own_lookups_and_exchanges(kinds, lookups):
-    """Beside what carries nothing, the times are those of one module."""
+    """Together with modules that carry nothing, the times are those of one module."""
     layouts = zip(kinds, MODULES, strict=True)
     shards = [shard for name, table in layouts for shard in LAYOUTS[name](table)]
     apart = workload(*shards, tables=MODULES)

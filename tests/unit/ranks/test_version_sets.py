@@ -113,7 +113,7 @@ def test_requirements_are_the_sets(name, build, torch):
 def test_extras_are_the_defaults(build):
     torch = DEFAULTS[build]
     kept = {p for p in pins_of(build, torch) if p.startswith("fbgemm")}
-    kept |= {f"torch=={minor(torch)}.*", "dlrm_sharded[beside-torch]"}
+    kept |= {f"torch=={minor(torch)}.*", "dlrm_sharded[training]"}
     if build == "cuda":
         kept.add(f"torchrec=={SETS[torch][1]}")
     extras = project()["optional-dependencies"]

@@ -42,7 +42,7 @@ def test_rewards_add_up_to_what_an_episode_gains(reward: str) -> None:
     rng = np.random.default_rng(0)
     costs = np.cumsum(rng.uniform(0.1, 1.0, (6, 8, 3)), axis=1)
     table_costs = rng.uniform(0.1, 2.0, (6, 8))
-    table_costs[0, 3] = 100.0  # dearer than the mean of the ranks
+    table_costs[0, 3] = 100.0  # costlier than the mean of the ranks
     overflown = np.array([False, False, True, False, True, False])
     fits = torch.zeros(6, dtype=torch.bool)
     rewards = step_rewards(reward, *map(torch.from_numpy, (costs, table_costs, overflown)))

@@ -59,7 +59,7 @@ def test_searches_are_no_worse_than_their_start(seed: int) -> None:
 
 
 def test_rebuilds_end_with_the_best_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They go on from dearer ones, here from all and without descents, and come back."""
+    """They go on from costlier ones, here from all and without descents, and come back."""
     monkeypatch.setattr(find_plan, "DEVIATION", 10.0)
     descend = Descent.run
     monkeypatch.setattr(Descent, "run", lambda self, **_: None)

@@ -43,7 +43,7 @@ def planned_from(path: Path, plan: ShardingPlan, task: ShardingTask, **keys: Any
 
 @pytest.mark.parametrize("hosts", [(1, 1), (1, 4), (2, 2), (3, 1)])
 def test_within_limits(hosts: tuple[int, int], tmp_path: Path) -> None:
-    """Valid, no dearer, and moved no further; with no limit, limits only ever cost."""
+    """Valid, no costlier, and moved no further; with no limit, limits only ever cost."""
     rng = np.random.default_rng(hosts)
     moved = 0
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""The sharder as a whole: against all plans there are, on many tasks and on odd ones."""
+"""The sharder as a whole: against all plans there are, on many tasks and on stress tasks."""
 
 import dataclasses
 import functools
@@ -185,7 +185,7 @@ def test_needs_a_cost_model_with_unit_costs(model: CostModel | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("conversion_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "dear"]
+    ("conversion_ms", "gains"), [(0.0, True), (100.0, False)], ids=["free", "costly"]
 )
 def test_a_plan_in_a_stated_precision_is_costed_and_bounded_in_it(
     conversion_ms: float, gains: bool, monkeypatch: pytest.MonkeyPatch
