@@ -1,11 +1,11 @@
-# `make run` and `make test` from a fresh clone. DEVICE=cpu on a machine with GPUs to leave them out.
+# `make run` and `make test` work from a fresh clone. DEVICE=cpu leaves out the machine's GPUs.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
 GPUS := $(shell $(PYTHON) dlrm_sharded/ranks/gpus.py)
 DEVICE ?= $(or $(DLRM_SHARDED_DEVICE),$(if $(GPUS),cuda,cpu))
-# Ranks end with an error, rather than compute on the CPU, where torch cannot use the GPUs.
+# If torch cannot use the GPUs, ranks end with an error and do not compute on the CPU.
 export DLRM_SHARDED_DEVICE := $(DEVICE)
 REQUIREMENTS ?= requirements/$(DEVICE).txt
 # Every set of versions has an environment of its own: .venv-cpu, .venv-cuda-2.11.
@@ -30,7 +30,7 @@ export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.ranks.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
-install: $(VENV)/installed  ## make the environment, which every other target does by itself
+install: $(VENV)/installed  ## make the environment; every other target does so, too
 
 sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="seed=0,1,2"
 	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(SWEEP_RANKS) $(ARGS) "sharder=glob(*,exclude=plan_file)"
@@ -41,17 +41,17 @@ calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must 
 
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: $(VENV)/installed  ## run the tests that take minutes in all, on two workers; ARGS="tests/launch -x" WORKERS=0
+test: $(VENV)/installed  ## run the quick tests, which take minutes on two workers; ARGS="tests/launch -x" WORKERS=0
 	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(ARGS)
 
-# Many of the others wait: for processes, networks and limits of time.
+# Many of the slow tests wait for processes, networks and timeouts.
 test-all: WORKERS = 4
 test-all: $(VENV)/installed  ## run all tests; ARGS="-m slow" for those that `make test` leaves out
 	$(PYTEST) --hypothesis-profile=all $(ARGS)
 
-check: lint unit docs  ## run what every commit must pass
+check: lint unit docs  ## run all checks that every commit must pass
 
-lint: $(VENV)/installed  ## check style, types and the direction of imports
+lint: $(VENV)/installed  ## check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -60,20 +60,20 @@ lint: $(VENV)/installed  ## check style, types and the direction of imports
 unit: $(VENV)/installed  ## run the unit and contract tests
 	$(PYTEST) -m "not slow" tests/unit tests/contract $(ARGS)
 
-tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
+tensorboard: $(VENV)/installed  ## show the runs in runs/ on 127.0.0.1
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## tables of sharders, or of training beside TorchRec; ARGS="plans", "plain" or "host"
+benchmark: $(VENV)/installed  ## measure sharders, or training against TorchRec; ARGS="plans", "plain" or "host"
 	$(BIN)/python scripts/benchmark.py $(or $(ARGS),plans)
 
-soak: $(VENV)/installed  ## try for an hour what runs promise: wrong inputs, interruptions; ARGS="--number 10"
+soak: $(VENV)/installed  ## test wrong inputs and interruptions for an hour; ARGS="--number 10"
 	$(PYTEST) tests/unit/soak --hypothesis-profile=soak
 	$(BIN)/python -m tests.soak $(ARGS)
 
-docs: $(VENV)/installed  ## the documentation's site, in site/
+docs: $(VENV)/installed  ## build the documentation in site/
 	$(BIN)/zensical build --strict --clean
 
-help:  ## this list
+help:  ## show this list
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 $(VENV)/installed: $(REQUIREMENTS) requirements/fbgemm-gpu-shim/pyproject.toml pyproject.toml

@@ -179,7 +179,8 @@ class _Measurer:
         release_memory(self._rank.device)
         if self.num_exposed:
             log.warning(
-                "%d measurements contain host time: the host is slow, or waits within a stage",
+                "%d measurements contain host time, because the host is slow or waits within "
+                "a stage",
                 self.num_exposed,
             )
 

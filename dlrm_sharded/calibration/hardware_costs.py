@@ -114,7 +114,7 @@ def with_samples(
         names = list(samples)
         texts = [f"{names[outlier.index]} ({outlier.text})" for outlier in fitted.outliers]
         log.warning(
-            "%d of %d samples of this hardware %s left out, because the others contradict: %s",
+            "%d of %d samples of this hardware %s left out, because the others contradict them: %s",
             len(texts),
             len(samples),
             "is" if len(texts) == 1 else "are",

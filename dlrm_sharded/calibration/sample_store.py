@@ -135,7 +135,7 @@ def sample_store(
     if journal in (None, "none"):
         return None
     if not isinstance(journal, str):
-        raise ConfigError(f"journal is {journal!r}, must be auto, null or the path of a folder")
+        raise ConfigError(f"journal is {journal!r}; it must be auto, null or the path of a folder")
     if journal != "auto":
         check_path("journal", journal)
     return store_in(journal_folder(journal), context, staged=staged)

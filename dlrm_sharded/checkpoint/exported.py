@@ -75,7 +75,7 @@ class ExportedModel:
         """
         if self._encoder is None:
             raise DataError(
-                f"the model was exported without {ENCODER_FOLDER}, as its data had no schema: give "
+                f"the export has no {ENCODER_FOLDER}, because its data had no schema; give "
                 "dense features and table rows to `predict`"
             )
         rows, schema = pl.DataFrame(columns), self._encoder.schema

@@ -148,7 +148,7 @@ def set_aside(path: Location) -> None:
     try:
         _set_aside(path)
     except OSError as error:
-        log.warning("%s cannot be set aside: %s", path, error.strerror)
+        log.warning("%s cannot be renamed: %s", path, error.strerror)
 
 
 def _is_of(run: str, path: Location) -> bool:
@@ -166,7 +166,9 @@ def _set_aside(path: Location) -> None:
         if not (os.path.lexists(free) if isinstance(free, Path) else free.exists()):
             break
     path.rename(str(free))
-    log.warning("%s is set aside as %s; remove it when nothing in it is needed", path, free.name)
+    log.warning(
+        "%s is unusable and was renamed to %s; remove it unless you need it", path, free.name
+    )
 
 
 def remove_partial(run_dir: Location) -> None:

@@ -19,7 +19,7 @@ def best_checkpoint(path: Location) -> Manifest:
     """Return the manifest of a checkpoint, or of the best one in a run's folder.
 
     That is the one that `trainer.keep_best` has kept, or else the newest one. Checkpoints of a run
-    that are not good are passed over with a warning.
+    that are not good are skipped with a warning.
 
     Raises:
         CheckpointError: the checkpoint is damaged or has weights that are not finite, or none of
@@ -31,7 +31,7 @@ def best_checkpoint(path: Location) -> Manifest:
         try:
             return _checked(candidate)
         except CheckpointError as error:
-            log.warning("a checkpoint is passed over: %s", error)
+            log.warning("skipped a checkpoint: %s", error)
     raise CheckpointError(f"{path} is neither a checkpoint nor a run's folder with a good one")
 
 
@@ -49,6 +49,6 @@ def _best_first(run_dir: Location, newest_first: Sequence[Location]) -> list[Loc
             step = read_manifest(path).state.best_step
             best = None if step is None else checkpoint_path(run_dir, step)
             if best is not None and best not in newest_first:
-                log.warning("the best checkpoint, %s, is not there any more", best)
+                log.warning("the best checkpoint, %s, no longer exists; the newest is used", best)
             return sorted(newest_first, key=lambda path: path != best)
     return [*newest_first]

@@ -183,7 +183,7 @@ def read_manifest(folder: Location) -> Manifest:
         text = read_file(path) if isinstance(path, Path) else path.read_bytes()
     except OSError as error:
         kind = DamagedCheckpointError if isinstance(error, MISSING) else CheckpointError
-        raise kind(f"{folder} is no checkpoint: {FILE_NAME}: {error.strerror}") from None
+        raise kind(f"{folder} is not a checkpoint: {FILE_NAME}: {error.strerror}") from None
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -195,7 +195,7 @@ def read_manifest(folder: Location) -> Manifest:
     if isinstance(written, int) and written > FORMAT:  # it may have its checksum elsewhere
         raise other_format
     if not isinstance(fields, dict) or "crc32" not in fields:
-        raise _damaged(folder, f"{FILE_NAME} is not the one of a checkpoint")
+        raise _damaged(folder, f"{FILE_NAME} is not that of a checkpoint")
     if fields.pop("crc32") != _checksum(fields):
         raise _damaged(folder, f"{FILE_NAME} was changed after it was written")
     if written != FORMAT:
@@ -264,8 +264,8 @@ def check_seen(folder: Location, files: Mapping[str, PartFile]) -> None:
     if not seen_in_time(lambda: _part_unlike(folder, files) is None):
         name = _part_unlike(folder, files)
         raise OSError(
-            f"{name} is not in {folder} as it was written, where rank 0 looks for it; all hosts "
-            "must see one folder"
+            f"rank 0 does not find {name} in {folder} as it was written; all hosts must share "
+            "this folder"
         )
 
 

@@ -70,7 +70,8 @@ class CheckpointConfig:
             location(FOLDER_KEY, self.folder), RemotePath
         ):
             raise ConfigError(
-                f"{FOLDER_KEY} is {self.folder!r}, must be a URL such as s3://bucket/run; a folder "
+                f"{FOLDER_KEY} is {self.folder!r}; it must be a URL such as s3://bucket/run; "
+                "a folder "
                 "that all hosts see is named by hydra.run.dir"
             )
 

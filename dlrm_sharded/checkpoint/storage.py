@@ -253,7 +253,7 @@ def check_finite(
     if bad:
         others = f"; so have {len(bad) - 1} other tensors" if len(bad) > 1 else ""
         raise DamagedCheckpointError(
-            f"{manifest.folder} is of a training that diverged: {bad[0]} has {num_bad[bad[0]]:,} "
+            f"{manifest.folder} is from a training that diverged: {bad[0]} has {num_bad[bad[0]]:,} "
             f"values that are not finite{others}"
         )
 

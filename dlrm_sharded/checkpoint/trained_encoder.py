@@ -25,12 +25,12 @@ def trained_encoder(manifest: Manifest, blocks_dir: str | None = None) -> Path |
     folder = Path(blocks_dir) / ENCODER_FOLDER if blocks_dir else Path(model["encoder"])
     if not folder.is_dir():
         raise DataError(
-            f"{folder}, which encodes the columns as in the training, is not there; give "
-            "data.blocks_dir, the folder of the training's converted data"
+            f"the encoder of the training is missing: {folder} does not exist; set "
+            "data.blocks_dir to the folder of the training's converted data"
         )
     if encoder_digest(folder) != model["encoder_digest"]:
         raise DataError(
             f"{folder} is not the encoder that {manifest.folder} was trained with: its data was "
-            "converted anew, or is other data; give data.blocks_dir, the one of the training"
+            "converted again, or is other data; set data.blocks_dir to that of the training"
         )
     return folder

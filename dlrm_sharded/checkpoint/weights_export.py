@@ -115,9 +115,7 @@ def _write(manifest: Manifest, folder: Path, blocks_dir: str | None) -> Export:
         write_durably(folder / MODEL_FILE, [(json.dumps(asdict(form), indent=1) + "\n").encode()])
         _copy_encoder(trained_encoder(manifest, blocks_dir), folder / ENCODER_FOLDER)
     except DataError as error:
-        log.warning(
-            "the weights are exported, but not all that scores samples with them: %s", error
-        )
+        log.warning("the weights are exported, but the export cannot score samples: %s", error)
     sync_folder(folder)
     return Export(len(tables), len(dense), size_bytes)
 
@@ -132,11 +130,11 @@ def _model_form(state: RunState, weight_map: Mapping[str, str]) -> ExportedForm:
         DataError: the model is none of those that `load_exported` builds, or is not described.
     """
     if state.model is None:
-        raise DataError("a release before 0.4 trained the model, and did not describe it")
+        raise DataError("the model was trained by a release before 0.4, which did not describe it")
     model = state.config.get("model", {})
     module, _, kind = str(model.get("_target_")).rpartition(".")
     if module != MODELS:
-        raise DataError(f"its _target_ is {module}.{kind}, which is no model of {MODELS}")
+        raise DataError(f"its _target_ is {module}.{kind}, which is not a model of {MODELS}")
     fields = {
         **{key: model[key] for key in ARGUMENTS if key in model},
         "kind": kind,

@@ -40,9 +40,7 @@ def asked_task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
         DataError: the data cannot be read.
     """
     if (cfg.task is None) == (cfg.get("data") is None):
-        raise ConfigError(
-            "name either task=task.json or data=, one of conf/data, and not both, to plan from"
-        )
+        raise ConfigError("give either task=task.json or data=NAME, one of conf/data, and not both")
     if cfg.task is None:
         return _task_of_data(cfg)
     task = _task_of_file(cfg)
@@ -82,8 +80,7 @@ def build_dataset(cfg: DictConfig) -> Dataset:
     if others := found - {cfg.batch_size}:
         raise ConfigError(
             f"the batch size of data is {others.pop()}, but batch_size is {cfg.batch_size:,}: "
-            "batches, plan and throughput must be of one size; set batch_size alone, with which "
-            "the dataset is built"
+            "they must be equal; set only batch_size, which the dataset gets too"
         )
     return dataset
 

@@ -76,7 +76,7 @@ def calibrate(cfg: DictConfig) -> None:
             store = sample_store(context, cfg.journal)
             if store is None:
                 raise ConfigError(
-                    "journal is none, and samples have no place; give auto or a folder"
+                    "journal is none, so samples have no place; set it to auto or a folder"
                 )
         conditions = drawn_conditions(context)
         first = on_rank_zero(lambda: next_number(store.read(conditions).values()))
@@ -98,7 +98,7 @@ def calibrate(cfg: DictConfig) -> None:
     if rank.is_zero:
         samples = list(store.read(conditions_of(context)).values())
         new = [sample for sample in samples if sample.kind != RUN and sample.number >= first]
-        log.info("%d plans were measured, and are in %s", len(new), store.path)
+        log.info("measured %d plans; the samples are in %s", len(new), store.path)
         if num_disturbed := sum(is_disturbed(sample.noise) for sample in new):
             log.warning(
                 "%d of them were measured while other processes had the core of a rank; they count "

@@ -114,7 +114,7 @@ def _tasks(cfg: DictConfig) -> list[ComparedTask]:
     """
     if (cfg.tasks is None) == (cfg.task_set is None):
         raise ConfigError(
-            "name tasks=, a folder or a pattern of files, or task_set=, one of "
+            "give either tasks=, a folder or a pattern of files, or task_set=, one of "
             f"{', '.join(TASK_SETS)}, and not both"
         )
     if cfg.task_set is not None:
@@ -140,7 +140,7 @@ def task_files(pattern: str) -> dict[str, Path]:
     paths = [Path(path).absolute() for path in sorted(glob.glob(wanted, recursive=True))]  # noqa: PTH207
     if not paths:
         raise ConfigError(
-            f"tasks is {pattern!r}, and no task is there: it must be a folder with task*.json "
+            f"tasks is {pattern!r}, where there is no task; set it to a folder with task*.json "
             "or a pattern of files"
         )
     names = [path.stem for path in paths]
@@ -154,7 +154,9 @@ def task_files(pattern: str) -> dict[str, Path]:
 def _cases(cfg: DictConfig, sharders: Sequence[str], tasks: Sequence[ComparedTask]) -> list[Case]:
     """Return a case for each task and sharder; planners of a task share a cost model."""
     if cfg.get("cost_model") is None:
-        raise ConfigError("cost_model is none; a comparison needs one to predict costs")
+        raise ConfigError(
+            "cost_model is none, and a comparison predicts costs; set cost_model=learned"
+        )
     factories = [
         dataclasses.replace(planner_factory(config_of_sharder(name)), value_profiles=None)
         for name in sharders

@@ -60,7 +60,7 @@ def main() -> int:
     with exit_codes():
         names, keys = read_words(__doc__, KEYS, names="a run's folder or a checkpoint")
         if len(names) > 1 or "data.files" not in keys:
-            raise ConfigError("name one run or checkpoint, and data.files, the rows to evaluate")
+            raise ConfigError("give one run or checkpoint, and data.files, the rows to evaluate")
         with process_group() as rank:
             logging.basicConfig(format="%(message)s", level=logging.ERROR, force=True)
             logging.getLogger("torch").setLevel(logging.ERROR)
@@ -80,7 +80,9 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
         written = [Path(path).resolve() for path in (out, scores) if path is not None]
         read = [path.resolve() for path in find_files("data.files", keys["data.files"])]
         if len({*written, *read}) < len(written) + len(read):
-            raise ConfigError("out, scores and data.files name one file twice; name another one")
+            raise ConfigError(
+                "out, scores and data.files name the same file; give each a file of its own"
+            )
     manifest = on_rank_zero(lambda: best_checkpoint(location("the run", name)))
     folder = Path(f"{scores or out}.partial")
     with all_or_none():
@@ -101,7 +103,7 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
             files.append(out)
         discard(folder)
         _print(metrics)
-        print(f"written: {' and '.join(files)}")
+        print(f"wrote {' and '.join(files)}")
 
     patiently_on_rank_zero(finish)
 
@@ -152,7 +154,7 @@ def _encoder(manifest: Manifest, blocks_dir: str | None) -> ColumnEncoder:
     if folder is None:
         raise ConfigError(
             f"{manifest.folder} was trained on data without a schema, or by a release before 0.4; "
-            "runs of data=table and of Criteo's files are evaluated"
+            "dlrm-evaluate takes runs of data=table and of Criteo's files"
         )
     return ColumnEncoder.load(folder)
 

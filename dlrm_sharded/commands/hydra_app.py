@@ -107,8 +107,8 @@ def check_overrides(unused: Mapping[str, str]) -> None:
         name, value = override.key_or_group, override.value()
         if name in groups and isinstance(value, list):
             raise ConfigError(
-                f"{override.input_line} is a list, and one {name} is used; "
-                "dlrm-train -m tries several, dlrm-compare several sharders"
+                f"{override.input_line} is a list, but this command takes one {name}; use "
+                "dlrm-train -m for several, or dlrm-compare for several sharders"
             )
         for key, reason in unused.items():
             if f"{name}.".startswith(f"{key}.") and value not in (None, "none", "never"):
@@ -127,7 +127,9 @@ def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) 
     parser.error = _refuse  # type: ignore[method-assign]  # argparse would print on every rank
     asked = parser.parse_args(arguments)  # prints the version itself
     if asked.multirun and rank is not None:
-        raise ConfigError("under torchrun every rank would sweep; start -m without torchrun")
+        raise ConfigError(
+            "-m starts a sweep, and under torchrun every rank would start one; leave torchrun out"
+        )
     if rank in (None, "0"):
         return arguments
     if asked.help or asked.hydra_help or asked.cfg or asked.info or asked.shell_completion:
@@ -139,5 +141,5 @@ def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) 
 
 def _refuse(message: str) -> NoReturn:
     raise ConfigError(
-        f"{message}; flags stand before or after all overrides, and --hydra-help lists them"
+        f"{message}; put flags before or after all overrides; --hydra-help lists them"
     )

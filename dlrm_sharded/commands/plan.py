@@ -65,7 +65,7 @@ def plan(cfg: DictConfig) -> None:
     if task_out is not None:
         write_json(task_out, task.to_json())
     elif dataset is not None:
-        log.info("the task is not written, as it has no place beside %s; set task_out", out)
+        log.info("task.json is not written, because out=%s has no folder; set task_out", out)
     for line in [*plan_lines(plan, report, task), f"wrote {out}"]:
         log.info("%s", line)
     if report.provenance is not None:
@@ -131,7 +131,7 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
         return out, None
     check_file_to_write("task_out", task_out)
     if os.path.realpath(task_out) == os.path.realpath(out):
-        raise ConfigError(f"the plan and its task would both be {out!r}; set task_out")
+        raise ConfigError(f"the plan and its task would both be written to {out!r}; set task_out")
     return out, task_out
 
 
@@ -146,7 +146,9 @@ def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
     fields = read_json_object(path, noun="plan")
     made_from = fields.get("made_from")
     if not isinstance(made_from, dict) or not isinstance(made_from.get("sharder"), dict):
-        raise ConfigError(f"{path} does not say what it was made from; earlier versions did not")
+        raise ConfigError(
+            f"{path} lacks made_from, because an earlier version wrote it; make a new plan"
+        )
     with open_dict(cfg):
         cfg.sharder = with_present_target(made_from["sharder"])
         if (file := cost_model_beside(path)).exists():
@@ -158,10 +160,11 @@ def _what_differs(plan: ShardingPlan, report: PlanReport, before: dict[str, Any]
     """Say whether a plan equals an earlier one; if not, say which of its inputs differ."""
     now = json.loads(json.dumps(plan_json(plan, report)))
     if all(now[key] == before.get(key) for key in ("shards", "predicted", "lower_bound_ms")):
-        return f"the plan, its predicted cost and its bound are those of {path}"
+        return f"the plan, its predicted cost and its bound equal those of {path}"
     differs = changed_settings(before["made_from"], now["made_from"])
-    same = "the plan is" if now["shards"] == before.get("shards") else "the plan is not"
-    return f"{same} that of {path}: {differs or 'the search had another time, or the task differs'}"
+    same = "equals" if now["shards"] == before.get("shards") else "differs from"
+    why = differs or "the search stopped at another time, or the task differs"
+    return f"the plan {same} that of {path}: {why}"
 
 
 def unused(cfg: DictConfig) -> dict[str, str]:

@@ -205,6 +205,8 @@ def config_of_sharder(sharder: str) -> DictConfig:
     name, *settings = (part.strip() for part in sharder.split(SEPARATOR))
     for setting in settings:
         if "=" not in setting:
-            raise ConfigError(f"sharder {sharder!r} has the setting {setting!r}, must be key=value")
+            raise ConfigError(
+                f"sharder {sharder!r} has the setting {setting!r}; it must be key=value"
+            )
     running, own = HydraConfig.get(), [f"{KEY}.{setting}" for setting in settings]
     return compose(running.job.config_name, [*running.overrides.task, f"+{KEY}={name}", *own])

@@ -175,7 +175,9 @@ def _mean_cost(pool: TaskPool, model: CostModel, num_tasks: int) -> Callable[[Sh
 def _cost_model(cfg: DictConfig, context: RunContext) -> CostModel:
     check_choice("costs", cfg.costs, ("measured", "predicted"))
     if cfg.get("cost_model") is None:
-        raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
+        raise ConfigError(
+            "cost_model is none, and the training predicts costs; set cost_model=learned"
+        )
     model: CostModel = instantiate(cfg.cost_model)(context)
     return model
 

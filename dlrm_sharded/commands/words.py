@@ -47,7 +47,7 @@ def checked_names(key: str, given: object, *, example: str) -> list[str]:
     """Return the different names of a list, or one name as a list; ConfigError for others."""
     names: list[Any] = given if isinstance(given, list) else [given]
     if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{key} is {given!r}, must be a name or a list of names: {example}")
+        raise ConfigError(f"{key} is {given!r}; it must be a name or a list of names: {example}")
     if len(set(names)) < len(names):
         raise ConfigError(f"{key} names {max(names, key=names.count)!r} twice; name each once")
     return names

@@ -157,7 +157,7 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
     }
     missing = [key for key in by_key if key not in found]
     if found:
-        log.info("%d of %d cases are taken over from %s", len(found), len(cases), out)
+        log.info("reusing %d of %d cases from %s", len(found), len(cases), out)
 
     functions = [functools.partial(_outcome, by_key[key], limit_s=limit_s) for key in missing]
     for index, result in in_forks(functions, limit_s=limit_s, num_forks=num_workers):

@@ -83,7 +83,7 @@ def check_measurable(name: str, task: ShardingTask) -> None:
     device = device_type()
     if task.topology.compute_device != device:
         raise ConfigError(
-            f"measured=true measures on this machine, a {device}, and {name} is for ranks on "
+            f"measured=true measures on this machine ({device}), but {name} is for ranks on "
             f"{task.topology.compute_device}; leave measured out, or make tasks for this device"
         )
 

@@ -162,14 +162,17 @@ def predict_plan(model: CostModel, plan: ShardingPlan, task: ShardingTask) -> Pl
         raise
     except Exception as error:  # whatever a model of a user may raise
         raise ConfigError(
-            f"the cost model {name} failed at a plan of {len(task.tables)} tables on {world_size} "
+            f"the cost model {name} failed on a plan of {len(task.tables)} tables on {world_size} "
             f"ranks: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(cost, PlanCost):
-        raise ConfigError(f"the cost model {name} returned {shortened(cost)}, no PlanCost")
+        raise ConfigError(
+            f"the cost model {name} returned {shortened(cost)}, which is not a PlanCost"
+        )
     if len(cost.per_rank) != world_size:
         raise ConfigError(
-            f"the cost model {name} predicted {len(cost.per_rank)} ranks of {world_size}"
+            f"the cost model {name} predicted the costs of {len(cost.per_rank)} ranks, not "
+            f"of {world_size}"
         )
     for rank, stages in enumerate(cost.per_rank):
         if not 0.0 <= stages.total_ms < math.inf:

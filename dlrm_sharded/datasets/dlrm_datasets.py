@@ -67,7 +67,7 @@ class DlrmDatasets:
                 f"batch_size is {batch_size:,}, but {path} has only {num_samples:,} samples"
             )
         if not 0 <= val_share < 1:
-            raise ConfigError(f"val_share is {val_share}, must be at least 0 and below 1")
+            raise ConfigError(f"val_share is {val_share}; it must be at least 0 and below 1")
         num_batches = num_samples // batch_size
         num_val = min(round(num_batches * val_share), num_batches - 1)
         self._num_batches = {"train": num_batches - num_val, "val": num_val}

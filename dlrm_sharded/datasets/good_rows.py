@@ -47,7 +47,7 @@ class RowTally:
                 [value] = piece.frame[fault.column].slice(row, 1).to_list()
                 shown = repr(value)[:60] if value is not None else "missing"
                 self._example(
-                    piece.numbers[row], f"{fault.column} is {shown}, must be {fault.must}"
+                    piece.numbers[row], f"{fault.column} is {shown}; it must be {fault.must}"
                 )
             wrong |= fault.rows
         self.num_malformed += int(wrong.sum())

@@ -100,7 +100,7 @@ def inspect(
         else ["a list"]
     ):
         raise DataError(
-            f"{paths[0]}: the label {label} is {others[0]} in some rows, must be 0 or 1; give "
+            f"{paths[0]}: the label {label} is {others[0]} in some rows; it must be 0 or 1; give "
             "another label=COLUMN, or correct the files"
         )
     counts, missing, mean = labels.n_unique(), _missing(labels), labels.mean()

@@ -133,11 +133,11 @@ class Schema:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{twice[0]!r} is named twice, as label, dense or categorical")
         if len({*self.key, "score"}) <= len(self.key):
-            raise ValueError(f"key is {[*self.key]}, must have no 'score' and no name twice")
+            raise ValueError(f"key is {[*self.key]}; it must have no 'score' and no name twice")
         if self.separator is not None and not re.fullmatch(
             r'(?!["\r\n])[\x01-\x7f]', self.separator
         ):
-            raise ValueError(f"separator is {self.separator!r}, must be one ASCII character")
+            raise ValueError(f"separator is {self.separator!r}; it must be one ASCII character")
         if self.columns is not None:
             if len(set(self.columns)) < len(self.columns):
                 raise ValueError("columns names a column twice")
@@ -223,7 +223,7 @@ class Schema:
         least = {"vocabulary": NUM_RESERVED, "hash": 2, "as_is": 1}[ids]
         if rows is not None and not least <= rows <= MAX_TABLE_ROWS:
             raise ValueError(
-                f"table {name!r}: rows is {rows:,}, must be {least} to {MAX_TABLE_ROWS:,}"
+                f"table {name!r}: rows is {rows:,}; it must be {least} to {MAX_TABLE_ROWS:,}"
             )
         dim = given["dim"] or self.dim
         if dim % COLUMN_MULTIPLE:

@@ -161,7 +161,9 @@ def _text_pieces(
 
     def leave_out(row: Any) -> str:
         broken.append(row.number - num_before)
-        on_broken(broken[-1], f"has {row.actual_columns} values, must have {row.expected_columns}")
+        on_broken(
+            broken[-1], f"has {row.actual_columns} values; it must have {row.expected_columns}"
+        )
         return "skip"
 
     num_read = 0

@@ -64,7 +64,10 @@ class TableDataset:
         if blocks_dir is not None:
             check_path("data.blocks_dir", blocks_dir)
         elif not isinstance(schema, str):
-            raise ConfigError("data.blocks_dir is null, and data.schema no file beside which to be")
+            raise ConfigError(
+                "data.blocks_dir is null, which needs a file as data.schema; set "
+                "data.blocks_dir to a folder for the converted data"
+            )
         self._schema_file, self._blocks_dir = schema, blocks_dir
         self._source = TableSource(
             files,
@@ -139,8 +142,8 @@ class TableDataset:
         num_val = blocks.manifest.num_rows - blocks.manifest.num_train_rows
         if 0 < num_val < self.batch_size:
             log.warning(
-                "there are %s samples for validation, fewer than a batch, so there is none; give "
-                "more, or lower batch_size",
+                "validation is left out: its %s samples are fewer than a batch; give more, "
+                "or lower batch_size",
                 f"{num_val:,}",
             )
         return blocks
@@ -221,7 +224,9 @@ def _check_source(manifest: BlocksManifest, source: TableSource, blocks_dir: Pat
     try:
         now = source.described()
     except DataError:
-        log.info("files of the data are no longer there; using %s", blocks_dir)
+        log.info(
+            "some files of data.files no longer exist; using the converted data in %s", blocks_dir
+        )
         now = {"settings": source.settings()}
     now |= now.pop("settings")
     if changes := changed_settings({key: before.get(key) for key in now}, now):

@@ -95,7 +95,7 @@ class WithFixedTables:
                 rank = free.index(min(free))
                 raise InfeasibleTaskError(
                     f"table {table.name!r} of {fixed.owner} takes {used[rank]:,} B of rank {rank}; "
-                    f"{fixed.because}, and {memory[rank]:,} B are free beside larger tables that "
+                    f"{fixed.because}, and {memory[rank]:,} B remain after larger tables that "
                     f"have no choice either; add ranks or memory ({MEMORY_KEYS})"
                 )
             topology = dataclasses.replace(topology, memory_bytes_by_rank=tuple(free))

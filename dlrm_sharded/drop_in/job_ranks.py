@@ -43,8 +43,8 @@ def rank_in_group(group: dist.ProcessGroup | None = None) -> Rank:
         per_host = len(hosts)
         if place == 0:
             log.warning(
-                "the ranks are on %s in this order, and count as if they were on one host; start "
-                "as many successive ranks on each host",
+                "the ranks count as ranks of one host, because their hosts are, in rank order, %s; "
+                "start as many successive ranks on each host",
                 ", ".join(hosts),
             )
     return dataclasses.replace(
@@ -66,6 +66,6 @@ def check_topology(topology: Topology, rank: Rank, *, group: dist.ProcessGroup |
     differ = [f"{key} {one}, not {other}" for key, (one, other) in found.items() if one != other]
     if differ:
         raise ConfigError(
-            f"the topology is not that of the job ({'; '.join(differ)}); leave it out for the "
-            "ranks of the job, or plan for others without a process group"
+            f"the topology differs from that of the job ({'; '.join(differ)}); leave it out "
+            "for the ranks of the job, or plan for others without a process group"
         )

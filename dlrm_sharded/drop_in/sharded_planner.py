@@ -116,8 +116,8 @@ class ShardedPlanner(TorchRecPlanner):
             check_number("calibrate", calibrate, above=True, most=MAX_S)
         if options and (plan is not None or not isinstance(sharder, str)):
             raise ConfigError(
-                f"ShardedPlanner has no argument {min(options)!r}, and only a sharder that is "
-                "named takes options"
+                f"ShardedPlanner has no argument {min(options)!r}; options of a sharder need its "
+                "name as sharder"
             )
         self.sharder = sharder if plan is None else PlanFileSharder(plan)
         context = getattr(self.sharder, "context", None)

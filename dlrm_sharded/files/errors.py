@@ -152,7 +152,7 @@ def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> No
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         is_small = not isinstance(value, int) or value <= most
         limit = f">= {least}" if most == 2**62 and is_small else f"from {least:,} to {most:,}"
-        raise ConfigError(f"{key} is {value!r}, must be an integer {limit}")
+        raise ConfigError(f"{key} is {value!r}; it must be an integer {limit}")
 
 
 def check_choice(key: str, value: object, known: Iterable[str]) -> None:
@@ -164,13 +164,13 @@ def check_choice(key: str, value: object, known: Iterable[str]) -> None:
 def check_flag(key: str, value: object) -> None:
     """Raise ConfigError unless a configured value is true or false."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{key} is {value!r}, must be true or false")
+        raise ConfigError(f"{key} is {value!r}; it must be true or false")
 
 
 def check_path(key: str, value: object) -> None:
     """Raise ConfigError unless a configured value is the path of a file or folder."""
     if not isinstance(value, str | PathLike) or not str(value) or "\0" in str(value):
-        raise ConfigError(f"{key} is {value!r}, must be a path; put a number in quotes: '\"5\"'")
+        raise ConfigError(f"{key} is {value!r}; it must be a path; put a number in quotes: '\"5\"'")
 
 
 def check_number(
@@ -183,7 +183,7 @@ def check_number(
     """
     limit = f"{'>' if above else '>='} {least:g}" + ("" if most == math.inf else f", <= {most:g}")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{key} is {shortened(value)}, must be a number {limit}")
+        raise ConfigError(f"{key} is {shortened(value)}; it must be a number {limit}")
     # an int may be too large for a float; infinity and NaN fail the comparison, too
     if not least <= value <= min(most, sys.float_info.max) or (above and value == least):
-        raise ConfigError(f"{key} is {shortened(value)}, must be a number {limit}")
+        raise ConfigError(f"{key} is {shortened(value)}; it must be a number {limit}")

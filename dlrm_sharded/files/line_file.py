@@ -1,7 +1,7 @@
 """Files of lines of JSON, to which measurements are appended, and from which they are read again.
 
 Whatever stands in a line, it stops no reader. Lines that cannot be used are named in one warning
-and passed over, and stay in the file. A line that a kill has cut off damages no other one.
+and skipped, and stay in the file. A line that a kill has cut off damages no other one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LineFile:
 
     Args:
         noun: what a line is, such as "run".
-        format: version of the lines, which each of them has; readers pass over later ones. None
+        format: version of the lines, which each of them has; readers skip later ones. None
             for lines without a version.
         staged: file that stages lines until `deliver` appends them here; None to append at once.
     """
@@ -99,7 +99,7 @@ class LineFile:
 
     def refuse(self, reason: str) -> None:
         """Warn that something is not written, and why."""
-        log.warning("the %s is not noted in the journal %s: %s", self.noun, self.path, reason)
+        log.warning("the %s could not be added to the journal %s: %s", self.noun, self.path, reason)
 
     def latest(self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int) -> dict[int, T]:
         """Read a file that many runs share; if that is impossible, warn and return nothing."""
@@ -146,8 +146,8 @@ class LineFile:
             if len(found) == most or len(unusable) + len(later) == MAX_UNUSABLE:
                 break
         for numbers, problem in (
-            (unusable, "cannot be used and {} passed over"),
-            (later, "{} of a later version of dlrm_sharded, which this one passes over"),
+            (unusable, "cannot be used and {} skipped"),
+            (later, "{} of a later version of dlrm_sharded and skipped"),
         ):
             if numbers:
                 log.warning(

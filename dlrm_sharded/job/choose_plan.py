@@ -95,13 +95,13 @@ def _chosen(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
             chosen = planner.adopt(kept, task, solve_s=resumed.state.plan["solve_s"])
             log.info("the run goes on with the plan of its checkpoint")
         except InvalidPlanError as error:
-            log.warning("the checkpoint's plan does not fit any more: %s; a new one is made", error)
+            log.warning("the checkpoint's plan no longer fits: %s; a new one is made", error)
     plan, report = chosen or planner.plan(task)
     for line in plan_lines(plan, report, task):
         log.info("%s", line)
     if plan.half_tables() and task.topology.compute_device == "cpu":
         log.warning(
-            "on CPUs, FBGEMM rounds weights in fp16 to the nearest number, so that updates below "
-            "a 2000th of a weight are lost; on GPUs it rounds at random"
+            "on CPUs, FBGEMM rounds weights in fp16 to the nearest number, so updates below a "
+            "2000th of a weight are lost; on GPUs it rounds stochastically"
         )
     return plan, report

@@ -93,8 +93,8 @@ def with_measured_costs(
                 return _with_samples(new_planner, context, collected, other_work, store, snapshot)
             if rank.is_zero:
                 log.warning(
-                    "only %d plans could be measured in %.0f s, too few for costs of this hardware;"
-                    " give calibrate=SECONDS more of them, or leave it out with calibrate=never",
+                    "measured only %d plans in %.0f s, too few to know the costs of this hardware; "
+                    "raise calibrate=SECONDS, or skip the measurement with calibrate=never",
                     len(collected),
                     budget_s,
                 )
@@ -107,10 +107,10 @@ def _measured(
     """Say what is measured, and measure it; return samples, on rank 0, and other work."""
     if rank.is_zero:
         log.info(
-            "nothing was measured on this hardware yet: for %.0f s, once, ranks look up "
-            "synthetic plans of the tables%s (calibrate=never leaves that out)",
+            "nothing was measured on this hardware yet; the ranks now measure synthetic plans of "
+            "the tables%s, once, for %.0f s (calibrate=never skips this)",
             budget_s,
-            f", and all {rank.world_size} ranks exchange" if rank.world_size > 1 else "",
+            f" and exchanges of all {rank.world_size} ranks" if rank.world_size > 1 else "",
         )
     assert context.optimizer is not None
     batch_size = min(task.batch_size, BATCH_SIZES[rank.device.type][-1])

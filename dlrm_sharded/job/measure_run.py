@@ -198,6 +198,8 @@ def note_run(
         return
     if journal.append(conditions, run, other_work):
         when = "the next prediction" if journal.staged is None else "predictions after this sweep"
-        log.info("noted in %s, which corrects %s on this hardware", journal.path, when)
+        log.info(
+            "wrote the measurement to %s, which corrects %s on this hardware", journal.path, when
+        )
         if other_work.text is not None:
             log.warning("this run was measured under load, so it counts less: %s", other_work.text)

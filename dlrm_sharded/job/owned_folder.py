@@ -86,9 +86,9 @@ def with_checkpoints(folder: RunFolder, settings: JobSettings, rank: Rank) -> Ru
         if apart and writes:
             named = ", ".join(f"{host} ({problem})" for host, problem in apart.items())
             raise ConfigError(
-                f"not all hosts write to one folder {folder.path}, in which checkpoints would "
-                f"have parts of all ranks: {named}. Let hydra.run.dir be on a disk that all hosts "
-                f"share, give {FOLDER_KEY}=s3://BUCKET/RUN, or train without checkpoints: "
+                f"not all hosts can write to {folder.path}, where checkpoints have parts of all "
+                f"ranks: {named}. Set hydra.run.dir to a folder that all hosts share, "
+                f"set {FOLDER_KEY}=s3://BUCKET/RUN, or train without checkpoints: "
                 "trainer.checkpoint.every_s=null"
                 if home is None
                 else f"{FOLDER_KEY} is {str(home)!r}, where not all can write: {named}"

@@ -211,7 +211,7 @@ def _mode(resume: object, folder: RunFolder) -> str:
         for key, place in (("hydra.run.dir", folder.path), (FOLDER_KEY, folder.checkpoints_in)):
             if (place / "plan.json").exists():
                 raise ConfigError(
-                    f"{place} holds a run already; give another {key}, or go on with resume=auto"
+                    f"{place} already has a run; give another {key}, or go on with resume=auto"
                 )
     return resume
 
@@ -260,7 +260,7 @@ def _newest_good(
             return manifest, tuple(damaged)
         except CheckpointError as error:
             if rank.is_zero:
-                log.warning("a checkpoint is passed over: %s", error)
+                log.warning("skipped a checkpoint: %s", error)
             errors[path] = error
     with all_or_none():
         if errors:

@@ -131,7 +131,7 @@ class _CompiledOrNot:
             if not isinstance(error, TorchDynamoException):
                 raise
             log.warning(
-                "the dense layers are not compiled, as this failed (%s: %s); "
+                "compiling the dense layers failed (%s: %s), so they run uncompiled; "
                 "model.compile_mode=none does not try it",
                 type(error).__name__,
                 str(error).strip().partition("\n")[0],

@@ -220,7 +220,9 @@ def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> No
     for key, sizes, least in (("dense_layers", dense_layers, 1), ("over_layers", over_layers, 2)):
         is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str)
         if not is_list or len(sizes) < least:
-            raise ConfigError(f"model.{key} is {sizes!r}, must be a list of {least} sizes or more")
+            raise ConfigError(
+                f"model.{key} is {sizes!r}; it must be a list of {least} sizes or more"
+            )
         for size in sizes:
             check_count(f"a size in model.{key}", size, least=1)
     if over_layers[-1] != 1:

@@ -66,7 +66,8 @@ class ExchangePrecision:
             return cls(value, value)
         if set(value) != {"forward", "backward"}:
             raise ConfigError(
-                f"exchange_precision has the keys {sorted(map(str, value))}, must have forward and "
+                f"exchange_precision has the keys {sorted(map(str, value))}; it must have "
+                "forward and "
                 "backward"
             )
         return cls(value["forward"], value["backward"])

@@ -87,7 +87,8 @@ class Table:
         check_count(f"{where}: num_features", self.num_features, least=1, most=MAX_FEATURES)
         if self.features and len(set(self.features)) != self.num_features:
             raise ConfigError(
-                f"{where}: num_features is {self.num_features}, must be the number of the features "
+                f"{where}: num_features is {self.num_features}; it must be the number of the "
+                "features "
                 f"{list(self.features)}, whose names must differ"
             )
         if self.precision not in list(TABLE_BYTES):  # it may not be hashable
@@ -104,7 +105,7 @@ class Table:
                 check_number(f"{where}: a share of reuse_histogram", share, most=1.000001)
             total = sum(self.reuse_histogram)
             if abs(total - 1) > HISTOGRAM_SLACK and (total or self.pooling_factor):
-                raise ConfigError(f"{where}: reuse_histogram sums to {total:g}, must sum to 1")
+                raise ConfigError(f"{where}: reuse_histogram sums to {total:g}; it must sum to 1")
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class Topology:
         check_count("topology.memory_bytes", self.memory_bytes, least=1, most=MAX_BYTES)
         if (by_rank := self.memory_bytes_by_rank) is not None and len(by_rank) != self.world_size:
             raise ConfigError(
-                f"topology.memory_bytes_by_rank has {len(by_rank):,} figures, must have one for "
+                f"topology.memory_bytes_by_rank has {len(by_rank):,} figures; it must have one for "
                 f"each of the {self.world_size:,} ranks of topology.world_size"
             )
         for rank, memory_bytes in enumerate(by_rank or ()):
@@ -98,7 +98,7 @@ class Topology:
                 check_number(f"topology.{key}", value, least=MIN_BANDWIDTH, most=MAX_BANDWIDTH)
         if self.compute_device not in list(MAX_SHARD_COLUMNS):  # it may not be hashable
             raise ConfigError(
-                f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
+                f"topology.compute_device is {self.compute_device!r}; it must be cpu or cuda"
             )
         if self.column_limit is not None:
             check_count("topology.column_limit", self.column_limit, least=COLUMN_MULTIPLE)
@@ -303,7 +303,8 @@ class ShardingTask:
         for key, num_bytes in zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True):
             if (counted := getattr(self.topology, key)) != num_bytes:
                 raise ConfigError(
-                    f"the task's optimizer is {optimizer!r}, and topology.{key} is {counted}, must "
+                    f"the task's optimizer is {optimizer!r}, and topology.{key} is "
+                    f"{counted}; it must "
                     f"be {num_bytes}; correct one of the two, or leave topology.{key} out"
                 )
         if reason := why_not_fused(optimizer, self.topology.compute_device):

@@ -50,7 +50,7 @@ class TopologySettings:
             check_count("topology.ranks_per_host", self.ranks_per_host, least=1)
             if self.world_size % self.ranks_per_host:
                 raise ConfigError(
-                    f"topology.ranks_per_host is {self.ranks_per_host}, must divide "
+                    f"topology.ranks_per_host is {self.ranks_per_host}; it must divide "
                     f"topology.world_size = {self.world_size}"
                 )
 

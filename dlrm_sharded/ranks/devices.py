@@ -20,7 +20,7 @@ def device_type() -> str:
     """
     demanded = os.environ.get(DEVICE_VARIABLE, "")
     if demanded not in ("", "cpu", "cuda"):
-        raise ConfigError(f"{DEVICE_VARIABLE} is {demanded!r}, must be cpu or cuda")
+        raise ConfigError(f"{DEVICE_VARIABLE} is {demanded!r}; it must be cpu or cuda")
     if demanded == "cpu":
         return "cpu"
     import torch  # takes seconds to load

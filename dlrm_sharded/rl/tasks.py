@@ -181,13 +181,13 @@ def training_tasks(
     check_count("tasks.world_size", world_size, least=1)
     for key, chosen in (("tables", tables), ("batch_sizes", batch_sizes), ("full", full)):
         if isinstance(chosen, str) or not isinstance(chosen, Sequence) or not chosen:
-            raise ConfigError(f"tasks.{key} is {chosen!r}, must be a list that is not empty")
+            raise ConfigError(f"tasks.{key} is {chosen!r}; it must be a list that is not empty")
     for batch_size in batch_sizes:
         check_count("a size in tasks.batch_sizes", batch_size, least=1)
     for share in full:
         check_number("a share in tasks.full", share, above=True, most=1.0)
     if len(full) != 2 or full[0] > full[1]:
-        raise ConfigError(f"tasks.full is {full}, must be two rising shares")
+        raise ConfigError(f"tasks.full is {full}; it must be two rising shares")
     check_number("tasks.largest", largest, above=True, most=1.0)
     check_number("tasks.few_widths", few_widths, most=1.0)
     check_flag("tasks.varied_accesses", varied_accesses)

@@ -64,8 +64,9 @@ class RunOwner:
         found = read_file(self._path)
         if found != self._claim:
             raise LostFolderError(
-                f"{self._folder} was taken over by {_name(found)}, as this process gave no sign of "
-                f"life for {SILENCE_S:.0f} s or its file was removed; nothing more is written there"
+                f"{self._folder} was taken over by {_name(found)}, because this process gave no "
+                f"sign of life for {SILENCE_S:.0f} s or its file was removed; it writes "
+                "nothing more there"
             )
 
     def release(self) -> None:
@@ -100,14 +101,18 @@ class RunOwner:
                 f"its end, stop it, or give another {self._key}"
             )
         if found:
-            log.warning("%s was left without a word by %s", self._folder, _name(found))
+            log.warning(
+                "%s is taken over from %s, which ended without releasing it",
+                self._folder,
+                _name(found),
+            )
         file.truncate(0)
         file.write(self._claim)
         return file
 
     def _gives_sign(self, found: bytes) -> bool:
         """Return whether the owner that wrote `found` touches its file within a minute."""
-        message = "%s is owned by %s on another machine; waiting %.0f s for a sign of life"
+        message = "%s is owned by %s on another machine; waiting %.0f s to see whether it is alive"
         log.warning(message, self._folder, _name(found), SILENCE_S)
         before = self._last_touch()
         time.sleep(SILENCE_S)

@@ -193,7 +193,7 @@ class Constraints:
 
     def _check_form(self) -> None:
         if not isinstance(self.pin, Mapping):
-            raise ConfigError(f"sharder.pin is {self.pin!r}, must have lists of ranks by table")
+            raise ConfigError(f"sharder.pin is {self.pin!r}; it must have lists of ranks by table")
         for name, ranks in self.pin.items():
             _check_list(f"sharder.pin.{name}", ranks, "ranks")
         for key in ("together", "apart"):
@@ -203,12 +203,13 @@ class Constraints:
         _check_list("sharder.unsplit", self.unsplit, "tables")
         for key in ("split", "rows"):
             if (value := getattr(self, key)) not in ("auto", "never"):
-                raise ConfigError(f"sharder.{key} is {value!r}, must be auto or never")
+                raise ConfigError(f"sharder.{key} is {value!r}; it must be auto or never")
         if isinstance(self.replicate, str) and self.replicate in ("auto", "never"):
             return
         if isinstance(self.replicate, str) or not isinstance(self.replicate, Sequence):
             raise ConfigError(
-                f"sharder.replicate is {self.replicate!r}, must be auto, never or a list of tables"
+                f"sharder.replicate is {self.replicate!r}; it must be auto, never or a list "
+                "of tables"
             )
 
     def _check_moves(self) -> None:
@@ -230,8 +231,8 @@ class Constraints:
             ranks = list(set(self.pin.get(name, ())))
             if len(ranks) == 1 and only.setdefault(ranks[0], name) != name:
                 raise ConfigError(
-                    f"sharder.apart has {only[ranks[0]]!r} and {name!r}, sharder.pin puts both on "
-                    f"rank {ranks[0]}"
+                    f"sharder.apart has {only[ranks[0]]!r} and {name!r}, but sharder.pin "
+                    f"puts both on rank {ranks[0]}"
                 )
 
     def _common_ranks(self, group: Sequence[str], world_size: int) -> set[int]:
@@ -243,4 +244,4 @@ class Constraints:
 
 def _check_list(key: str, value: object, items: str) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{key} is {value!r}, must be a list of {items}")
+        raise ConfigError(f"{key} is {value!r}; it must be a list of {items}")

@@ -83,7 +83,7 @@ class TorchRecSharder:
         check_count("sharder.min_partition", self.min_partition, least=COLUMN_MULTIPLE)
         if self.min_partition % COLUMN_MULTIPLE:
             raise ConfigError(
-                f"sharder.min_partition is {self.min_partition}, must be a multiple of "
+                f"sharder.min_partition is {self.min_partition}; it must be a multiple of "
                 f"{COLUMN_MULTIPLE}"
             )
         check_count("sharder.timeout_s", self.timeout_s, least=1)

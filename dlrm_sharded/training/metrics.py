@@ -108,7 +108,7 @@ def log_evaluation(evaluation: Evaluation, step: int) -> None:
     if auroc is not None and abs(auroc - 0.5) < CHANCE_MARGIN:
         log.warning(
             "AUROC is %.4f at step %d: the model ranks no better than chance; train longer, or "
-            "look at the learning rates and at how labels and features belong together",
+            "check the learning rates, and that labels and features match",
             auroc,
             step,
         )

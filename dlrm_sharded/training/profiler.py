@@ -49,8 +49,8 @@ def make_profiler(
     last = first + config.trace_steps
     if last > num_steps and rank.is_zero:
         log.warning(
-            "trainer.trace: %d of %d steps are traced, as the training ends at step %d, and %d "
-            "steps to warm up and one in which the profiler starts come before; set "
+            "trainer.trace: only %d of %d steps are traced: the training ends at step %d, "
+            "and tracing begins after %d warm-up steps and one for the profiler; set "
             "trainer.num_steps to at least %d",
             max(0, num_steps - first),
             config.trace_steps,

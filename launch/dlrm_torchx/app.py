@@ -59,7 +59,7 @@ class JobShape:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"0*[1-9]\d*x0*[1-9]\d*", str(self.j)):
-            raise ConfigError(f"j is {self.j!r}, must be NODESxRANKS, such as 1x2 or 2x8")
+            raise ConfigError(f"j is {self.j!r}; it must be NODESxRANKS, such as 1x2 or 2x8")
         check_count("cpu", self.cpu, least=1 if self.cpu != -1 else -1)
         check_count("gpu", self.gpu, least=-1)
         for option in ("memMB", "max_restarts", "max_retries"):

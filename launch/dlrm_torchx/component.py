@@ -62,7 +62,7 @@ def train(
         _check_overrides(words)
         if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
             log.warning(
-                "results and checkpoints will lie in the container and go with it: give --runs, or "
+                "results and checkpoints are lost when the container ends; give --runs, or "
                 "%s=s3://BUCKET/RUN",
                 FOLDER_KEY,
             )

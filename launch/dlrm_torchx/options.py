@@ -80,10 +80,10 @@ class SweepOptions:
         ):
             value = getattr(self, key)
             if value is not None and (isinstance(value, str) or not isinstance(value, kind)):
-                raise ConfigError(f"hydra.launcher.{key} is {value!r}, must be {text}")
+                raise ConfigError(f"hydra.launcher.{key} is {value!r}; it must be {text}")
         for key, value in (self.env or {}).items():
             if value is None:
-                raise ConfigError(f"hydra.launcher.env.{key} is null, must have a value")
+                raise ConfigError(f"hydra.launcher.env.{key} is null; it must have a value")
         for key in ("max_parallel", "rounds"):
             if (count := getattr(self, key)) is not None:
                 check_count(f"hydra.launcher.{key}", count, least=1)

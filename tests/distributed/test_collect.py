@@ -94,7 +94,7 @@ def test_one_rank_of_torchrun_computes(tmp_path: Path) -> None:
 def test_a_bad_setting_is_said_once_before_ranks_start(tmp_path: Path) -> None:
     output = calibrate(tmp_path, "minutes=-5", exit_code=2).output
     assert output.count("error: ") == 1
-    assert "minutes is -5, must be a number > 0" in output
+    assert "minutes is -5; it must be a number > 0" in output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -57,8 +57,8 @@ def test_hosts_that_do_not_write_to_one_folder_are_named(harm, problem, tmp_path
     mounts = [own_disk(tmp_path)] if harm == "a disk of its own" else read_only(tmp_path)
     said, of_node1 = run_ranks(on_two_hosts, 2, tmp_path, ON, mounts, True)
     assert said == of_node1
-    assert said.startswith(f"not all hosts write to one folder {tmp_path}, in which")
-    assert f": node1 ({problem}). Let hydra.run.dir be on a disk that all hosts share" in said
+    assert said.startswith(f"not all hosts can write to {tmp_path}, where")
+    assert f": node1 ({problem}). Set hydra.run.dir to a folder that all hosts share" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,9 +108,9 @@ def save_where_one_rank_writes_elsewhere(rank: Rank, path: Path) -> list[Any]:
 def test_a_checkpoint_counts_when_rank_zero_sees_all_parts(tmp_path):
     first, second, path = run_ranks(save_where_one_rank_writes_elsewhere, 2, tmp_path)
     assert first is None
-    assert second.startswith("rank-00001-00000.safetensors is not in ")
+    assert second.startswith("rank 0 does not find rank-00001-00000.safetensors in ")
     assert second.endswith(
-        "as it was written, where rank 0 looks for it; all hosts must see one folder (rank 0)"
+        "as it was written; all hosts must share this folder (rank 0)"
     )
     assert path.endswith("step-0000000001")
     check_parts(read_manifest(Path(path)))

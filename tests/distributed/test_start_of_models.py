@@ -93,5 +93,5 @@ def test_ranks_measure_once_and_keep_what_their_user_has_set(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seconds", [0, -1, "20", 10_000])
 def test_seconds_are_checked(seconds: Any) -> None:
-    with pytest.raises(ConfigError, match=r"calibrate is .*, must be a number > 0, <= 3600"):
+    with pytest.raises(ConfigError, match=r"calibrate is .*; it must be a number > 0, <= 3600"):
         ShardedPlanner(calibrate=seconds)

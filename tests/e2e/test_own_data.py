@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_is_passed_over(trained: Path, tmp_path: Path) -> N
         path.write_bytes(b"damaged")
     files = f"data.files={trained / 'held_out-0.parquet'}"
     done = script("evaluate", tmp_path, "run", files, "out=new/folder/metrics.json")
-    assert "a checkpoint is passed over" in done.stderr
+    assert "skipped a checkpoint" in done.stderr
     metrics = json.loads((tmp_path / "new/folder/metrics.json").read_text())
     assert metrics["checkpoint"].endswith("step-0000000001")
 
@@ -225,11 +225,14 @@ def test_a_scoring_that_is_killed_goes_on(trained: Path) -> None:
     [
         (("data.files=nothing.parquet",), "is no file"),
         (("data.files=held_out-0.parquet", "data.blocks_dir=clicks"), "is not there"),
-        ((), "name one run or checkpoint"),
-        (("data.files=held_out-0.parquet", "batch_size=many"), "batch_size is 'many', must be"),
-        (("data.files=held_out-0.parquet", "data.blocks_dir=5"), "data.blocks_dir is 5, must be"),
-        (("data.files=held_out-0.parquet", "scores=held_out-0.parquet"), "name one file twice"),
-        (("data.files=held_out-0.parquet", "scores=a", "out=./a"), "name one file twice"),
+        ((), "give one run or checkpoint"),
+        (("data.files=held_out-0.parquet", "batch_size=many"), "batch_size is 'many'; it must be"),
+        (
+            ("data.files=held_out-0.parquet", "data.blocks_dir=5"),
+            "data.blocks_dir is 5; it must be",
+        ),
+        (("data.files=held_out-0.parquet", "scores=held_out-0.parquet"), "name the same file"),
+        (("data.files=held_out-0.parquet", "scores=a", "out=./a"), "name the same file"),
     ],
 )
 def test_says_what_cannot_be_evaluated(trained: Path, words: tuple[str, ...], reason: str) -> None:
@@ -248,4 +251,4 @@ def test_blocks_of_other_rows_are_refused(trained: Path, tmp_path: Path) -> None
     )
     words = ("data.files=held_out-0.parquet", f"data.blocks_dir={tmp_path / 'other'}")
     done = evaluate(trained, *words, exit_code=2)
-    assert "converted anew" in done.stderr
+    assert "converted again" in done.stderr

@@ -23,9 +23,9 @@ TOO_LARGE = "need 258,880,048 B (0.24 GiB), all 2 ranks together have 20,000,000
 STANDARD_OUTPUT = "out is '-', standard output"
 REFUSED: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "compare": (
-        (("sharders=[dim]", "tasks=none"), "tasks is 'none', and no task is there"),
+        (("sharders=[dim]", "tasks=none"), "tasks is 'none', where there is no task"),
         (("sharders=[dim]", "tasks=bad/*.json"), "bad/task_0.json"),
-        (("sharders=[dim]",), "name tasks=, a folder or a pattern"),
+        (("sharders=[dim]",), "give either tasks=, a folder or a pattern"),
         ((*TASKS, "task_set=paper"), "and not both"),
         (("sharders=[dim]", "task_set=papers"), "task_set is 'papers'; known: paper"),
         ((*TASKS, "num=3"), "num=3 has no effect"),
@@ -41,7 +41,7 @@ REFUSED: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
         ((*TASKS, "ranks=[8]"), "ranks=[8] has no effect: topologies="),
         ((*TASKS, "topologies=[detect]"), "topology detect names no hardware"),
         ((*ON_GPUS, "hardware=h100"), "topologies name their GPUs"),
-        ((*ON_GPUS, "ranks=12"), "topology.ranks_per_host is 8, must divide"),
+        ((*ON_GPUS, "ranks=12"), "topology.ranks_per_host is 8; it must divide"),
         (
             (*ON_GPUS, "ranks=5"),
             "batch_size of task_0 is 192; it is global and must be a multiple of the 5 ranks",
@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
         (("task=huge.json",), TOO_LARGE),
         (("task=task.json", "sharder._target_=my.own.Sharder"), "my.own.Sharder"),
         (("task=task.json", "cost_model=none", "explain=true"), "cost_model=learned"),
-        ((*DATA, "out=task.json"), "would both be 'task.json'; set task_out"),
+        ((*DATA, "out=task.json"), "would both be written to 'task.json'; set task_out"),
         ((*DATA, "task_out=x/y.json"), "task_out is 'x/y.json', but there is no folder"),
     ),
     "calibrate": ((("out=-",), STANDARD_OUTPUT),),
@@ -67,12 +67,12 @@ REFUSED: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
         (("out=-",), STANDARD_OUTPUT),
         ((*POLICY, "policy.reward=x"), "policy.reward is 'x'; known: cost, balance"),
         ((*POLICY, "costs=guessed"), "costs is 'guessed'; known: measured, predicted"),
-        ((*POLICY, "tasks.full=[0.9]"), "tasks.full is [0.9], must be two rising shares"),
+        ((*POLICY, "tasks.full=[0.9]"), "tasks.full is [0.9]; it must be two rising shares"),
         ((*POLICY, "tasks.tables=[mine]"), "a kind in tasks.tables is 'mine'; known: papers, var"),
-        ((*POLICY, "tasks.tables=[]"), "tasks.tables is [], must be a list that is not empty"),
+        ((*POLICY, "tasks.tables=[]"), "tasks.tables is []; it must be a list that is not empty"),
         (
             (*POLICY, "tasks.batch_sizes=[0]"),
-            "a size in tasks.batch_sizes is 0, must be an integer >= 1",
+            "a size in tasks.batch_sizes is 0; it must be an integer >= 1",
         ),
     ),
 }

@@ -96,7 +96,7 @@ def test_a_run_that_was_taken_for_dead_writes_no_result(living_run, tmp_path):
 
 
 def test_a_run_that_was_killed_goes_on_at_once(living_run, tmp_path):
-    """A checkpoint without its files is set aside, so that it does not count ever again."""
+    """A checkpoint without its files is renamed, so that it never counts again."""
     living_run.kill()
     living_run.wait()
     (tmp_path / "checkpoints" / "step-0000009999").mkdir()
@@ -105,7 +105,7 @@ def test_a_run_that_was_killed_goes_on_at_once(living_run, tmp_path):
     assert sorted(names)[0] == "set-aside-step-0000009999"
     assert "step-0000009999" not in names
     assert "resuming at step" in done.stderr
-    assert "was left without a word by process" in done.output
+    assert "which ended without releasing it" in done.output
     losses = events_of(tmp_path).Scalars("train/loss")
     assert [event.step for event in losses] == list(range(4, NUM_STEPS + 1, 4))
 
@@ -115,7 +115,7 @@ def test_a_run_that_was_killed_goes_on_at_once(living_run, tmp_path):
     [
         ("seed=4", "seed is 4"),
         ("data.seed=9", "data.seed is 9 and was 3"),
-        ("resume=never", "holds a run already"),
+        ("resume=never", "already has a run"),
         ("sharder._target_=no.such.Sharder", "no.such.Sharder"),
     ],
 )

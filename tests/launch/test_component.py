@@ -69,11 +69,11 @@ def test_cores_and_threads(given, cpus, threads):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"j": "2"}, "j is '2', must be NODESxRANKS"),
+        ({"j": "2"}, "j is '2'; it must be NODESxRANKS"),
         ({"j": "0x2"}, "j is '0x2'"),
         ({"j": "1x2x3"}, "j is '1x2x3'"),
         ({"j": "1x8", "gpu": 4}, "gpu is 4"),
-        ({"gpu": -2}, "gpu is -2, must be an integer >= -1"),
+        ({"gpu": -2}, "gpu is -2; it must be an integer >= -1"),
         ({"max_restarts": -1}, "max_restarts is -1"),
         ({"memMB": -1}, "memMB is -1"),
     ],

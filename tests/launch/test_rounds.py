@@ -61,7 +61,7 @@ def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
     done = preloaded.run(*command(tmp_path, *what))
     assert done.returncode == 1
     assert states_of(tmp_path) == ["succeeded", "failed"] * 2
-    assert jobs_of(tmp_path)[1]["reason"] == "trainer.num_epochs is 0, must be an integer >= 1"
+    assert jobs_of(tmp_path)[1]["reason"] == "trainer.num_epochs is 0; it must be an integer >= 1"
     [app] = {job["app"] for job in jobs_of(tmp_path)}
     assert app.startswith("local_cwd://")
     measured = [read_rounds(tmp_path / run) for run in ("random_0", "size_2")]

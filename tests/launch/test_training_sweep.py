@@ -96,7 +96,7 @@ def test_failures(tmp_path):
     """A bad value fails its own job."""
     done = run_sweep(tmp_path, "sharder=dim", "trainer.num_epochs=1,0", exit_code=1)
     assert states_of(tmp_path) == ["succeeded", "failed"]
-    reason = "trainer.num_epochs is 0, must be an integer >= 1"
+    reason = "trainer.num_epochs is 0; it must be an integer >= 1"
     assert jobs_of(tmp_path)[1]["reason"] == reason
     assert "1 of 2 jobs did not succeed" in done.stderr
     assert f"#1 trainer.num_epochs=0: failed: {reason}" in done.stderr

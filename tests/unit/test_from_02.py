@@ -80,7 +80,7 @@ def test_a_plan_is_made_again(tmp_path: Path) -> None:
     again = (f"again={PLANS / 'bags.plan.json'}", f"task={PLANS / 'bags.task.json'}")
     module = "dlrm_sharded.commands.plan"
     output = preloaded.run("-m", module, *again, cwd=tmp_path, exit_code=0).output
-    assert "the plan, its predicted cost and its bound are those of" in output
+    assert "the plan, its predicted cost and its bound equal those of" in output
 
 
 @pytest.mark.parametrize("folder", ["run/plan", "plans/bags.plan"])

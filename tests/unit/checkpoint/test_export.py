@@ -110,7 +110,7 @@ def test_newest_good_checkpoint_of_a_run(tmp_path, rank, export, caplog):
         newest = write_model(tmp_path, rank, step=step, add=add)
     os.truncate(newest / PART, 100)
     assert export(tmp_path, tmp_path / "model") == ""
-    assert "passed over" in caplog.text
+    assert "skipped a checkpoint" in caplog.text
     assert newest.name in caplog.text
     check_equal(exported(tmp_path / "model"), add=1.0)
 
@@ -133,11 +133,11 @@ def test_best_checkpoint_of_a_run(tmp_path, rank, export, caplog):
     shutil.rmtree(best)
     assert export(tmp_path, tmp_path / "missing") == ""
     check_equal(exported(tmp_path / "missing"), add=2.0)
-    assert f"the best checkpoint, {best}, is not there any more" in caplog.messages
+    assert f"the best checkpoint, {best}, no longer exists; the newest is used" in caplog.messages
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path, rank, export, monkeypatch, caplog):
-    """An earlier version has written them. Those of a run are passed over, like damaged ones."""
+    """An earlier version has written them. Those of a run are skipped, like damaged ones."""
     out = tmp_path / "model"
     with monkeypatch.context() as patch:
         patch.setattr(storage, "num_not_finite", lambda *args, **kwargs: 0)

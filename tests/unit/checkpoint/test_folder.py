@@ -1,4 +1,4 @@
-"""Only whole checkpoints of a run count, and damaged ones are set aside."""
+"""Only whole checkpoints of a run count, and damaged ones are renamed."""
 
 import errno
 import os

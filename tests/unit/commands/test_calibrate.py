@@ -96,7 +96,7 @@ def test_the_published_networks_are_fitted_and_no_policy_to_them(composed, caplo
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("minutes=0", "minutes is 0, must be a number > 0"),
+        ("minutes=0", "minutes is 0; it must be a number > 0"),
         ("num_ranks=0", "num_ranks is 0"),
         ("architecture=other", "architecture is 'other'; known: learned, neuroshard"),
         ("seed=-1", "seed is -1"),
@@ -123,4 +123,4 @@ def test_too_few_plans_are_not_fitted(first_numbers, composed, monkeypatch, capl
 
 def test_a_store_is_needed(first_numbers, composed, caplog):
     assert run(composed, "journal=none", "minutes=0.5") == 2
-    assert "journal is none, and samples have no place" in caplog.text
+    assert "journal is none, so samples have no place" in caplog.text

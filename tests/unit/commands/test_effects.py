@@ -84,7 +84,7 @@ def test_an_override_with_an_effect(composed, config, overrides):
 
 @pytest.mark.parametrize("override", ["sharder=[random,dim]", "optimizer=[sgd,adam]"])
 def test_one_option_of_a_group_is_used(composed, override):
-    with pytest.raises(ConfigError, match="is a list, and one"):
+    with pytest.raises(ConfigError, match="is a list, but this command takes one"):
         check("plan", composed("plan", FILE, override))
 
 
@@ -96,5 +96,5 @@ def test_a_batch_that_ranks_cannot_share(composed):
 
 @pytest.mark.parametrize("key", ["explain", "dry_run", "check_memory"])
 def test_a_flag_of_a_run_is_true_or_false(composed, key):
-    with pytest.raises(ConfigError, match=f"^{key} is 'maybe', must be true or false"):
+    with pytest.raises(ConfigError, match=f"^{key} is 'maybe'; it must be true or false"):
         job_settings(composed("train", DATA, f"{key}=maybe"), Rank(0, 1, 0, 1, torch.device("cpu")))

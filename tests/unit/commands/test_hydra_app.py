@@ -43,7 +43,7 @@ def test_one_rank_prints_what_a_flag_asks_for(flag):
         (["--foo"], "1", "unrecognized arguments: --foo"),
         (["a=1", "--config-dir", "folder", "b=2"], None, "unrecognized arguments: b=2; flags"),
         (["--cfg", "jobs"], "0", "invalid choice: 'jobs'"),
-        (["-m", "seed=1,2"], "0", "every rank would sweep"),
+        (["-m", "seed=1,2"], "0", "every rank would start one"),
     ],
 )
 def test_arguments_that_cannot_be_used(arguments, rank, words):

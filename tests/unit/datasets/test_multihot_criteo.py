@@ -158,8 +158,8 @@ def test_a_header_of_a_member_that_is_damaged(own_files):
     ("options", "message"),
     [
         ({"batch_size": 62}, "batch_size is 62, but .* has only 61 samples"),
-        ({"batch_size": 0}, "batch_size is 0, must be an integer >= 1"),
-        ({"days": 1}, "data.days is 1, must be an integer from 2 to 24"),
+        ({"batch_size": 0}, "batch_size is 0; it must be an integer >= 1"),
+        ({"days": 1}, "data.days is 1; it must be an integer from 2 to 24"),
         ({"val_half": "third"}, "data.val_half is 'third'; known: first, second"),
         ({"max_rows": 0}, "data.max_rows is 0"),
         ({"path": ""}, "data.path is ''"),

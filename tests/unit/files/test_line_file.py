@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(file, caplog):
     assert not file.note({"number": 1})
     assert file.latest(number, most=9) == {}
     [said] = caplog.messages
-    assert "the run is not noted in the journal" in said
+    assert "the run could not be added to the journal" in said
 
 
 def test_a_lock_is_refused_with_the_reason(tmp_path):

@@ -38,7 +38,7 @@ def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
     with caplog.at_level(logging.INFO):
         note_run(journal, CONTEXT, RUN, Disturbance())
     [said] = caplog.messages
-    assert said.startswith("the sample is not noted in" if is_file else "noted in")
+    assert said.startswith("the sample could not be added to" if is_file else "wrote the measurement to")
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
@@ -97,7 +97,7 @@ def test_a_throttled_gpu_is_measured_again_once(
     assert result.gpus == gpus[-1]
     again = [line for line in caplog.messages if line.startswith("the embedding cost is measured")]
     assert len(again) == num_measurements - 1
-    assert ("noted in" in caplog.text) == journal.path.exists() == is_noted
+    assert ("wrote the measurement to" in caplog.text) == journal.path.exists() == is_noted
 
 
 def test_a_round_trains_as_the_run_without_its_evaluations(monkeypatch, rank, tmp_path):

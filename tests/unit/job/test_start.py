@@ -41,7 +41,7 @@ def write_diverged(run_dir: Path, rank: Rank, *, step: int) -> Path:
 
 
 def test_goes_on_from_the_newest_good_one(tmp_path, rank):
-    """What is damaged is to be set aside. A checkpoint of a later format is not damaged."""
+    """What is damaged is to be renamed. A checkpoint of a later format is not damaged."""
     write(tmp_path, rank, 1, 2, 3, 5, keep=9)
     write_diverged(tmp_path, rank, step=4)
     (checkpoint_path(tmp_path, 3) / FILE_NAME).write_text(json.dumps({"format": 2}))
@@ -52,7 +52,7 @@ def test_goes_on_from_the_newest_good_one(tmp_path, rank):
 
 
 def test_what_a_disk_refuses_to_read_is_not_called_damaged(tmp_path, rank, monkeypatch):
-    """It is passed over, and not set aside, as the disk may be well again tomorrow."""
+    """It is skipped, and not renamed, because the disk may work again tomorrow."""
     write(tmp_path, rank, 1, 2, 3, keep=9)
     manifest = checkpoint_path(tmp_path, 3) / FILE_NAME
     (part,) = checkpoint_path(tmp_path, 2).glob("rank-*")
@@ -78,7 +78,7 @@ def test_checkpoints_and_none_good_is_an_error(tmp_path, rank):
         begin_from("auto", tmp_path, rank)
     assert str(raised.value).startswith(
         f"no checkpoint in {tmp_path / 'checkpoints'} can be used (2 found); the newest: {newest} "
-        "is of a training that diverged: dense.over.bias has 1 values that are not finite; move "
+        "is from a training that diverged: dense.over.bias has 1 values that are not finite; move "
     )
     with pytest.raises(CheckpointError, match=r"over\.bias has 1 values that are not finite$"):
         begin_from(str(newest), tmp_path / "new", rank)
@@ -151,7 +151,7 @@ class Unopened:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("resume", None, "holds a run already; give another hydra.run.dir"),
+        ("resume", None, "already has a run; give another hydra.run.dir"),
         ("resume", "/no/such/run", "resume is '/no/such/run', which is neither a checkpoint nor"),
         ("init_from", "/no/such/run", "init_from is '/no/such/run', which is neither"),
     ],

@@ -41,7 +41,7 @@ def test_is_read_and_written(value: Any, expected: ExchangePrecision, text: str 
         (None, r"exchange_precision is None; known"),
         (16, r"exchange_precision is 16; known"),
         (["fp16"], r"exchange_precision is \['fp16'\]; known"),
-        ({"forward": "fp16"}, r"has the keys \['forward'\], must have forward and backward"),
+        ({"forward": "fp16"}, r"has the keys \['forward'\]; it must have forward and backward"),
         ({"forward": "fp16", "backward": "half"}, r"exchange_precision is 'half'; known"),
     ],
     ids=["unknown", "none", "number", "list", "one_direction", "unknown_backward"],

@@ -37,7 +37,7 @@ def with_fields(**changes: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("bandwidth", [1e-300, 1e-9, 0, -1, 1e300, float("inf"), float("nan")])
 def test_impossible_bandwidths(bandwidth: float) -> None:
-    with pytest.raises(ConfigError, match=r"intra_host_bytes_per_s is .*, must be a number"):
+    with pytest.raises(ConfigError, match=r"intra_host_bytes_per_s is .*; it must be a number"):
         Topology(2, 1, intra_host_bytes_per_s=bandwidth)
 
 
@@ -72,7 +72,9 @@ def test_names_of_features_are_not_in_a_task_json() -> None:
     assert tables_by_feature([shared, TABLE]) == {"seen": shared, "bought": shared, "t": TABLE}
     assert form_of(shared) == form_of(TABLE) | {"num_features": 2}
     for num_features, features in ((1, ("a", "b")), (2, ("a",)), (2, ("a", "a"))):
-        with pytest.raises(ConfigError, match=f"num_features is {num_features}, must be the num"):
+        with pytest.raises(
+            ConfigError, match=f"num_features is {num_features}; it must be the num"
+        ):
             dataclasses.replace(TABLE, num_features=num_features, features=features)
 
 
@@ -144,11 +146,11 @@ BAD = [
         ranks(intra_host_bytes_per_s="fast"),
         r"`int . float . null`, got `str` - at `\$.topology.intra_host_bytes_per_s`",
     ),
-    (ranks(compute_device="tpu"), r"compute_device is 'tpu', must be cpu or cuda - at `\$.topo"),
+    (ranks(compute_device="tpu"), r"compute_device is 'tpu'; it must be cpu or cuda - at `\$.topo"),
     ({"optimizer": "adagrad"}, "optimizer is 'adagrad'; known: sgd, rowwise_adagrad, elementw"),
     ({"optimizer": ["sgd"]}, r"got `array` - at `\$.optimizer`"),
-    ({"optimizer": "adam"}, "'adam', and topology.bytes_per_element is 4, must be 12"),
-    ({"optimizer": "rowwise_adagrad"}, "optimizer_bytes_per_row is 0, must be 4"),
+    ({"optimizer": "adam"}, "'adam', and topology.bytes_per_element is 4; it must be 12"),
+    ({"optimizer": "rowwise_adagrad"}, "optimizer_bytes_per_row is 0; it must be 4"),
     (
         {"optimizer": "adam", **ranks(compute_device="cpu")},
         "'adam', which FBGEMM fuses on CUDA only",
@@ -160,7 +162,7 @@ BAD = [
     (with_fields(precision="fp8"), "'t': precision is 'fp8'; known: fp32, fp16"),
     (with_fields(layouts=["rows"]), "field `layouts`"),
     (by_rank("80"), r"`array . null`, got `str` - at `\$.topology.memory_bytes_by_rank`"),
-    (by_rank([]), "has 0 figures, must have one for each of the 2 ranks"),
+    (by_rank([]), "has 0 figures; it must have one for each of the 2 ranks"),
     (by_rank([5, 0]), r"memory_bytes_by_rank\[1\] is 0"),
     (by_rank([5, 5.0]), r"got `float` - at `\$.topology.memory_bytes_by_rank\[1\]`"),
     (by_rank([5, MAX_BYTES + 1]), rf"memory_bytes_by_rank\[1\] is {MAX_BYTES + 1}"),

@@ -108,7 +108,7 @@ def test_an_owner_that_was_killed_is_followed_at_once(other, tmp_path, monkeypat
     monkeypatch.setattr(owner_module, "SILENCE_S", 1e9)
     other.kill()
     claim(tmp_path).check()
-    assert f"was left without a word by process {other.pid} on " in caplog.text
+    assert f"is taken over from process {other.pid} on " in caplog.text
 
 
 @pytest.mark.parametrize("where", ["another_machine", "no_locks"])

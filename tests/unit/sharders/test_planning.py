@@ -174,16 +174,16 @@ def fail(cost: PlanCost) -> PlanCost:
 
 
 BROKEN: dict[str, tuple[Callable[[PlanCost], object], str]] = {
-    "fails": (fail, "the cost model Broken failed at a plan of 2 tables .*: KeyError: 't7'"),
+    "fails": (fail, "the cost model Broken failed on a plan of 2 tables .*: KeyError: 't7'"),
     "nan": (
         lambda cost: cost.with_stages({STAGES[0]: [math.nan] * len(cost.per_rank)}),
         "the cost model Broken predicts nan ms for rank 0",
     ),
     "too_few_ranks": (
         lambda cost: dataclasses.replace(cost, per_rank=cost.per_rank[1:]),
-        "the cost model Broken predicted 1 ranks of 2",
+        "the cost model Broken predicted the costs of 1 ranks, not of 2",
     ),
-    "no_cost": (lambda cost: cost.cost_ms, "the cost model Broken returned .*, no PlanCost"),
+    "no_cost": (lambda cost: cost.cost_ms, "the cost model Broken returned .*, which is not a PlanCost"),
 }
 
 

@@ -162,7 +162,7 @@ def test_throughput_of_a_training_that_ends_early(train, monkeypatch):
         ({"keep_best": "loss", "checkpoint": CheckpointConfig()}, "set trainer.checkpoint.every_s"),
         ({"keep_best": "loss", "eval_every_steps": None}, "keep_best compares evaluations, .* end"),
         ({"patience": 2, "eval_every_steps": None}, "trainer.patience compares evaluations"),
-        ({"patience": 0}, "trainer.patience is 0, must be"),
+        ({"patience": 0}, "trainer.patience is 0; it must be"),
         ({"patience": 2, "num_eval_batches": 0}, "trainer.patience .* no batch to evaluate on"),
         ({"keep_best": "auroc", "num_val": 0}, "trainer.keep_best .* give validation data"),
     ],
