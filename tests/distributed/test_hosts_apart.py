@@ -109,8 +109,6 @@ def test_a_checkpoint_counts_when_rank_zero_sees_all_parts(tmp_path):
     first, second, path = run_ranks(save_where_one_rank_writes_elsewhere, 2, tmp_path)
     assert first is None
     assert second.startswith("rank 0 does not find rank-00001-00000.safetensors in ")
-    assert second.endswith(
-        "as it was written; all hosts must share this folder (rank 0)"
-    )
+    assert second.endswith("as it was written; all hosts must share this folder (rank 0)")
     assert path.endswith("step-0000000001")
     check_parts(read_manifest(Path(path)))

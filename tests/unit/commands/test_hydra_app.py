@@ -41,7 +41,7 @@ def test_one_rank_prints_what_a_flag_asks_for(flag):
     ("arguments", "rank", "words"),
     [
         (["--foo"], "1", "unrecognized arguments: --foo"),
-        (["a=1", "--config-dir", "folder", "b=2"], None, "unrecognized arguments: b=2; flags"),
+        (["a=1", "--config-dir", "folder", "b=2"], None, "unrecognized arguments: b=2; put flags"),
         (["--cfg", "jobs"], "0", "invalid choice: 'jobs'"),
         (["-m", "seed=1,2"], "0", "every rank would start one"),
     ],

@@ -38,7 +38,9 @@ def test_says_whether_the_run_is_noted(tmp_path, caplog, is_file):
     with caplog.at_level(logging.INFO):
         note_run(journal, CONTEXT, RUN, Disturbance())
     [said] = caplog.messages
-    assert said.startswith("the sample could not be added to" if is_file else "wrote the measurement to")
+    assert said.startswith(
+        "the sample could not be added to" if is_file else "wrote the measurement to"
+    )
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])

@@ -183,7 +183,10 @@ BROKEN: dict[str, tuple[Callable[[PlanCost], object], str]] = {
         lambda cost: dataclasses.replace(cost, per_rank=cost.per_rank[1:]),
         "the cost model Broken predicted the costs of 1 ranks, not of 2",
     ),
-    "no_cost": (lambda cost: cost.cost_ms, "the cost model Broken returned .*, which is not a PlanCost"),
+    "no_cost": (
+        lambda cost: cost.cost_ms,
+        "the cost model Broken returned .*, which is not a PlanCost",
+    ),
 }
 
 
