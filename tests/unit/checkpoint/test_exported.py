@@ -215,7 +215,7 @@ def of_ids(*rows: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": None}, "a release before 0.4 trained the model"),
+        ({"model": None}, "the model was trained by a release before 0.4"),
         ({"config": {"model": {"_target_": "films.Model"}}}, "_target_ is films.Model"),
     ],
 )
@@ -306,7 +306,7 @@ def test_wrong_frames_are_refused(of_columns, monkeypatch, change, message):
 
 
 def test_a_model_without_a_schema_takes_tensors_alone(exported):
-    with pytest.raises(DataError, match=r"without encoder, as its data had no schema.*predict"):
+    with pytest.raises(DataError, match=r"no encoder, because its data had no schema.*predict"):
         load_exported(exported)(COLUMNS)
 
 

@@ -43,7 +43,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_lines_are_passed_over(file, caplog, line):
+def test_damaged_lines_are_skipped(file, caplog, line):
     assert file.latest(number, most=9) == {}
     assert file.note({"number": 3})
     with file.path.open("ab") as appended:
@@ -54,7 +54,7 @@ def test_damaged_lines_are_passed_over(file, caplog, line):
     assert file.read(number) == {1: 3, 4: 4}
     assert file.latest(number, most=1) == {4: 4}
     [said] = caplog.messages
-    assert f"1 of 4 lines of the journal of runs {file.path} cannot be used and is passed" in said
+    assert f"1 of 4 lines of the journal of runs {file.path} cannot be used and is skipped" in said
     assert "line 2 (" in said
     assert file.path.read_bytes() == before, "nothing is deleted"
 
