@@ -81,7 +81,7 @@ def _counted(names: Sequence[str], what: str, kind: str = "") -> str:
 def profile_value_text(value: ProfileValue) -> str:
     """Write what the plan may cost by the profiles that were assumed, and what they are worth."""
     text = (
-        "by how skewed the accesses are that were not measured, the plan costs "
+        "depending on the skew of unmeasured accesses, the plan costs "
         f"{value.least_ms:.2f} to {value.most_ms:.2f} ms"
     )
     if value.gain is None:
