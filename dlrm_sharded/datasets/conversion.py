@@ -187,8 +187,7 @@ def _count_file(
     names = [name for name, column in schema.dense_columns.items() if column.standardize]
     moments = dict.fromkeys(names, Moments())
     tally = RowTally(path, source.max_malformed_share)
-    columns = [name for name in schema.used_columns if name not in schema.key]
-    for rows, _ in read_good_rows(schema, columns, tally, stop=stop, logs=False):
+    for rows, _ in read_good_rows(schema, schema.used_columns, tally, stop=stop, logs=False):
         for place, table in enumerate(tables):
             for name in table.columns:
                 counts.add(place, rows.ids[name].ids)
@@ -224,9 +223,7 @@ def write_blocks(
         DataError: there is no row to train on.
     """
     schema = encoder.schema
-    columns = [name for name in schema.used_columns if name not in schema.key]
-    if not with_label:
-        columns.remove(schema.label)
+    columns = [name for name in schema.used_columns if with_label or name != schema.label]
     layout = Layout(
         num_dense=schema.num_dense,
         num_single=len(encoder.single),

@@ -182,8 +182,8 @@ class Schema:
 
     @property
     def used_columns(self) -> list[str]:
-        """The columns of files that are read, each once."""
-        return list(dict.fromkeys((self.label, *self.dense, *self.categorical, *self.key)))
+        """The columns of files that a training reads."""
+        return [self.label, *self.dense, *self.categorical]
 
     def to_json(self) -> dict[str, Any]:
         """Return what `read_schema` reads."""

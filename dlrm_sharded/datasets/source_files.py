@@ -89,14 +89,14 @@ def find_files(key: str, patterns: object) -> list[Path]:
 
 def read_pieces(
     path: Path,
-    schema: Schema | TextForm | None,
+    schema: Schema | TextForm,
     columns: Sequence[str],
     on_broken: Callable[[int, str], None] = lambda number, reason: None,
 ) -> Iterator[Piece]:
     """Yield the rows of a file, of some of its columns.
 
     Args:
-        schema: says how texts are written; None for a header and the separator of their ending.
+        schema: says how texts are written.
         on_broken: called with the number of a row that has too few or too many values, and with
             what is wrong; it is left out of the pieces.
 
@@ -128,12 +128,12 @@ def count_rows(path: Path, schema: Schema) -> int:
         return max(0, num_lines - (schema.columns is None))
 
 
-def file_columns(path: Path, schema: Schema | TextForm | None = None) -> list[str]:
+def file_columns(path: Path, schema: Schema | TextForm) -> list[str]:
     """Return the names of the columns of a file."""
     with _readable_errors(path):
         if path.suffix in PARQUET:
             return pl.scan_parquet(path, glob=False).collect_schema().names()
-        if schema is not None and schema.columns is not None:
+        if schema.columns is not None:
             return list(schema.columns)
         with _text_stream(path) as stream:
             return list(_text_reader(stream, path, schema).schema.names)
@@ -150,14 +150,12 @@ def _parquet_pieces(path: Path, columns: Sequence[str]) -> Iterator[Piece]:
 
 def _text_pieces(
     path: Path,
-    schema: Schema | TextForm | None,
+    schema: Schema | TextForm,
     columns: Sequence[str],
     on_broken: Callable[[int, str], None],
 ) -> Iterator[Piece]:
     broken: list[int] = []
-    num_before = (
-        2 if schema is None or schema.columns is None else 1
-    )  # pyarrow counts from 1, with the header
+    num_before = 1 + (schema.columns is None)  # pyarrow counts from 1, with the header
 
     def leave_out(row: Any) -> str:
         broken.append(row.number - num_before)
@@ -179,17 +177,16 @@ def _text_pieces(
 def _text_reader(
     stream: Any,
     path: Path,
-    schema: Schema | TextForm | None,
+    schema: Schema | TextForm,
     columns: Sequence[str] = (),
     on_broken: Callable[[Any], str] = lambda row: "skip",
 ) -> Any:
     """Return pyarrow's reader of a text file, whose columns are bytes."""
-    separator, names = (None, None) if schema is None else (schema.separator, schema.columns)
-    separator = separator or TEXTS.get(_without_compression(path).suffix, ",")
+    separator = schema.separator or TEXTS.get(_without_compression(path).suffix, ",")
     return csv.open_csv(
         stream,
         # threads would lose the numbers of broken rows
-        csv.ReadOptions(use_threads=False, block_size=PIECE_BYTES, column_names=names),
+        csv.ReadOptions(use_threads=False, block_size=PIECE_BYTES, column_names=schema.columns),
         csv.ParseOptions(
             delimiter=separator,
             quote_char=False if separator == "\t" else '"',

@@ -90,7 +90,7 @@ class TableDataset:
         """The tables with the profile of the first global batch."""
         manifest = self._blocks.manifest
         num_samples = min(self.batch_size, manifest.num_rows)
-        ids = _ids_by_feature(manifest, self._blocks.rows(0, num_samples))
+        features = self._new_batch(self._blocks.rows(0, num_samples)).sparse_features
         num_embeddings = {feature.name: feature.num_embeddings for feature in manifest.features}
         return tuple(
             dataclasses.replace(
@@ -98,7 +98,7 @@ class TableDataset:
                     table.name,
                     num_embeddings[table.columns[0]],
                     table.dim,
-                    ids=torch.from_numpy(np.concatenate([ids[name] for name in table.columns])),
+                    ids=torch.cat([features[name].values() for name in table.columns]),
                     num_samples=num_samples,
                 ),
                 num_features=len(table.columns),
@@ -206,13 +206,6 @@ def schema_with(schema: str | Mapping[str, Any], *, dim: int | None) -> Schema:
     if dim is None:
         return found
     return read_schema(found.to_json() | {"dim": dim}, name="data.schema, data.embedding_dim")
-
-
-def _ids_by_feature(manifest: BlocksManifest, rows: BlockRows) -> dict[str, Any]:
-    names = [feature.name for feature in manifest.features]
-    bounds = np.cumsum(rows.lengths.sum(axis=1, dtype=np.int64))[:-1]
-    lists = np.split(rows.values, bounds) if len(rows.lengths) else []
-    return dict(zip(names, [*rows.ids, *lists], strict=True))
 
 
 def _check_source(manifest: BlocksManifest, source: TableSource, blocks_dir: Path) -> None:

@@ -76,11 +76,6 @@ def diagnose(plan: ShardingPlan, task: CostedTask, *, alternatives: bool) -> Dia
     )
 
 
-def shard_costs(plan: ShardingPlan, task: CostedTask) -> tuple[ShardCost, ...]:
-    """Return the time that each shard of a valid plan adds to its rank, in the plan's order."""
-    return _CostedPlan(plan, task).shards
-
-
 class _CostedPlan:
     """A plan, with the time that each shard adds to its rank."""
 

@@ -11,7 +11,6 @@ MAX_INT, MAX_FLOAT = 2**63 - 1, sys.float_info.max
 
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
 PositiveInt = Annotated[int, Meta(gt=0, le=MAX_INT)]
-Pid = Annotated[int, Meta(gt=0, le=2**22)]
 Int = Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=MAX_FLOAT)]
 NonNegative = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]

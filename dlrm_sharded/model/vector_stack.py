@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,43 +72,22 @@ class VectorStack(nn.Module):
         return torch.cat(vectors, dim=1).unflatten(1, (-1, self.dim))
 
 
-@dataclass(slots=True)
-class _Run:
-    """Features of one dim that are adjacent both in pooled vectors and in the model's order.
-
-    Args:
-        place: place of the first feature in the model's order.
-    """
-
-    place: int
-    dim: int
-    num_features: int = 1
-
-    @property
-    def width(self) -> int:
-        return self.num_features * self.dim
-
-
 _Order = tuple[list[int], list[tuple[int, list[int]]]]
 """Widths of pieces of pooled vectors; by dim, numbers of the pieces in the model's order."""
 
 
 def _order(names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]) -> _Order:
-    runs = _adjacent_features(names, dims, place)
-    in_order = sorted(range(len(runs)), key=lambda number: runs[number].place)
-    by_dim = itertools.groupby(in_order, key=lambda number: runs[number].dim)
-    return [run.width for run in runs], [(dim, list(numbers)) for dim, numbers in by_dim]
-
-
-def _adjacent_features(
-    names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]
-) -> list[_Run]:
-    """Divide features into runs that need not be taken apart to reorder them."""
-    runs: list[_Run] = []
-    for name, dim in zip(names, dims, strict=True):
-        last = runs[-1] if runs else None
-        if last and last.dim == dim and last.place + last.num_features == place[name]:
-            last.num_features += 1
-        else:
-            runs.append(_Run(place[name], dim))
-    return runs
+    """Return how to reorder features, where runs of them that are adjacent in both orders stay."""
+    places = [place[name] for name in names]
+    # in a run, places ascend as numbers do, so that their difference is the same
+    features = [
+        (of - number, dim, of) for number, (of, dim) in enumerate(zip(places, dims, strict=True))
+    ]
+    runs = [
+        (dim, [of for _, _, of in run])
+        for (_, dim), run in itertools.groupby(features, key=lambda feature: feature[:2])
+    ]
+    in_order = sorted(range(len(runs)), key=lambda number: runs[number][1])
+    by_dim = itertools.groupby(in_order, key=lambda number: runs[number][0])
+    widths = [dim * len(of_run) for dim, of_run in runs]
+    return widths, [(dim, list(numbers)) for dim, numbers in by_dim]

@@ -183,6 +183,14 @@ def test_labels_and_keys_are_in_all_files(tmp_path: Path) -> None:
         has_label(schema, [b], key=["row"])
 
 
+def test_a_key_may_be_a_feature(tmp_path: Path) -> None:
+    rows(0, 5).write_parquet(tmp_path / "a.parquet")
+    data = dataset(tmp_path, "a.parquet", key=["shop", "y"])
+    data.convert(MADE_OF)
+    assert data.keys(0)["shop"].to_list() == [0, 1, 2, 3, 4]
+    assert data.read(next(data.windows(0, world_size=1))[0]).labels.tolist() == [0, 1, 0, 1, 0]
+
+
 @pytest.mark.parametrize("key", [["score"], ["row", "row"]])
 def test_keys_that_scores_cannot_repeat(key: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"key is .* must have no 'score' and no name twice"):
