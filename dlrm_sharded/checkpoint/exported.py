@@ -157,13 +157,11 @@ def load_exported(folder: str | Path) -> ExportedModel:
     try:
         layers.load_state_dict(load_file(folder / DENSE_FILE), assign=True)
         weights = {
-            table.name: load_file(folder / table.file)[f"tables.{table.name}.weight"]
-            for table in form.tables
-        }
-        for table in tables:
-            weights[table.name] = weights[table.name].view(
+            table.name: load_file(folder / table.file)[f"tables.{table.name}.weight"].view(
                 table.num_embeddings, table.embedding_dim
             )
+            for table in form.tables
+        }
         has_encoder = (folder / ENCODER_FOLDER).exists()
         encoder = ColumnEncoder.load(folder / ENCODER_FOLDER) if has_encoder else None
     except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:

@@ -31,7 +31,6 @@ from omegaconf import OmegaConf
 
 from dlrm_sharded.checkpoint.good import best_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest
-from dlrm_sharded.checkpoint.storage import is_table
 from dlrm_sharded.checkpoint.trained_encoder import trained_encoder
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import quiet_libraries
@@ -52,7 +51,6 @@ from dlrm_sharded.ranks.distributed import Rank, process_group
 log = logging.getLogger(__name__)
 
 KEYS = ("data.files", "data.blocks_dir", "out", "scores", "batch_size", "max_malformed_share")
-TABLE_PREFIX, TABLE_SUFFIX = "tables.", ".weight"
 
 
 def main() -> int:
@@ -119,9 +117,7 @@ def _settings(
     config.batch_size = -(-batch_size // rank.world_size) * rank.world_size
     encoder = _encoder(manifest, keys.get("data.blocks_dir"))
     dims = {
-        name.removeprefix(TABLE_PREFIX).removesuffix(TABLE_SUFFIX): tensor.shape[1]
-        for name, tensor in manifest.tensors.items()
-        if is_table(name)
+        name: manifest.tensors[f"tables.{name}.weight"].shape[1] for name in encoder.schema.tables()
     }
     key = encoder.schema.key if keys.get("scores") else ()
     with_label = has_label(encoder.schema, find_files("data.files", keys["data.files"]), key=key)

@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +34,6 @@ from dlrm_sharded.files.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
 
-F = TypeVar("F")
 T = TypeVar("T")
 
 Advance = Callable[[int], None]
@@ -135,11 +134,7 @@ def _trained_encoder(
     return encoder
 
 
-class _StoppedError(Exception):
-    """Ends the work on a file because another one has an error."""
-
-
-def _of_files(work: Callable[[int, F, Advance], T], files: Sequence[F], desc: str) -> list[T]:
+def _of_files(work: Callable[[int, Path, Advance], T], paths: Sequence[Path], desc: str) -> list[T]:
     """Return the results of work on each file, of which threads do several at once.
 
     An error ends the work on all files when they advance next.
@@ -150,20 +145,16 @@ def _of_files(work: Callable[[int, F, Advance], T], files: Sequence[F], desc: st
 
         def advance(num_rows: int) -> None:
             if stopped.is_set():
-                raise _StoppedError
+                raise CancelledError
             bar.update(num_rows)
 
-        futures = [pool.submit(work, number, file, advance) for number, file in enumerate(files)]
+        futures = [pool.submit(work, number, path, advance) for number, path in enumerate(paths)]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            return [future.result() for future in futures if future in done]
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
-    errors = [future.exception() for future in futures if not future.cancelled()]
-    for error in errors:
-        if error is not None and not isinstance(error, _StoppedError):
-            raise error
-    return [future.result() for future in futures]
 
 
 def _count_file(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -138,13 +139,12 @@ class HeldOutDataset(TableDataset):
 
     def unseen_shares(self) -> dict[str, float]:
         """Return the share of ids that are rare or unseen in the training, by column."""
-        rare: dict[str, int] = {}
-        ids: dict[str, int] = {}
+        rare: Counter[str] = Counter()
+        ids: Counter[str] = Counter()
         for part in self.parts:
-            for name, count in noted_of(part)["num_rare"].items():
-                rare[name] = rare.get(name, 0) + count
-                ids[name] = ids.get(name, 0) + noted_of(part)["num_ids"][name]
-        return {name: count / max(1, ids[name]) for name, count in rare.items()}
+            rare.update(noted_of(part)["num_rare"])
+            ids.update(noted_of(part)["num_ids"])
+        return {name: rare[name] / max(1, count) for name, count in ids.items()}
 
     def keys(self, number: int) -> pl.DataFrame:
         """Return what names the rows of a part: the schema's key columns, or else file and row.

@@ -47,8 +47,6 @@ class SyntheticDataset:
         tables: their pooling factors are the mean number of ids per sample. Fractions are rounded
             at random: 2.3 means 2 ids for 70 % of the samples and 3 for the others.
         alpha: Zipf exponent of the ids; 0 is uniform, 0.9 fits Meta's production tables.
-        pooling_spread: if not 0, the number of ids per sample is uniform in pooling_factor *
-            (1 - spread) ... pooling_factor * (1 + spread).
         max_rows: larger tables are cut to this, so that a published task fits a small machine.
         cache_batches: the first generated batches are kept for later epochs, up to this number and
             to `cache_gib` per rank; an epoch that fits is generated once.
@@ -65,7 +63,6 @@ class SyntheticDataset:
         num_val_batches: int,
         num_dense: int = 13,
         alpha: float = 0.9,
-        pooling_spread: float = 0.0,
         max_rows: int | None = None,
         seed: int = 0,
         cache_batches: int = 64,
@@ -89,17 +86,13 @@ class SyntheticDataset:
         if max_rows is not None:
             check_count("data.max_rows", max_rows, least=1)
         check_number("data.alpha", alpha)
-        check_number("data.pooling_spread", pooling_spread, most=1.0)
         check_number("data.cache_gib", cache_gib)
         self.batch_size = batch_size
         self.num_dense = num_dense
         self._unprofiled = cap_rows(tables, max_rows)
         self._alpha = alpha
         self._num_batches = {"train": num_train_batches, "val": num_val_batches}
-        self._features = [
-            _Feature(table, alpha=alpha, spread=pooling_spread, seed=seed)
-            for table in self._unprofiled
-        ]
+        self._features = [_Feature(table, alpha=alpha, seed=seed) for table in self._unprofiled]
         self._labels = PlantedLabels(self._unprofiled, num_dense=num_dense, seed=seed)
         self._lengths: dict[int, Tensor] = {}
         self._cache = _BatchCache(cache_batches, int(cache_gib * 2**30))
@@ -235,15 +228,12 @@ class SyntheticDataset:
 class _Feature:
     """Generates the ids of one table."""
 
-    def __init__(self, table: Table, *, alpha: float, spread: float, seed: int) -> None:
+    def __init__(self, table: Table, *, alpha: float, seed: int) -> None:
         self._table = table
-        self._spread = spread
-        self.min_length = int(table.pooling_factor * (1.0 - spread))
-        self.is_constant = spread == 0.0 and table.pooling_factor == self.min_length
+        self.min_length = int(table.pooling_factor)
+        self.is_constant = table.pooling_factor == self.min_length
         # the ids of sample s have the counters s * _slots, s * _slots + 1, ...
-        self._slots = self.min_length
-        if not self.is_constant:
-            self._slots = int(table.pooling_factor * (1.0 + spread)) + 1
+        self._slots = self.min_length + (not self.is_constant)
         self._zipf = cached_zipf(table.num_embeddings, alpha)
         self._shift = stream_key(seed, "rows", table.name)
         self._keys = {
@@ -256,11 +246,8 @@ class _Feature:
         """Return [B], the number of ids of the samples first, first + 1, ..."""
         if self.is_constant:
             return np.full(num_samples, self.min_length, dtype=np.int32)
-        position, rounding = uniform_pairs(
-            self._keys[split, "lengths"], counters(first, num_samples)
-        )
-        mean = self._table.pooling_factor * (1.0 + self._spread * (2.0 * position - 1.0))
-        return (mean + rounding).astype(np.int32)
+        _, rounding = uniform_pairs(self._keys[split, "lengths"], counters(first, num_samples))
+        return (self._table.pooling_factor + rounding).astype(np.int32)
 
     def write_ids(
         self, out: NDArray[np.int32], split: Split, first: int, lengths: NDArray[np.int32]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Mapping, Sequence
@@ -93,15 +92,12 @@ class TableDataset:
         features = self._new_batch(self._blocks.rows(0, num_samples)).sparse_features
         num_embeddings = {feature.name: feature.num_embeddings for feature in manifest.features}
         return tuple(
-            dataclasses.replace(
-                profiled_table(
-                    table.name,
-                    num_embeddings[table.columns[0]],
-                    table.dim,
-                    ids=torch.cat([features[name].values() for name in table.columns]),
-                    num_samples=num_samples,
-                ),
-                num_features=len(table.columns),
+            profiled_table(
+                table.name,
+                num_embeddings[table.columns[0]],
+                table.dim,
+                ids=torch.cat([features[name].values() for name in table.columns]),
+                num_samples=num_samples,
                 features=table.columns,
             )
             for table in self.schema.tables().values()

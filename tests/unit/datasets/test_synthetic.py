@@ -38,17 +38,15 @@ def assert_same(left: Batch, right: Batch) -> None:
     assert torch.equal(left.sparse_features.lengths(), right.sparse_features.lengths())
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
-def test_mean_number_of_ids_is_the_pooling_factor(spread):
-    data = dataset(batch_size=20_000, pooling_spread=spread)
+def test_mean_number_of_ids_is_the_pooling_factor():
+    data = dataset(batch_size=20_000)
     sparse = whole_batch(data).sparse_features
     lengths = sparse.lengths().view(len(TABLES), -1).double()
     for table, row in zip(TABLES, lengths, strict=True):
         assert row.mean().item() == pytest.approx(table.pooling_factor, rel=0.03, abs=1e-9)
-        assert row.max() <= table.pooling_factor * (1 + spread) + 1
-    if spread == 0.0:
-        assert set(lengths[1].tolist()) == {2.0, 3.0}
-        assert lengths[0].unique().tolist() == [12.0]
+        assert row.max() <= table.pooling_factor + 1
+    assert set(lengths[1].tolist()) == {2.0, 3.0}
+    assert lengths[0].unique().tolist() == [12.0]
 
 
 def test_shapes_types_and_metadata():
@@ -79,11 +77,8 @@ def test_ids_are_in_range_and_skewed():
 
 
 @pytest.mark.parametrize("pregenerate", [False, True])
-@pytest.mark.parametrize("spread", [0.0, 0.7])
-def test_is_a_dataset(spread, pregenerate):
-    check_dataset(
-        lambda: dataset(pooling_spread=spread, pregenerate=pregenerate), world_sizes=(1, 2, 3, 8)
-    )
+def test_is_a_dataset(pregenerate):
+    check_dataset(lambda: dataset(pregenerate=pregenerate), world_sizes=(1, 2, 3, 8))
 
 
 def test_batch_size_does_not_change_the_samples():
@@ -171,7 +166,6 @@ def test_cache_keeps_the_first_batches_within_its_limits():
         {"cache_batches": 3},
         {"cache_batches": 0},
         {"cache_gib": 20_000 / 2**30},
-        {"pooling_spread": 0.5},
         {"pregenerate": True, "num_val_batches": 0},
     ],
     ids=str,
