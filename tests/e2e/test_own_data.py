@@ -224,7 +224,7 @@ def test_a_scoring_that_is_killed_goes_on(trained: Path) -> None:
     ("words", "reason"),
     [
         (("data.files=nothing.parquet",), "is no file"),
-        (("data.files=held_out-0.parquet", "data.blocks_dir=clicks"), "is not there"),
+        (("data.files=held_out-0.parquet", "data.blocks_dir=clicks"), "does not exist"),
         ((), "give one run or checkpoint"),
         (("data.files=held_out-0.parquet", "batch_size=many"), "batch_size is 'many'; it must be"),
         (
