@@ -60,22 +60,19 @@ class ModelReport:
         text = " on ".join(f"{n} {noun}{'s' if n > 1 else ''}" for noun, n in counts.items())
         if replicated := len(self.plan.replicated_tables):
             text += f", {replicated} of them replicated (the dense optimizer has to train them)"
-        text += self._costs()
+        text = f"{self.details.made_by}: {text}{self._costs()}"
         return f"{text}; the plan is {self.files[0]}" if self.files else text
 
     def _costs(self) -> str:
         details = self.details
         if details.cost is None:
-            return "; without cost_model, their critical path is not predicted"
-        text = (
-            f", predicted critical path {details.cost.critical_path_ms:.2f} ms, cost "
-            f"{details.cost.cost_ms:.2f} ms"
-        )
+            return "; without cost_model, their cost is not predicted"
+        text = f", predicted cost {details.cost.cost_ms:.2f} ms"
         if details.provenance is not None:
             text += f" ({details.provenance.short_text})"
         if details.caveat is not None:
-            return f"{text} (see the caveat)"
-        if details.gap is None:
-            return text
-        gap, bound_ms = 100 * details.gap, details.lower_bound_ms
-        return f"{text}, at most {gap:z.1f} % above the best possible, {bound_ms:.2f} ms"
+            text += " (see the caveat)"
+        elif details.gap is not None:
+            gap, bound_ms = 100 * details.gap, details.lower_bound_ms
+            text += f", at most {gap:z.1f} % above the lower bound of {bound_ms:.2f} ms"
+        return f"{text}; critical path {details.cost.critical_path_ms:.2f} ms"

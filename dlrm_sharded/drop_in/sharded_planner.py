@@ -119,6 +119,8 @@ class ShardedPlanner(TorchRecPlanner):
                 f"ShardedPlanner has no argument {min(options)!r}; options of a sharder need its "
                 "name as sharder"
             )
+        if isinstance(plan, TorchRecPlan):
+            raise ConfigError("plan is a plan of TorchRec; give the path of a plan.json")
         self.sharder = sharder if plan is None else PlanFileSharder(plan)
         context = getattr(self.sharder, "context", None)
         self._sharders_model: CostModel | None = getattr(context, "cost_model", None)
@@ -227,7 +229,11 @@ class ShardedPlanner(TorchRecPlanner):
             topology=with_optimizer_state(topology, found),
             batch_size=batch_size,
         )
+        if self.data is None and not self.pooling_factors and not self.constraints:
+            log.warning("pooling factors of 1 are assumed; give data or pooling_factors")
         if self.data is not None:
+            if self.pooling_factors:
+                log.warning("pooling_factors are not used, because data measures them")
             task = with_measured_accesses(
                 task, tables.modules, self.data, kjts_of=self.kjts_of, max_batches=self.max_batches
             )

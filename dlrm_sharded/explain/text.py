@@ -36,7 +36,7 @@ def forecast(report: PlanReport) -> str | None:
         return f"{text} (see the caveat)"
     if report.gap is None:
         return text
-    return f"{text}, at most {100 * report.gap:z.1f} % above the best possible"
+    return f"{text}, at most {100 * report.gap:z.1f} % above the lower bound"
 
 
 def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> list[str]:

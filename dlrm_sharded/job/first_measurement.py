@@ -109,8 +109,8 @@ def _measured(
         log.info(
             "nothing was measured on this hardware yet; the ranks now measure synthetic plans of "
             "the tables%s, once, for %.0f s (calibrate=never skips this)",
-            budget_s,
             f" and exchanges of all {rank.world_size} ranks" if rank.world_size > 1 else "",
+            budget_s,
         )
     assert context.optimizer is not None
     batch_size = min(task.batch_size, BATCH_SIZES[rank.device.type][-1])

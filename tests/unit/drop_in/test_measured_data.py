@@ -65,6 +65,21 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def test_pooling_factors_that_are_assumed_or_not_used_are_said(caplog) -> None:
+    planned(bag("t", "f", "g"), None)
+    planned(bag("t", "f", "g"), None, pooling_factors={"t": 3.0})
+    planned(
+        bag("t", "f", "g"),
+        kjt([2, 1, 0, 1], [1, 2, 1, 7]),
+        batch_size=1,
+        pooling_factors={"t": 3.0},
+    )
+    assert [r.getMessage() for r in caplog.records if "pooling" in r.getMessage()] == [
+        "pooling factors of 1 are assumed; give data or pooling_factors",
+        "pooling_factors are not used, because data measures them",
+    ]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_accesses_are_those_of_a_global_batch(form: str) -> None:
     """Two batches of two samples are one of four: ids 1 and 2 are used 3 times, 7 and 8 once."""

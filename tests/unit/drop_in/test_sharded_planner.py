@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -75,12 +76,12 @@ def test_the_report_has_the_cost_and_the_bound(caplog):
     assert str(planner.report) in caplog.messages
     assert "another device" not in caplog.text
     said = re.search(
-        r"^6 tables on 4 ranks, predicted critical path (.*) ms, cost (.*) ms \(prior\), at most "
-        r"(.*) % above the best possible, (.*) ms$",
+        r"^search.*: 6 tables on 4 ranks, predicted cost (.*) ms \(prior\), at most "
+        r"(.*) % above the lower bound of (.*) ms; critical path (.*) ms$",
         str(planner.report),
     )
     assert said is not None
-    path_ms, cost_ms, gap, bound_ms = map(float, said.groups())
+    cost_ms, gap, bound_ms, path_ms = map(float, said.groups())
     assert 0 < bound_ms <= cost_ms
     assert cost_ms <= path_ms
     assert gap == pytest.approx(100 * (cost_ms / bound_ms - 1), abs=1.0)
@@ -91,7 +92,7 @@ def test_one_table_on_one_rank_is_said_in_the_singular():
     config = EmbeddingBagConfig(name="t", num_embeddings=60, embedding_dim=64, feature_names=["f"])
     only = EmbeddingBagCollection(tables=[config], device=META)
     planner.plan(only, get_default_sharders())
-    assert str(planner.report).startswith("1 table on 1 rank; ")
+    assert ": 1 table on 1 rank; " in str(planner.report)
 
 
 @pytest.mark.parametrize("by", ["sharder", "report"])
@@ -109,7 +110,7 @@ def test_costs_of_another_device_are_named(by, caplog):
     [warning] = [r.getMessage() for r in caplog.records if "another device" in r.getMessage()]
     assert "RunContext(device='cpu')" in warning
     assert ("(see the caveat)" in str(planner.report)) == (by == "report")
-    assert "best possible" not in str(planner.report)
+    assert "lower bound" not in str(planner.report)
 
 
 def test_shards_of_a_table_on_one_rank_have_places_of_their_own():
@@ -228,3 +229,8 @@ def test_costs_are_those_that_a_run_finds() -> None:
 def test_an_argument_that_is_wrong(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         plan_model(bags(), topology=TOPOLOGY, **options)
+
+
+def test_a_plan_of_torchrec_is_refused_with_what_to_give():
+    with pytest.raises(ConfigError, match=r"give the path of a plan\.json"):
+        ShardedPlanner(plan=TorchRecPlan({}))

@@ -211,8 +211,8 @@ def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (None, None, "predicted 36.20 ms"),
         (0.0, None, "predicted 36.20 ms"),
-        (36.2 / 1.0131, None, "predicted 36.20 ms, at most 1.3 % above the best possible"),
-        (36.2 * (1 + 1e-12), None, "predicted 36.20 ms, at most 0.0 % above the best possible"),
+        (36.2 / 1.0131, None, "predicted 36.20 ms, at most 1.3 % above the lower bound"),
+        (36.2 * (1 + 1e-12), None, "predicted 36.20 ms, at most 0.0 % above the lower bound"),
         (30.0, "other device", "predicted 36.20 ms (see the caveat)"),
     ],
 )

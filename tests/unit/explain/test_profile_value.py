@@ -41,7 +41,9 @@ def test_reports_have_it_where_profiles_are_assumed() -> None:
     written = plan_json(plan, report)["profiles"]
     assert written["assumed"] == 10
     assert written["least_ms"] <= report.cost.cost_ms <= written["most_ms"]
-    assert "depending on the skew of unmeasured accesses" in profile_value_text(report.profile_value)
+    assert "depending on the skew of unmeasured accesses" in profile_value_text(
+        report.profile_value
+    )
 
     plan, report = planner.plan(with_skew(0.9))
     assert report.profile_value is None

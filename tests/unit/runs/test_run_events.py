@@ -81,7 +81,7 @@ def test_what_the_cost_model_says_of_the_plan(tmp_path):
     with RunWriter(tmp_path, enabled=True) as writer:
         writer.plan(PLAN, dataclasses.replace(REPORT, diagnosis=diagnosis), TASK, MEASURED)
     explained = text(read(tmp_path), "plan/explained")
-    assert "It is predicted 6.25 ms, at most 25.0 % above the best possible." in explained
+    assert "It is predicted 6.25 ms, at most 25.0 % above the lower bound." in explained
     for title in ("Ranks that bound the cost", "Gains of splits", "Gains of alternatives"):
         assert f"**{title}**" in explained
 

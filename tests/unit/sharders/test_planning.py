@@ -143,7 +143,7 @@ def test_times_of_another_device_bound_nothing(
     assert said == [None, None, report.caveat]
     shown = explain(PLAN, report, on_gpus, None)
     assert str(report.caveat) in shown
-    assert "best possible" not in f"{shown} {forecast(report)}"
+    assert "lower bound" not in f"{shown} {forecast(report)}"
 
 
 def test_the_bound_of_a_task_that_nothing_fits(model: LearnedCostModel) -> None:
