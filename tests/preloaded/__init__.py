@@ -63,6 +63,7 @@ def run(
     ended = Ended(arguments, process.returncode, stdout, stderr)
     assert exit_code in (None, ended.returncode), ended.output
     assert exit_code != 2 or "Traceback" not in ended.stderr, ended.stderr
+    assert "--- Logging error ---" not in ended.output, ended.output
     return ended
 
 
