@@ -107,7 +107,7 @@ class LearnedCostModel:
         if within_groups.any() and isinstance(self.communication, CommunicationModel):
             log.warning(
                 "row blocks on the ranks of one host were not measured for the cost model of %s; "
-                "they are costed as row blocks over all ranks and an exchange between hosts",
+                "they are predicted as row blocks over all ranks and an exchange between hosts",
                 self.name,
             )
         for link in self.unknown_links(topology):

@@ -28,7 +28,7 @@ MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
 
 SPLIT_ERROR = 0.05
-"""Share of its computation by which a piece of a table is costed higher by default."""
+"""Share that is added by default to the computation of a piece of a table."""
 
 
 def build_problem(
@@ -44,8 +44,8 @@ def build_problem(
 
     Args:
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
-        split_error: share of its computation by which a piece of a table is costed higher, so that
-            no split is made for a gain that is within the model's error.
+        split_error: share that is added to the computation of a piece of a table, so that no split
+            is made for a gain that is within the model's error.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
         all_replicas: whether to offer those that seem not to pay, as an earlier plan has them.
     """

@@ -22,7 +22,7 @@ class PieceLoads:
     """What pieces add to the loads of a rank.
 
     Args:
-        split_error: share of its computation by which a piece of a table is costed higher.
+        split_error: share that is added to the computation of a piece of a table.
         mean_read_mb: MB that a rank reads in a step on average.
     """
 
@@ -36,7 +36,7 @@ class PieceLoads:
         """Return the loads [n, L] of pieces, and how much of them is margin.
 
         Args:
-            error: share, or [n, 1] shares, of the computation by which a piece is costed higher.
+            error: share, or [n, 1] shares, that is added to the computation of a piece.
         """
         # Unit costs rise with what the whole rank reads.
         compute_ms = self._work_ms(pieces)
@@ -107,8 +107,8 @@ class PieceLoads:
     def replica_gain_ms(self, shapes: Shapes, *, has_margin: bool = True) -> Floats:
         """Return [T], how much less a replica of a table costs than the table on a single rank.
 
-        These are means over ranks, without what the first replica costs. A replica is costed with
-        the margin of a split. On one rank, there is nothing to gain.
+        These are means over ranks, without what the first replica costs. A replica has the
+        margin of a split. On one rank, there is nothing to gain.
         """
         if shapes.replicas is None:
             return np.zeros(len(shapes.step))

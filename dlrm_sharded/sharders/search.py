@@ -56,8 +56,8 @@ class SearchSharder:
             earlier. None for no limit, so that a plan is the same on a loaded machine.
         patience: effort in rounds: each part of the search ends after this many rebuilds in a row
             without a better plan.
-        split_error: a piece of a table is costed higher by this share of its computation when it
-            is decided what to split, so that a split gains more than the cost model is wrong about
+        split_error: share that is added to the computation of a piece of a table when the search
+            decides what to split, so that a split gains more than the cost model is wrong about
             it; None for 0.05.
         exchange_precision: precision of exchanges; None for that of the run.
         table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it.

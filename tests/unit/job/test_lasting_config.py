@@ -11,10 +11,12 @@ IN_SWEEP = {
     "sharder": {"seed": 0, "pin": None, "of_an_earlier_version": 1},
     "cost_model": {"artifact": None, "snapshot": "sweep/prices"},
     "cost_model_snapshot": "sweep/prices",
+    "price_snapshot": "sweep/prices",  # the same, of 0.2
     "resume": None,
     "seed": 0,
 }
-ALONE = IN_SWEEP | {
+ALONE = {
+    **{key: IN_SWEEP[key] for key in ("sharder", "seed")},
     "cost_model": {"artifact": None, "snapshot": None},
     "cost_model_snapshot": None,
     "resume": "auto",
