@@ -81,6 +81,7 @@ $(VENV)/installed: $(REQUIREMENTS) requirements/fbgemm-gpu-shim/pyproject.toml p
 	$(BIN)/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
 	$(BIN)/dlrm-check-install
 	touch $@
+	@echo "the commands are in $(BIN); to use them: source $(BIN)/activate"
 
 clean:  ## remove the environments
 	rm -rf .venv-*

@@ -85,8 +85,8 @@ def test_a_topology_of_another_job_is_refused():
         Topology(2, 10**6, local_world_size=1, compute_device="cpu"),
     ]
     wrong, one_host, right = run_ranks(plan_for_other_ranks, 2, others, local_world_size=1)
-    assert "not that of the job (ranks 4, not 2; device cuda, not cpu); leave it out" in wrong
-    assert "not that of the job (hosts 1, not 2); " in one_host
+    assert "differs from that of the job (ranks 4, not 2; device cuda, not cpu)" in wrong
+    assert "differs from that of the job (hosts 1, not 2); " in one_host
     assert right == "no error"
     for topology in others:
         ShardedPlanner(topology=topology).plan(small_dlrm(), get_default_sharders())
