@@ -253,13 +253,8 @@ def write_blocks(
     )
     if not num_train_rows:
         raise DataError(f"{paths[0]} and the other files of data.files have no usable row")
-    num_embeddings = encoder.num_embeddings()
-    table_of = {c: table.name for table in schema.tables().values() for c in table.columns}
     manifest = BlocksManifest(
-        features=tuple(
-            Feature(name, num_embeddings[table_of[name]], is_list=name in encoder.lists)
-            for name in (*encoder.single, *encoder.lists)
-        ),
+        features=_features(encoder),
         num_dense=layout.num_dense,
         block_rows=layout.block_rows,
         num_train_rows=num_train_rows,
@@ -268,6 +263,15 @@ def write_blocks(
     )
     manifest.save(folder)
     return manifest
+
+
+def _features(encoder: ColumnEncoder) -> tuple[Feature, ...]:
+    num_embeddings, tables = encoder.num_embeddings(), encoder.schema.tables().values()
+    table_of = {column: table.name for table in tables for column in table.columns}
+    return tuple(
+        Feature(name, num_embeddings[table_of[name]], is_list=name in encoder.lists)
+        for name in (*encoder.single, *encoder.lists)
+    )
 
 
 def noted_of(part: PartManifest) -> Mapping[str, Any]:
