@@ -75,6 +75,7 @@ docs: $(VENV)/installed  ## build the documentation in site/
 
 help:  ## show this list
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@echo 'Variables: DEVICE=cpu|cuda, NPROC=ranks, REQUIREMENTS=requirements/FILE.txt, ARGS=...'
 
 $(VENV)/installed: $(REQUIREMENTS) requirements/fbgemm-gpu-shim/pyproject.toml pyproject.toml
 	$(PYTHON) -m venv $(VENV)

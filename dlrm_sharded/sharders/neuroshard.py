@@ -168,7 +168,7 @@ def published_sharder(
 @functools.cache
 def _say_what_it_is() -> None:
     """Log, once in a process, that the name belonged to our search in 0.2."""
-    log.info("sharder=neuroshard is the published method since 0.3; ours is `search`")
+    log.info("since 0.3, sharder=neuroshard is the published method; 0.2's is sharder=search")
 
 
 def candidates(node: Node, size_bytes: Indices, num_candidates: int) -> list[int]:

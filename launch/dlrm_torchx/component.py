@@ -1,6 +1,7 @@
 """The TorchX components: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`.
 
-Where the package is installed without its repository, they are `dlrm.train` and `dlrm.calibrate`.
+`launch/component.py` is a link to this file. An installed package has them as `dlrm.train` and
+`dlrm.calibrate`.
 """
 
 import logging

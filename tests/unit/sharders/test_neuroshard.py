@@ -94,7 +94,7 @@ def test_says_once_what_the_name_means(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level("INFO")
     for _ in range(2):
         make_sharder("neuroshard", learned_cost_model(RunContext()))
-    said = "sharder=neuroshard is the published method since 0.3; ours is `search`"
+    said = "since 0.3, sharder=neuroshard is the published method; 0.2's is sharder=search"
     assert caplog.messages.count(said) == 1
 
 
