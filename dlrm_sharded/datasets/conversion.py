@@ -86,7 +86,7 @@ def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
     note = folder / UNFINISHED
     with contextlib.suppress(UserError):
         if read_json_object(note, noun="conversion") == made_of:
-            log.info("going on with a conversion that was stopped")
+            log.info("continuing a conversion that was stopped")
             for path in folder.rglob(".*.tmp"):  # which it was writing
                 path.unlink()
             return

@@ -201,7 +201,7 @@ def turn(path: Path, *, doing: str, limit_s: float) -> Iterator[bool]:
         with contextlib.suppress(Timeout):
             lock.acquire(timeout=limit_s)
     if not lock.is_locked:
-        log.warning("%s still %s; this one goes on without waiting for it", holder(path), doing)
+        log.warning("%s still %s; this process continues without it", holder(path), doing)
     try:
         yield lock.is_locked
     finally:

@@ -93,7 +93,7 @@ def _chosen(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
     if kept is not None and resumed is not None:
         try:
             chosen = planner.adopt(kept, task, solve_s=resumed.state.plan["solve_s"])
-            log.info("the run goes on with the plan of its checkpoint")
+            log.info("the run keeps the plan of its checkpoint")
         except InvalidPlanError as error:
             log.warning("the checkpoint's plan no longer fits: %s; a new one is made", error)
     plan, report = chosen or planner.plan(task)

@@ -211,7 +211,7 @@ def _mode(resume: object, folder: RunFolder) -> str:
         for key, place in (("hydra.run.dir", folder.path), (FOLDER_KEY, folder.checkpoints_in)):
             if (place / "plan.json").exists():
                 raise ConfigError(
-                    f"{place} already has a run; give another {key}, or go on with resume=auto"
+                    f"{place} already has a run; give another {key}, or continue with resume=auto"
                 )
     return resume
 

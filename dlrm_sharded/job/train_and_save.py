@@ -148,7 +148,7 @@ def finished_objective(prepared: Prepared) -> float | None:
     if result is None or result.steps != state.step or not has_ended:
         return None
     log.info(
-        "the run in %s has %s, and its result stays; to go on, raise %s",
+        "the run in %s has %s, and its result stays; to continue, raise %s",
         prepared.folder.path,
         f"trained all of its {state.step} steps" if is_complete else f"ended at step {state.step}",
         "trainer.num_steps or trainer.num_epochs" if is_complete else "trainer.patience",

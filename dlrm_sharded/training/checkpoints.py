@@ -121,7 +121,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         stopped = f"{stop.name} stopped the training after step {step}"
         if self.failure is not None:
             return UnsavedError(f"{stopped}, and no checkpoint could be written: {self.failure}")
-        return PreemptedError(f"{stopped}; its checkpoint is written: go on with resume=auto")
+        return PreemptedError(f"{stopped}; its checkpoint is written: continue with resume=auto")
 
     def _save(self, progress: Progress) -> None:
         tensors = {**self._model.tensors, **progress.tensors(self._rank)}

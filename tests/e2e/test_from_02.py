@@ -41,7 +41,7 @@ def shards_of(folder: Path) -> list[dict[str, object]]:
 
 def test_a_plain_run_goes_on(folder: Path) -> None:
     output = resume(folder)
-    assert "the run goes on with the plan of its checkpoint" in output
+    assert "the run keeps the plan of its checkpoint" in output
     assert "resuming at step 4" in output
     assert "another config" not in output
     assert shards_of(folder) == shards_of(FOLDER / "run")
