@@ -156,7 +156,9 @@ def test_a_run_that_patience_has_ended_is_finished(tmp_path):
     assert [path.name[-2:] for path in sorted((run / "checkpoints").iterdir())] == ["02", "10"]
     before = contents(run)
     again = train_alone(run, *SMALL_RUN, *BEST, "resume=auto")
-    assert "has ended at step 10, and its result stays; to continue, raise trainer.p" in again.output
+    assert (
+        "has ended at step 10, and its result stays; to continue, raise trainer.p" in again.output
+    )
     assert contents(run) == before
     train_alone(other, *SMALL_RUN, *BEST, f"resume={run}", "trainer.num_steps=14")
     assert result_of(other)["steps"] == 14
