@@ -138,7 +138,7 @@ def plan_path(out: Path, task: str, sharder: str) -> Path:
 def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: int) -> list[Entry]:
     """Return the entries of all cases, in their order, and say which of them the folder had.
 
-    A case without a plan is taken over, unless it had less time than it would have now.
+    A case without a plan is reused, unless it had less time than it would have now.
 
     Args:
         limit_s: time of a case.

@@ -78,7 +78,7 @@ def test_compares_and_goes_on(tasks):
         made_from = json.loads(plan.read_text())["made_from"]
         assert made_from["prices_digest"] == row["prices"]
     before = (tasks / "out" / "by_plan.csv").read_bytes()
-    assert "4 of 4 cases are taken over" in compare(tasks, *words).output
+    assert "reusing 4 of 4 cases" in compare(tasks, *words).output
     assert (tasks / "out" / "by_plan.csv").read_bytes() == before
 
 
@@ -92,7 +92,7 @@ def test_a_sharder_of_ones_own(tasks):
     found = pl.read_parquet(tasks / "out" / "by_plan.parquet").filter(pl.col("sharder") == "last")
     assert set(found["slowest_rank"]) == {2}
     (tasks / "mine_sharder.py").write_text(OWN.replace("rank=-1", "rank=1"))
-    assert "2 of 4 cases are taken over" in compare(tasks, *words).output
+    assert "reusing 2 of 4 cases" in compare(tasks, *words).output
     found = pl.read_parquet(tasks / "out" / "by_plan.parquet").filter(pl.col("sharder") == "last")
     assert set(found["slowest_rank"]) == {1}
 
@@ -115,7 +115,7 @@ def test_a_killed_command_goes_on(tasks):
         time.sleep(0.05)
         assert time.monotonic() < deadline
     done = compare(tasks, *words)
-    assert "1 of 2 cases are taken over" in done.output
+    assert "reusing 1 of 2 cases" in done.output
     assert pl.read_csv(tasks / "out" / "by_plan.csv")["cost_ms"].null_count() == 0
 
 

@@ -50,7 +50,7 @@ def test_the_same_command_goes_on(tmp_path, caplog):
     path.write_bytes(path.read_bytes()[:-20])
     with caplog.at_level("INFO"):
         again = run(cases, tmp_path)
-    assert "2 of 3 cases are taken over" in caplog.text
+    assert "reusing 2 of 3 cases" in caplog.text
     assert "1 of 3 lines of the journal of cases" in caplog.text
     assert "1 cases planned" in caplog.text
     assert [entry.outcome for entry in again[:2]] == [entry.outcome for entry in before[:2]]
@@ -72,7 +72,7 @@ def test_what_has_changed_is_planned_again(tmp_path, changed, caplog):
     plan_path(tmp_path, "t", "c").unlink()
     with caplog.at_level("INFO"):
         run([changed, *cases[1:]], tmp_path)
-    assert "1 of 3 cases are taken over" in caplog.text
+    assert "reusing 1 of 3 cases" in caplog.text
     assert plan_path(tmp_path, "t", "c").exists(), "a plan that is gone is made again"
 
 
@@ -96,10 +96,10 @@ def test_more_time_is_another_chance(tmp_path, caplog):
     run([failing], tmp_path, limit_s=5.0)
     with caplog.at_level("INFO"):
         run([failing], tmp_path, limit_s=4.0)
-        assert "1 of 1 cases are taken over" in caplog.text
+        assert "reusing 1 of 1 cases" in caplog.text
         caplog.clear()
         run([failing], tmp_path, limit_s=6.0)
-        assert "taken over" not in caplog.text
+        assert "reusing" not in caplog.text
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
