@@ -126,7 +126,9 @@ class Ranking:
         ties = {label: ratio for label, ratio in self.behind.items() if ratio.is_tie}
         if not ties:
             return f"{first} is the fastest, with {100 * CONFIDENCE:.0f} % confidence in each ratio"
-        said = f"{first} ties with {', '.join(ties)}"
+        has_intervals = any(math.isfinite(ratio.high) for ratio in ties.values())
+        verb = "ties" if has_intervals else "has too few pairs to compare"
+        said = f"{first} {verb} with {', '.join(ties)}"
         needed = [(ratio.pairs_to_resolve(RESOLVED), ratio.num_pairs) for ratio in ties.values()]
         if all(num <= num_pairs for num, num_pairs in needed):
             return f"{said}; they differ by less than {RESOLVED:.0%}, if at all"
