@@ -274,7 +274,8 @@ def test_runs_apart_are_paired_by_seed_and_say_what_was_unequal():
     ]
     comparison = summarize(runs)
     assert short_table(comparison).splitlines()[-1] == (
-        "size has too few pairs to compare with dim; hydra.launcher.rounds=3 or more would resolve a difference of 2%"
+        "size has too few pairs to compare with dim; hydra.launcher.rounds=3 or more would "
+        "resolve a difference of 2%"
     )
     text = comparison_markdown(comparison)
     assert "not measured side by side: on " in text
