@@ -44,7 +44,7 @@ def test_a_plan_on_standard_output_is_json(task_json, source):
     done = plan(task_json.parent, *source, "sharder=dim", "out=-")
     assert json.loads(done.stdout)["sharder"] == "dim"
     assert "shards of" in done.stderr
-    assert ("the task is not written" in done.stderr) == (source == DATA)
+    assert ("task.json is not written" in done.stderr) == (source == DATA)
     assert [*task_json.parent.iterdir()] == [task_json]
 
 
