@@ -38,7 +38,7 @@ def test_the_first_run_measures_and_the_second_does_not(tmp_path: Path) -> None:
     assert [kind_of_costs(tmp_path / run) for run in ("random", "never")] == ["prior", "prior"]
     first = train(tmp_path / "first", *START, "+data.other_work=null")
     assert first.stderr.count(ANNOUNCED) == 1
-    assert "for 14 s, once" in first.stderr
+    assert "once, for 14 s" in first.stderr
     assert "plans in" in first.stderr
     assert MEASURED in result_of(tmp_path / "first")["prices"]
     [journal] = (tmp_path / "cache").rglob("*.jsonl")
