@@ -145,7 +145,7 @@ def test_a_turn_is_waited_for_with_a_message_and_a_limit(tmp_path, caplog):
         assert not has_turn
     waiting, without = caplog.messages
     assert waiting == f"waiting at most 0 s for process {pid}, which measures this machine"
-    assert without.startswith(f"process {pid} still measures this machine; this one goes on")
+    assert without.startswith(f"process {pid} still measures this machine; this process continues")
     with turn(lock, doing=doing, limit_s=60) as has_turn:
         assert has_turn
     assert len(caplog.messages) == 2
