@@ -169,7 +169,7 @@ FUSED = {"optimizer_type": torch.optim.SGD, "optimizer_kwargs": {"lr": LEARNING_
 
 KINDS: dict[str, Kind] = {
     "bags": Kind(lambda: Model(bags())),
-    "bags pooled by the mean": Kind(lambda: Model(bags(means=[1, 3]))),
+    "bags of which some pool by the mean": Kind(lambda: Model(bags(means=[1, 3]))),
     "bags that all pool by the mean": Kind(
         lambda: Model(bags(means=range(len(ROWS)))),
         options={
@@ -193,7 +193,7 @@ KINDS: dict[str, Kind] = {
         )
     ),
     "tables with optimizers of their own": Kind(lambda: Model(bags()), fuse=own_optimizers),
-    "batches of one size for each feature": Kind(lambda: Model(bags()), batches="variable"),
+    "batches whose size differs by feature": Kind(lambda: Model(bags()), batches="variable"),
     "sequences": Kind(lambda: Model(sequences())),
     "sequences in fp16": Kind(
         lambda: Model(sequences(data_type=DataType.FP16)), tolerance=4e-3, precision=torch.float16
