@@ -1,4 +1,4 @@
 """Tables, tasks, plans, layouts, costs and reports are frozen values here.
 
-No method or library is needed.
+No sharder or library is needed to make them.
 """
