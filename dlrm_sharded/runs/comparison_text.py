@@ -32,11 +32,12 @@ STAGE_MEANS = {
 """Figures and how their means are written, by the titles of their columns; "" for a ratio."""
 
 ABOUT_MEANS = """\
-Figures are means over the runs that succeeded, ± their standard deviation (n - 1). "x random" is
-the throughput over that of random, "fastest x" that of the fastest over that of the row, and "cost
-x" the embedding cost over that of the fastest, with 95 % intervals from pairs of runs with the same
-seed and round; runs with the same plan count as one. Gap is an upper limit on how far the plan's
-predicted embedding cost is above the lowest possible one."""
+Figures are means over the runs that succeeded, ± their standard deviation (n - 1). With rounds,
+they are those of the trainings before them, so compare sharders by the ratios. "x random" is
+the throughput over that of random, "fastest x" that of the fastest over that of the row, and
+"cost x" the embedding cost over that of the fastest, with 95 % intervals from pairs of runs
+with the same seed and round; runs with the same plan count as one. Gap is an upper limit on how
+far the plan's predicted embedding cost is above the lowest possible one."""
 ABOUT_STAGES = """\
 Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the
 stages; input dist, the redistribution of the ids, comes before them. The embedding cost is their
