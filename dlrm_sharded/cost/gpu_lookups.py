@@ -39,12 +39,10 @@ WARP_CYCLES = 4.5
 LINE_CYCLES = 2.1
 """A cache line of a row or a gradient takes so many cycles to come from the L2 cache."""
 
-READ_FACTOR = WRITE_FACTOR = 1.0
-"""Time of a line from beyond the L2 cache, in addition, and of a line of pooled vectors, as
-multiples of the time that its bytes take at the nominal bandwidth."""
-
 UPDATE_FACTOR = 1.8
-"""Time of a line that an update reads or writes, likewise."""
+"""Time of a line that an update reads or writes, as a multiple of the time that its bytes take at
+the nominal bandwidth. A line of pooled vectors takes that time once, as does one from beyond the L2
+cache, in addition to its cycles."""
 
 SORT_CYCLES = 4.0
 """Cycles of a multiprocessor for an id in one pass of the backward pass's sort."""
@@ -78,7 +76,6 @@ UPDATE_LINES = {
 }
 """Cache lines that an update reads and writes for each line of a row, and for each row."""
 
-_LINE_BYTES = FLOAT_BYTES * LINE_COLUMNS
 _NO_COST_MS = 1e-12
 _MAX_PROFILE = 20.0
 
@@ -91,21 +88,20 @@ def cycles_ms(spec: GpuSpec, cycles: float) -> float:
 def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
     """Return the computation of lookups on a GPU, with a fused optimizer of the tables."""
     work = DEVICE_WORK["cuda"]
-    line_ms = _LINE_BYTES * 1e3 / (spec.memory_gb_per_s * 1e6)
+    line_ms = FLOAT_BYTES * LINE_COLUMNS * 1e3 / (spec.memory_gb_per_s * 1e6)
     update_ms = UPDATE_FACTOR * line_ms
     update_lines, row_lines = UPDATE_LINES[optimizer or DEFAULT_OPTIMIZER]
     near_ms = cycles_ms(spec, LINE_CYCLES)
-    beyond_ms = READ_FACTOR * line_ms
     forward = {
         "bags": cycles_ms(spec, SAMPLE_CYCLES),
-        "pooled_columns": WRITE_FACTOR * line_ms,
+        "pooled_columns": line_ms,
         "ids": cycles_ms(spec, ID_CYCLES),
-        **_cached(work, "rows", near_ms, beyond_ms, spec.l2_mb),
+        **_cached(work, "rows", near_ms, line_ms, spec.l2_mb),
     }
     backward = {
         "ids": cycles_ms(spec, BACKWARD_ID_CYCLES),
         "id_sort_passes": cycles_ms(spec, SORT_CYCLES),
-        **_cached(work, "gradients", near_ms, beyond_ms, spec.l2_mb),
+        **_cached(work, "gradients", near_ms, line_ms, spec.l2_mb),
         "unique_ids": row_lines * update_ms,
         "unique_lines": update_lines * update_ms,
     }
@@ -151,14 +147,9 @@ def _cached(
 
     The latter is shared among the terms of the sizes next to the cache's.
     """
-    shares = _between(work.cache_mb, l2_mb)
-    return {
-        "id_lines": near_ms,
-        **{
-            f"id_lines_of_{data}_beyond_{size:g}_mb": share * beyond_ms
-            for size, share in zip(work.cache_mb, shares.tolist(), strict=True)
-        },
-    }
+    names = [f"id_lines_of_{data}_beyond_{size:g}_mb" for size in work.cache_mb]
+    added_ms = beyond_ms * _between(work.cache_mb, l2_mb)
+    return {"id_lines": near_ms, **dict(zip(names, added_ms.tolist(), strict=True))}
 
 
 def _between(sizes: tuple[float, ...], size: float) -> Floats:
