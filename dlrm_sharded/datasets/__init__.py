@@ -1,4 +1,4 @@
-"""Datasets yield batches and access profiles, and there are sets of tasks.
+"""Has datasets, which yield batches and access profiles, and sets of tasks.
 
 Models and plans are not known here.
 """

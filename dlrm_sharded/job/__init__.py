@@ -1,4 +1,4 @@
 """A training run takes its steps here, from settings to result.
 
-Configs end in `commands`.
+Configs become objects in `commands`.
 """

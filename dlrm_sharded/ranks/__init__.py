@@ -1,4 +1,4 @@
-"""Processes are launched, meet, and know their devices here.
+"""Launches processes, connects them, and finds their devices.
 
 Kinds of machines are in `hardware`.
 """
