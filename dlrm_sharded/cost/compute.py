@@ -38,7 +38,7 @@ LOOKUP_STAGES = dict(zip(DIRECTIONS, (FWD_COMPUTE, BWD_COMPUTE), strict=True))
 
 CPU_HALF = (0.8, 3.0)
 """Times of lookups in fp16 relative to fp32 on a CPU, forward and backward. FBGEMM's update of such
-rows is slow there (docs/reference/memory.md, "lookups on a CPU")."""
+rows is slow there (docs/guide/planning.md, "lookups on a CPU")."""
 
 READ_MB = -1
 """Column of a shard's vector with the MB of weights that a step reads. The other columns are the

@@ -12,7 +12,7 @@ from dlrm_sharded.plans.table_optimizers import why_not_replicated
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology, in_half
 
-FP16_KEYS = "sharder.table_precision=fp16, or precision in task.json; docs/reference/memory.md"
+FP16_KEYS = "sharder.table_precision=fp16, or precision in task.json; docs/guide/planning.md"
 """Where users put tables into fp16, for messages."""
 
 SPLITTING_ADVICE = "use a sharder that splits tables (sharder=search)"

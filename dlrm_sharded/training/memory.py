@@ -35,7 +35,7 @@ HEAP_FACTOR, ID_HEAP_FACTOR = 2.4, 1.25
 
 The C library keeps freed blocks for speed (`process.keep_freed_memory`). It often finds none of the
 right size and alignment for the next tensor, so the heap grows in the first tens of steps. The
-factors were measured, see docs/reference/memory.md.
+factors were measured, see docs/notes/measurements.md.
 """
 
 CUDA_SLACK = 0.25

@@ -204,4 +204,4 @@ def test_planning_in_python(page: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert names["report"].gap >= 0
     for block in continued:
         exec(block, names)
-    assert ("own" in names) == (page in ("planning", "tour"))
+    assert ("own" in names) == (page == "tour")
