@@ -50,16 +50,16 @@ class CachingDataset(Protocol):
     """A dataset that keeps batches in memory."""
 
     def cached_bytes(self, *, num_train_batches: int, num_val_batches: int, world_size: int) -> int:
-        """Return the memory of the batches that one rank keeps when it has read so many."""
+        """Return the bytes of the batches that one rank keeps once it has read these numbers."""
 
 
 @runtime_checkable
 class FixedLengthDataset(Protocol):
-    """A dataset that may have the same number of ids in every sample, of each feature."""
+    """A dataset in which every sample may have the same number of ids of a feature."""
 
     @property
     def ids_per_sample(self) -> Mapping[str, int] | None:
-        """These numbers by feature; None if one of them differs between samples."""
+        """Number of ids in each sample, by feature; None if it varies for any feature."""
 
 
 def ids_per_sample(dataset: Dataset) -> Mapping[str, int] | None:
@@ -73,11 +73,11 @@ class EncodedDataset(Protocol):
 
     @property
     def encoder_folder(self) -> Path:
-        """Where the encoder is."""
+        """Folder of the encoder."""
 
 
 def encoder_folder(dataset: Dataset) -> str | None:
-    """Return where the encoder of a dataset is; None if there is none, as in old blocks."""
+    """Return the folder of a dataset's encoder; None if it has none, as in blocks of format 1."""
     if isinstance(dataset, EncodedDataset) and dataset.encoder_folder.is_dir():
         return str(dataset.encoder_folder.absolute())
     return None
@@ -87,10 +87,10 @@ class BatchStream(Iterator[Batch]):
     """Iterates over the batches of one rank, epoch after epoch.
 
     A loop over the stream yields the rest of the current epoch, and the next loop the next epoch.
-    The order of a shuffled stream depends on the seed and the epoch alone.
+    The order of a shuffled stream depends only on the seed and the epoch.
 
     Args:
-        bounds: what happens about ids that a table lacks, one of `id_check.BOUNDS`.
+        bounds: what to do about ids beyond a table's rows, one of `id_check.BOUNDS`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class BatchStream(Iterator[Batch]):
         return checked
 
     def seek(self, num_batches: int) -> None:
-        """Continue as a new stream does after its first `num_batches` batches, over all epochs."""
+        """Continue as a new stream would after `num_batches` batches, counted over all epochs."""
         epoch, position = divmod(num_batches, max(1, self._num_batches))
         self._start_epoch(epoch)
         self._position = position
@@ -158,7 +158,7 @@ class BatchStream(Iterator[Batch]):
 def share_of_batch(
     dataset: Dataset, split: Split, index: int, *, rank: int, world_size: int
 ) -> tuple[int, int]:
-    """Return the first sample in its split of one rank's share of a global batch, and their number.
+    """Return the first sample, numbered in the split, and the size of a rank's share of a batch.
 
     Raises:
         IndexError: the split has no such batch.
@@ -187,9 +187,10 @@ def check_batch(batch: Batch, tables: Sequence[Table]) -> None:
 
 
 def check_lengths(batch: Batch, ids_per_sample: Mapping[str, int] | None) -> None:
-    """Raise DataError unless each sample of a batch has the number of ids that is known of it.
+    """Raise DataError unless a batch has the expected number of ids of each feature.
 
-    Ranks send as many ids as they know of, so no batch may have others. None if nothing is known.
+    Ranks send as many ids as they expect, so a batch must not have more or fewer. Only the total of
+    a feature is checked, and nothing if `ids_per_sample` is None.
     """
     if ids_per_sample is None:
         return
@@ -211,7 +212,7 @@ def check_keys(batch: Batch, tables: Sequence[Table]) -> None:
 
 
 def reuse_histogram(ids: Tensor) -> tuple[float, ...]:
-    """Return the share of unique ids that are used once, 2, 3-4, 5-8, ... over 32,768 times.
+    """Return the share of unique ids that are used 1, 2, 3-4, 5-8, ..., over 32,768 times.
 
     Args:
         ids: [N], the ids of one table in one global batch; for N = 0 all shares are zero.
@@ -236,7 +237,7 @@ def profiled_table(
     """Return a table with the profile of these ids.
 
     Args:
-        ids: [N], all ids of the table in `num_samples` samples, of all its features.
+        ids: [N], all ids of all features of the table in `num_samples` samples.
         features: see `Table.features`.
     """
     return Table(

@@ -1,4 +1,4 @@
-"""A task of a set on which sharders are compared, and how the sets draw and resize tables."""
+"""A task on which sharders are compared, and how sets of such tasks draw and resize tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads rows of a folder of blocks, in the form of `blocks.py`; files are mapped into memory."""
+"""Reads rows of a folder of blocks in the format of `blocks.py`; files are memory-mapped."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, DTYPES, BlocksManifest, 
 from dlrm_sharded.files.errors import DataError
 
 MAX_MAPPED_PARTS = 32
-"""Number of parts whose files stay mapped; each of up to 6 files has a descriptor."""
+"""Number of parts whose files stay mapped; each of a part's up to 6 files takes a descriptor."""
 
 HEADER_FAULTS = (ArithmeticError, EOFError, MemoryError, RecursionError, SyntaxError, TokenError)
-"""Errors that numpy raises for a damaged header, which it reads as Python's literals."""
+"""Errors that numpy raises for a damaged header, which it reads as a Python literal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class BlockRows:
 
 
 class _Part(NamedTuple):
-    """Arrays of a part, mapped into memory; empty ones for files that it does not have.
+    """Memory-mapped arrays of a part; empty ones stand for files that it does not have.
 
-    `bounds` [N * F2 + 1] is `starts.npy` and the end of the last ids, one after the other.
+    `bounds` [N * F2 + 1] is `starts.npy`, flattened, followed by the end of the last list.
     """
 
     folder: Path
@@ -115,7 +115,7 @@ class BlockReader:
         labels = np.concatenate([part.labels[block, rows] for part, block, rows in pieces])
         lengths = np.zeros((self.manifest.layout.num_lists, stop - start), np.int32)
         values = np.zeros(0, np.int32)
-        # As unsigned numbers, negative ids are too large, so that one comparison finds both.
+        # As unsigned numbers, negative ids are too large, so one comparison finds both.
         largest = ids.view(np.uint32).max(axis=1)
         if len(lengths):
             lengths, values, of_lists = _lists(pieces)

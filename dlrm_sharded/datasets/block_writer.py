@@ -1,4 +1,4 @@
-"""Writes parts of a folder of blocks, whose form is described in `blocks.py`."""
+"""Writes parts of a folder of blocks; `blocks.py` describes the format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PartWriter:
     """Writes one part of a folder of blocks.
 
     It is a context manager. The part is written to `part-<number>.partial`, which `finish` renames;
-    without `finish` nothing is left of it. A part with this number that is there is replaced.
+    without `finish`, nothing is left of it. An existing part with this number is replaced.
 
     Raises:
         OSError: the part cannot be written.

@@ -1,4 +1,4 @@
-"""The form of samples that are stored on disk in blocks, as plain .npy files.
+"""The format of samples that are stored on disk in blocks, as plain .npy files.
 
 A folder has one subfolder for each part of the samples, and `manifest.json`, which describes all of
 them and is written last. A part, such as the samples of one input file, holds N blocks of
@@ -9,8 +9,8 @@ B = `block_rows` samples with F1 features of one id and F2 features that are lis
     lengths.npy    [N, F2, B] int32, the number of ids in each list
     starts.npy     [N, F2] int64, where the ids of a feature in a block begin in values.npy
     values.npy     [V] int32, the ids of the lists: by block, in a block by feature, then by row
-    manifest.json  sizes of these files, and what else is known of the part
-A part without such features has no files for them. Features of one id come before the lists. The
+    manifest.json  sizes of these files, and other properties of the part
+A part without features of one kind has no files for them. Features of one id come before lists. The
 last block of a part is padded with zeros. Rows are numbered through all parts: the first
 `num_train_rows` are for training, the rest for validation.
 
@@ -48,7 +48,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """Names of the files of a part, and the types of their values."""
 
 PartFolder = Annotated[str, Meta(pattern=r"^(\.|part-\d{5,})$")]
-"""Name of a part's folder; that of format 1 is the folder of its manifest."""
+"""Name of a part's folder; in format 1, the part is in the folder of the manifest."""
 
 CONVERT_AGAIN = "remove the folder and convert again"
 
@@ -227,7 +227,7 @@ def _from_format_1(
     file_bytes: dict[str, int],
     **others: Any,
 ) -> dict[str, Any]:
-    """Return the fields of a manifest of format 1 in the form of the current one."""
+    """Convert the fields of a format 1 manifest to the current format."""
     features = zip(feature_names, num_embeddings, strict=True)
     return {
         **others,

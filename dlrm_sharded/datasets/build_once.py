@@ -21,13 +21,13 @@ def build_once(
     """Make `folder` with `build`, unless it is complete already.
 
     The work is done in `<folder>.partial`, which is renamed at the end. `<folder>.lock` makes other
-    processes wait; the system releases the lock of a process that is killed, and the next process
-    finds what it has left. After an error nothing is left.
+    processes wait. The system releases the lock of a killed process, and the next process finds the
+    killed one's partial folder. After an error, nothing is left.
 
     Args:
         folder: must not exist, or be empty, or be complete.
         is_complete: returns whether a folder is a complete result.
-        build: fills a folder, in which may be what a killed process has left.
+        build: fills a folder, which may contain files that a killed process left.
 
     Raises:
         DataError: `folder` holds something else.

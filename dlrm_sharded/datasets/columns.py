@@ -1,8 +1,8 @@
 """Turns columns of files into the values that a model takes: numbers, and keys of ids.
 
-A value of a categorical column is known by its text, so that 5 in a Parquet file and "5" in a text
-file are one id. Its key is a hash of the text with 64 bits, which is the same everywhere: of 50
-million values, two share a key with a probability of 0.007 %.
+A value of a categorical column is identified by its text, so that 5 in a Parquet file and "5" in a
+text file are one id. Its key is a 64-bit hash of the text, which is the same everywhere: among 50
+million values, the probability that two share a key is 0.007 %.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRows:
-    """The values of n samples, before vocabularies and figures of the training are known.
+    """The values of n samples, before vocabularies and standardization are applied.
 
     Args:
         labels: [n] of 0 and 1; zeros if no label was asked for.
         dense: by column, [n] fp64, nan where missing.
         ids: by column.
-        faults: what is wrong with some of the samples, whose values count for nothing.
+        faults: what is wrong with some of the samples, whose values are meaningless.
     """
 
     labels: npt.NDArray[np.uint8]
@@ -80,7 +80,7 @@ def parse(frame: pl.DataFrame, schema: Schema, *, with_label: bool = True) -> Pa
     """Read the columns of a schema.
 
     Raises:
-        DataError: a column has values of a type that the schema does not have there.
+        DataError: the type of a column's values does not fit the schema.
     """
     labels, faults = np.zeros(len(frame), np.uint8), []
     if with_label:
@@ -126,14 +126,14 @@ def keys_of(texts: pl.Series) -> Keys:
 
 
 def _labels(values: pl.Series) -> tuple[npt.NDArray[np.uint8], Bools]:
-    """Return labels [n], and which are neither 0 nor 1."""
+    """Return labels [n], and which values are neither 0 nor 1."""
     numbers, _ = _floats(values)
     wrong = ~np.isin(numbers, (0.0, 1.0))
     return np.where(wrong, 0, numbers).astype(np.uint8), wrong
 
 
 def _numbers(values: pl.Series, column: DenseColumn) -> tuple[npt.NDArray[np.float64], Bools]:
-    """Return numbers [n], nan where missing, and which are wrong: texts, or infinite."""
+    """Return numbers [n], nan where missing, and which values are texts or not finite in fp32."""
     numbers, wrong = _floats(values)
     wrong |= np.abs(numbers) > np.finfo(np.float32).max
     if column.fill is not None:
@@ -151,7 +151,7 @@ def _numbers(values: pl.Series, column: DenseColumn) -> tuple[npt.NDArray[np.flo
 def _ids(
     values: pl.Series, column: CategoricalColumn, table: TableOptions
 ) -> tuple[IdColumn, Bools]:
-    """Return the ids of n samples, and which samples have some that are no rows of the table."""
+    """Return the ids of n samples, and which samples have ids beyond the table's rows."""
     lengths, texts = np.ones(len(values), np.int32), values
     if column.longest is not None:
         lengths, texts = _cut_lists(values, column.longest, column.split)
@@ -173,7 +173,7 @@ def _ids(
 def _cut_lists(
     values: pl.Series, longest: int, split: str | None
 ) -> tuple[npt.NDArray[np.int32], pl.Series]:
-    """Return the lengths of lists and all of their values; null and missing values are left out."""
+    """Return the lengths of lists and their values: the first `longest` that are not missing."""
     if isinstance(values.dtype, pl.Array):
         values = values.arr.to_list()
     elif values.dtype == pl.Null:
@@ -194,7 +194,7 @@ def _cut_lists(
 
 
 def _floats(values: pl.Series) -> tuple[npt.NDArray[np.float64], Bools]:
-    """Return numbers [n], nan where missing, and which texts are no number."""
+    """Return numbers [n], nan where missing, and which values are texts that are not numbers."""
     dtype = values.dtype
     if not (dtype.is_numeric() or dtype in (pl.String, pl.Boolean, pl.Null)):
         raise DataError(f"column {values.name!r} has {dtype}, and the schema says numbers")

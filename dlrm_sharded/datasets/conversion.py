@@ -1,8 +1,8 @@
-"""Converts users' files to blocks, in memory that does not grow with the rows.
+"""Converts users' files to blocks, in memory that does not grow with the number of rows.
 
-The files of the training are read twice: once for the vocabularies and figures that the schema asks
-for, and once to write the blocks. What is done for one file is kept in `<folder>.partial`, so that
-a conversion that was killed goes on with the file that it was at.
+Training files are read twice: once for the vocabularies and the means and deviations that the
+schema asks for, and once to write the blocks. The result for each file is kept in
+`<folder>.partial`, so that a killed conversion continues with the file at which it stopped.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Advance = Callable[[int], None]
-"""Is called with the number of rows that were read."""
+"""Called with the number of rows read since the last call."""
 
 MAX_THREADS = 4
-"""Number of files that are read at once; each takes up to 1 GiB of memory while ids are counted."""
+"""Number of files read in parallel; each takes up to 1 GiB of memory while ids are counted."""
 
 ENCODER_FOLDER = "encoder"
 UNFINISHED = "unfinished.json"
-"""File of a partial folder that says from what it is made."""
+"""File of a partial folder that names the source of the conversion."""
 
 
 def is_converted(folder: Path) -> bool:
@@ -53,7 +53,7 @@ def is_converted(folder: Path) -> bool:
 
 
 def convert(source: TableSource, folder: Path) -> None:
-    """Convert unless `folder` is complete already; a second process waits for the first.
+    """Convert the files unless `folder` is complete; a second process waits for the first.
 
     Raises:
         DataError: a file is missing, damaged or too malformed; nothing is left behind.
@@ -81,13 +81,13 @@ def _build(source: TableSource, folder: Path) -> None:
 
 
 def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
-    """Keep what a killed conversion of the same files has left in a folder, and nothing else."""
+    """Keep what a killed conversion of the same files left in a folder; empty any other folder."""
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / UNFINISHED
     with contextlib.suppress(UserError):
         if read_json_object(note, noun="conversion") == made_of:
             log.info("continuing a conversion that was stopped")
-            for path in folder.rglob(".*.tmp"):  # which it was writing
+            for path in folder.rglob(".*.tmp"):  # half-written files
                 path.unlink()
             return
     discard(folder)
@@ -96,7 +96,7 @@ def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder of `begin`; what is left of it if this is killed is never gone on with."""
+    """Remove a folder of `begin`; if this is killed, no conversion continues from what is left."""
     (folder / UNFINISHED).unlink(missing_ok=True)
     shutil.rmtree(folder)
 
@@ -104,7 +104,7 @@ def discard(folder: Path) -> None:
 def _trained_encoder(
     source: TableSource, train: Sequence[Path], num_training: Sequence[int | None], folder: Path
 ) -> ColumnEncoder:
-    """Return the encoder of the training rows, which are read unless it is there already."""
+    """Return the encoder of the training rows, which are read unless it exists already."""
     schema, place = source.schema, folder / ENCODER_FOLDER
     if (place / FILE_NAME).exists():
         return ColumnEncoder.load(place)
@@ -135,9 +135,9 @@ def _trained_encoder(
 
 
 def _of_files(work: Callable[[int, Path, Advance], T], paths: Sequence[Path], desc: str) -> list[T]:
-    """Return the results of work on each file, of which threads do several at once.
+    """Return the results of work on each file; threads process several files at once.
 
-    An error ends the work on all files when they advance next.
+    After an error, the work on the other files ends when it next calls `advance`.
     """
     stopped = threading.Event()
     pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS))
@@ -163,7 +163,7 @@ def _count_file(
     """Count the keys of a file into `counts-*.parquet`; return the moments of columns.
 
     Args:
-        stop: number of its first rows that train; None for all.
+        stop: number of the file's first rows that are for training; None for all.
     """
     done = folder / f"counted-{number:05}.json"
     if stop == 0:
@@ -201,17 +201,17 @@ def write_blocks(
     *,
     with_label: bool = True,
 ) -> BlocksManifest:
-    """Write the usable rows of each file as a part of a folder of blocks, unless it is there.
+    """Write the usable rows of each file as a part of a folder of blocks, unless it exists.
 
-    The manifest of a part notes `num_malformed`, the numbers of rare ids and of all by column, and
-    `row_numbers`, the ranges [begin, end) of its rows in the file.
+    The manifest of a part records `num_malformed`, by column `num_rare` and `num_ids` (the numbers
+    of rare ids and of all ids), and `row_numbers`, the ranges [begin, end) of its rows in the file.
 
     Args:
-        num_training: of the files for training, how many of their first rows train; None for all.
+        num_training: for each training file, how many of its first rows train; None for all.
         made_of: description of the blocks.
 
     Raises:
-        DataError: there is no row to train on.
+        DataError: there is no row for training, or a file is too malformed.
     """
     schema = encoder.schema
     columns = [name for name in schema.used_columns if with_label or name != schema.label]
@@ -275,7 +275,7 @@ def _features(encoder: ColumnEncoder) -> tuple[Feature, ...]:
 
 
 def noted_of(part: PartManifest) -> Mapping[str, Any]:
-    """Return what `write_blocks` has noted in the manifest of a part."""
+    """Return what `write_blocks` recorded in the manifest of a part."""
     assert part.facts is not None
     return part.facts
 
@@ -306,7 +306,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Any) -> Moments:
-        """Return the moments of values [n], of which nan are left out."""
+        """Return the moments of values [n] that are not nan."""
         values = values[~np.isnan(values)]
         if not len(values):
             return cls()

@@ -1,7 +1,7 @@
 """Counter-based random numbers: each is a pure function of a stream's key and a counter.
 
-A generator with a state must draw all earlier numbers first. Here a number is a
-hash of key and counter, so that every rank can generate its share of any batch directly.
+A stateful generator must draw all earlier numbers first. Here a number is a hash of
+key and counter, so that every rank can generate its share of any batch directly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHIFT_11, _SHIFT_27, _SHIFT_30, _SHIFT_31, _SHIFT_32 = (
 
 
 def stream_key(*parts: int | str) -> int:
-    """Return the 64-bit key of the stream with this name; other names give other streams."""
+    """Return the 64-bit key of the stream with this name; every name gives another stream."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

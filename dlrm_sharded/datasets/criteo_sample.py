@@ -1,7 +1,7 @@
-"""Generated click logs in Criteo's format, with a signal to learn, to be used without its data.
+"""Generated click logs in Criteo's format, with a signal to learn, for use without Criteo's data.
 
 Columns have as many different ids and about as many missing values as in Criteo's Kaggle set; ids
-are Zipf-distributed. A piece of rows depends on the seed and its number alone.
+are Zipf-distributed. A piece of rows depends only on the seed and its number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BIAS = -1.45
 
 
 def sample_rows(number: int, num_rows: int, *, seed: int) -> tuple[pl.DataFrame, Floats]:
-    """Return rows of the piece with this number in Criteo's columns, and the logits of labels.
+    """Return rows of the piece with this number in Criteo's columns, and the labels' true logits.
 
     No model can predict better than these logits.
     """
@@ -70,14 +70,14 @@ def sample_rows(number: int, num_rows: int, *, seed: int) -> tuple[pl.DataFrame,
 
 
 class CriteoSampleDataset(TableDataset):
-    """A generated log that is written and converted at its first use, as Criteo's files are.
+    """A generated log, which is written and, like Criteo's files, converted when first used.
 
     Args:
-        schema: of Criteo's files.
+        schema: schema of Criteo's files.
         path: folder of the log and of its converted form; None for the user's cache.
-        num_rows: samples of the log.
+        num_rows: number of samples in the log.
         seed: decides the samples.
-        options: of `TableDataset`; files and folder of blocks are those of the log.
+        options: other arguments of `TableDataset`; `files` and `blocks_dir` are set here.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 class DlrmDatasets:
     """Cuts one file of Meta's dlrm_datasets (`.pt` or `.pt.gz`) into global batches.
 
-    A file holds neither dense features nor labels. Both are planted (`PlantedLabels`), so that
-    accuracy shows that training works but does not carry over to real users.
+    A file holds neither dense features nor labels. Both are planted (`PlantedLabels`), so accuracy
+    shows that training works, but says nothing about real users.
 
     Letters: N ids, T tables, B samples.
 
@@ -128,7 +128,7 @@ class DlrmDatasets:
         return self._labels.batch(split, first, sparse)
 
     def _place_in_file(self, split: Split, first: int) -> int:
-        """Return the place in the file of a sample of a split."""
+        """Return the position in the file of a split's sample number `first`."""
         return first + (self.batch_size * self._num_batches["train"] if split == "val" else 0)
 
     def _ids(self, table_id: int, first: int, num_samples: int) -> Tensor:

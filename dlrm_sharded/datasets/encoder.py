@@ -1,7 +1,7 @@
-"""The encoder of a training: what turns the columns of files into dense features and table rows.
+"""The encoder of a training run, which turns columns of files into dense features and table rows.
 
-It is known when the training rows have been read once, and then serves evaluation, prediction and
-exported models, so that all of them see a row alike. Its folder holds:
+It is made by reading the training rows once. Evaluation, prediction and exported models then use
+it, too, so that all of them encode a row in the same way. Its folder holds:
     encoder.json             schema, means and deviations, version
     vocabulary-00000.npy     the keys of a table's rows, in the order of the schema's tables
 """
@@ -31,7 +31,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Mean and standard deviation of a dense column in the training rows, missing ones left out."""
+    """Mean and standard deviation of a dense column's values in the training rows."""
 
     mean: Finite
     deviation: NonNegative
@@ -71,8 +71,8 @@ class ColumnEncoder:
     """Encodes parsed rows.
 
     Args:
-        figures: of the columns that are standardized.
-        vocabularies: of the tables that have one.
+        figures: means and deviations of the columns to standardize, by column.
+        vocabularies: by table, for the tables that have one.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class ColumnEncoder:
         self.lists = tuple(name for name, column in columns.items() if column.longest is not None)
 
     def num_embeddings(self) -> dict[str, int]:
-        """Return the rows of each table."""
+        """Return the number of rows of each table."""
         return {name: self._rows(table) for name, table in self._tables.items()}
 
     def encode(self, rows: ParsedRows) -> EncodedRows:
-        """Encode samples, whose faults the caller has seen."""
+        """Encode samples; faults are left to the caller."""
         num_samples = len(rows.labels)
         dense = np.zeros((num_samples, self.schema.num_dense), np.float32)
         for number, name in enumerate(self.schema.dense):
@@ -153,12 +153,12 @@ class ColumnEncoder:
 
 
 def vocabulary_path(folder: Path, number: int) -> Path:
-    """Return the file of the vocabulary with this number among those of an encoder."""
+    """Return the file of the encoder's vocabulary with this number."""
     return folder / f"vocabulary-{number:05}.npy"
 
 
 def encoder_digest(folder: Path) -> str:
-    """Return a digest of an encoder's files, by which a model's own is known again."""
+    """Return a digest of an encoder's files, by which a model recognizes its encoder."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Random tasks: partly full memory, tables larger than a rank, nearly full memory, or too large."""
+"""Random tasks: memory partly or nearly full, tables larger than a rank, or infeasible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FEASIBILITY_KINDS = (
     *("nearly_full_large",) * 2,
     *("infeasible",) * 2,
 )
-"""Kinds of `feasibility_tasks`, which take turns:
+"""Kinds of `feasibility_tasks`, in turn:
 `partly_full`: tables take 20 to 80 % of the memory, and none is larger than a rank.
 `large_columns`: some tables are larger than a rank, and their columns can be split.
 `large_rows`: some tables have so many rows that four columns of all rows fit no rank, so that only
@@ -68,7 +68,7 @@ def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator
     world_size = int(rng.choice([4, 8, 16, 32]))
     on_hosts = world_size > RANKS_PER_HOST and rng.random() < 0.5
     topology = cpu_ranks(world_size, int(rng.choice([4, 8])) * GIB, on_hosts=on_hosts)
-    # enough tables that every rank gets a whole one, with which it can be filled
+    # enough tables that every rank gets a whole one, which can be resized to fill it
     min_tables = max(10, 2 * world_size)
     num_tables = round(min_tables * (400 / min_tables) ** rng.random())
     if kind == "partly_full":

@@ -1,4 +1,4 @@
-"""The rows of a file that can be used; the others are named by file and row, and left out."""
+"""The usable rows of a file; malformed ones are left out and logged by file and row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlrm_sharded.files.errors import DataError
 log = logging.getLogger(__name__)
 
 MAX_EXAMPLES = 5
-"""Number of malformed rows of a file that are named one by one."""
+"""Largest number of malformed rows of a file that are logged one by one."""
 
 MIN_ROWS = 100
 """Number of rows above which a file of mostly malformed rows is not read to its end."""
@@ -28,8 +28,8 @@ class RowTally:
     """Counts the rows of one file, and refuses it if too many are malformed.
 
     Args:
-        max_malformed_share: of the rows of the file; one malformed row is allowed in any file
-            unless the share is 0.
+        max_malformed_share: allowed share of the file's rows; one malformed row is allowed in any
+            file unless the share is 0.
     """
 
     def __init__(self, path: Path, max_malformed_share: float) -> None:
@@ -39,7 +39,7 @@ class RowTally:
         self._examples: list[str] = []
 
     def add(self, piece: Piece, faults: Sequence[Fault]) -> pl.Series:
-        """Count the rows of a piece; return [n], which of them are well-formed."""
+        """Count the rows of a piece, and return [n] booleans: which rows are well-formed."""
         self.num_rows += len(piece.frame)
         wrong = np.zeros(len(piece.frame), np.bool_)
         for fault in faults:
@@ -62,7 +62,7 @@ class RowTally:
         self._example(number, reason)
 
     def conclude(self, *, logs: bool) -> None:
-        """Log how many rows of the file were left out.
+        """Log how many rows of the file were left out, if any.
 
         Raises:
             DataError: they are too many.
@@ -100,10 +100,10 @@ def read_good_rows(
     stop: int | None = None,
     logs: bool = True,
 ) -> Iterator[tuple[ParsedRows, Piece]]:
-    """Yield the well-formed rows of the file of a tally, parsed and as they were read.
+    """Yield the well-formed rows of a tally's file, both parsed and as they were read.
 
     Args:
-        stop: number of the row before which the reading ends; None for the end of the file.
+        stop: number of the first row that is not read; None reads to the end of the file.
         logs: whether malformed rows are logged.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Files that a trained model is evaluated on, or whose rows it scores."""
+"""Files on which a trained model is evaluated, or whose rows it scores."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Window(NamedTuple):
     """The rows of one rank in one batch of an evaluation.
 
     Args:
-        first, stop: the rows first ... stop - 1 are read, on all ranks equally many.
-        skip: number of the first of them that do not count, because another rank or batch has them.
+        first, stop: the rows first ... stop - 1 are read, the same number on all ranks.
+        skip: number of rows at the start that do not count, because another rank or batch has them.
     """
 
     first: int
@@ -38,13 +38,13 @@ class Window(NamedTuple):
 
 
 class HeldOutDataset(TableDataset):
-    """All rows of files, as the encoder of a training encodes them, in their order.
+    """All rows of files in their order, encoded by the encoder of a training run.
 
     Args:
-        encoder: of the training.
+        encoder: encoder of the training run.
         dims: widths of the tables.
         folder: where the converted files are written.
-        with_label: whether the files have labels, which are 0 otherwise.
+        with_label: whether the files have labels; if not, labels are 0.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class HeldOutDataset(TableDataset):
         self._with_label = with_label
 
     def convert(self, made_of: Mapping[str, object]) -> None:
-        """Convert the files, unless it is done; one process calls it.
+        """Convert the files unless they are converted; one process calls this.
 
         After an error nothing is left.
 
         Args:
-            made_of: what decides the result; what was made of something else is removed.
+            made_of: what decides the result; a conversion of anything else is removed.
         """
         files = [
             [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
@@ -134,11 +134,11 @@ class HeldOutDataset(TableDataset):
             ]
 
     def read(self, window: Window) -> Batch:
-        """Return the rows of a window, with those that do not count."""
+        """Return the rows of a window, including those that do not count."""
         return self._new_batch(self._blocks.rows(window.first, window.stop))
 
     def unseen_shares(self) -> dict[str, float]:
-        """Return the share of ids that are rare or unseen in the training, by column."""
+        """Return the share of ids that are rare or unseen in the training rows, by column."""
         rare: Counter[str] = Counter()
         ids: Counter[str] = Counter()
         for part in self.parts:
@@ -147,9 +147,9 @@ class HeldOutDataset(TableDataset):
         return {name: rare[name] / max(1, count) for name, count in ids.items()}
 
     def keys(self, number: int) -> pl.DataFrame:
-        """Return what names the rows of a part: the schema's key columns, or else file and row.
+        """Return columns that identify a part's rows: the schema's key, or else file and row.
 
-        The part has rows.
+        The part must have rows.
         """
         path, schema = self.paths[number], self.schema
         rows = np.concatenate([np.arange(*r) for r in noted_of(self.parts[number])["row_numbers"]])
@@ -168,7 +168,7 @@ def has_label(schema: Schema, paths: Sequence[Path], *, key: Sequence[str]) -> b
     """Return whether files have labels: all of them, or none.
 
     Raises:
-        DataError: some do, or a file lacks a column of the key.
+        DataError: only some have labels, or a file lacks a column of the key.
     """
     columns = {path: file_columns(path, schema) for path in paths}
     for path, found in columns.items():

@@ -1,7 +1,7 @@
-"""Compares the ids of batches with the rows of their tables, before a device has them.
+"""Compares the ids of batches with the rows of their tables, before they go to a device.
 
-FBGEMM looks up row 0 in place of an id that its table lacks, and says so on stderr alone. Under row
-blocks TorchRec looks up another row. Here every plan gets row 0, and the run says so.
+FBGEMM looks up row 0 in place of an id that is out of range, and says so only on stderr. With row
+blocks, TorchRec looks up another row. Here every plan looks up row 0, and the run says so.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 BOUNDS = ("warn", "error", "ignore")
-"""A run does one of these about ids that a table lacks; with "ignore" it does not look for them."""
+"""What to do about ids that are out of range: warn, fail, or not check at all."""
 
 UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}
-"""In these types a negative id is beyond every table, so that one maximum finds both kinds."""
+"""As these types, negative ids are beyond every table, so that one maximum finds both kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdFault:
-    """Ids of one feature that its table lacks, or lengths that contradict the ids, in one batch.
+    """Ids of one feature that are out of range, or lengths that contradict the ids, in one batch.
 
     Args:
         table: name of the table; None if the lengths are wrong.
         count: number of the ids.
-        text: what is wrong, as a sentence that the batch ends.
+        text: what is wrong, as a clause to which the place is appended.
         is_fatal: whether the run must end, as for ids below 0 and wrong lengths.
     """
 
@@ -45,7 +45,7 @@ class IdFault:
 def find_faults(
     features: KeyedJaggedTensor, tables: Mapping[str, Table], num_samples: int | None = None
 ) -> list[IdFault]:
-    """Return what is wrong with the ids of some features.
+    """Return what is wrong with the ids of features.
 
     Args:
         tables: the table of each feature; features without one are left out.
@@ -85,7 +85,7 @@ class IdCheck:
     """Checks the batches of a stream, in the thread that reads them.
 
     Args:
-        tables: those of all features of the batches.
+        tables: the tables of all features of the batches.
         bounds: one of `BOUNDS`; "error" makes every fault fatal.
     """
 
@@ -95,7 +95,7 @@ class IdCheck:
         self._found: deque[tuple[int, IdFault]] = deque()
 
     def __call__(self, batch: Batch, number: int) -> Batch:
-        """Note the faults of a batch, and return it with row 0 in the place of wrong ids.
+        """Record the faults of a batch, and return it with id 0 in place of wrong ids.
 
         A batch with wrong lengths loses its ids.
 

@@ -21,31 +21,31 @@ SAMPLE_ROWS = 100_000
 LABEL_NAMES = re.compile(r"(is_?)?(label|click(ed)?|target|converted|conversion|y)", re.IGNORECASE)
 ID_NAMES = re.compile(r".*(^|_)(id|ids|code|zip|hash|key|token)s?$|.*[a-z](Id|ID|Code)$")
 SPLITS = ("|", ";", " ", ",")
-"""One of these may separate the ids of a text; the likeliest is first."""
+"""Separators that may divide a text into ids, the likeliest first."""
 
 MAX_LONGEST = 100
 """Largest `longest` that is proposed."""
 
 SEPARATORS = (";", "\t", "|", ",")
-"""One of these may separate the columns of a text file."""
+"""Separators that may divide a text file into columns."""
 
 LABELS = {"0", "1", "0.0", "1.0", "false", "true"}
 
 FEW_VALUES, SKEWED = 20, 20.0
-"""Number of different integers up to which they are ids, and the ratio of the largest number to the
-median above which the logarithm is taken."""
+"""Largest number of distinct integers for which a column holds ids, and smallest ratio of the
+largest number to the median for which the logarithm is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnReport:
-    """Says what was seen of a column, and what it is in the schema.
+    """Describes a column of the files, and its part in the schema.
 
     Args:
         kind: label, key, dense, categorical or left out.
-        options: of the schema's column, if it is dense or categorical.
-        num_distinct: different values; None for lists.
-        missing: share of the rows.
-        why: the reason.
+        options: options of the schema's column, if it is dense or categorical.
+        num_distinct: number of distinct values; None for lists.
+        missing: share of the rows without a value.
+        why: the reason for `kind`.
     """
 
     name: str
@@ -60,11 +60,11 @@ class ColumnReport:
 def inspect(
     paths: Sequence[Path], label: str | None = None, separator: str | None = None
 ) -> list[ColumnReport]:
-    """Return a report of each column, from the first rows of the first file.
+    """Return a report of each column, the label first, from the first rows of the first file.
 
     Args:
-        label: the column of the labels; None for one that is named like it.
-        separator: between the columns of text files; None for that of their ending.
+        label: the column of the labels; None for the first one with a usual name, such as "click".
+        separator: separator of columns in text files; None for the usual one of the file's suffix.
 
     Raises:
         DataError: there is no such label, or another file has other columns.
@@ -129,7 +129,7 @@ def proposed_schema(reports: Sequence[ColumnReport], separator: str | None = Non
 
 
 def _first_rows(path: Path, form: TextForm, columns: Sequence[str]) -> pl.DataFrame:
-    """Return the first rows of a file, of a text with the types that its values have."""
+    """Return the first rows of a file; columns of a text file get the types of their values."""
     frames, num_rows = [], 0
     for piece in read_pieces(path, form, columns):
         frames.append(piece.frame)
@@ -143,7 +143,7 @@ def _first_rows(path: Path, form: TextForm, columns: Sequence[str]) -> pl.DataFr
 
 
 def _typed(column: pl.Series) -> pl.Series:
-    """Return a column of texts as integers or numbers if all of them are."""
+    """Return a column of texts as integers or floats if all of its values are."""
     if column.dtype in (pl.Categorical, pl.Enum):
         return column.cast(pl.String)
     if column.dtype != pl.String:
@@ -164,7 +164,7 @@ def _is_label(column: pl.Series) -> bool:
 
 
 def _report(column: pl.Series) -> ColumnReport:
-    """Decide what a column is that is not the label."""
+    """Decide the kind of a column that is not the label."""
     name, dtype = column.name, column.dtype
     missing, num_distinct, rows = _missing(column), None, len(column)
 

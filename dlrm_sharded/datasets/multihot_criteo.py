@@ -1,4 +1,4 @@
-"""MLPerf's multi-hot Criteo 1TB, read from the files that the reference of DLRM-DCNv2 trains on.
+"""MLPerf's multi-hot Criteo 1TB, read from the files of the DLRM-DCNv2 reference implementation.
 
 `recommendation_v2/torchrec_dlrm` of mlcommons/training makes them: its script
 `materialize_synthetic_multihot_dataset.py --copy_labels_and_dense` leaves for each of 24 days
@@ -8,8 +8,8 @@
 for N samples with K_f ids of feature f each. All days but the last are for training. The first half
 of the last day is the reference's validation data, and the second half is its test data.
 
-Differences from the reference: a global batch is one contiguous piece of the data, while each rank
-of the reference reads a part of its own; and an incomplete last batch is always left out.
+Differences from the reference: a global batch is one contiguous piece of the data, while there each
+rank reads its own part of the data; and an incomplete last batch is always left out.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from dlrm_sharded.files.errors import ConfigError, DataError, check_choice, chec
 from dlrm_sharded.plans.tables import Table
 
 Arrays = list[NDArray[Any]]
-"""Holds dense [N, 13], labels [N, 1], and the ids [N, K_f] of each feature f, of N rows."""
+"""Arrays of N rows: dense [N, 13], labels [N, 1], and the ids [N, K_f] of each feature f."""
 
 FILES = {
     "dense.npy": np.dtype(np.float32),
     "labels.npy": np.dtype(np.int32),
     "sparse_multi_hot.npz": np.dtype(np.int32),
 }
-"""Ends of the names of a day's files, and the types of their values."""
+"""Suffixes of the names of a day's files, and the types of their values."""
 
 MAX_HEADER_BYTES = 2**16 + 10
-"""Largest header of a .npy file of format 1.0."""
+"""Largest header of a .npy file in format 1.0."""
 
 MAKE_AGAIN = (
     "copy it again, or make it again with MLPerf's "
@@ -146,7 +146,7 @@ class MultiHotCriteo:
         return days
 
     def _rows(self, split: Split) -> range:
-        """Return the rows of a split, which are numbered through all days."""
+        """Return the row numbers of a split; rows are numbered through all days."""
         *train, last = (len(day[0]) for day in self._days)
         start, middle = sum(train), sum(train) + (last + 1) // 2
         if split == "train":
@@ -154,7 +154,7 @@ class MultiHotCriteo:
         return range(start, middle) if self._val_half == "first" else range(middle, start + last)
 
     def _read(self, rows: range) -> Iterator[Arrays]:
-        """Yield the rows that each day has of some; they are not copied."""
+        """Yield the part of these rows that lies in each day, without copying it."""
         start, stop = rows.start, rows.stop
         for number, day in enumerate(self._days):
             if start < len(day[0]) and stop > 0:
@@ -173,7 +173,7 @@ def _map_day(name: Path, like: Sequence[Arrays]) -> Arrays:
     """Return the arrays of a day whose files' names begin with `name`, mapped into memory.
 
     Args:
-        like: another day, with as many ids of each feature in a sample; empty for the first day.
+        like: another day, with the same number of ids per sample of each feature; else empty.
 
     Raises:
         DataError: a file is missing, damaged or of another form.
@@ -209,7 +209,7 @@ def _map_file(path: Path) -> Arrays:
 
 
 def _stored(content: NDArray[np.uint8], member: zipfile.ZipInfo) -> NDArray[np.uint8]:
-    """Return the bytes of a member of an .npz file, which lie after its header, name and extra."""
+    """Return the bytes of an .npz file's member, which follow its header, name and extra field."""
     if member.compress_type != zipfile.ZIP_STORED:
         raise ValueError("it is compressed, so that it cannot be mapped; write it with numpy.savez")
     sizes = content[member.header_offset + 26 : member.header_offset + 30].view("<u2")
@@ -218,7 +218,7 @@ def _stored(content: NDArray[np.uint8], member: zipfile.ZipInfo) -> NDArray[np.u
 
 
 def _array(content: NDArray[np.uint8]) -> NDArray[Any]:
-    """Return the matrix of the bytes of a .npy file, without a copy."""
+    """Return the matrix in the bytes of a .npy file, without a copy."""
     header = io.BytesIO(content[:MAX_HEADER_BYTES].tobytes())
     np.lib.format.read_magic(header)
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(header)

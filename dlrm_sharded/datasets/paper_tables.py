@@ -1,4 +1,4 @@
-"""The tasks of tables in papers, as far as their inputs are public.
+"""The tasks behind tables of results in papers, as far as their inputs are public.
 
 The papers draw from Meta's dlrm_datasets, these functions from `dlrm_datasets_pool`, which has the
 same statistics. Numbers of tables, widths, memory and batch are those of the authors' code
@@ -20,7 +20,7 @@ PAPER_BATCH_SIZE = 65_536
 PAPER_NUM_TABLES = (10, 59)
 PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES = 4, 4 * GIB
 SPARE_BYTES = 1_000_000_000
-"""Tables take so much less than 4 GB of each rank together: 15 GB on 4 ranks, 31 GB on 8."""
+"""What is left if all tables share 4 GB per rank: they take 15 GB on 4 ranks, 31 GB on 8."""
 
 NEUROSHARD_SIZES = ((4, PAPER_NUM_TABLES), (8, (20, 119)))
 """Numbers of GPUs and of tables in NeuroShard's Table 1."""
@@ -38,10 +38,10 @@ def drawn_task(
     *,
     dims: Sequence[int] = PAPER_DIMS,
 ) -> BenchmarkTask:
-    """Draw a task as NeuroShard's (arXiv:2305.01868, sec. 4), until its tables are small enough.
+    """Draw a task like NeuroShard's (arXiv:2305.01868, sec. 4), until its tables are small enough.
 
     Args:
-        num_tables: least and largest number of tables.
+        num_tables: smallest and largest number of tables.
     """
     pool = dlrm_datasets_pool()
     drawn = int(rng.integers(num_tables[0], num_tables[1] + 1))
@@ -85,7 +85,8 @@ def neuroshard_table_2(seed: int = 0, *, num: int = 20) -> list[BenchmarkTask]:
 def dreamshard_table_1(seed: int = 0, *, num: int = 50) -> list[BenchmarkTask]:
     """Return tasks of DreamShard's Table 1 (arXiv:2210.02023) on 4 GPUs of 5 GB.
 
-    DLRM-20 to DLRM-100 have so many different tables of 16 columns; the paper has 50 tasks of each.
+    DLRM-20 to DLRM-100 have 20 to 100 distinct tables of 16 columns; the paper has 50 tasks of
+    each.
     """
     ranks = _gpus(4, DREAMSHARD_GB * GB)
     sizes = [DREAMSHARD_NUM_TABLES[number % len(DREAMSHARD_NUM_TABLES)] for number in range(num)]
@@ -96,7 +97,7 @@ def dreamshard_table_1(seed: int = 0, *, num: int = 50) -> list[BenchmarkTask]:
 
 
 def autoshard_synthetic(seed: int = 0, *, num: int = 20) -> list[BenchmarkTask]:
-    """Return tasks as AutoShard's code draws them: 80 tables, 16 or 32 wide, 8 GPUs of 7 GB.
+    """Return tasks as AutoShard's code draws them: 80 tables of 16 or 32 columns, 8 GPUs of 7 GB.
 
     The code counts two bytes a weight; these tasks count four.
     """
@@ -123,7 +124,7 @@ def _gpus(world_size: int, memory_bytes: int) -> Topology:
 def _distinct(
     kind: str, seed: Sequence[int], topology: Topology, num_tables: int, dims: Sequence[int]
 ) -> BenchmarkTask:
-    """Draw different tables of the pool, as DreamShard and AutoShard do."""
+    """Draw tables from the pool without replacement, as DreamShard and AutoShard do."""
     pool, rng = dlrm_datasets_pool(), np.random.default_rng(seed)
     places = rng.choice(len(pool), size=num_tables, replace=False)
     widths = rng.choice(dims, size=num_tables)

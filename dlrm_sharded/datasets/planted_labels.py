@@ -24,17 +24,18 @@ _SIGNAL_ROWS = 1000
 """Tables of about this size carry the signal: their ids are frequent enough to be learned."""
 
 _BIAS, _DENSE_SCALE, _SPARSE_SCALE = -1.0, 1.0, 1.5
-"""Terms of the logit. With them 30 to 45 % of the labels are 1, and no AUROC exceeds about 0.85."""
+"""Terms of the logit. They make 30 to 45 % of the labels 1, and limit the AUROC to about 0.85."""
 
 _SIGN_SHIFT = np.uint64(63)
 
 
 class PlantedLabels:
-    """Draws labels from a logit that is linear in the dense features and in the ids of few tables.
+    """Draws labels from a logit that is linear in the dense features and the ids of a few tables.
 
-    Every id of a signal table adds +1 or -1, divided by the square root of the number of ids that
-    the sample has in this table. One embedding column, pooled by a sum, can express this. Features
-    and labels are pure functions of the seed and the sample's number in its split.
+    Every id of a signal table adds a multiple of +1 or -1, divided by the square root of the number
+    of ids that the sample has in this table. One column, pooled by a sum, can express this if that
+    number is fixed. Features and labels depend only on the seed and the sample's number in its
+    split.
 
     Letters: B samples, F dense features.
     """
@@ -62,7 +63,7 @@ class PlantedLabels:
         return Batch(dense, sparse, self.labels(split, first, dense, sparse))
 
     def logits(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """Return [B] fp64, the true logits of a label 1; no model can predict better."""
+        """Return [B] fp64, the true logits of the label 1; no model can predict better."""
         logits = _BIAS + dense.double().numpy() @ self._dense_weights
         scale = _SPARSE_SCALE / max(1, len(self.signal_tables)) ** 0.5
         num_samples, offsets = dense.shape[0], sparse.offset_per_key()

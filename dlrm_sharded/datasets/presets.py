@@ -22,7 +22,7 @@ Tables = tuple[Table, ...]
 PAPER_DIMS = (4, 8, 16, 32, 64, 128)
 """Widths of the tables that the papers draw."""
 
-# log-normal rows and ids per sample of dlrm_datasets_pool, which says how they were fitted
+# log-normal rows and ids per sample; the docstring of dlrm_datasets_pool says how they were fitted
 _MEAN_POOLING_FACTOR = 15.81
 _LOG_IDS_SPREAD = 1.2
 _MAX_LOG_IDS = 2.5  # in spreads; no table has more than 20 times the ids of the median table
@@ -89,7 +89,7 @@ def t510(embedding_dim: int = 128) -> Tables:
 def nvidia_tiny() -> Tables:
     """Return "tiny" of NVIDIA's distributed-embeddings: 55 tables, 85 ids, 4.2 GiB, exponent 1.05.
 
-    Where two features share a table there, one feature has the ids of both here.
+    Where two features share a table there, a single feature has the ids of both here.
     """
     return _groups(
         [
@@ -124,10 +124,10 @@ def nvidia_small() -> Tables:
 
 
 def embedding_demo() -> Tables:
-    """Return 16 very unequal tables for a small machine: 93 MB, 1,346 ids per sample.
+    """Return 16 very different tables for a small machine: 93 MB, 1,346 ids per sample.
 
-    A few busy tables do most of the work, so that their placement decides the step time. Sorting by
-    size, width and number of lookups gives different orders.
+    A few tables have most of the lookups, so that their placement decides the step time. Sorting by
+    size, by width and by number of lookups gives different orders.
     """
     return _groups(
         [
@@ -154,8 +154,8 @@ def embedding_demo() -> Tables:
 def hot_and_cold() -> Tables:
     """Return 4 small tables with nearly all lookups and 7 large ones: 182 MB, 1,214 ids per sample.
 
-    Four ranks compute equally long if each has one of the small tables. Plans that balance sizes
-    alone put all of these on one rank.
+    Four ranks compute equally long if each has one of the small tables. Plans that balance only
+    sizes put all of these on one rank.
     """
     return _groups([(4, 300.0, 5_000, 32), (7, 2.0, 100_000, 64)])
 
@@ -192,7 +192,7 @@ def dlrm_datasets_pool(seed: int = 0, num_tables: int = 856, embedding_dim: int 
 def draw_tables(
     pool: Sequence[Table], *, num_tables: int, dims: Sequence[int] = PAPER_DIMS, seed: int = 0
 ) -> Tables:
-    """Draw tables of the pool with replacement and give them random widths, as the papers do."""
+    """Draw tables from the pool with replacement and give them random widths, as the papers do."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(len(pool), size=num_tables)
     widths = rng.integers(len(dims), size=num_tables)
@@ -205,7 +205,7 @@ def draw_tables(
 
 
 def cap_rows(tables: Sequence[Table], max_rows: int | None) -> Tables:
-    """Return the tables with at most so many rows, and warn if that cuts any."""
+    """Return the tables with at most `max_rows` rows, and warn if that cuts any."""
     if max_rows is None:
         return tuple(tables)
     capped = tuple(
@@ -230,7 +230,7 @@ def _weights_gib(tables: Sequence[Table]) -> float:
 
 
 def _groups(groups: Sequence[tuple[int, float, int, int]]) -> Tables:
-    """Return the tables of groups of equal tables: (count, ids per sample, rows, width)."""
+    """Return the tables of groups of identical tables: (count, ids per sample, rows, width)."""
     shapes = [group[1:] for group in groups for _ in range(group[0])]
     return tuple(
         Table(f"t{i:03d}", rows, width, float(ids)) for i, (ids, rows, width) in enumerate(shapes)

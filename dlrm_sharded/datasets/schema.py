@@ -1,4 +1,4 @@
-"""The schema of a user's files: which column is the label, a dense feature, or a lookup of a table.
+"""The schema of a user's files: which columns are the label, dense features, or ids of a table.
 
     label: clicked
     key: [session]                    # columns that scores repeat
@@ -11,7 +11,7 @@
       seen: {table: item, longest: 50}  # a list of ids, which shares the table of another column
       item: {min_count: 5}
 
-Whatever the schema leaves out of the columns of a file is not read.
+Columns of a file that the schema does not name are not read.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ MAX_TABLE_ROWS = 2**31 - 1
 """Ids are stored in 32 bits."""
 
 NUM_RESERVED = 2
-"""Rows of a vocabulary's table before those of its ids: of missing ids, and of rare or new ones."""
+"""First rows of a vocabulary's table, before its ids: for missing ids, and for rare or new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseColumn:
-    """A column of numbers, which become one dense feature.
+    """A column of numbers, which becomes one dense feature.
 
     Args:
-        fill: takes the place of missing values; None for 0, or for the mean under `standardize`.
+        fill: replaces missing values; None for 0, or for the mean with `standardize`.
         clip: smallest and largest value; either may be null.
         log: take log(1 + x), after negative values are set to 0.
-        standardize: subtract the mean of the training rows, and divide by their deviation.
+        standardize: subtract the mean of the training rows, and divide by their standard deviation.
     """
 
     fill: Finite | None = None
@@ -59,15 +59,19 @@ class CategoricalColumn:
     """A column of strings or integers, or of lists of them, which look up rows of a table.
 
     Args:
-        ids: how a value becomes a row: "vocabulary" gives each value of the training rows its own,
-            "hash" takes a hash of its text modulo the rows, "as_is" takes the integer itself.
-        rows: rows of the table; of a vocabulary, the most that it may have, for which `min_count`
-            rises until its ids fit.
-        min_count: values of a vocabulary that are rarer share one row; None for that of the schema.
-        longest: of a list column: ids of a sample that are used, from the first one.
-        split: what separates the ids of a list that is written as text.
-        table: name of the table; None for the column's. Columns of one table share its ids.
-        dim: width of the table; None for that of the schema.
+        ids: how a value becomes a row: "vocabulary" (or None) gives each value of the training rows
+            its own, "hash" hashes its text to a row from 1 on (row 0 is for missing values),
+            "as_is" takes the integer itself. rows: rows of the table; for a vocabulary, their
+            largest number, and `min_count` rises
+                until
+            the ids fit.
+            min_count: rarer values of a vocabulary share one row; None for the schema's
+                `min_count`.
+            longest: makes it a list column: the number of first ids of a sample that are used.
+            split: what separates the ids of a list that is written as text.
+            table: name of the table; None for the column's name. Columns of one table share its
+                ids.
+            dim: width of the table; None for the schema's `dim`.
     """
 
     ids: Literal["vocabulary", "hash", "as_is"] | None = None
@@ -80,7 +84,7 @@ class CategoricalColumn:
 
 
 TABLE_OPTIONS = ("ids", "rows", "min_count", "dim")
-"""Options that all columns of a table have in common: one of them says it for the others."""
+"""Options of a table: it is enough to give each of them at one of the table's columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class TableOptions:
 
     Args:
         columns: its columns, in the order of their features.
-        rows: the most that a vocabulary's table may have, or None.
+        rows: rows of the table; for a vocabulary, their largest number, or None for no limit.
     """
 
     name: str
@@ -108,11 +112,11 @@ class Schema:
         label: column of 0 and 1.
         dense: columns of numbers, by name; null takes the defaults.
         categorical: columns of ids, by name; null takes the defaults.
-        key: columns that a file of scores repeats, such as an id of the row.
+        key: columns that are copied to a file of scores, such as an id of the row.
         dim, min_count: defaults of the tables.
         max_rows: default of `rows` for vocabularies; None for no limit.
-        separator: between the columns of a text file; None for a tab in *.tsv and *.txt, else a
-            comma.
+        separator: separator of the columns in a text file; None for a tab in *.tsv and *.txt, else
+        a comma.
         columns: names of the columns of text files that have no header, in their order.
     """
 
@@ -160,7 +164,7 @@ class Schema:
 
     @property
     def categorical_columns(self) -> dict[str, CategoricalColumn]:
-        """The columns in the order of their features: those of one id, then lists."""
+        """The columns in the order of their features: columns of one id, then lists."""
         columns = {name: one or CategoricalColumn() for name, one in self.categorical.items()}
         return dict(sorted(columns.items(), key=lambda item: item[1].longest is not None))
 
@@ -182,11 +186,11 @@ class Schema:
 
     @property
     def used_columns(self) -> list[str]:
-        """The columns of files that a training reads."""
+        """The columns of files that training reads."""
         return [self.label, *self.dense, *self.categorical]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `read_schema` reads."""
+        """Return the schema in the form that `read_schema` reads."""
         found = form_of(self)
         for group in ("dense", "categorical"):
             columns = {name: form_of(one) if one else {} for name, one in found[group].items()}
@@ -194,7 +198,7 @@ class Schema:
         return {key: value for key, value in found.items() if value not in ({}, ())}
 
     def of_conversion(self) -> dict[str, Any]:
-        """Return what of the schema decides the converted data: all but the widths of tables."""
+        """Return the part of the schema that decides converted data: all but the tables' widths."""
         found = self.to_json()
         found.pop("dim", None)
         found["categorical"] = {
@@ -232,10 +236,10 @@ class Schema:
 
 
 def read_schema(raw: object, *, name: str = "data.schema") -> Schema:
-    """Return the schema that a mapping, or the yaml file of this path, describes.
+    """Return the schema that a mapping, or the yaml file at a path, describes.
 
     Raises:
-        ConfigError: it is not a schema; the message says where in it.
+        ConfigError: it is not a valid schema; the message says where.
         DataError: the file cannot be read.
     """
     if isinstance(raw, str | Path):
@@ -252,7 +256,7 @@ def read_schema(raw: object, *, name: str = "data.schema") -> Schema:
 
 
 def schema_yaml(schema: Schema, comments: Mapping[str, str] | None = None) -> str:
-    """Return the yaml of a schema, one line a column, with comments behind columns."""
+    """Return a schema as yaml, one line per column, with the columns' comments behind them."""
     lines: list[str] = []
     for key, value in schema.to_json().items():
         if not isinstance(value, Mapping):

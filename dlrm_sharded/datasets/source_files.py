@@ -1,8 +1,7 @@
-"""Reads users' files of columns, Parquet or text, in pieces of bounded memory.
+"""Reads users' Parquet and text files of columns in pieces, with bounded memory.
 
-Text files are read by pyarrow, which finds rows with too few or too many values and says which they
-are; polars fills such rows up without a word. Parquet files are read by polars, which is twice as
-fast at it.
+Text files are read by pyarrow, which reports rows with too few or too many values; polars pads such
+rows silently. Parquet files are read by polars, which is twice as fast at it.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ PIECE_ROWS = 1 << 16
 """Number of rows of a Parquet file that are read at once."""
 
 PIECE_BYTES = 8 << 20
-"""Bytes of a text file that are read at once, and so the longest row."""
+"""Bytes of a text file that are read at once, and so the limit of a row's length."""
 
 COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
 PARQUET = (".parquet", ".pq")
 TEXTS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
-"""Endings of text files, with what separates their columns."""
+"""Suffixes of text files, with the separators of their columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """How text files are written, if no schema says it; see `Schema`."""
+    """The format of text files, if there is no schema to say it; see `Schema`."""
 
     separator: str | None = None
     columns: tuple[str, ...] | None = None
@@ -50,8 +49,8 @@ class Piece:
     """Consecutive rows of a file.
 
     Args:
-        frame: the columns of the schema; those of a text file are strings, in which an empty text
-            is a missing value.
+        frame: the columns that were asked for; in a text file they are strings, and an empty
+            string is a missing value.
         numbers: [len(frame)], the number of each row in its file, from 0, without the header.
     """
 
@@ -60,10 +59,10 @@ class Piece:
 
 
 def find_files(key: str, patterns: object) -> list[Path]:
-    """Return the files that paths, folders and globs name, each in natural order.
+    """Return the files that paths, folders and globs name; those of each are in natural order.
 
     Raises:
-        ConfigError: a value is no path.
+        ConfigError: a value is not a path.
         DataError: a path matches no file, or a file is named twice.
     """
     given = [patterns] if isinstance(patterns, str | Path) else patterns
@@ -72,7 +71,7 @@ def find_files(key: str, patterns: object) -> list[Path]:
     found: list[Path] = []
     for pattern in given:
         check_path(key, pattern)
-        path = Path(pattern)  # that of a file may have brackets
+        path = Path(pattern)  # a file's name may have brackets
         matches = [path] if path.exists() else map(Path, glob.glob(str(path)))  # noqa: PTH207
         files = [file for match in matches for file in _files_of(match)]
         if no_files := [file for file in files or [path] if not file.is_file()]:
@@ -93,10 +92,10 @@ def read_pieces(
     columns: Sequence[str],
     on_broken: Callable[[int, str], None] = lambda number, reason: None,
 ) -> Iterator[Piece]:
-    """Yield the rows of a file, of some of its columns.
+    """Yield the rows of a file, with some of its columns.
 
     Args:
-        schema: says how texts are written.
+        schema: the format of text files.
         on_broken: called with the number of a row that has too few or too many values, and with
             what is wrong; it is left out of the pieces.
 
@@ -117,7 +116,7 @@ def read_pieces(
 
 
 def count_rows(path: Path, schema: Schema) -> int:
-    """Return the number of rows of a file; of a text the number of its lines, about as many."""
+    """Return the number of rows of a file; for a text file, its lines, which is about the same."""
     with _readable_errors(path):
         if path.suffix in PARQUET:
             return int(pl.scan_parquet(path, glob=False).select(pl.len()).collect().item())
@@ -200,7 +199,7 @@ def _text_reader(
 
 
 def _as_strings(batch: Any) -> pl.DataFrame:
-    """Return the columns as strings; bytes that are no UTF-8 become U+FFFD."""
+    """Return the columns as strings; bytes that are not UTF-8 become U+FFFD."""
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -218,7 +217,7 @@ def _text_stream(path: Path) -> Any:
 
 @contextmanager
 def _readable_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the readers into ours, which name the file."""
+    """Turn errors of the readers into DataErrors that name the file."""
     try:
         yield
     except (pa.ArrowException, pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
@@ -231,7 +230,7 @@ def _readable_errors(path: Path) -> Iterator[None]:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return a file, or those in a folder that can be read."""
+    """Return the file at a path, or the readable files in a folder."""
     if not path.is_dir():
         return [path]
     readable = (*PARQUET, *TEXTS)
@@ -252,6 +251,6 @@ def _without_compression(path: Path) -> Path:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Return a sorting key that puts day_2 before day_10."""
+    """Return a sort key that puts day_2 before day_10."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

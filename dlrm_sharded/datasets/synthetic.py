@@ -34,24 +34,24 @@ MAX_PROFILED_IDS = 50_000_000
 
 
 _Samples = tuple[Split, int, int]
-"""The split, the first sample in it, and the number of samples of one rank in one batch."""
+"""A rank's share of a batch: the split, the first sample in it, and the number of samples."""
 
 
 class SyntheticDataset:
     """Batches in which every id is a pure function of (seed, split, table, sample, slot).
 
-    So the samples do not depend on batch size, world size or where a run resumes, and a rank
-    generates only its share: about 100 M ids/s on one core of a server CPU, labels included.
+    So the samples do not depend on the batch size, the world size or where a run resumes, and a
+    rank generates only its share: about 100 M ids/s on one core of a server CPU, labels included.
 
     Args:
         tables: their pooling factors are the mean number of ids per sample. Fractions are rounded
             at random: 2.3 means 2 ids for 70 % of the samples and 3 for the others.
         alpha: Zipf exponent of the ids; 0 is uniform, 0.9 fits Meta's production tables.
         max_rows: larger tables are cut to this, so that a published task fits a small machine.
-        cache_batches: the first generated batches are kept for later epochs, up to this number and
-            to `cache_gib` per rank; an epoch that fits is generated once.
-        pregenerate: generate all training batches that fit the cache when the first one is
-            requested, so that the training loop waits for none of them.
+        cache_batches: largest number of batches that a rank keeps for later epochs; they take up to
+            `cache_gib`. The first ones are kept, and an epoch that fits is generated once.
+            pregenerate: whether the first request for a training batch generates all that fit the
+            cache, so that the training loop does not wait for them later.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SyntheticDataset:
     def tables(self) -> tuple[Table, ...]:
         """The tables with the profile of the first training batch.
 
-        If a batch has more than `MAX_PROFILED_IDS`, the profile is the expected one instead.
+        If a batch has more than `MAX_PROFILED_IDS` ids, the profile is the expected one instead.
         """
         num_ids = self.batch_size * sum(table.pooling_factor for table in self._unprofiled)
         if num_ids > MAX_PROFILED_IDS:
@@ -151,9 +151,10 @@ class SyntheticDataset:
         return ids
 
     def cached_bytes(self, *, num_train_batches: int, num_val_batches: int, world_size: int) -> int:
-        """Return the memory of the batches that one rank keeps when it has read so many.
+        """Return the bytes of the batches that one rank keeps once it has read these numbers.
 
-        Lengths that are equal in all batches are there once, though they count for the limit.
+        Lengths that are equal in all batches are stored once, though each batch's count for the
+        limit.
         """
         num_samples = self.batch_size // world_size
         num_ids = num_samples * sum(table.pooling_factor for table in self._unprofiled)
@@ -187,7 +188,7 @@ class SyntheticDataset:
         """Return a rank's share of a batch, and whether the cache keeps it."""
         batch = self._samples(*share)
         if torch.cuda.is_initialized():
-            # once, where a cached batch would be copied in every epoch
+            # here once, because otherwise a cached batch would be copied in every epoch
             batch = page_locked(batch)
         return batch, self._cache.keep(share, batch)
 
@@ -276,8 +277,8 @@ class _Feature:
 class _BatchCache:
     """Keeps the first batches that fit and never evicts any.
 
-    In an epoch that does not fit, evicting the least recently used batch would always evict the one
-    that is needed next.
+    If an epoch does not fit, evicting the least recently used batch would always evict the one that
+    is needed next.
     """
 
     def __init__(self, max_batches: int, max_bytes: int) -> None:

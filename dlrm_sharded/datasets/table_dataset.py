@@ -1,4 +1,4 @@
-"""Users' own data: files of columns that a schema describes, as the batches of a training."""
+"""Users' own data: serves files of columns, which a schema describes, as batches."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ ID_DTYPE = torch.int32
 
 
 class TableDataset:
-    """Serves batches of converted files; files that are not converted yet are at first use.
+    """Serves batches of files, which are converted to blocks when first used.
 
     Args:
         files: paths, folders or globs of Parquet, CSV or TSV files, in the order of their rows.
-        schema: path of a yaml, or what such a file says; see `schema.Schema`.
+        schema: path of a yaml file, or its content; see `schema.Schema`.
         batch_size: global; an incomplete last batch of a split is left out.
         validation_files: files for validation; None for the last `val_share` of the rows.
-        blocks_dir: folder of the converted data; None for one beside the schema's file, which is
-            another one for other files or another schema.
-        embedding_dim: width of the tables to which the schema gives none; None for the schema's.
+        blocks_dir: folder of the converted data; None for one beside the schema's file, whose name
+            depends on the files and the schema.
+            embedding_dim: width of tables without a width in the schema; None for the schema's
+                `dim`.
         block_rows, max_malformed_share: see `table_source.TableSource`.
     """
 
@@ -152,7 +153,7 @@ class TableDataset:
 
 
 class BatchMaker:
-    """Makes batches of rows of blocks, whose features of one id come before the lists."""
+    """Makes batches from rows of blocks, in which features of one id come before lists."""
 
     def __init__(self, manifest: BlocksManifest) -> None:
         self._keys = [feature.name for feature in manifest.features]
@@ -180,7 +181,7 @@ class BatchMaker:
         )
 
     def _constant_parts(self, num_samples: int) -> dict[str, Any]:
-        """Return the parts that are equal in all batches of so many samples."""
+        """Return the parts that are equal in all batches of `num_samples` samples."""
         num_single = self._num_single
         num_ids = num_single * num_samples
         parts: dict[str, Any] = {
@@ -197,7 +198,7 @@ class BatchMaker:
 
 
 def schema_with(schema: str | Mapping[str, Any], *, dim: int | None) -> Schema:
-    """Return a schema, with another default width of its tables unless `dim` is None."""
+    """Return a schema, with `dim` as the default width of its tables unless it is None."""
     found = read_schema(schema)
     if dim is None:
         return found

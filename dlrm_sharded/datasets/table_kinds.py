@@ -1,4 +1,4 @@
-"""Kinds of tables from which the tasks are drawn that policies are trained and tested on.
+"""Kinds of tables from which tasks to train and test policies are drawn.
 
 The tables have no reuse histograms, because these depend on the batch size.
 """
@@ -16,7 +16,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB
 
 HALVES = ("training", "unseen")
-"""Each kind has two disjoint halves: one to train policies on, the other to test them on."""
+"""The two disjoint halves of each kind: one to train policies on, the other to test them on."""
 
 MAX_TABLE_BYTES = GIB // 2
 """Largest table, so that a task for four ranks can be measured on a laptop."""
@@ -28,8 +28,8 @@ VARIED_POOLING_FACTORS = (0.3, 400.0)
 
 ASSUMED_SHARE, ZIPF_SHARE = 0.5, 0.5
 """The first is the share of tables that keep the assumed profile; the second is the share of the
-others that are Zipf-distributed. Rows, widths and ids give the cost of tables with assumed
-profiles; policies have to read the profiles of the others."""
+others that are Zipf-distributed. Rows, widths and numbers of ids decide the cost of tables with
+assumed profiles; for the others, policies have to read the profiles."""
 
 ONE_HOT_SHARE = 0.3
 """Share of `varied_tables` that have exactly one id per sample, as Criteo's tables do."""
@@ -57,10 +57,10 @@ def paper_tables(half: str) -> Tables:
 
 
 def varied_tables(half: str) -> Tables:
-    """Return tables over the whole range of real ones, in combinations that no one model has.
+    """Return tables over the whole range of real ones, in combinations that no single model has.
 
-    Rows range from three, as in Criteo, to the largest size, and ids per sample from one to
-    hundreds. Of such tables a task has few that are expensive and many that cost almost nothing.
+    Rows range from three, as in Criteo, to the largest size, and ids per sample from 0.3 to 400. A
+    task of such tables has a few that are expensive and many that cost almost nothing.
 
     Args:
         half: one of `HALVES`.
@@ -80,11 +80,11 @@ def varied_tables(half: str) -> Tables:
 
 
 TABLE_KINDS: dict[str, Callable[[str], Tables]] = {"papers": paper_tables, "varied": varied_tables}
-"""Functions by kind that return the tables of one of the `HALVES`."""
+"""Functions that return the tables of one of the `HALVES`, by kind."""
 
 
 def drawn_accesses(tables: Sequence[Table], half: str) -> dict[str, AccessPattern]:
-    """Return patterns of accesses for half of the tables, by name.
+    """Return access patterns by table, for the tables that do not keep the assumed profile.
 
     Args:
         half: one of `HALVES`.

@@ -1,4 +1,4 @@
-"""The files of a training, and the settings of their conversion to blocks."""
+"""The files of a training run, and the settings of their conversion to blocks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MAX_BLOCK_ROWS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """Files to convert, and how.
+    """Files to convert, and the settings of the conversion.
 
     Args:
-        files: paths, folders or globs of the training; their rows are in this order.
-        validation_files: the same for validation; they are not used for training if `files` matches
-            them too.
-        val_share: share of all rows, from the end, for validation if there are no such files.
+        files: paths, folders or globs for training; their rows are in this order.
+        validation_files: the same for validation; they are not used for training, even if `files`
+        matches them too.
+        val_share: share of all rows, from the end, for validation if `validation_files` is empty.
         block_rows: samples of a block; reading is fastest for batches of this size.
-        max_malformed_share: more malformed rows than this share of a file's rows are an error.
+        max_malformed_share: largest share of malformed rows in a file; more are an error.
     """
 
     files: str | Sequence[str]
@@ -43,7 +43,7 @@ class TableSource:
         check_count("data.block_rows", self.block_rows, least=1, most=MAX_BLOCK_ROWS)
 
     def paths(self) -> tuple[list[Path], list[Path]]:
-        """Return the files for training and those for validation.
+        """Return the files for training and the files for validation.
 
         Raises:
             DataError: a path matches nothing, or a file is named twice.
@@ -85,7 +85,7 @@ class TableSource:
         return Path(schema).with_suffix(".blocks") / name
 
     def training_rows(self, train: Sequence[Path]) -> list[int | None]:
-        """Return how many of the first rows of each file train; None for all."""
+        """Return how many of the first rows of each file are for training; None for all."""
         if self.validation_files or not self.val_share:
             return [None] * len(train)
         sizes = [count_rows(path, self.schema) for path in train]
@@ -98,5 +98,5 @@ class TableSource:
 
 
 def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:
-    """Return name and size of each file, which identify the files that were converted."""
+    """Return the name and size of each file, which identify the files that were converted."""
     return [[path.name, path.stat().st_size] for path in paths]

@@ -1,7 +1,7 @@
 """Sets of random tasks on which sharders are compared.
 
 Tables are drawn from `dlrm_datasets_pool`, except those of published models. They have no reuse
-histograms; cost models assume them. Ranks are CPUs, for which the package has cost models. A task
+histograms; cost models assume some. Ranks are CPUs, for which the package has cost models. A task
 depends only on the seed and its number in the set, so that a longer set begins with a shorter one.
 """
 
@@ -81,7 +81,7 @@ MODELS_MAX_TABLE_SHARE = 0.8
 
 
 def paper_tasks(seed: int = 0, *, num: int = 100) -> list[BenchmarkTask]:
-    """Return tasks as NeuroShard's (arXiv:2305.01868, sec. 4): 10 to 59 tables, 4 ranks of 4 GiB.
+    """Return tasks like NeuroShard's (arXiv:2305.01868, sec. 4): 10 to 59 tables, 4 ranks of 4 GiB.
 
     The tables take less than 15 GB. The paper draws from Meta's tables, this function from
     `dlrm_datasets_pool`.
@@ -96,11 +96,11 @@ def paper_tasks(seed: int = 0, *, num: int = 100) -> list[BenchmarkTask]:
 def scale_tasks(
     seed: int = 0, *, num: int = len(SCALE_SIZES), max_table_share: float | None = None
 ) -> list[BenchmarkTask]:
-    """Return tasks of `SCALE_SIZES` that take 70 % of the memory; many tables fit no rank.
+    """Return tasks of `SCALE_SIZES` that take 70 % of the memory; many tables do not fit a rank.
 
     Args:
-        max_table_share: largest share of a rank's memory for a table; None for any size. With
-            `SCALE_MAX_TABLE_SHARE`, half of it, no table has to be split.
+        max_table_share: largest share of a rank's memory that a table takes; None for any size.
+            With `SCALE_MAX_TABLE_SHARE`, which is 0.5, no table has to be split.
     """
     return [
         BenchmarkTask(
@@ -116,7 +116,7 @@ def scale_tasks(
 def production_tasks(seed: int = 0, *, num: int = 1) -> list[BenchmarkTask]:
     """Return stand-ins for the model of NeuroShard's Table 3, whose tables are not public.
 
-    They are as those of `scale_whole`, on 128 GPUs of 16 hosts.
+    They are like the tasks of `scale_whole`, on 128 GPUs of 16 hosts.
     """
     tasks = []
     for number in range(num):
@@ -132,8 +132,8 @@ def production_tasks(seed: int = 0, *, num: int = 1) -> list[BenchmarkTask]:
 def measured_tasks(seed: int = 0, *, num: int = 40) -> list[BenchmarkTask]:
     """Return tasks with 10 to 40 tables on a few ranks, small enough to measure on a laptop.
 
-    The tables of the papers are cut to at most 100 ids per sample and 3 GiB per rank. They take 60
-    to 90 % of the memory, and no table takes more than three quarters of a rank.
+    All tables together are cut to at most 100 ids per sample, and to ranks of at most 3 GiB. They
+    take 60 to 90 % of the memory, and no table takes more than three quarters of a rank.
     """
     pool = dlrm_datasets_pool()
     tasks = []
@@ -160,7 +160,7 @@ def models_tasks(
 ) -> list[BenchmarkTask]:
     """Return `PUBLISHED_MODELS` on 2, 4 and 8 ranks at two batch sizes.
 
-    Tables take 40 to 80 % of the memory, and no table takes more than 80 % of a rank.
+    Tables take 40 to 80 % of the memory, or less if a table would take more than 80 % of a rank.
     """
     cases = list(
         itertools.product(MODELS_BATCH_SIZES, MODELS_WORLD_SIZES, PUBLISHED_MODELS.items())
@@ -188,7 +188,7 @@ TASK_SETS: dict[str, Callable[..., list[BenchmarkTask]]] = {
     **PAPER_SETS,
     "neuroshard_table_3": production_tasks,
 }
-"""Functions by name of the set; all take a seed and, by keyword, the number of tasks `num`."""
+"""Functions by name of their set; all take a seed and, by keyword, the number of tasks `num`."""
 
 
 def _scaling_task(
@@ -199,7 +199,7 @@ def _scaling_task(
 
 
 def _cut(tables: Tables, *, max_ids: float, max_bytes: float) -> Tables:
-    """Cut the ids per sample and the rows of all tables in proportion, if they are more in all."""
+    """Scale the tables' ids per sample and rows down in proportion, if their totals are larger."""
     ids_factor = min(1.0, max_ids / sum(table.pooling_factor for table in tables))
     rows_factor = min(1.0, max_bytes / num_bytes(tables))
     return tuple(
@@ -222,10 +222,10 @@ def _fitted_task(
 
     Args:
         memory_use: share of all memory that the tables take.
-        max_table_share: larger tables are cut to this share of a rank's memory; None for any size.
+        max_table_share: larger tables are cut to this share of a rank's memory; None cuts none.
     """
     memory_bytes = int(num_bytes(tables) / (memory_use * world_size))
-    # cutting tables reduces the memory, which may mean further cuts
+    # cutting tables reduces the memory, which may require further cuts
     while max_table_share is not None:
         max_bytes = max_table_share * memory_bytes
         tables = tuple(

@@ -1,11 +1,11 @@
-"""Vocabularies: which values of the training rows have a row of their own in their table.
+"""Vocabularies: which values of the training rows have their own row in their table.
 
 Rows of a table:
     0    missing values
-    1    values that are rarer than `min_count` in training, or do not occur there
-    2 .. all others, ascending by their keys. As keys are hashes, this order does not depend on the
-         order of the data, and it scatters popular values over the table, so that row blocks are
-         accessed equally often.
+    1    values that are rarer than `min_count` in the training rows, or do not occur there
+    2 .. all others, ascending by their keys. Keys are hashes, so this order does not depend on the
+    order of the data, and it scatters popular values over the table, so that row blocks are
+    accessed about equally often.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from dlrm_sharded.datasets.schema import NUM_RESERVED, TableOptions
 MISSING_ROW, RARE_ROW = 0, 1
 
 MERGE_AT = 1 << 20
-"""Number of keys of a table that wait to be counted."""
+"""Number of a table's waiting keys from which they are counted."""
 
 SPILL_AT = 1 << 22
-"""Number of counted or waiting keys of all tables above which they are written to disk."""
+"""Number of counted and waiting keys of all tables above which the counts are written to disk."""
 
 RANGE_PAIRS = 1 << 22
-"""Number of counts that are added up at once when a vocabulary is made."""
+"""Number of counts that are summed at once when a vocabulary is made."""
 
 _MAX_PREFIX_BITS = 24
 _COUNTED = {"key": pl.UInt64, "count": pl.UInt32}
 
 
 class KeyCounts:
-    """Counts the keys of one input file by table, on disk where they are many.
+    """Counts the keys of one input file by table, on disk if there are many.
 
     Args:
-        prefix: beginning of the names of the files, which `finish` completes.
+        prefix: beginning of the names of the files that `spill` writes.
     """
 
     def __init__(self, folder: Path, prefix: str, num_tables: int) -> None:
@@ -61,7 +61,7 @@ class KeyCounts:
             self.spill()
 
     def spill(self) -> None:
-        """Write to a file what is counted."""
+        """Write the counts to a file, if there are any, and forget them."""
         for table in range(len(self._waiting)):
             self._merge(table)
         by_table = [
@@ -85,12 +85,12 @@ class KeyCounts:
 
 
 def write_vocabulary(path: Path, counts: Sequence[Path], number: int, table: TableOptions) -> None:
-    """Write the keys that have a row, ascending, and a last number above all of them.
+    """Write the keys that have a row, ascending, and at the end a number above all of them.
 
     Args:
-        path: of an .npy file of uint64, which `Vocabulary` maps into memory.
+        path: an .npy file of uint64, which `Vocabulary` maps into memory.
         counts: files of `KeyCounts`.
-        number: of the table in them.
+        number: number of the table in these files.
     """
     ranges: list[pl.DataFrame] = []
     if counts:
@@ -111,7 +111,7 @@ def write_vocabulary(path: Path, counts: Sequence[Path], number: int, table: Tab
         ]
     num_kept = sum(map(len, ranges))
     if table.rows is not None and num_kept > (most := table.rows - NUM_RESERVED):
-        # the count of the first id too many: ids that are as rare go, too
+        # the count of the first id that does not fit: equally rare ids go, too
         too_rare = pl.concat([of["count"] for of in ranges]).top_k(most + 1).min()
         ranges = [of.filter(pl.col("count") > too_rare) for of in ranges]
         num_kept = sum(map(len, ranges))
@@ -133,7 +133,7 @@ class Vocabulary:
         self._keys: Keys = np.load(path, mmap_mode="r")
         num_keys = len(self._keys) - 1
         self.num_embeddings = NUM_RESERVED + num_keys
-        # _start[p]: the position of the first key whose upper bits are p or more
+        # _start[p]: the position of the first key whose upper bits are at least p
         bits = min(num_keys.bit_length() + 1, _MAX_PREFIX_BITS)
         self._shift = np.uint64(64 - bits)
         bounds = np.arange(2**bits, dtype=np.uint64) << self._shift
@@ -142,7 +142,7 @@ class Vocabulary:
     def rows(self, keys: Keys) -> npt.NDArray[np.int32]:
         """Return [N], the rows of N keys.
 
-        Keys are uniform, so that the first one with the same upper bits is the right one or near.
+        Keys are uniform, so the first one with the same upper bits is the right one or near it.
         """
         position = self._start[keys >> self._shift]
         short = np.flatnonzero(self._keys[position] < keys)

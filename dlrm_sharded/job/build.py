@@ -1,4 +1,4 @@
-"""Builds the sharded model of a run, and loads what the run begins from."""
+"""Builds the sharded model of a run, and loads the state from which the run begins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Built:
-    """The sharded model, with its optimizer and the state that checkpoints hold."""
+    """The sharded model, its optimizer, and the state that goes into checkpoints."""
 
     model: DistributedModelParallel
     optimizer: CombinedOptimizer
@@ -48,7 +48,7 @@ class Built:
         streams: Mapping[Split, BatchStream],
         **further: Any,
     ) -> Trainer:
-        """Return what trains the model, with further arguments of `Trainer`."""
+        """Return the model's trainer; `further` are other arguments of `Trainer`."""
         return Trainer(
             self.model,
             optimizer=self.optimizer,
@@ -62,7 +62,7 @@ class Built:
 
 
 def build(settings: JobSettings, rank: Rank, plan: ShardingPlan, task: ShardingTask) -> Built:
-    """Build the model with its first weights and shard it; a collective of all ranks."""
+    """Build the model with its initial weights and shard it; a collective of all ranks."""
     with all_or_none():
         model = settings.build_model(task, rank.device)
         if rank.is_zero:
@@ -83,7 +83,7 @@ def build(settings: JobSettings, rank: Rank, plan: ShardingPlan, task: ShardingT
 
 
 def build_dry(prepared: Prepared, planned: Planned) -> float:
-    """Build the sharded model without its memory; a run without training has no objective."""
+    """Build the sharded model without memory for it; return nan, the objective of a dry run."""
     task = planned.task
     with all_or_none():
         model = prepared.settings.build_model(task, torch.device("meta"))
@@ -98,9 +98,9 @@ def build_dry(prepared: Prepared, planned: Planned) -> float:
 
 
 def resume(prepared: Prepared, planned: Planned, built: Built) -> Progress:
-    """Load the checkpoint or the weights that a run begins from; return where it goes on.
+    """Load the checkpoint or weights from which a run begins; return the progress to continue from.
 
-    Nothing of a former run has changed before its checkpoint is read.
+    Until its checkpoint is read, the folder of an interrupted run stays unchanged.
     """
     start = prepared.start
     if start.weights is not None:

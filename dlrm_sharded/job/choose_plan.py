@@ -28,7 +28,7 @@ class Planned:
 
     Args:
         task: the run's task, whose tables have the plan's precisions.
-        is_new: whether the run begins with the plan, or goes on with another one than before.
+        is_new: whether the plan differs from the plan of the checkpoint, or there is none.
     """
 
     plan: ShardingPlan
@@ -39,11 +39,11 @@ class Planned:
 
 
 def choose_plan(prepared: Prepared) -> Planned:
-    """Make the plan on rank 0, unless the run goes on with the one that it has.
+    """Make the plan on rank 0, unless the run continues with the plan of its checkpoint.
 
     Raises:
         ConfigError: the pipeline cannot train the plan.
-        ShardingError: there is no plan, or its ranks need more memory than there is.
+        ShardingError: there is no plan, or its ranks need more memory than is available.
     """
     settings = prepared.settings
     plan, report = patiently_on_rank_zero(lambda: _chosen(prepared))
@@ -55,9 +55,9 @@ def choose_plan(prepared: Prepared) -> Planned:
 
 
 def write_start(prepared: Prepared, planned: Planned) -> None:
-    """Write to the run's folder what is known before the first step; rank 0 calls it.
+    """Write to the run's folder what is known before the first step; rank 0 calls this.
 
-    What a later part of an interrupted run has left there is removed.
+    Files that an interrupted run wrote after its checkpoint are removed.
     """
     folder, start, task = prepared.folder.path, prepared.start, prepared.task
     prepared.folder.check_owner()
@@ -77,7 +77,7 @@ def write_start(prepared: Prepared, planned: Planned) -> None:
 
 
 def _chosen(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
-    """Make or keep the plan, and log what is thought of it; rank 0 calls it."""
+    """Make or keep the plan, and log its predicted cost; rank 0 calls this."""
     task, resumed, planner = prepared.task, prepared.start.resumed, prepared.planner
     log.info(
         "%d tables, %.2f GiB, on %d ranks of %s; global batch %d",

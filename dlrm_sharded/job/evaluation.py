@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 SCORED = "scored.bin"
-"""File of the logit and the label of each row that is scored, as pairs of fp32."""
+"""File of the scored rows: the logit and the label of each, as a pair of fp32."""
 
 PAIR_BYTES = 8
 
@@ -46,7 +46,7 @@ class Scoring:
     """Scores the rows of held-out files with the weights of a checkpoint.
 
     Args:
-        folder: where rank 0 keeps what is scored, from which a killed scoring goes on.
+        folder: where rank 0 keeps scored rows, with which a killed evaluation continues.
     """
 
     settings: JobSettings
@@ -59,7 +59,7 @@ class Scoring:
         """Score all rows; a collective of all ranks.
 
         Returns:
-            The evaluation, which counts for nothing if the files have no labels.
+            The evaluation, which is meaningless if the files have no labels.
         """
         rank, data = self.rank, self.data
         model = self._model().eval()
@@ -95,7 +95,7 @@ class Scoring:
         return built.model
 
     def _plan(self, task: ShardingTask, context: Any) -> ShardingPlan:
-        """Return the checkpoint's plan if it fits these ranks, or a new one; rank 0 calls it."""
+        """Return the checkpoint's plan if it fits these ranks, or a new one; rank 0 calls this."""
         planner, state = self.settings.planner.planner(context), self.manifest.state
         if state.world_size == task.topology.world_size:
             try:
@@ -106,7 +106,7 @@ class Scoring:
         return planner.plan(task)[0]
 
     def _num_done(self, evaluator: Evaluator) -> int:
-        """Return the number of rows that are scored, and count them; rank 0 calls it."""
+        """Return the number of rows scored earlier, and add them to the evaluator; for rank 0."""
         path = self.folder / SCORED
         path.touch()
         num_done = path.stat().st_size // PAIR_BYTES
@@ -115,7 +115,7 @@ class Scoring:
         return num_done
 
     def _write(self, of_ranks: Sequence[Tensor], windows: Sequence[Window]) -> int:
-        """Append the pairs of the rows that count; return their number."""
+        """Append the pairs of the rows that count, and return the number of rows."""
         pairs = torch.cat([of[w.skip :] for of, w in zip(of_ranks, windows, strict=True)])
         with (self.folder / SCORED).open("ab") as file:
             file.write(pairs.cpu().numpy().tobytes())
@@ -128,7 +128,7 @@ class Scoring:
         return torch.from_numpy(found.reshape(-1, 2))
 
     def write_scores(self, path: Path) -> None:
-        """Write what names each row, and its probability, in the order of the files' rows."""
+        """Write the keys and the probability of each row, in the order of the files' rows."""
         named, first = [], 0
         for number, part in enumerate(self.data.parts):
             if not part.num_rows:

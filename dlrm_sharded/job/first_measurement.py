@@ -30,19 +30,19 @@ from dlrm_sharded.sharders.planning import Planner
 log = logging.getLogger(__name__)
 
 NewPlanner = Callable[[RunContext], Planner]
-"""Makes a planner by the costs of ranks as they are known then."""
+"""Makes a planner with the costs that are known for a context."""
 
 Collected = list[tuple[Sample, Disturbance]]
-"""Samples, and the signs of other work during the measurement of each."""
+"""Samples, each with the signs of other work during its measurement."""
 
 MIN_PLANS = 3
 """Smallest number of measured plans from which costs are fitted."""
 
 SMALLER_BATCH = 4
-"""Divisor of the run's batch for about every other plan."""
+"""Divisor of the run's batch size for about every other plan."""
 
 TURN_S = 60.0
-"""Time to wait for a measurement of another job beyond the time that this one's would take."""
+"""Additional time to wait for another job's measurement, beyond this job's own time budget."""
 
 
 def with_measured_costs(
@@ -58,14 +58,14 @@ def with_measured_costs(
 ) -> Planner | None:
     """Return the planner, with measured costs if the hardware needs that; a collective.
 
-    It measures only if the plans depend on costs. Several jobs on one machine take turns, and those
-    that waited find what the first one measured. If it hangs, they plan without measurements.
+    It measures only if plans depend on costs. Several jobs on one machine take turns, and those
+    that waited use what the first job measured. If that job hangs, they plan without measurements.
 
     Args:
-        planner: on rank 0 alone.
-        budget_s: time in which it may measure, in s; None for none.
+        planner: the planner on rank 0; None on the others.
+        budget_s: time that the measurement may take, in s; None for no measurement.
         journal: where the store of samples is, see `sample_store`.
-        new_planner: called on rank 0.
+        new_planner: called on rank 0 only.
         snapshot: folder of the costs that the jobs of a sweep share.
     """
 
@@ -104,7 +104,7 @@ def with_measured_costs(
 def _measured(
     rank: Rank, context: RunContext, task: ShardingTask, budget_s: float
 ) -> tuple[Collected, str | None]:
-    """Say what is measured, and measure it; return samples, on rank 0, and other work."""
+    """Log what is measured, and measure; return samples, on rank 0, and a text about other work."""
     if rank.is_zero:
         log.info(
             "nothing was measured on this hardware yet; the ranks now measure synthetic plans of "
@@ -128,9 +128,9 @@ def _measured(
 
 
 def _takes_turn(stack: contextlib.ExitStack, store: SampleStore | None, limit_s: float) -> bool:
-    """Wait until no other job here measures, and return True; False if one does for too long.
+    """Wait until no other job here measures, and return True; return False after `limit_s`.
 
-    Without a store that can be written, none waits.
+    Without a writable store, jobs do not wait.
     """
     with contextlib.suppress(OSError):
         if store is not None:
@@ -148,9 +148,9 @@ def _with_samples(
     store: SampleStore | None,
     snapshot: str | None,
 ) -> Planner:
-    """Return a planner with what was measured, which is kept unless other work disturbed it.
+    """Return a planner with the samples, which are stored unless other work disturbed them.
 
-    What is not kept counts for this job, and for the others of its sweep.
+    Samples that are not stored count only for this job and for other jobs of its sweep.
     """
     if other_work is not None:
         log.warning(
@@ -172,6 +172,6 @@ def _with_samples(
 
 
 def _append(store: SampleStore, context: RunContext, collected: Collected) -> bool:
-    """Write samples to a store, and return whether all of them are written."""
+    """Write samples to a store, and return whether all of them were written."""
     conditions = drawn_conditions(context)
     return all(store.append(conditions, *measured) for measured in collected)

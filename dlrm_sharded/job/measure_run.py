@@ -1,9 +1,9 @@
-"""Measures a run: its embedding cost before it trains, and all of it again in rounds of a sweep.
+"""Measures a run: its embedding cost before training, and all of it again in rounds of a sweep.
 
-A run that is measured at another minute than the others is measured under other load. So all runs
-of a sweep are built again by their plans in every round, in an order of its own, and each takes a
-short segment of steps. The weights are new ones, as no time depends on them, and nothing that the
-run has left is changed: a line of `runs.rounds.FILE_NAME` in its folder is all that a round adds.
+Runs that are measured at different times are measured under different load. So every round of a
+sweep builds all runs again by their plans, in another order, and each takes a short segment of
+steps. Weights are initialized anew, because no time depends on them. Nothing in the run's folder
+changes, except that each round adds a line to `runs.rounds.FILE_NAME`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 
 
 def measure(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
-    """Measure the embedding cost of the plan and note it in the journal; a collective.
+    """Measure the embedding cost of the plan and record it in the journal; a collective.
 
-    It is measured again, once, if a GPU was throttled or changed its clocks.
+    It is measured once more if a GPU was throttled or changed its clocks.
     """
     rank = prepared.rank
 
@@ -89,7 +89,7 @@ def measure_round(
 
     Args:
         number, place, attempt: `round`, `place` and `attempt` of `Round`.
-        num_steps: steps that are measured, without those of the warm-up.
+        num_steps: number of measured steps, without the warm-up.
 
     Raises:
         ConfigError: the folder has no plan, or another job owns it.
@@ -187,11 +187,11 @@ def _log_measured(measured: MeasuredCost, report: PlanReport) -> None:
 def note_run(
     journal: SampleStore | None, context: RunContext, run: Sample | None, other_work: Disturbance
 ) -> None:
-    """Append a measured run to the journal of the hardware; rank 0 calls it.
+    """Append a measured run to the journal of the hardware; rank 0 calls this.
 
     Args:
-        run: None for one that samples cannot express, see `sample_of_run`.
-        other_work: signs of it while the plan was measured.
+        run: the sample; None if samples cannot express the run, see `sample_of_run`.
+        other_work: signs of other work while the plan was measured.
     """
     conditions = conditions_of(context)
     if journal is None or conditions is None or run is None:

@@ -1,4 +1,4 @@
-"""Says what memory a run needs before it builds anything, and refuses a run that would not fit."""
+"""Estimates a run's memory before anything is built, and refuses a run that would not fit."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "memory.json"
 Figures = tuple[int, int, int]
-"""Memory that a rank uses already, that its device can give, and that its host can give."""
+"""Bytes that a rank uses already, and bytes available on its device and on its host."""
 
 COPY_SHARE = 0.9
-"""Share of the available memory up to which a run copies its model for checkpoints."""
+"""Largest share of the available memory that a run may need with copies for checkpoints."""
 
 CUDA_LIBRARY_BYTES = 2**28
-"""Workspaces and kernels that CUDA's libraries load on a device after its context is there."""
+"""Workspaces and kernels that CUDA's libraries load on a device once its context exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedMemory:
-    """Memory of all ranks, which is available.
+    """The estimated memory of all ranks, which was compared with the available memory.
 
     Args:
         host: host memory of ranks on GPUs; empty on CPUs, where `ranks` has all memory.
-        has_checkpoint_copy: whether it includes copies of the model, from which checkpoints are
-            written while the training goes on.
+        has_checkpoint_copy: whether the memory includes copies of the model, from which
+        checkpoints are written while training continues.
     """
 
     ranks: tuple[RankMemory, ...]
@@ -52,7 +52,7 @@ class CheckedMemory:
     has_checkpoint_copy: bool
 
     def estimated_peak_bytes(self, *, on_cuda: bool) -> int:
-        """Return the peak of the fullest rank, of what `peak_gib` counts."""
+        """Return the peak of the fullest rank, counted as `peak_gib` of a result is."""
         return max(rank.tensors if on_cuda else rank.total for rank in self.ranks)
 
     def write(self, run_dir: Path) -> None:
@@ -63,12 +63,13 @@ class CheckedMemory:
 
 
 def check_memory(prepared: Prepared, plan: ShardingPlan) -> CheckedMemory:
-    """Log what the ranks need; all ranks call this together.
+    """Log and check the memory that the ranks need; all ranks call this together.
 
-    A dry run logs the memory of every rank, and warns of a plan that does not fit.
+    A dry run logs the memory of every rank, and only warns of a plan that does not fit.
 
     Raises:
-        InfeasibleTaskError: the ranks need more memory than there is; all ranks raise it.
+        InfeasibleTaskError: the ranks need more memory than is available, and `check_memory` is
+        set; all ranks raise it.
     """
     settings, rank = prepared.settings, prepared.rank
     with all_or_none():
@@ -102,7 +103,7 @@ def check_memory(prepared: Prepared, plan: ShardingPlan) -> CheckedMemory:
 
 
 def _traced_needs(prepared: Prepared) -> MemoryNeeds:
-    """Return what a run needs besides its tables and plan; the model is traced without memory."""
+    """Return a run's needs besides its tables and plan, by tracing the model without memory."""
     settings, dataset = prepared.settings, prepared.settings.dataset
     trainer, world_size = settings.trainer, prepared.rank.world_size
     dense = trace_dense(
@@ -135,7 +136,7 @@ def _traced_needs(prepared: Prepared) -> MemoryNeeds:
 def _budgets(
     prepared: Prepared, plan: ShardingPlan, needs: MemoryNeeds, found: Sequence[Figures]
 ) -> list[Budget]:
-    """Return what the ranks need of the memory that they found.
+    """Return the ranks' budgets: their needs, and the memory that they found available.
 
     A rank on a GPU has two budgets: the memory of the GPU, and a share of its host's.
     """
@@ -158,7 +159,7 @@ def _budgets(
 
 
 def used_text(estimated_bytes: int, peak_gib: float, reserved_gib: float | None) -> str:
-    """Write the peak that was used, the estimate of it, and what torch held for it."""
+    """Return a text with the peak memory, its estimate, and what torch reserved for it."""
     estimate_gib = estimated_bytes / GIB
     held = "" if reserved_gib is None else f"; torch held {reserved_gib:.3f} GiB of a GPU for it"
     return (

@@ -1,4 +1,4 @@
-"""The folder of a run, which one job owns at a time, and where its checkpoints lie."""
+"""The folder of a run, which one job owns at a time, and the location of its checkpoints."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class RunFolder:
     """A folder that this job owns.
 
     Args:
-        check_owner: what rank 0 calls before it writes there: LostFolderError if another job has
-            taken over.
-        copy: the copy of the folder in an object store, where the checkpoints are; None without.
-        host: the host that has the folder, where others may lack it; None if all see it.
+        check_owner: called by rank 0 before it writes there; raises LostFolderError if another job
+            has taken the folder over.
+            copy: the folder's copy in an object store, which has the checkpoints; None for no copy.
+            host: the host that has the folder, if others may lack it; None if all hosts see it.
     """
 
     path: Path
@@ -41,14 +41,14 @@ class RunFolder:
 
     @property
     def checkpoints_in(self) -> Location:
-        """The folder of the run, or its copy, in which checkpoints are."""
+        """The folder with the checkpoints: the run's folder, or its copy."""
         return self.path if self.copy is None else self.copy.home
 
     def push(self) -> None:
-        """Copy what has changed in the folder, if it has a copy; rank 0 calls it.
+        """Copy changed files of the folder to its copy, if it has one; rank 0 calls this.
 
         Raises:
-            OSError: it cannot be copied.
+            OSError: a file cannot be copied.
         """
         if self.copy is not None:
             self.copy.push()
@@ -71,10 +71,10 @@ def owned_folder(path: Path, rank: Rank) -> Iterator[RunFolder]:
 
 
 def with_checkpoints(folder: RunFolder, settings: JobSettings, rank: Rank) -> RunFolder:
-    """Say where the checkpoints of a run lie, and try whether all ranks can write there.
+    """Return the folder with the location of its checkpoints, and try if all ranks can write there.
 
     Raises:
-        ConfigError: the run writes checkpoints, and has hosts that cannot; the message names them.
+        ConfigError: the run writes checkpoints, but some hosts cannot; the message names them.
     """
     config = settings.trainer.checkpoint
     home = None if config is None else config.home
@@ -102,7 +102,7 @@ def with_checkpoints(folder: RunFolder, settings: JobSettings, rank: Rank) -> Ru
 def _hosts_apart(folder: Location, rank: Rank) -> dict[str, str]:
     """Return why hosts cannot write where rank 0 does; a collective of all ranks.
 
-    Each rank puts a file into a new folder of rank 0, which is not there on another disk.
+    Each rank writes a file into a new folder of rank 0, which does not exist on other disks.
     """
     if rank.world_size == 1 and isinstance(folder, Path):
         return {}

@@ -1,4 +1,4 @@
-"""Prepares a run: what it computes on, reads, begins from and plans."""
+"""Prepares a run: finds its hardware, data, starting point and task."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dlrm_sharded.sharders.planning import Planner
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run knows before it plans.
+    """What is known about a run before it is planned.
 
     Args:
-        context: what the ranks compute on.
-        journal: earlier runs on this hardware; None if the run neither reads nor adds to them.
-        planner: on rank 0 alone.
+        context: the hardware of the ranks, and what depends on it.
+        journal: earlier runs on this hardware; None if the run neither reads nor extends it.
+        planner: the planner on rank 0; None on the others.
         streams: batches of this rank, by split.
     """
 
@@ -63,7 +63,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
         journal = sample_store(context, settings.journal, staged=staged)
         planner = settings.planner.planner(context) if rank.is_zero else None
     start = find_start(settings, rank, folder)
-    # A dataset may convert its files at first use, which can take hours on rank 0.
+    # At its first use, a dataset may convert its files, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))
     with all_or_none():
         streams = {of: settings.stream(of, rank, shuffled=of == "train") for of in SPLITS}

@@ -18,7 +18,7 @@ from dlrm_sharded.ranks.distributed import Rank
 
 
 def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
-    """Run on all ranks together; return the entry of result.json that the objective names.
+    """Run on all ranks together; return the value of result.json under the key `objective`.
 
     Every step returns a frozen value on all ranks, or raises the same error on all of them.
     """
@@ -29,14 +29,14 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
             return objective
         planned = choose_plan(prepared)
         writes_now = settings.dry_run or prepared.start.resumed is None
-        if writes_now:  # so that a run that fails while it is built still leaves its plan
+        if writes_now:  # so that a run leaves its plan even if building it fails
             on_rank_zero(lambda: write_start(prepared, planned))
         if settings.dry_run:
             return build_dry(prepared, planned)
         built = build(settings, rank, planned.plan, planned.task)
         measured = measure(prepared, planned, built)
         progress = resume(prepared, planned, built)
-        if not writes_now:  # a former run stays as it is until its checkpoint is read
+        if not writes_now:  # an interrupted run stays unchanged until its checkpoint is read
             on_rank_zero(lambda: write_start(prepared, planned))
         trained = train(prepared, planned, built, measured, progress)
         return on_rank_zero(lambda: conclude(prepared, planned, measured, trained))

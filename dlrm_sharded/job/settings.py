@@ -21,24 +21,24 @@ from dlrm_sharded.training.trainer import TrainerConfig
 
 @dataclass(frozen=True)
 class JobSettings:
-    """Settings of a run, equal on all ranks.
+    """Settings of a run, which are the same on all ranks.
 
     Args:
-        topology: ranks, whose memory may not be known yet.
+        topology: the ranks; their memory may not be known yet.
         new_model: builds the model from tables, the number of dense features and a device.
         planner: makes the planner of the run on rank 0, once the hardware is known.
-        journal: measured runs that correct predictions: "auto", a folder, or None.
-        cost_model_snapshot: folder of the cost model that a sweep's runs share, which therefore add
-            to the journal only when all of them have ended; None without a sweep.
-        start_budget_s: time in which a first run may measure the hardware, in s; None for none.
+        journal: where measured runs, which correct predictions, are: "auto", a folder, or None.
+        cost_model_snapshot: folder of the cost model that a sweep's runs share; they extend the
+        journal only when all of them have ended. None without a sweep.
+        start_budget_s: time for the first measurement of the hardware, in s; None for none.
         resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
-        init_from: checkpoint or run whose weights the first step begins from; None for none.
-        bounds: what happens about ids that a table lacks, one of `id_check.BOUNDS`.
+        init_from: checkpoint or run from which initial weights are taken; None for none.
+        bounds: what to do about ids beyond a table's rows, one of `id_check.BOUNDS`.
         objective: key of result.json whose value a run returns.
         check_memory: whether a plan that does not fit the memory is refused.
         dry_run: whether the run ends when its plan and memory are known.
-        config: the config, as it is read from JSON: what a checkpoint and TensorBoard say of it.
-        config_files: texts that the run writes into its folder when it begins, by file.
+        config: the config in JSON types, as checkpoints and TensorBoard record it.
+        config_files: contents of the files that the run writes when it begins, by path.
     """
 
     dataset: Dataset
@@ -63,10 +63,10 @@ class JobSettings:
     config_files: Mapping[str, str]
 
     def task(self, topology: Topology) -> ShardingTask:
-        """Return what the run plans, on ranks whose memory is known.
+        """Return the task to plan, for ranks whose memory is known.
 
         Raises:
-            ConfigError: a table is a sequence, which the DLRM does not have.
+            ConfigError: a table is a sequence, which the DLRM does not support.
         """
         tables = self.dataset.tables
         check_pooled(
@@ -77,7 +77,7 @@ class JobSettings:
         return ShardingTask(tables, topology, self.batch_size, self.optimizer.embedding)
 
     def stream(self, split: Split, rank: Rank, *, shuffled: bool = False) -> BatchStream:
-        """Return the batches of a rank, whose ids are checked as `bounds` says."""
+        """Return the batches of a rank; their ids are checked according to `bounds`."""
         return BatchStream(
             self.dataset,
             split,

@@ -1,4 +1,4 @@
-"""Decides what a run begins from: a checkpoint of its own, another one, or the first step."""
+"""Decides where a run begins: at its own checkpoint, at another run's, or at the first step."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from dlrm_sharded.training.trainer import TrainerConfig
 log = logging.getLogger(__name__)
 
 PLANNING = ("sharder", "cost_model", "topology", "exchange_precision")
-"""Keys of the config that decide a plan: while they stay, a run goes on with its plan."""
+"""Keys of the config that decide a plan: while they do not change, a run keeps its plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Describes what a run begins from.
+    """Describes where a run begins.
 
     Args:
         run: id of the run.
         num_interruptions: number of earlier starts in the run's folder.
-        resumed: checkpoint from which everything is taken; None for the first step.
+        resumed: checkpoint from which all state is taken; None to begin at the first step.
         weights: checkpoint from which only weights are taken; None for none.
-        damaged: checkpoints in the run's folder that are passed over as damaged.
+        damaged: checkpoints in the run's folder that are skipped because they are damaged.
     """
 
     run: str
@@ -72,22 +72,22 @@ class Start:
 
     @property
     def own_state(self) -> RunState | None:
-        """The state of this run at its own checkpoint; None if it begins from another one."""
+        """The state in this run's own checkpoint; None if the run does not begin there."""
         state = None if self.resumed is None else self.resumed.state
         return state if state is not None and state.run == self.run else None
 
     @property
     def event_position(self) -> tuple[str, int] | None:
-        """End of the event file that goes on; None for a new file."""
+        """Event file to continue, and its length; None for a new file."""
         return None if self.own_state is None else self.own_state.events
 
     def goes_on_alike(self, config: Mapping[str, Any]) -> bool:
-        """Return whether the run goes on from its own checkpoint, under an equal config."""
+        """Return whether the run continues from its own checkpoint with the same config."""
         own = self.own_state
         return own is not None and _lasting(config) == _lasting(own.config)
 
     def plan_to_keep(self, config: Mapping[str, Any], world_size: int) -> ShardingPlan | None:
-        """Return the checkpoint's plan, if the config that decided it has not changed."""
+        """Return the checkpoint's plan if neither the keys of `PLANNING` nor the ranks changed."""
         if self.resumed is None or self.resumed.state.world_size != world_size:
             return None
         now, written = _lasting(config), _lasting(self.resumed.state.config)
@@ -96,17 +96,17 @@ class Start:
         return self.checkpoint_plan()
 
     def checkpoint_plan(self) -> ShardingPlan | None:
-        """Return the plan of the checkpoint; None if there is none, or none of this release."""
+        """Return the checkpoint's plan; None if there is none, or this release cannot read it."""
         if self.resumed is None:
             return None
         try:
             return ShardingPlan.from_json(self.resumed.state.plan)
-        except InvalidPlanError:  # such as one of tables in host memory, which 0.2 trained
+        except InvalidPlanError:  # such as plans of 0.2 with tables in host memory
             return None
 
 
 def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without what a start alone says: what it resumes, its sweep, measuring."""
+    """Return a config without the keys of a single start: resuming, sweep, first measurement."""
     of_a_start = {"resume", "cost_model_snapshot", "calibrate", "snapshot"}
     of_a_start.add("price_snapshot")  # what 0.2 called the snapshot of the cost model
     lasting = {key: config[key] for key in config if key not in of_a_start}
@@ -116,7 +116,7 @@ def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decide_alike(written: Any, now: Any) -> bool:
-    """Return whether two values of a group decide the same plan.
+    """Return whether two values of a config group decide the same plan.
 
     Versions add and remove keys of a group, so a key that only one of the values has is ignored.
     """
@@ -127,11 +127,11 @@ def _decide_alike(written: Any, now: Any) -> bool:
 
 
 def find_start(settings: JobSettings, rank: Rank, folder: RunFolder) -> Start:
-    """Return what the run begins from; a collective of all ranks.
+    """Return where the run begins; a collective of all ranks.
 
     Raises:
-        CheckpointError: a named checkpoint is damaged; or the folder has checkpoints, and none is
-            good; or the checkpoint was trained with another config, see `job.trained_config`.
+        CheckpointError: a named checkpoint is damaged; or the folder has checkpoints, but none is
+            usable; or the checkpoint was trained with another config, see `job.trained_config`.
         ConfigError: the folder holds a run that is not to be resumed.
     """
     mode = on_rank_zero(lambda: _mode(settings.resume, folder))
@@ -159,10 +159,10 @@ def find_start(settings: JobSettings, rank: Rank, folder: RunFolder) -> Start:
 
 
 def check_length(start: Start, trainer: TrainerConfig, epoch_batches: int) -> None:
-    """Check that a checkpoint lies within the training, whose epochs have kept their length.
+    """Check that a run may continue from its checkpoint, by the length of epochs and of the run.
 
     Raises:
-        CheckpointError: the data has other batches, or the training ends before the checkpoint.
+        CheckpointError: the number of batches has changed, or the run ends before the checkpoint.
     """
     if start.resumed is None:
         return
@@ -181,7 +181,7 @@ def check_length(start: Start, trainer: TrainerConfig, epoch_batches: int) -> No
 
 
 def note_start(run_dir: Path, start: Start, world_size: int) -> None:
-    """Write down the start, and remove what a later part of an interrupted run has left."""
+    """Record the start, and remove what an interrupted run wrote after its checkpoint."""
     noted = _read_notes(run_dir) if start.num_interruptions else None
     starts = [] if noted is None else noted["starts"]
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -217,7 +217,7 @@ def _mode(resume: object, folder: RunFolder) -> str:
 
 
 def _read_notes(run_dir: Path) -> dict[str, Any] | None:
-    """Return what run.json says; None if it is missing or damaged: then checkpoints say it."""
+    """Return the content of run.json; None if it is missing or damaged."""
     with contextlib.suppress(UserError):
         noted = read_json_object(run_dir / RUN_FILE, noun="run")
         if isinstance(noted.get("run"), str) and isinstance(noted.get("starts"), list):
@@ -226,7 +226,7 @@ def _read_notes(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _noted_run(folder: RunFolder) -> tuple[str, int]:
-    """Return the id of the run and the number of its starts so far."""
+    """Return the id of the run and the number of its starts so far (1 if only checkpoints tell)."""
     if (noted := _read_notes(folder.path)) is not None:
         return noted["run"], len(noted["starts"])
     for path in checkpoints(folder.checkpoints_in):
@@ -238,14 +238,14 @@ def _noted_run(folder: RunFolder) -> tuple[str, int]:
 def _newest_good(
     run_dir: Location, rank: Rank, *, run: str | None = None, key: str = "", remedy: str = ""
 ) -> tuple[Manifest | None, tuple[Location, ...]]:
-    """Return the newest checkpoint that is undamaged, and newer ones that are damaged.
+    """Return the newest usable checkpoint, and newer ones that are damaged.
 
     Args:
         run: id that it must have; None for any.
         key, remedy: beginning and end of the error's message.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is good.
+        CheckpointError: there are checkpoints, but none is usable.
     """
     errors: dict[Location, CheckpointError] = {}
     for path in on_rank_zero(lambda: checkpoints(run_dir)):
@@ -272,7 +272,7 @@ def _newest_good(
 
 
 def _named(name: str, rank: Rank, *, key: str) -> Manifest:
-    """Return the checkpoint of this path, or the newest good one of the run in this folder."""
+    """Return the checkpoint at this path, or the newest usable one of the run in this folder."""
     with all_or_none():
         path = location(key, name)
     if on_rank_zero(lambda: is_checkpoint(path)):
@@ -287,7 +287,7 @@ def _named(name: str, rank: Rank, *, key: str) -> Manifest:
 
 
 def _checked(path: Location, rank: Rank) -> Manifest:
-    """Return a manifest whose parts all ranks have checked together."""
+    """Return the manifest of a checkpoint, after all ranks together have checked its parts."""
     manifest = on_rank_zero(lambda: read_manifest(path))
     with all_or_none():
         check_parts(manifest, share=rank.rank, num_shares=rank.world_size)
@@ -296,7 +296,7 @@ def _checked(path: Location, rank: Rank) -> Manifest:
 
 
 def _check_same_training(manifest: Manifest, config: Mapping[str, Any], *, logs: bool) -> None:
-    """Check that the run goes on with what its checkpoint was trained with; log what differs."""
+    """Check that the checkpoint was trained with a compatible config; log allowed differences."""
     refused, changed = refused_and_changed(manifest.state.config, config)
     if refused:
         raise CheckpointError(

@@ -78,7 +78,7 @@ def train(
 def _checkpoints(
     writer: RunWriter, prepared: Prepared, planned: Planned, built: Built
 ) -> Checkpoints | None:
-    """Return what writes the checkpoints of a run, or None if it is to write none."""
+    """Return the writer of a run's checkpoints, or None if the run writes none."""
     settings, rank, folder = prepared.settings, prepared.rank, prepared.folder
     config = settings.trainer.checkpoint
     if config is None or not config.is_enabled:
@@ -110,7 +110,7 @@ def _checkpoints(
     }
 
     def describe(progress: Progress) -> RunState:
-        """Describe the run after the steps that it has trained."""
+        """Describe the run after the steps that it has trained so far."""
         best = progress.best if settings.trainer.keep_best else None
         return RunState(
             run=prepared.start.run,
@@ -134,10 +134,10 @@ def _checkpoints(
 
 
 def finished_objective(prepared: Prepared) -> float | None:
-    """Return the objective of a run that had reached its end; None if something is left to do.
+    """Return the objective of a run that has reached its end; None if something is left to do.
 
-    Under another config, such as another sharder, the end is measured and evaluated again. Rank 0
-    calls it.
+    With another config, such as another sharder, the finished run is measured and evaluated again.
+    Rank 0 calls this.
     """
     settings, start, state = prepared.settings, prepared.start, prepared.start.own_state
     if settings.dry_run or state is None or not start.goes_on_alike(settings.config):
@@ -161,7 +161,7 @@ def conclude(
 ) -> float:
     """Write result.json; return the objective, or nan if the run has no value for it.
 
-    Rank 0 calls it.
+    Rank 0 calls this.
 
     Raises:
         LostFolderError: another job has taken over the run's folder.

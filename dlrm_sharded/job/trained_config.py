@@ -1,6 +1,6 @@
 """Says which keys of a config decide what is trained.
 
-All ranks of a job must have them alike, and a run that goes on must have them as its checkpoint.
+They must be the same on all ranks of a job, and in a resumed run the same as in its checkpoint.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ MAY_CHANGE = (
     *("model.dense_graph", "trainer.pipeline", "trainer.semi_sync_after"),
     *("data.num_val_batches", "data.val_half"),
 )
-"""Keys, with all keys below them, that decide how a run trains on, or what it is validated on. A
-run may go on with other values, such as a lower learning rate, and says so."""
+"""Keys, with all keys below them, that decide how a resumed run trains, or its validation data. A
+run may continue with other values, such as a lower learning rate, and logs that."""
 
 DECIDES_NOTHING = ("data.pregenerate", "data.cache_batches", "data.cache_gib", "data.bounds")
-"""Keys below those of `DECIDES` that say how batches are kept and checked."""
+"""Keys below those of `DECIDES` that only say how batches are kept and checked."""
 
 DEFAULTS_OF_02 = {
     "trainer.pipeline": "auto",
     "model.compile_mode": "auto",
     "model.dense_graph": False,
 }
-"""Values in whose place null chooses since 0.3, what trains alike up to rounding."""
+"""Values of 0.2 whose place null has taken since 0.3; both train alike, up to rounding."""
 
 PATHS = ("path", "files", "validation_files", "schema", "blocks_dir")
-"""Last parts of keys that say where data lies: it may have moved, or lie elsewhere on each host."""
+"""Last parts of keys that name places of data, which may move or differ between hosts."""
 
 OF_A_HOST = (
     *("journal", "topology.memory_gib", "topology.memory_fraction", "topology.reserved_gib"),
 )
-"""Keys that may differ between hosts: rank 0 alone reads the journal, and each rank has a memory of
-its own."""
+"""Keys that may differ between hosts: only rank 0 reads the journal, and each rank has its own
+memory."""
 
 
 def flat(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the values of a config by their dotted keys; lists of mere numbers or texts stay."""
+    """Return the values of a config by dotted key; lists of numbers or strings stay lists."""
     if isinstance(value, Mapping):
         items = [(str(name), item) for name, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
@@ -60,10 +60,10 @@ def flat(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def must_match_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what all ranks of a job must be started with: config, versions and code.
+    """Return what must be the same on all ranks when a job starts: config, versions and code.
 
     Args:
-        config: values by their dotted keys.
+        config: values by dotted key.
     """
     decided = {
         key: value
@@ -75,7 +75,7 @@ def must_match_at_start(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def must_match_in_data(dataset: Dataset) -> dict[str, Any]:
-    """Return what all ranks must find in the data, which each host may have on its own disk."""
+    """Return what must be the same in all ranks' data, which each host may have on its own disk."""
     values: dict[str, Any] = {
         f"number of {split} batches": dataset.num_batches(split) for split in SPLITS
     }
@@ -83,7 +83,7 @@ def must_match_in_data(dataset: Dataset) -> dict[str, Any]:
         size = [table.num_embeddings, table.embedding_dim]
         values[f"size of table {table.name}"] = [*size, *table.features]
         profile = (table.pooling_factor, *(table.reuse_histogram or ()))
-        # on other processors, means and shares may differ in their last digits
+        # on different processors, means and shares may differ in their last digits
         values[f"profile of table {table.name}"] = [float(f"{value:.6g}") for value in profile]
     return values
 
@@ -91,10 +91,10 @@ def must_match_in_data(dataset: Dataset) -> dict[str, Any]:
 def refused_and_changed(
     written: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return how a config differs from that of a checkpoint.
+    """Return how a config differs from a checkpoint's config.
 
     Returns:
-        The differences with which a run cannot go on, and those with which it can.
+        The differences that prevent a run from continuing, and those that do not.
     """
     before, now = flat(written), flat(config)
     for key, default in DEFAULTS_OF_02.items():
@@ -108,7 +108,7 @@ def refused_and_changed(
         if before.get(key) == now.get(key):  # a key that only one of them has may be null there
             continue
         text = f"{key} is {shown(now, key)} and was {shown(before, key)}"
-        # keys that a version adds or renames are no reason to refuse its checkpoints
+        # keys that a version adds or renames are no reason to refuse checkpoints
         is_in_both = key in before and key in now
         may_change = _is_path(key) or (_is_below(key, MAY_CHANGE) and key not in DECIDES)
         (changed if may_change or not is_in_both else refused).append(text)
@@ -124,7 +124,7 @@ def _is_path(key: str) -> bool:
 
 
 def _code_digest() -> str:
-    """Return a digest of this package's modules: checkouts differ under one version."""
+    """Return a digest of this package's modules: checkouts of one version may differ."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

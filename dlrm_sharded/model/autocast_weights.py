@@ -1,4 +1,4 @@
-"""Casts weights to the precision of an autocast together, in one operator for all."""
+"""Casts weights to the precision of autocast, all of them in one operator."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.autograd.function import once_differentiable
 
 
 def in_autocast_precision(weights: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return weights in the precision that autocast computes in; as they are if it is off.
+    """Return weights in autocast's precision, or unchanged if autocast is off.
 
-    The weights have one dtype and device. Autocast would cast them one by one, and their gradients
-    likewise, for which a host needs longer than a GPU.
+    The weights have one dtype and device. Autocast would cast them, and later their gradients, one
+    by one, which takes a host longer than a GPU.
     """
     device_type = weights[0].device.type
     if not torch.is_autocast_enabled(device_type):
@@ -28,7 +28,7 @@ def in_autocast_precision(weights: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 class _CastTogether(torch.autograd.Function):
-    """Casts tensors as one, and their gradients back as one."""
+    """Casts tensors together, and their gradients back together."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Compiles layers with torch.compile, and leaves layers that cannot be compiled if nobody asked."""
+"""Compiles layers with torch.compile; only if the user asks for it, is a failure an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_COMPILED = "none"
 """Mode in which layers stay as they are."""
 
 MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
-"""Modes of torch.compile that replay each of the layers as a CUDA graph."""
+"""Modes of torch.compile that replay each layer as a CUDA graph."""
 
 COMPILE_MODES = (NOT_COMPILED, "default", *MODES_WITH_GRAPHS, "max-autotune-no-cudagraphs")
 
@@ -51,11 +51,11 @@ def check_compile_mode(mode: str | None, *, in_graph: bool) -> None:
 
 
 def compile_layers(layers: Sequence[nn.Module], mode: str | None, *, is_asked: bool = True) -> None:
-    """Let layers be compiled when they first run.
+    """Make layers compile when they first run.
 
     Args:
-        is_asked: whether the user has named the mode, so that layers which cannot be compiled are
-            an error.
+        is_asked: whether the user chose the mode, so that a layer that does not compile is an
+            error; otherwise the layers then run uncompiled.
     """
     if mode in (None, NOT_COMPILED):
         return
@@ -68,9 +68,9 @@ def compile_layers(layers: Sequence[nn.Module], mode: str | None, *, is_asked: b
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run the layers of a model as they are within the block.
+    """Run the layers of a model uncompiled within the block.
 
-    Layers are compiled for training and for evaluation apart, which takes longer than it spares.
+    Compiling layers again for evaluation would take longer than it saves.
     """
     calls = {module: module._compiled_call_impl for module in _compiled(model)}
     try:
@@ -82,9 +82,9 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 def agree_on_compilation(model: nn.Module, device: torch.device) -> None:
-    """Compile no layers if a rank could not compile its own; all ranks call it after a first step.
+    """Compile no layers if any rank failed to; all ranks call this after a first step.
 
-    Ranks that differ would not send the gradients of a step in one order.
+    Otherwise, ranks might send the gradients of a step in different orders.
     """
     compiled = _compiled(model)
     fewest = torch.tensor(len(compiled), device=device)
@@ -103,11 +103,11 @@ def _leave_uncompiled(modules: Iterable[nn.Module]) -> None:
 
 
 class _CompiledOrNot:
-    """Calls a compiled module, until it or another one of its model turns out not to compile.
+    """Calls a compiled module until it, or another one of the model, fails to compile.
 
     A host may lack a compiler or the headers that one needs: they are not part of torch. The
-    backward pass is compiled with the forward pass, and not when it is needed, where an error
-    could no longer be answered.
+    backward pass is compiled with the forward pass, not when it first runs, because an error
+    could no longer be handled there.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:

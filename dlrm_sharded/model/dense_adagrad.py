@@ -14,14 +14,14 @@ FUSED_KERNELS = {"sgd": "_fused_sgd_", "adagrad": "_fused_adagrad_", "adam": "_f
 
 
 class DenseAdagrad(Adagrad):
-    """torch's Adagrad, whose steps call two operators if there is a fused kernel, and four if not.
+    """torch's Adagrad in two operators per step if there is a fused kernel, and five if not.
 
-    torch counts the steps of each weight by an operator of its own. Here, the counts of all weights
-    lie in one tensor; the state has the names and shapes of torch's.
+    torch counts the steps of each weight in a separate operator. Here, the counts of all weights
+    are in one tensor; the state has the same names and shapes as torch's.
 
     Args:
         fused: whether torch has a fused kernel for the weights' device.
-        eps: what is added to the denominators, by default as torch's Adagrad does.
+        eps: is added to the denominators; the default is that of torch's Adagrad.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DenseAdagrad(Adagrad):
         torch._foreach_addcdiv_(weights, gradients, roots, value=-group["lr"])
 
     def _tie_step_counts(self) -> None:
-        """Put the step counts into one tensor, of which the state has views."""
+        """Move the step counts into one tensor; the state holds views of it."""
         (group,) = self.param_groups
         states = [self.state[weight] for weight in group["params"]]
         self._sums = [state["sum"] for state in states]
@@ -71,9 +71,9 @@ class DenseAdagrad(Adagrad):
 
 
 def has_fused_kernel(optimizer: str, device: torch.device) -> bool:
-    """Return whether torch has a kernel that updates all weights of a dense optimizer at once.
+    """Return whether torch has a kernel by which a dense optimizer updates all weights at once.
 
-    That of Adagrad on CUDA came with torch 2.13.
+    The kernel of Adagrad on CUDA came with torch 2.13.
     """
     if device.type not in ("cpu", "cuda"):
         return False

@@ -1,9 +1,9 @@
 """The dense part of a step as one CUDA graph: forward, backward, and the sum over the ranks.
 
-A host launches each kernel of the dense part by itself, and DDP adds about 50 operators to them. A
+Without a graph, a host launches each kernel of the dense part, and DDP adds about 50 operators. A
 graph is launched by one call. It needs all vectors before it begins, and ends with the exchange of
-the gradients. So less is hidden behind the exchanges of vectors: it pays where the host bounds the
-step.
+the gradients. So it overlaps less with the exchanges of vectors, and pays off where the step is
+host-bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.profiler import record_function
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 NUM_WARMUP = 3
-"""Runs before the recording, in which libraries choose kernels and allocate what they keep."""
+"""Runs before the recording, in which libraries choose kernels and allocate their workspaces."""
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 """Dense features [B, I], vectors of all features [B, sum of D], and labels [B]."""
@@ -43,11 +43,10 @@ class Outputs:
 class DenseGraph(nn.Module):
     """Computes loss and gradients of the dense part at once, on CUDA as a graph that is replayed.
 
-    The graph is recorded in the first step with `records`, and after `release` in the next one.
-    Batches of another size, and all on a CPU, are computed without a graph, with the same
-    operators. The gradients of the weights are averaged over the ranks of the job, so no DDP may do
-    so as well. They count for a backward pass from the mean loss itself, which must be the only one
-    of a step.
+    The graph is recorded in the first step in which `records` is true, and again in the step after
+    `release`. Batches of another size, and all batches on a CPU, are computed without a graph, by
+    the same operators. The weights' gradients are averaged over the ranks of the job, so DDP must
+    not average them again. They hold for one backward pass per step, from the mean loss itself.
 
     Args:
         compute: returns the mean loss [] and the logits [B] of dense features, vectors and labels.
@@ -108,7 +107,7 @@ class DenseGraph(nn.Module):
         self._recorded = None
 
     def _make_gradients(self) -> None:
-        """Lay the gradients of all weights behind one another, so that one exchange sums them."""
+        """Put the gradients of all weights into one tensor, so that one exchange sums them."""
         sizes = [weight.numel() for weight in self._weights]
         self._sum = self._weights[0].new_zeros(sum(sizes))
         pieces = zip(self._sum.split(sizes), self._weights, strict=True)
@@ -133,14 +132,14 @@ class DenseGraph(nn.Module):
 
 
 def release_graphs(model: nn.Module) -> None:
-    """Free the recorded graphs of a model, which the job's group could not end with."""
+    """Free the recorded graphs of a model; the job's group cannot end while they exist."""
     for module in model.modules():
         if isinstance(module, DenseGraph):
             module.release()
 
 
 class _AtOnce(torch.autograd.Function):
-    """Returns loss and logits that are there already, and in backward the gradients likewise."""
+    """Returns a loss and logits, and in backward gradients, that were computed before."""
 
     @staticmethod
     def forward(
@@ -153,20 +152,20 @@ class _AtOnce(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None, None]:
-        ctx.give_gradients()  # here, as a pipeline drops those of the last step before it
+        ctx.give_gradients()  # only now, because a pipeline drops earlier ones
         return ctx.gradient, None, None
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A graph, by what replays it, and the tensors that it reads and writes."""
+    """A recorded graph: the function that replays it, and the tensors that it reads and writes."""
 
     replay: Callable[[], None]
     inputs: Inputs
     outputs: Outputs
 
     def __call__(self, inputs: Inputs) -> Outputs | None:
-        """Replay the graph with other inputs; None if they have other sizes."""
+        """Replay the graph with these inputs, and return its outputs; None if the sizes differ."""
         if any(own.shape != new.shape for own, new in zip(self.inputs, inputs, strict=True)):
             return None
         with torch.no_grad():
@@ -186,7 +185,7 @@ def _record(step: Callable[[Inputs], Outputs], inputs: Inputs) -> _Recorded:
             step(own)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # other threads, such as NCCL's watch, may go on calling CUDA
+    # other threads, such as NCCL's watchdog, may go on calling CUDA
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         outputs = step(own)
     return _Recorded(graph.replay, own, outputs)

@@ -1,8 +1,8 @@
-"""TorchRec's dense layers, with fewer operators for the same numbers.
+"""TorchRec's dense layers, with fewer operators for the same results.
 
-The weights have the names and initial values of those in TorchRec, which is not needed here: an
-exported model is scored without it. Under autocast, all layers of a part compute
-in its precision, biases and element-wise operations too, and their weights are cast together.
+The weights have the same names and initial values as in TorchRec, which is not imported here: an
+exported model is scored without it. Under autocast, all layers of a part compute in its precision,
+including biases and element-wise operations, and their weights are cast together.
 
 Letters: B batch, I inputs, O outputs.
 """
@@ -55,10 +55,10 @@ class OverLayers(nn.Module):
 
 
 class CrossLayers(nn.Module):
-    """DCNv2's low-rank cross network, of three operators a layer.
+    """DCNv2's low-rank cross network, with three operators per layer.
 
-    TorchRec's (`LowRankCrossNet`) adds biases in fp32 under autocast, and with them computes the
-    rest of a layer.
+    Under autocast, TorchRec's `LowRankCrossNet` adds biases in fp32, and so computes the rest of a
+    layer in fp32.
     """
 
     def __init__(self, in_features: int, num_layers: int, low_rank: int) -> None:
@@ -80,7 +80,7 @@ class CrossLayers(nn.Module):
 class _Crossed(torch.autograd.Function):
     """The layers of a cross network: x_{l+1} = x_0 * (W_l V_l x_l + b_l) + x_l.
 
-    For autograd, sums of gradients would be operators of their own.
+    Autograd would sum gradients in separate operators.
     """
 
     @staticmethod
@@ -123,7 +123,7 @@ class _Crossed(torch.autograd.Function):
 
 
 def _perceptron_modules(sizes: Sequence[int], device: torch.device | None) -> nn.ModuleDict:
-    """Return linear layers of these sizes, under the names that they have in TorchRec's `MLP`."""
+    """Return linear layers of these sizes, with their names in TorchRec's `MLP`."""
     linears = [nn.Linear(*size, device=device) for size in itertools.pairwise(sizes)]
     layers = [nn.ModuleDict({"_linear": linear}) for linear in linears]
     return nn.ModuleDict({"_mlp": nn.ModuleList(layers)})
@@ -134,12 +134,12 @@ def _linear_layers(layers: nn.Module) -> tuple[nn.Linear, ...]:
 
 
 def _weights(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return modules' own parameters; as attributes, a host needs ten times as long for them."""
+    """Return modules' own parameters; reading them as attributes takes a host ten times as long."""
     return [weight for module in modules for weight in module._parameters.values()]
 
 
 def _perceptrons(features: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
-    """Return what linear layers make of features, with ReLU between them."""
+    """Apply linear layers to features, with ReLU between the layers."""
     pairs = iter(in_autocast_precision(_weights(linears)))
     features = F.linear(features, next(pairs), next(pairs))
     for weight in pairs:

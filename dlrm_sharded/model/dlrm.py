@@ -41,14 +41,14 @@ from dlrm_sharded.plans.tables import Table, tables_by_feature
 log = logging.getLogger(__name__)
 
 TRIED_DEVICES = ("cuda",)
-"""Types of devices on which it is chosen by the times of the first steps how the others run."""
+"""Types of devices on which the times of the first steps decide how the others run."""
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 """CPU capabilities that multiply bfloat16 numbers, as torch names them: two of x86, two of ARM."""
 
 
 class SparseArch(nn.Module):
-    """Looks all tables up in one collection, which has them in an order of its own."""
+    """Looks up all tables in one collection, which may hold them in another order."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class SparseArch(nn.Module):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Begin the lookup; the first use of its result waits for the exchange between ranks."""
+        """Begin the lookup; the first use of the result waits for the exchange between ranks."""
         return cast(KeyedTensor, self.embedding_bag_collection(features))
 
 
@@ -67,10 +67,11 @@ class Dlrm(nn.Module):
     Args:
         interaction: takes the vectors [B, 1 + F, D] of all features, gives [B, over_in_features].
         bf16: whether to autocast all but the embedding lookups to bfloat16.
-        compile_mode: one of `compiled.COMPILE_MODES`; None on CUDA is set later, see
-            `sharded_model.set_dense_part`, and on a CPU it is "none".
-        dense_graph: whether to train all but the embedding lookups by a `DenseGraph`; None on CUDA
-            is set later, until when it records nothing, and on a CPU it is False.
+        compile_mode: one of `compiled.COMPILE_MODES`. On CUDA, None is decided later, see
+            `sharded_model.set_dense_part`; on a CPU, None means "none".
+            dense_graph: whether to train all but the embedding lookups by a `DenseGraph`. On CUDA,
+                None
+            is decided later, and until then nothing is recorded; on a CPU, None means False.
 
     Raises:
         ConfigError: an option has a wrong value, or two of them exclude each other.
@@ -126,7 +127,7 @@ class Dlrm(nn.Module):
         self, features: Tensor, pooled: KeyedTensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(self.autocast_device, torch.bfloat16, enabled=self.bf16):
-            # The ranks exchange pooled vectors in the meantime, and likewise their gradients.
+            # Meanwhile, the ranks exchange pooled vectors, or in the backward pass gradients.
             embedded = self.dense_arch(features)
             vectors = self.vector_stack(embedded, pooled)
             logits = self.over_arch(self.inter_arch(vectors)).squeeze(-1)
@@ -134,11 +135,11 @@ class Dlrm(nn.Module):
         return self.loss_fn(logits, labels), logits
 
     def compiled_layers(self) -> tuple[nn.Module, ...]:
-        """Return the layers that `compile_mode` is about."""
+        """Return the layers that `compile_mode` compiles."""
         return self.dense_arch, self.inter_arch, self.over_arch
 
     def dense_weights(self) -> list[nn.Parameter]:
-        """Return all weights but the tables."""
+        """Return all weights except the tables."""
         parts = self.vector_stack, self.dense_arch, self.inter_arch, self.over_arch
         return [weight for part in parts for weight in part.parameters()]
 

@@ -1,9 +1,9 @@
-"""Redistributes ids without waiting for their numbers, where every sample has the same number.
+"""Redistributes ids without waiting for their numbers, if every sample has the same number.
 
-TorchRec's ranks first send each other the numbers of ids that follow. The host waits for these
-numbers, and for the lengths of what has arrived, because both are on the device. Where they are
-known beforehand, each rank sends its ids at once, and looks them up without a wait. Ids of row
-blocks go to the ranks of their rows; their numbers differ, so TorchRec redistributes them.
+In TorchRec, ranks first send each other the numbers of ids that follow. The host waits for these
+numbers, and for the lengths of what has arrived, because both are on the device. If they are known
+beforehand, each rank sends its ids at once, and looks them up without waiting. Ids of row blocks go
+to the ranks of their rows; their numbers vary, so TorchRec redistributes them.
 
 Letters: W ranks, b samples of a rank, N_f ids of feature f in a sample.
 """
@@ -33,7 +33,7 @@ class FixedLengthSharder(EmbeddingBagCollectionSharder):
     """Shards collections whose features have a fixed number of ids in each sample.
 
     Args:
-        ids_per_sample: N_f by the name of the feature.
+        ids_per_sample: N_f by name of the feature.
     """
 
     def __init__(self, ids_per_sample: Mapping[str, int], **options: Any) -> None:
@@ -68,7 +68,7 @@ class _Collection(ShardedEmbeddingBagCollection):
         super()._create_input_dist(input_feature_names)
         for place, sharding in enumerate(self._embedding_shardings):
             by_torchrec = self._input_dists[place]
-            if type(by_torchrec) is TwSparseFeaturesDist:  # of whole tables and of column shards
+            if type(by_torchrec) is TwSparseFeaturesDist:  # whole tables and column shards
                 names = sharding.feature_names()
                 self._input_dists[place] = _Exchange(
                     by_torchrec._dist._pg,
@@ -113,10 +113,10 @@ class _Exchange(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Holds what is known of the ids that arrive from batches of b samples.
+    """Sizes and offsets of the ids that a rank receives for batches of b samples.
 
     Args:
-        sizes: numbers of ids that arrive from a rank, of each feature: b * N_f.
+        sizes: number of ids that arrive from each rank, by feature: b * N_f.
         lengths: [number of features * W * b] N_f.
         offsets: where the ids of each sample begin, and the end.
     """
@@ -145,7 +145,7 @@ class _Known:
 class _SentIds(KJTAllToAllTensorsAwaitable):
     """Ids on their way to the ranks of their tables.
 
-    TorchRec takes the samples of each rank from its own class, for the exchange of the vectors.
+    TorchRec reads each rank's number of samples from its own class, to exchange the vectors.
     """
 
     def __init__(self, exchange: _Exchange, known: _Known, ids: Tensor) -> None:
@@ -167,7 +167,7 @@ class _SentIds(KJTAllToAllTensorsAwaitable):
             )
 
     def _wait_impl(self) -> KeyedJaggedTensor:
-        """Return [sum over f of W * b * N_f] ids by feature, then by rank."""
+        """Return [sum over f of W * b * N_f] ids, ordered by feature, then by rank."""
         ids, known = self._arrived, self._known
         if self._work is not None:
             self._work.wait()

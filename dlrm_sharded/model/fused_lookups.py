@@ -1,4 +1,4 @@
-"""FBGEMM's fused lookups of a sharded model, and the steps that they count."""
+"""The fused FBGEMM lookups of a sharded model, and the steps that they count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlrm_sharded.model.replicas import ShardedTables
 
 
 def fused_lookups(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag | BatchedFusedEmbedding]:
-    """Yield the fused lookups of this rank, of bags and of sequences."""
+    """Yield this rank's fused lookups of bags and of sequences."""
     for embeddings in model.modules():
         if isinstance(embeddings, ShardedTables):
             for lookup in embeddings._lookups:  # a plain list: `modules()` misses them
@@ -25,7 +25,7 @@ def fused_lookups(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag | Batch
 
 
 def set_fused_steps(model: nn.Module, step: int) -> None:
-    """Set FBGEMM's step counts, from which Adam corrects its bias."""
+    """Set FBGEMM's step counts, which Adam uses for its bias correction."""
     for kernel in fused_lookups(model):
         kernel.emb_module.iter.fill_(step)
         kernel.emb_module.iter_cpu.fill_(step)

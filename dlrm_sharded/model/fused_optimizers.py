@@ -21,7 +21,8 @@ EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 """Fused optimizers by name.
 
-A further one also needs its memory in `plans/table_optimizers.py` (`STATE_BYTES` and the two sets
+
+A new one also needs its memory in `plans/table_optimizers.py` (`STATE_BYTES` and the two sets
 there), a cost in `cost/gpu_lookups.py` (`UPDATE_LINES`), a yaml in `conf/optimizer`, its name in
 `drop_in/optimizer_state.py` (`KNOWN_OPTIMIZERS`) and, if it trains replicas, a branch in
 `replicas.py`.

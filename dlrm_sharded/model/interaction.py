@@ -17,7 +17,7 @@ from dlrm_sharded.model.dense_layers import CrossLayers
 
 
 class DotInteraction(nn.Module):
-    """The dot products of all pairs of a sample's vectors, after its first vector.
+    """The first vector of a sample, followed by the dot products of all pairs of its vectors.
 
     This is the interaction of DLRM (arXiv:1906.00091, sec. 2.1.3), in the order of TorchRec's.
     """
@@ -26,7 +26,7 @@ class DotInteraction(nn.Module):
         super().__init__()
         first, second = torch.triu_indices(num_vectors, num_vectors, offset=1, device=device)
         self.num_pairs = len(first)
-        # The diagonal has no pair: there, gradients come from a column of zeros behind the pairs.
+        # The diagonal has no pair: its gradients come from a column of zeros after the pairs.
         pair_of = torch.full((num_vectors, num_vectors), self.num_pairs, device=device)
         pairs = torch.arange(self.num_pairs, device=device)
         pair_of[first, second], pair_of[second, first] = pairs, pairs
@@ -51,11 +51,11 @@ class CrossInteraction(nn.Module):
 
 
 class _FirstAndProducts(torch.autograd.Function):
-    """The first of vectors [B, N, D], and the dot products of all pairs of them.
+    """The first of N vectors [B, N, D], and the dot products of all pairs of them.
 
-    The matrix of all products is symmetric, so one matrix product gives its gradient. For autograd
-    the two factors would be different matrices with a product for each, and it would add the
-    gradients to their places one by one.
+    The matrix of all products is symmetric, so one matrix product gives its gradient. Autograd
+    would treat the two factors as different matrices, with a product for each, and would scatter
+    the gradients to their places one by one.
     """
 
     @staticmethod

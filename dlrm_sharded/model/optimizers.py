@@ -1,4 +1,4 @@
-"""Optimizers: fused into the backward pass for the tables, ordinary ones for the dense part."""
+"""Optimizers: those of the tables are fused into the backward pass, the dense part's are not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adam": torch.optim.Adam,
 }
 DENSE_STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
-"""Tensors of the size of a weight that a dense optimizer keeps for it."""
+"""Number of state tensors, each as large as the weight, that a dense optimizer keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class OptimizerConfig:
     Args:
         embedding: one of `EMBEDDING_OPTIMIZERS`, fused into the lookup's backward pass.
         dense: one of `DENSE_OPTIMIZERS`.
-        clip_norm: largest norm of the dense part's gradients, which are scaled down to it; None
-            leaves them. Fused optimizers never hold a table's gradient, so tables are not clipped.
+        clip_norm: norm to which larger gradients of the dense part are scaled down; None for no
+            clipping. Fused optimizers never hold a table's gradient, so tables are not clipped.
     """
 
     embedding: str
@@ -107,11 +107,11 @@ class OptimizerConfig:
             raise ConfigError(f"optimizer.embedding is {reason}")
 
     def fuse_into(self, model: Dlrm) -> None:
-        """Register the embedding optimizer, which must happen before the model is sharded."""
+        """Register the embedding optimizer; this must happen before the model is sharded."""
         fuse(self.embedding, embedding_parameters(model), self.embedding_learning_rate)
 
     def build(self, model: DistributedModelParallel) -> CombinedOptimizer:
-        """Build the optimizers of the tables, their replicas and the dense part, as one."""
+        """Build the optimizers of the tables, replicas and dense part, combined in one."""
         embeddings = sharded_embeddings(model)
         in_tables = {id(parameter) for parameter in embeddings.parameters()}
         dense = self.build_dense(
@@ -126,7 +126,7 @@ class OptimizerConfig:
         return CombinedOptimizer(parts + ([(REPLICAS, replicas)] if replicas else []))
 
     def build_dense(self, parameters: Mapping[str, nn.Parameter]) -> KeyedOptimizer:
-        """Build the optimizer of the dense part, whose parameters are given by name."""
+        """Build the optimizer of the dense part from its parameters by name."""
 
         def make(params: list[nn.Parameter]) -> Optimizer:
             # one kernel for the whole step

@@ -1,9 +1,9 @@
 """The replicas of a sharded model: their weights, and the optimizer that updates them.
 
-TorchRec looks replicas up with its dense kernel, within DistributedDataParallel (DDP). The tables
-of a kernel lie behind one another in one parameter, whose gradients DDP averages over the ranks.
-TorchRec divides gradients of all other tables by the number of ranks, too, so the mean gradient of
-a replica is what a fused optimizer sees of a table that lies on one rank.
+TorchRec looks up replicas with its dense kernel, within DistributedDataParallel (DDP). The tables
+of a kernel are concatenated in one parameter, whose gradients DDP averages over the ranks. TorchRec
+also divides the gradients of all other tables by the number of ranks, so a replica's mean gradient
+is the gradient that a fused optimizer would see if the table were on one rank.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class ReplicaWeights:
     """The replicas that this rank looks up with one kernel.
 
     Args:
-        tables: their names.
-        shapes: their numbers of rows and columns.
-        weights: [sum of rows x columns], one table behind the other.
-        place: index of their lookup among those of the collection.
+        tables: names of the tables.
+        shapes: numbers of rows and columns of each table.
+        weights: [sum of rows x columns], the weights of all tables, one after the other.
+        place: index of their lookup among the collection's lookups.
         group: ranks that average the gradients.
     """
 
@@ -56,10 +56,10 @@ class ReplicaWeights:
     group: dist.ProcessGroup
 
     def by_table(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name of each table and its part of a tensor of all, [R, D] or [R].
+        """Split a flat tensor of all tables into the name and the part of each, [R, D] or [R].
 
         Args:
-            flat: a number for each weight, or for each row.
+            flat: one number for each weight, or for each row.
         """
         is_by_row = flat.numel() != self.weights.numel()
         sizes = [rows if is_by_row else rows * cols for rows, cols in self.shapes]
@@ -84,7 +84,7 @@ def replicas_of(embeddings: ShardedTables) -> list[ReplicaWeights]:
 
 
 def replica_lookups(embeddings: ShardedTables) -> dict[int, Any]:
-    """Return the lookups that are in DDP, by their place among the collection's lookups."""
+    """Return the lookups that are wrapped in DDP, by index among the collection's lookups."""
     return {
         place: lookup
         for place, lookup in enumerate(embeddings._lookups)
@@ -98,7 +98,7 @@ def replica_optimizer(
     """Return the optimizer of all replicas of a collection; None if there are none.
 
     Args:
-        optimizer: the one that is fused into the lookups of the other tables.
+        optimizer: the optimizer that is fused into the lookups of the other tables.
 
     Raises:
         ConfigError: replicas cannot be trained with it.
@@ -128,9 +128,9 @@ def replica_part(optimizer: CombinedOptimizer) -> KeyedOptimizer | None:
 def replica_states(
     optimizer: CombinedOptimizer, of: ReplicaWeights
 ) -> dict[str, tuple[Tensor, ...]]:
-    """Return the optimizer state of each table, [rows] or [rows, cols], as FBGEMM's would be.
+    """Return the optimizer state of each table, [rows] or [rows, cols], in FBGEMM's form.
 
-    The tensors are views of what training changes.
+    The tensors are views of the state that training changes.
     """
     part = replica_part(optimizer)
     assert part is not None, "a model with replicas has an optimizer of them"
@@ -141,14 +141,14 @@ def replica_states(
 
 
 SUMS = "sum"
-"""Name of the state of Adagrad: squared gradients, summed over steps; row-wise, their row means."""
+"""Name of Adagrad's state: squared gradients (row-wise: their row means), summed over steps."""
 
 
 class ReplicaRowwiseAdagrad(Optimizer):
     """Row-wise Adagrad on dense gradients, which equals FBGEMM's fused one.
 
-    FBGEMM updates those rows that a batch looks up. The gradients of all others are zeros, which
-    change neither their state nor their weights.
+    FBGEMM updates only the rows that a batch looks up. The gradients of all other rows are zero,
+    which changes neither their state nor their weights.
     """
 
     def __init__(self, replicas: Sequence[ReplicaWeights], *, lr: float) -> None:
@@ -180,7 +180,7 @@ class ReplicaRowwiseAdagrad(Optimizer):
             strict=True,
         ):
             gradient = flat_gradient.view(block)
-            # A norm reads the gradient once, where the mean of its squares would write them first.
+            # A norm reads the gradient once; the mean of its squares would first write the squares.
             norms = torch.linalg.vector_norm(gradient, dim=1)
             state.addcmul_(norms, norms, value=1 / block[1])
             steps = (state.sqrt() + FUSED_EPSILON).reciprocal_()
@@ -188,7 +188,7 @@ class ReplicaRowwiseAdagrad(Optimizer):
 
 
 def _blocks_of_width(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the shapes with successive tables of one width as one block, which updates at once."""
+    """Merge successive tables of one width into one block, which is updated at once."""
     return [
         (sum(rows for rows, _ in tables), cols)
         for cols, tables in itertools.groupby(shapes, key=lambda shape: shape[1])

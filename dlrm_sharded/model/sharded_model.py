@@ -38,7 +38,7 @@ EMBEDDINGS = "sparse_arch.embedding_bag_collection"
 """Path of the embedding collection in a model."""
 
 FP16_LOSS_SCALE = 1024.0
-"""Factor of gradients in an exchange in fp16, whose smallest number is 6e-8."""
+"""Factor by which gradients are scaled for exchanges in fp16, whose smallest number is 6e-8."""
 
 
 def shard_model(
@@ -52,10 +52,11 @@ def shard_model(
 ) -> DistributedModelParallel:
     """Shard the model by a plan, in TorchRec's DistributedModelParallel; a collective of all ranks.
 
-    The seed alone decides the initial weights, so runs under different plans start from one model.
+    Initial weights depend only on the seed, so runs under different plans start from the same
+    model.
 
     Args:
-        ids_per_sample: number of ids of each feature in every sample; None if it differs.
+        ids_per_sample: number of ids of each feature in every sample; None if it varies.
     """
     device = next(model.dense_arch.parameters()).device
     codecs = exchange_codecs(plan.exchange_precision)
@@ -80,10 +81,10 @@ def shard_model(
 def dry_shard_model(
     model: Dlrm, plan: ShardingPlan, tables: Sequence[Table], topology: Topology
 ) -> DistributedModelParallel:
-    """Shard a model on the meta device as `shard_model` does, but without any tensor's memory.
+    """Shard a model on the meta device as `shard_model` does, but without memory for tensors.
 
-    The result has the modules, shapes and shards of this rank. It cannot run. A replica is a table
-    of this rank there, because TorchRec always allocates the weights of its dense kernel.
+    The result has the modules, shapes and shards of this rank, but cannot run. A replica becomes a
+    whole table of this rank, because TorchRec always allocates the weights of its dense kernel.
     """
     own = ShardingPlan(
         plan.world_size,
@@ -105,10 +106,10 @@ def dry_shard_model(
 
 
 def exchange_codecs(precision: ExchangePrecision) -> dict[str, QuantizedCommCodecs] | None:
-    """Return what TorchRec converts pooled vectors with, by collective; None if nothing is.
+    """Return TorchRec's codecs of pooled vectors, by collective; None if exchanges are exact.
 
-    TorchRec's own registry replaces bf16 by fp16 on CPUs, and makes codecs for int8 in reductions,
-    which fail there. gloo does exchange bf16, and reductions have `in_reductions`.
+    TorchRec's own registry replaces bf16 by fp16 on CPUs, and makes int8 codecs for reductions, in
+    which they fail. gloo does exchange bf16, and reductions use `in_reductions`.
     """
     if precision.is_exact:
         return None
@@ -136,7 +137,7 @@ def _codecs(precision: ExchangePrecision) -> QuantizedCommCodecs:
 class _ScaledCodec:
     """Multiplies numbers before an exchange, and divides them after it, in fp32.
 
-    FBGEMM's own loss scale divides in fp16, which loses the small numbers that it was to save:
+    FBGEMM's own loss scale divides in fp16, which loses the small numbers that it should preserve:
     gradients of 1e-6 would keep 4 bits.
     """
 
@@ -152,14 +153,14 @@ class _ScaledCodec:
         return decoded / self._scale
 
     def __getattr__(self, name: str) -> Any:
-        """Sizes, types and contexts are those of the codec."""
+        """Return the codec's attribute, such as its sizes, types and contexts."""
         return getattr(self._codec, name)
 
 
 class _DenseInOwnGroup(DefaultDataParallelWrapper):
-    """Reduces the gradients of the dense part in the job's group, not in that of the tables.
+    """Reduces the gradients of the dense part in the job's process group, not in the tables' group.
 
-    The exchanges of a group happen one after the other, and the tables' would wait.
+    The exchanges of a group run one after the other, so the tables' exchanges would have to wait.
     """
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
@@ -170,12 +171,12 @@ class _DenseInOwnGroup(DefaultDataParallelWrapper):
         super().wrap(dmp, sharding_env(), device)
         wrapped = dmp._dmp_wrapped_module
         if isinstance(wrapped, DistributedDataParallel):
-            # Without a hook, each gradient is divided by the number of ranks by itself.
+            # Without a hook, DDP divides each gradient by the number of ranks separately.
             wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 
 
 def asked_of_dense_part(model: nn.Module) -> tuple[str | None, bool | None]:
-    """Return the `compile_mode` and `dense_graph` that a wrapped model was built with."""
+    """Return the `compile_mode` and `dense_graph` of a wrapped model; None if still open."""
     found = next((m for m in model.modules() if isinstance(m, Dlrm)), None)
     return (NOT_COMPILED, False) if found is None else (found.compile_mode, found.has_graph)
 
@@ -183,10 +184,10 @@ def asked_of_dense_part(model: nn.Module) -> tuple[str | None, bool | None]:
 def set_dense_part(
     wrapped: DistributedModelParallel, compile_mode: str, *, dense_graph: bool
 ) -> None:
-    """Set what a wrapped model was built without; a collective of all ranks, between two steps.
+    """Set the options that a wrapped model left open; a collective of all ranks, between two steps.
 
     Args:
-        compile_mode, dense_graph: of `Dlrm`; what it was built with stays.
+        compile_mode, dense_graph: see `Dlrm`; options that are already set do not change.
     """
     for model in [m for m in wrapped.modules() if isinstance(m, Dlrm)]:
         if model.compile_mode is None:
@@ -209,7 +210,7 @@ def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
 
 
 def initialize_tables(model: nn.Module, seed: int) -> None:
-    """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default."""
+    """Fill all tables with uniform numbers within +-sqrt(1 / rows), as TorchRec does by default."""
     for name, weight in sharded_embeddings(model).state_dict().items():
         table = table_name(name.split(".")[-2])
         if isinstance(weight, ShardedTensor):
@@ -224,8 +225,8 @@ def fill_table(
 ) -> None:
     """Fill the rectangle of a table that begins at `offsets` = (row, column).
 
-    Every block of 65,536 rows x 4 columns has its own seed. So a weight depends on its place in its
-    table alone, and a rank draws little more than the weights that it holds.
+    Every block of 65,536 rows x 4 columns has its own seed. So a weight depends only on its place
+    in its table, and a rank draws few more numbers than it holds weights.
     """
     bound = num_embeddings**-0.5
     generator = torch.Generator(device=shard.device)

@@ -1,4 +1,4 @@
-"""Translates a plan to TorchRec's types, and back."""
+"""Converts a plan to TorchRec's types, and back."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 """TorchRec's types of weights, by precision."""
 
 CACHE_LINE_BYTES = 128
-"""Bytes that a GPU reads at a time. Lines of CPUs are as long or half as long."""
+"""Bytes that a GPU reads at a time. Cache lines of CPUs are as long or half as long."""
 
 TAKEN_NAMES = frozenset(dir(nn.ModuleDict()))
-"""Names that a `ModuleDict` refuses for its modules, because it has attributes of these names."""
+"""Names that `ModuleDict` refuses for modules, because they are names of its attributes."""
 
 
 def module_name(table: str) -> str:
-    """Return the name that a table has in TorchRec's modules, which must not have dots.
+    """Return the name of a table in TorchRec's modules, which must not have dots.
 
-    Most tables keep their name. In the others, some characters are written as in a URL.
+    Most tables keep their name. In the others, some characters are percent-encoded.
     """
     name = table.replace("%", "%25").replace(".", "%2E")
     return f"%{ord(name[0]):X}{name[1:]}" if name in TAKEN_NAMES else name
 
 
 def table_name(module: str) -> str:
-    """Return the name of the table that has this name in TorchRec's modules."""
+    """Return the table's name, given its name in TorchRec's modules."""
     return unquote(module)
 
 
 def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
-    """Return TorchRec's environment of a group, without a device mesh; None for all ranks.
+    """Return TorchRec's environment of a group (None for all ranks), without a device mesh.
 
     TorchRec's own constructor makes a mesh, which plans without DTensors never use. On NCCL that is
-    a collective of all ranks of the job, so the ranks of a smaller group would wait for ever.
+    a collective of all ranks of the job, so the ranks of a smaller group would wait forever.
     """
     env = ShardingEnv(dist.get_world_size(group), dist.get_rank(group))
     env.process_group = group or dist.group.WORLD
@@ -63,12 +63,12 @@ def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
 
 
 def in_aligned_order(tables: Sequence[Table]) -> list[Table]:
-    """Return the tables in an order in which fewest rows straddle cache lines when looked up.
+    """Return the tables in the order in which the fewest rows straddle cache lines.
 
-    FBGEMM puts the weights of a rank's tables behind each other in the order of the collection, and
-    their pooled vectors too. Rows of 64 columns that come after a table of 4 columns and an odd
-    number of rows straddle one line more each. So tables go by the largest power of two that
-    divides their rows' bytes, up to a line of a GPU; those that do not differ keep their order.
+    FBGEMM concatenates the weights of a rank's tables in the order of the collection, and their
+    pooled vectors too. Rows of 64 columns that come after a table of 4 columns and an odd number of
+    rows each touch one more line. So tables are sorted by the largest power of two that divides
+    their rows' bytes, up to a line of a GPU; tables that are equal in this keep their order.
     """
     return sorted(tables, key=lambda table: -math.gcd(_row_bytes(table), CACHE_LINE_BYTES))
 
@@ -80,13 +80,13 @@ def _row_bytes(table: Table) -> int:
 def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
     """Return TorchRec's configs of the tables.
 
-    They have the names of `module_name`, and the features of the tables.
+    The configs have names from `module_name`, and the features of the tables.
     """
     return [EmbeddingBagConfig(**_config(table)) for table in tables]
 
 
 def sequence_configs(tables: Sequence[Table]) -> list[EmbeddingConfig]:
-    """Return the configs of `bag_configs` for tables whose vectors are not pooled."""
+    """Return TorchRec's configs, as `bag_configs` does, for tables whose vectors are not pooled."""
     return [EmbeddingConfig(**_config(table)) for table in tables]
 
 
@@ -121,7 +121,7 @@ def from_torchrec(
     """Return the shards in TorchRec's plan of one embedding module.
 
     Raises:
-        InvalidPlanError: a table has no shards and is not data-parallel either.
+        InvalidPlanError: a table has no shards and is not data-parallel.
     """
     table_by_name = {table.name: table for table in tables}
     shards: list[Shard] = []
@@ -148,8 +148,8 @@ def from_torchrec(
 def parameter_sharding(
     shards: Sequence[Shard], layout: Layout, topology: Topology
 ) -> ParameterSharding:
-    """Return TorchRec's form of the shards of one table."""
-    if isinstance(layout, Replicas):  # an optimizer outside the lookup sees their mean gradients
+    """Return the shards of one table in TorchRec's form."""
+    if isinstance(layout, Replicas):  # a separate optimizer gets their mean gradients
         return ParameterSharding(
             sharding_type=layout.torchrec_type(topology),
             compute_kernel=EmbeddingComputeKernel.DENSE.value,

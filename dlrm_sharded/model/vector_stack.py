@@ -1,6 +1,6 @@
-"""Puts the vectors of a sample's features beside each other, whatever the dims of their tables.
+"""Stacks the vectors of a sample's features, whatever the dims of their tables.
 
-Nothing of TorchRec is needed here, because an exported model is scored without it.
+TorchRec is not imported here, because an exported model is scored without it.
 
 Letters: B batch, F features, D interaction dim.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class VectorStack(nn.Module):
-    """Puts the vectors of all features beside each other, projected to one dim.
+    """Stacks the vectors of all features, projected to one dim.
 
     Args:
         dim: D.
@@ -43,7 +43,7 @@ class VectorStack(nn.Module):
         )
 
     def forward(self, embedded: Tensor, pooled: KeyedTensor) -> Tensor:
-        """Return the vectors of `stacked` for pooled vectors of all features."""
+        """Return `stacked` for the pooled vectors of all features."""
         return self.stacked(embedded, pooled.keys(), pooled.length_per_key(), pooled.values())
 
     def stacked(
@@ -58,7 +58,7 @@ class VectorStack(nn.Module):
             pooled: [B, sum of the dims], their vectors.
         """
         key = tuple(features), tuple(dims)
-        if key not in self._orders:  # plans do not change within a training
+        if key not in self._orders:  # plans do not change within a run
             self._orders[key] = _order(*key, self._place)
         widths, pieces_of_dims = self._orders[key]
         pieces = pooled.to(embedded.dtype).split(widths, dim=1)
@@ -73,13 +73,13 @@ class VectorStack(nn.Module):
 
 
 _Order = tuple[list[int], list[tuple[int, list[int]]]]
-"""Widths of pieces of pooled vectors; by dim, numbers of the pieces in the model's order."""
+"""Widths of pieces of the pooled vectors, and by dim the pieces' indices in the model's order."""
 
 
 def _order(names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]) -> _Order:
-    """Return how to reorder features, where runs of them that are adjacent in both orders stay."""
+    """Return how to reorder features; runs that are adjacent in both orders stay together."""
     places = [place[name] for name in names]
-    # in a run, places ascend as numbers do, so that their difference is the same
+    # within a run, places ascend as numbers do, so their difference is constant
     features = [
         (of - number, dim, of) for number, (of, dim) in enumerate(zip(places, dims, strict=True))
     ]

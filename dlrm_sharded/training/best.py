@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dlrm_sharded.training.metrics import Evaluation
 
 IS_BETTER = {"auroc": operator.gt, "normalized_entropy": operator.lt, "loss": operator.lt}
-"""Says by metric of an `Evaluation` whether the first one of two values is better."""
+"""Tells, for each metric of an `Evaluation`, whether the first of two values is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Best:
 
     Args:
         metric: one of `IS_BETTER`.
-        value: its best value; None if it has had none.
+        value: its best value so far; None if there is none.
         step: number of steps before that evaluation.
-        num_worse: number of evaluations since then, which were not better.
+        num_worse: number of evaluations since then, none of which was better.
     """
 
     metric: str
@@ -29,7 +29,7 @@ class Best:
     num_worse: int = 0
 
     def after(self, evaluation: Evaluation, step: int) -> Best:
-        """Return the best one after another evaluation, of a later step."""
+        """Return the best evaluation after a later one, at `step`, is counted."""
         value = getattr(evaluation, self.metric)
         if value is None or not (self.value is None or IS_BETTER[self.metric](value, self.value)):
             return dataclasses.replace(self, num_worse=self.num_worse + 1)

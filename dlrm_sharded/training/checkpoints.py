@@ -1,4 +1,4 @@
-"""The checkpoints of a training: when they are due, and what is in them."""
+"""The checkpoints of a training run: when they are due, and what they contain."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from dlrm_sharded.training.progress import Progress
 log = logging.getLogger(__name__)
 
 Describe = Callable[[Progress], RunState]
-"""Describes the run at a moment of its training, for the manifest."""
+"""Describes the run at a point in its training, for the manifest."""
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
-    """Writes checkpoints at intervals, and when a signal asks the training to stop.
+    """Writes checkpoints at intervals, and when a signal asks the training run to stop.
 
-    All ranks call its methods together. Within the block, signals are noted.
+    All ranks call its methods together. Within the `with` block, signals are recorded and do not
+    end the process.
 
     Args:
-        saver: is closed at the end of the block.
+        saver: closed at the end of the block.
         model: state of the model, whose tensors change as it trains.
         describe: called on every rank when a checkpoint is written.
     """
@@ -58,7 +59,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def __exit__(self, error: type[BaseException] | None, *args: object) -> None:
         self._signals.__exit__(None, None, None)
-        # After an error, a rank may be gone that the one in the background waits for.
+        # After an error, the background writer may wait for a rank that is gone.
         with suppress(Exception) if error is not None else nullcontext():
             self._saver.close()
 
@@ -68,7 +69,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return self._saver.failure
 
     def stops_evaluation(self) -> bool:
-        """Return after a batch of an evaluation whether it must end before its last batch."""
+        """Return, after each batch of an evaluation, whether the evaluation must end early."""
         self._meet()
         return self._stop is not None or self._must_end
 
@@ -83,7 +84,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """Write a checkpoint if one is due.
 
         Args:
-            is_complete: whether this was the last step, and its evaluation is done.
+            is_complete: whether this was the last step and its evaluation is done.
             progress: returns the trainer's state; called only if it is needed.
             is_best: whether the evaluation after this step is the best one, so that a checkpoint
                 is due.

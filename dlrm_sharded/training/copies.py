@@ -1,4 +1,4 @@
-"""The host memory of the copy of a GPU's model from which a checkpoint is written."""
+"""The host memory of the copy from which a checkpoint of a GPU's model is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.task import Topology
 
 FLOAT_BYTES = 4
-"""Size of a weight as a topology counts it, and of a number of optimizer state."""
+"""Bytes of a weight, as a topology counts them, and of one value of optimizer state."""
 
 
 def pinned_bytes(num_bytes: int) -> int:

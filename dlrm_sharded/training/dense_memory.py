@@ -45,11 +45,12 @@ class DenseMemory:
     """Memory of the dense part of a model on every rank, in bytes.
 
     Args:
-        parameter_bytes: weights, and likewise their gradients.
+        parameter_bytes: weights; their gradients take as much again.
         buffer_bytes: tensors that are not trained.
         activation_bytes: peak within a step of everything else: pooled vectors as the tables give
             them, activations, and the gradients of both.
-        has_graphs: whether CUDA graphs hold these on a GPU; nothing else can use their memory.
+        has_graphs: whether, on a GPU, CUDA graphs hold the activations, so that nothing else can
+        use their memory.
     """
 
     parameter_bytes: int
@@ -101,7 +102,7 @@ def _fake_dense_part(
     num_dense: int,
     local_batch_size: int,
 ) -> Iterator[tuple[Dlrm, Batch]]:
-    """Build a model whose tensors have no memory and whose lookup returns pooled vectors; a batch.
+    """Yield a model and a batch without memory; the model's lookup returns pooled vectors.
 
     Within the block, new tensors have no memory either.
     """
@@ -145,7 +146,7 @@ class _PooledVectors(nn.Module):
 
 
 def _move_to_fake_cpu(module: nn.Module) -> None:
-    """Replace a module's own tensors on the meta device, on which autocast does nothing."""
+    """Replace a module's meta tensors by fake CPU ones, because autocast ignores meta tensors."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
             fake = torch.empty(parameter.shape, dtype=parameter.dtype)
@@ -166,7 +167,7 @@ def _step_peak_bytes(model: nn.Module, batch: Batch, parameters: Iterable[Tensor
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Sums up the storages that operations return, until they are released."""
+    """Sums the sizes of the storages that operations return, until they are released."""
 
     def __init__(self) -> None:
         super().__init__()

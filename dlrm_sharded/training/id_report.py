@@ -1,4 +1,4 @@
-"""Reports the ids that tables lack: once for each table, and in sum over the ranks."""
+"""Reports ids that are out of their table's range: once for each table, summed over the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IdReport:
     """Gathers what the ranks have found in their batches.
 
     Args:
-        counts: numbers of ids that were found before, by table.
+        counts: numbers of such ids found before, by table.
     """
 
     def __init__(self, rank: Rank, counts: Mapping[str, int]) -> None:
@@ -33,13 +33,13 @@ class IdReport:
         """Add the faults of all ranks, which call it together; return whether there are any.
 
         Args:
-            found: faults of this rank, with where they are in words.
+            found: faults of this rank, each with its place in words, such as "at step 3".
 
         Raises:
             DataError: one of them is fatal; all ranks raise it.
         """
         if self._group is None and self._rank.device.type == "cuda":
-            self._group = new_group(backend="gloo")  # one of the host, so that no GPU is waited for
+            self._group = new_group(backend="gloo")  # on the host, to avoid waiting for a GPU
         of_ranks: list[list[tuple[str, IdFault]]] = [[] for _ in range(self._rank.world_size)]
         dist.all_gather_object(of_ranks, list(found), group=self._group)
         for rank, faults in enumerate(of_ranks):

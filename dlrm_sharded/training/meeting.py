@@ -15,14 +15,14 @@ from dlrm_sharded.ranks.distributed import Rank, new_group
 from dlrm_sharded.ranks.process import kept_signals, set_handlers
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals with which schedulers announce that a job is about to end, and a hangup."""
+"""Signals by which schedulers announce that a job is about to end, and a terminal's hangup."""
 
 INTERVAL_S = 0.5
-"""Time between two meetings that take up to `USUAL_S`; it grows with what longer ones take."""
+"""Time between two meetings if one takes up to `USUAL_S`; longer ones increase it in proportion."""
 
 USUAL_S = 1e-3
 MOST_INTERVALS = 10
-"""Limit of the growth. Signals announce the end of a job 25 s before it, or earlier."""
+"""Largest factor of that increase. Schedulers send signals at least 25 s before a job ends."""
 
 MOST_BATCHES = 1000
 """Largest number of batches between two meetings."""
@@ -64,7 +64,7 @@ class Meeting:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Take note of signals within the block, instead of ending at once."""
+        """Record signals within the block, instead of ending at once."""
 
         def receive(number: int, frame: object) -> None:
             self._received = signal.Signals(number)
@@ -111,5 +111,5 @@ class Meeting:
         return INTERVAL_S * min(max(self._fastest_s / USUAL_S, 1.0), MOST_INTERVALS)
 
     def has_saved(self) -> None:
-        """Begin the time until the next checkpoint."""
+        """Restart the clock of the next checkpoint."""
         self._last_saved_s = time.monotonic()

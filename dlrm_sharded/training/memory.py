@@ -1,9 +1,10 @@
 """The memory that every rank of a run needs at its peak, estimated before anything is built.
 
-What lives for the whole run is known exactly. A step needs memory for a while; it is estimated at
-its moments of largest use, which are counted from what TorchRec and FBGEMM allocate there.
+What lives for the whole run is known exactly. What a step needs temporarily is estimated at its
+moments of largest use, from what TorchRec and FBGEMM allocate there.
 
-Letters: W ranks, B global batch, b = B / W, D columns of all tables, D_r those of a rank's shards.
+Letters: W ranks, B global batch, b = B / W, D columns of all tables, D_r columns of a rank's
+shards.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ EVALUATION_BYTES_PER_SAMPLE = 64
 """Predictions and labels of all ranks, and what it takes to sort and count them for the AUROC."""
 
 HEAP_FACTOR, ID_HEAP_FACTOR = 2.4, 1.25
-"""Memory that a process takes on a CPU for vectors and for ids, relative to what is alive of them.
+"""Memory that a process on a CPU takes for vectors and for ids, relative to their live tensors.
 
 The C library keeps freed blocks for speed (`process.keep_freed_memory`). It often finds none of the
 right size and alignment for the next tensor, so the heap grows in the first tens of steps. The
@@ -39,7 +40,7 @@ factors were measured, see docs/notes/measurements.md.
 """
 
 CUDA_SLACK = 0.25
-"""Free memory in torch's blocks on a GPU, relative to what lives there for a while: an assumption.
+"""Free memory in torch's blocks on a GPU, relative to temporary tensors there: an assumption.
 
 Blocks above 10 MiB are multiples of 2 MiB, and what is free between them may be too small. Ids of
 changing sizes on several streams leave more: a benchmark of TorchRec with 2 ranks held 34 % more
@@ -53,7 +54,7 @@ Between 0.5 GiB (NVIDIA/nccl#2366) and 1.6 GB (#864) are reported for one; more 
 """
 
 PINNED_BATCH_FACTOR = 2
-"""Largest ratio of page-locked memory to the batches in it, whose tensors are not listed here."""
+"""Largest ratio of page-locked memory to its batches: torch rounds tensors to a power of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class MemoryNeeds:
 def estimate_memory(
     plan: ShardingPlan, task: ShardingTask, needs: MemoryNeeds, process_bytes: Sequence[int]
 ) -> tuple[RankMemory, ...]:
-    """Estimate the memory of every rank at its peak, on a GPU that of the GPU alone.
+    """Estimate every rank's memory at its peak; for ranks on GPUs, the GPU's memory only.
 
     Args:
         process_bytes: measured memory of each rank's process before anything is built.
@@ -121,18 +122,18 @@ def estimate_host_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankLoad:
-    """The share of one rank in a global batch.
+    """One rank's share of a global batch.
 
     Args:
         weight_bytes, state_bytes: its shards' weights and optimizer state.
         replica_bytes: weights of its replicas, which `weight_bytes` contains.
-        replica_gradient_bytes: their gradients, as the lookup and as DDP has them.
+        replica_gradient_bytes: their gradients, held by the lookup and again by DDP.
         local_ids, local_lengths: numbers of ids and of lengths in its samples, of all tables.
-        ids, lengths: the same in all samples of its shards, and in its own samples of replicas.
+        ids, lengths: the same for its shards, in all samples, and its replicas, in its own samples.
         local_bytes: fp32 vectors of all tables for its samples, [b, D].
         pooled_bytes: fp32 vectors of its shards for all samples, [B, D_r], and of its replicas for
             its own samples.
-        exchanged_bytes: both together without replicas, whose vectors no rank sends.
+        exchanged_bytes: sum of both, without replicas, whose vectors no rank sends.
     """
 
     weight_bytes: int
@@ -207,12 +208,12 @@ def _estimate(
     if device == "cuda":
         slack = int(CUDA_SLACK * (peak.ids + _vectors(peak)))
     else:
-        # Blocks of other moments stay, and hold what comes later only in part.
+        # The heap keeps the blocks of other moments, and later tensors fit them only in part.
         peak = dataclasses.replace(
             peak, ids=max(moment.ids for moment in (*measuring, *training_step))
         )
-        # What sorted the ids of the measurement is free for vectors of the training, other blocks
-        # rarely are.
+        # Vectors of the training step can reuse the blocks in which the measurement sorted ids,
+        # but rarely other blocks.
         free = SORT_BYTES_PER_ID[device] * load.ids
         heap = HEAP_FACTOR * _vectors(measurement)
         heap += max(0, HEAP_FACTOR * _vectors(training) - free)
@@ -247,10 +248,10 @@ def _vectors(moment: RankMemory) -> int:
 def _moments_of_measurement(
     load: _RankLoad, task: ShardingTask, needs: MemoryNeeds
 ) -> list[RankMemory]:
-    """Return what lives only for a while, at two moments of measuring the embedding cost.
+    """Return the temporary memory at two moments of measuring the embedding cost.
 
-    Exchanges have an input and an output besides the vectors that they come from or go to. Replicas
-    have another bucket besides DDP's, see `measuring/replica_stages.py`.
+    Exchanges have an input and an output buffer in addition to the vectors they send or receive.
+    Replicas have a bucket in addition to DDP's, see `measuring/replica_stages.py`.
     """
     exchanges = task.topology.world_size > 1
     local, pooled = load.local_bytes, load.pooled_bytes
@@ -274,7 +275,7 @@ def _moments_of_measurement(
 def _moments_of_training(
     load: _RankLoad, task: ShardingTask, needs: MemoryNeeds
 ) -> list[RankMemory]:
-    """Return what lives only for a while, at three moments of a training step.
+    """Return the temporary memory at three moments of a training step.
 
     Activations in CUDA graphs are not freed for the tables, so they live at all moments.
     """
@@ -325,7 +326,7 @@ def _batch_bytes(load: _RankLoad, task: ShardingTask, needs: MemoryNeeds) -> int
 
 
 def _received(load: _RankLoad, task: ShardingTask) -> int:
-    """Return the memory of the ids that a rank looks up, as they arrive and as FBGEMM has them."""
+    """Return the memory of the ids that a rank looks up, as received and as FBGEMM keeps them."""
     return LONG_BYTES * (load.ids + load.lengths) + _arrived(load, task)
 
 

@@ -56,7 +56,7 @@ def set_schedule_step(scheduler: LRScheduler, step: int) -> None:
 
 
 def check_pipeline(name: str, plan: ShardingPlan, device_type: str) -> None:
-    """Refuse a pipeline that is not installed, or that would not train a plan's tables rightly.
+    """Refuse a pipeline that is not installed, or that would train a plan's tables incorrectly.
 
     Raises:
         ConfigError: says which pipeline trains the plan, or which TorchRec has the pipeline.
@@ -84,10 +84,10 @@ def make_pipeline(
     """Make a pipeline of `PIPELINES`.
 
     Args:
-        num_synchronous: number of first steps in which `semi_sync` looks no vectors up ahead.
+        num_synchronous: number of first steps in which `semi_sync` does not look up vectors early.
 
     Raises:
-        ConfigError: the pipeline is not installed, or would not train the model rightly.
+        ConfigError: the pipeline is not installed, or would train the model incorrectly.
     """
     if not PIPELINES[name].is_exact and any(isinstance(m, DenseGraph) for m in model.modules()):
         raise ConfigError(
@@ -110,10 +110,10 @@ def make_pipeline(
 
 
 def _with_current_rates(pipeline: type[Any]) -> type[Any]:
-    """Let tables get the learning rates of a step at its begin, for the lookups that it does.
+    """Set the tables' learning rates at the start of a step, for the lookups in that step.
 
-    FBGEMM updates what was looked up at the rate that it had then, and it gets the rate when
-    gradients are set to zero, which TorchRec does too late for these pipelines.
+    FBGEMM updates rows at the learning rate it had when they were looked up. TorchRec passes the
+    rate on in `zero_grad`, which it calls too late for these pipelines.
     """
 
     class WithCurrentRates(pipeline):
@@ -137,8 +137,8 @@ def _class_of(name: str) -> type[Any]:
 def settle(name: str, pipeline: StepPipeline, device: torch.device, step: int) -> None:
     """Prepare a pipeline for a checkpoint after a step; a collective of all ranks.
 
-    A run that resumes looks the next vectors up in the weights of the checkpoint. So does this one
-    from here on, if it has looked them up before the last update.
+    A resumed run looks up the next vectors in the checkpoint's weights. If this run has looked them
+    up already, before the last update, it looks them up again, so that both train alike.
     """
     _wait_for_updates(pipeline, device)
     batches: Any = getattr(pipeline, "batches", ())
@@ -153,7 +153,7 @@ def settle(name: str, pipeline: StepPipeline, device: torch.device, step: int) -
 
 
 def _wait_for_updates(pipeline: StepPipeline, device: torch.device) -> None:
-    """Let what comes next on the device wait for tables that are updated on another stream."""
+    """Make the current stream wait for tables that are updated on another stream."""
     stream = getattr(pipeline, "_data_dist_stream", None)
     if device.type == "cuda" and stream is not None:
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -167,11 +167,11 @@ def evaluate(
     *,
     is_stopped: Callable[[], bool] | None = None,
 ) -> Evaluation | None:
-    """Evaluate some batches; the training pipeline keeps its own batches.
+    """Evaluate the model on batches; the training pipeline keeps its own batches.
 
     Args:
-        is_stopped: called after each batch; returns on all ranks alike whether to give up, and
-            then there is no evaluation.
+        is_stopped: called after each batch; returns whether to give up, the same on all ranks.
+            The result is then None.
     """
     rewritten = isinstance(pipeline, TrainPipelineSparseDist)
     if rewritten:

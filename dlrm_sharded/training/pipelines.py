@@ -1,4 +1,4 @@
-"""The pipelines of a training: what of a step they do during the step before, and what that takes.
+"""The training pipelines: what they do of a step during the step before, and what they hold.
 
 TorchRec has all of them; `pipeline.py` makes them.
 """
@@ -14,10 +14,10 @@ class Pipeline:
     """Says which work of a step a pipeline does during the step before.
 
     Args:
-        next_lookup: phase of the step before that follows the lookup of the vectors; None for a
+        next_lookup: phase of the step before, ahead of which the vectors are looked up; None for a
             lookup in the step itself.
         is_exact: whether it trains as `base` does, up to the order of sums.
-        num_batches: most batches that a device holds at a time.
+        num_batches: largest number of batches that a device holds at a time.
         num_arrived: number of those of which it also holds the redistributed ids.
     """
 
@@ -34,4 +34,4 @@ PIPELINES = {
     "fused_sparse_dist": Pipeline(next_lookup="optimizer", num_batches=3, num_arrived=2),
     "semi_sync": Pipeline(next_lookup="backward", is_exact=False, num_batches=3, num_arrived=3),
 }
-"""By name."""
+"""The pipelines by name."""

@@ -18,11 +18,11 @@ from dlrm_sharded.datasets.base import page_locked
 class Prefetcher(Iterator[Batch], AbstractContextManager["Prefetcher"]):
     """Reads the next batches of an iterator in a thread, and measures how long its user waits.
 
-    The iterator is ahead of its user. So a run that resumes must go to the batch of its step, not
-    to where the iterator was.
+    The iterator runs ahead of its user. So a resumed run must seek to the batch of its step, not
+    to the iterator's position.
 
     Args:
-        depth: number of batches that are read ahead; with 0 the user reads, without a thread.
+        depth: number of batches that are read ahead; 0 reads each on demand, without a thread.
         device: on CUDA, batches are moved to page-locked memory, from which a GPU copies while it
             computes.
         shares_with: prefetcher of the same dataset and depth, whose thread reads for both.
@@ -42,7 +42,7 @@ class Prefetcher(Iterator[Batch], AbstractContextManager["Prefetcher"]):
         self._ahead: deque[Future[Batch | None]] = deque()
         self._executor: ThreadPoolExecutor | None = shares_with._executor if shares_with else None
         if depth and not shares_with:
-            # A thread begins with device 0, on which all ranks of the host would take memory.
+            # A new thread uses device 0, on which all ranks of the host would take memory.
             initializer = (torch.cuda.set_device, (device,)) if self._pins else ()
             self._executor = ThreadPoolExecutor(1, "prefetch", *initializer)
         if self._executor:
@@ -65,7 +65,7 @@ class Prefetcher(Iterator[Batch], AbstractContextManager["Prefetcher"]):
             self._executor.shutdown(cancel_futures=True)
 
     def take_wait_ms(self) -> float:
-        """Return the median wait since the last call."""
+        """Return the median wait for a batch since the last call, in ms; 0 if there was none."""
         waits_s, self._waits_s = self._waits_s, []
         return 1e3 * float(np.median(waits_s)) if waits_s else 0.0
 

@@ -37,7 +37,7 @@ def make_profiler(
     start_step: int,
     num_steps: int,
 ) -> StepProfiler | None:
-    """Return what profiles the steps after the warm-up; None if no such step is left.
+    """Return a profiler of the steps after the warm-up; None if no such step is left.
 
     Args:
         folder: folder of the traces of all ranks.
@@ -66,8 +66,8 @@ class StepProfiler(AbstractContextManager["StepProfiler"]):
     """Profiles steps of this rank.
 
     Args:
-        steps: numbers of the steps, from 1 on. The first one is not in the trace, as the profiler
-            starts in it.
+        steps: numbers of the steps, counted from 1. The first one is not in the trace, because
+            the profiler starts in it.
         folder: folder of the traces of all ranks.
     """
 
@@ -86,7 +86,7 @@ class StepProfiler(AbstractContextManager["StepProfiler"]):
         self.stop()
 
     def start(self) -> None:
-        """Begin before the first of the steps, and remove older traces of the run."""
+        """Start the profiler before its first step, and remove older traces of the run."""
         self._began_s = time.perf_counter()
         if self._rank.is_zero:
             for old in self._folder.glob("rank*.json.gz"):
@@ -99,11 +99,11 @@ class StepProfiler(AbstractContextManager["StepProfiler"]):
         self._running.enter_context(self._profile)
 
     def step(self) -> None:
-        """Go on to the next of the steps."""
+        """Tell the profiler that the next step begins."""
         self._profile.step()
 
     def stop(self) -> None:
-        """Write the trace after the last of the steps; does nothing the second time."""
+        """Write the trace after the last profiled step; later calls do nothing."""
         self._running.close()
         if self._began_s and not self.num_done:
             self.num_done = len(self.steps)
@@ -193,7 +193,7 @@ def _name_backward(result: Tensor, name: str, *, until: Node | None = None) -> N
     nodes = [result.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen or hasattr(node, "variable"):  # DDP takes those of weights
+        if node is None or node in seen or hasattr(node, "variable"):  # DDP hooks weights' nodes
             continue
         seen.add(node)
         enter, leave = _region_hooks(name)

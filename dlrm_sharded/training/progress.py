@@ -1,4 +1,4 @@
-"""The state from which a trainer goes on where another process has stopped."""
+"""The state from which a trainer continues where another process stopped."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ NO_EVALUATION = Evaluation(auroc=None, normalized_entropy=None, num_samples=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """State of a training between two steps, besides the model's.
+    """State of a training run between two steps, besides the model's.
 
     Args:
         step: number of steps trained.
         loss: mean loss of the last logged steps; nan before the first.
         evaluation: result of the last evaluation.
         evaluated_step: number of steps before it.
-        best: the best evaluation by a metric; None if the run has none to keep or to end by.
+        best: the best evaluation by a metric; None if the run does not compare evaluations.
         steady_s: time that the steps after the warm-up took, with everything between them.
         window_losses: [number of steps since the last logged one], losses of this rank.
         step_ms: [N], times of the steps that count for the throughput.
-        ids_out_of_range: number of ids that each table lacks, by its name.
+        ids_out_of_range: number of ids beyond each table's rows, by its name.
     """
 
     step: int = 0
@@ -78,10 +78,10 @@ def read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progres
     """Return the progress of a checkpoint, and set the rank's random number generators.
 
     With another number of ranks, every rank gets the mean of the losses that are not logged yet,
-    and generators of ranks that did not exist stay as they are seeded.
+    and the generators of additional ranks keep their seeds.
 
     Args:
-        same_plan: whether the times of steps are those of the plan that goes on.
+        same_plan: whether the run continues under the same plan, so that earlier step times count.
     """
     try:
         return _read_progress(manifest, rank, same_plan=same_plan)
@@ -92,7 +92,7 @@ def read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progres
 
 
 def read_best(progress: Mapping[str, Any]) -> Best | None:
-    """Return the best evaluation of a progress; None if none is noted."""
+    """Return the best evaluation in a checkpoint's progress; None if it has none."""
     best = progress.get("best")
     return None if best is None else Best(**best)
 

@@ -1,4 +1,4 @@
-"""Says what ranks need of a memory, a GPU's or their host's, and whether it is there."""
+"""Says how much memory ranks need, on their GPUs or hosts, and whether it is available."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PART_NAMES = {
 class RankMemory:
     """Memory of one rank at its peak, in bytes, by what needs it.
 
-    A rank on a GPU has two of these, for the GPU and for the host. On a CPU one has all parts.
+    A rank on a GPU has two of these, one for the GPU and one for the host; on a CPU it has one.
 
     Args:
-        process: what the process used before anything was built, a measured figure; the context
-            on CUDA.
+        process: memory that the process used before anything was built, which is measured; on
+            CUDA the context.
     """
 
     process: int = 0
@@ -62,7 +62,7 @@ class RankMemory:
 
     @property
     def tensors(self) -> int:
-        """Memory of the tensors alone, which is what torch counts on a GPU."""
+        """Memory of the tensors alone, as torch counts it on a GPU."""
         return self.needed - self.nccl - self.slack
 
     def largest(self, count: int) -> list[tuple[str, int]]:
@@ -83,12 +83,12 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """A memory that the ranks of a host share, or each has for itself, and what they need of it.
+    """The memory of GPUs, which each rank has to itself, or of hosts, which their ranks share.
 
     Args:
         ranks: what each rank needs.
-        available_bytes: memory that each rank can still take; ranks of a host share it.
-        ranks_per_host: number of ranks that share a memory; 1 for that of GPUs.
+        available_bytes: memory that is still free for each rank; ranks of a host share it.
+        ranks_per_host: number of ranks that share the memory; 1 for GPU memory.
         is_host: whether it is the host memory of ranks on GPUs.
     """
 
@@ -98,7 +98,7 @@ class Budget:
     is_host: bool = False
 
     def fullest(self) -> tuple[range, int, int]:
-        """Return the ranks of the fullest host, what they need together, and what it can give."""
+        """Return the ranks of the fullest host, the bytes that they need, and those available."""
         hosts = [
             range(first, first + self.ranks_per_host)
             for first in range(0, len(self.ranks), self.ranks_per_host)

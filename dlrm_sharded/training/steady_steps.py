@@ -1,4 +1,4 @@
-"""The steps after the warm-up of a run, whose times are its throughput."""
+"""The steps after the warm-up of a run, from whose times its throughput follows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from dlrm_sharded.training.progress import Progress
 
 
 class SteadySteps:
-    """Notes the times of a run's steps after the warm-up, those of its earlier attempts included.
+    """Records the times of a run's steps after the warm-up, including those before it was resumed.
 
     Args:
         profiler: traces some steps, which slows them down; None for no trace.
 
     Attributes:
-        step_ms: times of steps, measured on the device; those of the warm-up and traced ones are
-            not among them.
+        step_ms: times of steps, measured on the device, without the warm-up and traced steps.
     """
 
     def __init__(
@@ -51,11 +50,11 @@ class SteadySteps:
             self._until_s = self._last_s
 
     def end_early(self, step: int) -> None:
-        """Note that this step, the last one taken, is the last one of the training."""
+        """Note that this step, the last one taken, ends the training run."""
         self._num_steps, self._until_s = step, self._last_s
 
     def seconds(self, step: int) -> float:
-        """Return the time up to a step as if none had been traced; nan if there is none."""
+        """Return the time from the warm-up to a step as if none were traced; nan if all were."""
         until_s = time.perf_counter() if math.isnan(self._until_s) else self._until_s
         steady_s = until_s - self._since_s
         if self._profiler is None or not self._profiler.num_done:
@@ -67,7 +66,7 @@ class SteadySteps:
         return (steady_s - self._profiler.spent_s) * num_steps / num_untraced
 
     def samples_per_s(self, batch_size: int) -> tuple[float, float]:
-        """Return the throughput of all steps together, and that of the slowest tenth."""
+        """Return the throughput of all steps, and a throughput that nine tenths of them exceed."""
         num_steps = self._num_steps - self._num_warmup
         overall = batch_size * num_steps / self.seconds(self._num_steps)
         return overall, float(batch_size / self.percentile_ms(90) * 1e3)

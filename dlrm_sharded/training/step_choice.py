@@ -1,8 +1,8 @@
-"""Chooses how the steps of a training on GPUs run, by a measurement of its first steps.
+"""Chooses how the steps of a training run on GPUs run, by a measurement of its first steps.
 
-Where a device waits for the launches of its host, as in small batches, a graph of the dense part
-spares most of them. Elsewhere, compiled layers take less time of the device (docs/notes/gpus.md).
-What is chosen trains as `base` does, up to rounding.
+Where a device waits for its host's kernel launches, as with small batches, a CUDA graph of the
+dense part saves most of them. Elsewhere, compiled layers take less device time
+(docs/notes/gpus.md). What is chosen trains as `base` does, up to rounding.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dlrm_sharded.ranks.stopwatch import Stopwatch
 from dlrm_sharded.training.pipelines import PIPELINES
 
 TRIAL_STEPS, UNTIMED_STEPS = 20, 5
-"""Steps of a trial, and the first of them, in which libraries choose kernels and allocate."""
+"""Steps of a trial, and the first ones, in which libraries choose kernels and allocate memory."""
 
 HOST_LEAD = 0.5
-"""The host bounds a step if the device has done it within this share of a step after the host has
-launched it. At 8,192 samples of MLPerf's model, an H200 works in 35 % of a step, so it cannot be
-later than that. At 65,536 it works in 97 %, and the host needs a third (docs/notes/gpus.md)."""
+"""A step is host-bound if the device finishes it within this fraction of a step after its launch.
+At 8,192 samples of MLPerf's model, an H200 works for 35 % of a step, so it cannot finish later than
+that. At 65,536 it works for 97 %, and the host needs a third of a step (docs/notes/gpus.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True)
 class AskedOptions:
-    """The `StepOptions` of a config, in which None is to be chosen."""
+    """The `StepOptions` that a config asks for; None leaves the choice to the run."""
 
     pipeline: str | None
     compile_mode: str | None
@@ -61,7 +61,7 @@ class AskedOptions:
         return None in (self.pipeline, self.compile_mode, self.dense_graph)
 
     def or_else(self, pipeline: str, compile_mode: str, *, dense_graph: bool) -> StepOptions:
-        """Return the options with these in the place of None."""
+        """Return the options, with these arguments in the place of None."""
         return StepOptions(
             self.pipeline or pipeline,
             self.compile_mode or compile_mode,
@@ -70,7 +70,7 @@ class AskedOptions:
 
 
 def untried_options(asked: AskedOptions, device: torch.device) -> StepOptions:
-    """Return the options of steps of which nothing is known, on a CPU and in a short training."""
+    """Return the options of steps that are not measured: on a CPU, or in a short training run."""
     pipeline = "sparse_dist" if device.type == "cuda" else "base"
     return asked.or_else(pipeline, NOT_COMPILED, dense_graph=False)
 
@@ -82,11 +82,11 @@ def first_options(asked: AskedOptions) -> StepOptions:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Times of a step of all ranks.
+    """Times of a step: the largest step time and the smallest lead of any rank.
 
     Args:
-        step_ms: time of the device from the end of a step to that of the next one.
-        lead_ms: time that the device still works after the host has launched a step.
+        step_ms: time on the device from the end of a step to the end of the next one.
+        lead_ms: time for which the device still works after the host has launched a step.
         graph_fits: whether a graph of the dense part fits the memory.
     """
 
@@ -107,7 +107,7 @@ class StepTimes:
 
 
 def chosen_options(asked: AskedOptions, times: StepTimes, world_size: int) -> StepOptions:
-    """Return the fastest options that are known for such steps, of those that losses allow."""
+    """Return the fastest known options for such steps, of those that leave losses as they are."""
     takes_graph = (
         times.host_bounds
         and times.graph_fits
@@ -125,8 +125,8 @@ def chosen_options(asked: AskedOptions, times: StepTimes, world_size: int) -> St
 class StepTrial:
     """Measures the first steps of a training.
 
-    The CPU time of the host would not show it: CUDA spins while it waits for a device, and another
-    thread launches the backward pass.
+    The host's CPU time would not show which of the two bounds them: CUDA spins while it waits for a
+    device, and another thread launches the backward pass.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -136,15 +136,15 @@ class StepTrial:
         self._num_steps = 0
 
     def add(self) -> bool:
-        """Note that a step was launched, and return whether it was the last one."""
+        """Note that a step was launched, and return whether it was the last one of the trial."""
         self._num_steps += 1
         if self._num_steps >= UNTIMED_STEPS:
-            self._watch.mark()  # the first time, the device has done all when this returns
+            self._watch.mark()  # the first call returns when the device is idle
             self._launched_s.append(time.perf_counter())
         return self._num_steps == TRIAL_STEPS
 
     def times(self) -> StepTimes:
-        """Return the slowest rank's median times; a collective of all ranks."""
+        """Return the worst of all ranks' median times; a collective of all ranks."""
         step_ms = np.array(self._watch.intervals_ms())
         launched_ms = 1e3 * np.diff(self._launched_s).cumsum()
         lead_ms = float(np.median(np.maximum(step_ms.cumsum() - launched_ms, 0.0)))
@@ -158,7 +158,7 @@ class StepTrial:
 def _graph_fits(device: torch.device) -> bool:
     """Return whether a step fits while a graph of the dense part keeps its memory.
 
-    The graph keeps less than the peak of a step above what stays; the step needs that again.
+    The graph keeps less than a step's peak above the permanent tensors; the step needs that again.
     """
     if device.type != "cuda":
         return True

@@ -1,4 +1,4 @@
-"""The steps of a training: its batches, its pipeline, and how the dense part is computed."""
+"""The steps of a training run: its batches, its pipeline, and how the dense part is computed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class Steps(AbstractContextManager["Steps"]):
-    """Takes the steps of a training, and chooses in the first ones how the others run.
+    """Takes the steps of a training run, and chooses during the first ones how the others run.
 
-    On GPUs, `TRIAL_STEPS` of the warm-up are measured if the config leaves something open.
+    On GPUs, `TRIAL_STEPS` of the warm-up are measured if the config leaves an option open.
 
     Args:
         start_step: number of steps that were taken before.
@@ -78,7 +78,7 @@ class Steps(AbstractContextManager["Steps"]):
         """Take the step with this number, and return its loss []."""
         is_first, self._is_first = self._is_first, False
         rests = is_first and self._rank.heartbeat.last is not None
-        with self._rank.heartbeat.rest() if rests else nullcontext():  # as layers may be compiled
+        with self._rank.heartbeat.rest() if rests else nullcontext():  # layers may be compiled
             loss, _, _ = self._pipeline.progress(self._batches)
         if is_first:
             agree_on_compilation(self._model, self._rank.device)
@@ -98,7 +98,7 @@ class Steps(AbstractContextManager["Steps"]):
     def evaluate(
         self, stream: BatchStream, num_batches: int, is_stopped: Callable[[], bool] | None
     ) -> Evaluation | None:
-        """Evaluate the first batches of a stream, see `pipeline.evaluate`."""
+        """Evaluate the model on the first batches of a stream, see `pipeline.evaluate`."""
         stream.seek(0)
         batches = Prefetcher(
             itertools.islice(stream, num_batches),
@@ -112,7 +112,7 @@ class Steps(AbstractContextManager["Steps"]):
             )
 
     def _begin(self, step: int) -> None:
-        """Read the batches after a step, and make the pipeline that takes them."""
+        """Start reading the batches after a step, and make the pipeline that takes them."""
         self._stream.seek(step)
         self._batches = Prefetcher(
             _endless(self._stream),

@@ -45,7 +45,7 @@ from dlrm_sharded.training.window import ClosedWindow, Window
 log = logging.getLogger(__name__)
 
 LogScalar = Callable[[str, float, int], None]
-"""Logs a tag's value at a step."""
+"""Logs a value: its tag, the value and the step."""
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class Trainer:
 
     Args:
         checkpoints: writes checkpoints; None for none.
-        start: where the training goes on.
+        start: the state from which training continues.
         trace_folder: folder of the ranks' traces, if the config asks for them.
     """
 
@@ -198,11 +198,11 @@ class Trainer:
         )
 
     def _make_up_for_evaluation(self) -> None:
-        """Do the evaluation of the step that the run resumes at, if a signal interrupted it."""
+        """Evaluate the step at which the run resumes, if a signal interrupted that evaluation."""
         step = self.start.step
         if step and self._evaluates(step) and self._evaluated_step != step:
             self._evaluate(step)
-            # It may be interrupted again, or be the best one, or the last one.
+            # The evaluation may be interrupted again, or be the best one, or the last one.
             if self._evaluated_step != step or self._best is not None:
                 self._checkpoint(step, Window(step, self.rank), None)
 
@@ -258,7 +258,7 @@ class Trainer:
                 bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
 
     def _finite_losses(self, window: ClosedWindow) -> Tensor:
-        """Return the mean losses of a window, after what is wrong with its ids is reported.
+        """Report faults of a window's ids, and return the losses of its steps, averaged over ranks.
 
         Raises:
             DataError: ids are wrong in a way that must end the training; on all ranks.
@@ -309,7 +309,7 @@ class Trainer:
                 self._steady.end_early(step)
 
     def _end_if_impatient(self, step: int) -> bool:
-        """Let a step be the last one if too many evaluations were not better."""
+        """End the training at a step, and return True, if the last evaluations were no better."""
         if self.config.is_patient(self._best):
             return False
         self._num_steps = step

@@ -1,4 +1,4 @@
-"""The config of a training, checked."""
+"""The checked config of a training run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ GPU_PREFETCH_BATCHES = 2
 """Batches that a thread reads ahead for a GPU, by default."""
 
 CPU_WARMUP_STEPS, GPU_WARMUP_STEPS = 5, 35
-"""First steps that do not count, by default; on a GPU, steps are measured and then compiled."""
+"""Default numbers of warm-up steps; on a GPU, steps are measured and then compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """Length of the training, and intervals of its logs and evaluations.
+    """Length of a training run, intervals of its logs and evaluations, and how its steps run.
 
     Args:
         num_steps: number of steps; None trains `num_epochs` epochs.
@@ -28,19 +28,19 @@ class TrainerConfig:
         num_eval_batches: number of batches to evaluate on; None uses the whole validation split.
         keep_best: metric, one of `best.IS_BETTER`, by which the checkpoint of the best evaluation
             is kept; None keeps the newest checkpoints only.
-        patience: number of evaluations in a row without a better value of `keep_best`, or of the
-            AUROC, after which the training ends; None trains all steps.
-        log_every_steps: interval of logs. Losses stay on the device until the log after, so that
-            the host never waits for a step, and a loss that is not finite is found by then.
-        num_warmup_steps: number of first steps that do not count for the throughput; None for 5 on
-            a CPU, and 35 on CUDA, of which the first 20 choose how steps run, see `step_choice`.
+        patience: number of successive evaluations without a better value of the metric `keep_best`
+            (by default the AUROC) after which training ends; None trains all steps.
+        log_every_steps: interval of logs. Losses stay on the device until the next log, so that
+            the host never waits for a step; a loss that is not finite is found then.
+        num_warmup_steps: number of first steps that the throughput leaves out; None for 5 on a CPU,
+            and 35 on CUDA, of which the first 20 decide how steps run, see `step_choice`.
         prefetch_batches: number of batches that a thread reads ahead, 0 for no thread; None for 2
             on CUDA and 0 on a CPU, whose cores all compute.
         checkpoint: when checkpoints are written; None for never.
         tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
         pipeline: one of `PIPELINES`; None chooses on CUDA, and takes base on a CPU, where nothing
             runs in parallel.
-        semi_sync_after: number of first steps in which `semi_sync` looks no vectors up ahead.
+        semi_sync_after: number of first steps in which `semi_sync` does not look up vectors early.
         trace: whether to trace a few steps after the warm-up, see `docs/guide/training.md`.
         trace_steps: number of traced steps.
     """
@@ -108,12 +108,12 @@ class TrainerConfig:
 
     @property
     def _key_of_best(self) -> str | None:
-        """A key that compares evaluations; None if none of them is set."""
+        """The key by which the config asks to compare evaluations; None if it does not."""
         key = "trainer.patience" if self.keep_best is None else "trainer.keep_best"
         return None if self.keep_best is None and self.patience is None else key
 
     def check_validation(self, num_batches: int) -> None:
-        """Raise ConfigError if evaluations are compared, and the validation split has no batch."""
+        """Raise ConfigError if evaluations are compared, but there is no batch to evaluate on."""
         if self._key_of_best and not (num_batches and self.num_eval_batches != 0):
             raise ConfigError(
                 f"{self._key_of_best} compares evaluations, and there is no batch to evaluate on; "
@@ -121,10 +121,10 @@ class TrainerConfig:
             )
 
     def first_best(self, noted: Best | None) -> Best | None:
-        """Return the best evaluation before a start; None if evaluations are not compared.
+        """Return the best evaluation so far, at the start; None if evaluations are not compared.
 
         Args:
-            noted: that of the checkpoint; by another metric it does not count.
+            noted: the best evaluation in the checkpoint; it does not count if its metric differs.
         """
         if self._key_of_best is None:
             return None
@@ -132,7 +132,7 @@ class TrainerConfig:
         return noted if noted is not None and noted.metric == metric else Best(metric)
 
     def is_patient(self, best: Best | None) -> bool:
-        """Return whether the training goes on, after this best evaluation."""
+        """Return whether training continues, given the best evaluation so far."""
         return best is None or self.patience is None or best.num_worse < self.patience
 
     def total_steps(self, epoch_batches: int) -> int:
@@ -140,13 +140,13 @@ class TrainerConfig:
         return self.num_steps or self.num_epochs * epoch_batches
 
     def warmup_steps(self, device: torch.device) -> int:
-        """Return the number of first steps that do not count on such devices."""
+        """Return the number of warm-up steps on such devices."""
         if self.num_warmup_steps is not None:
             return self.num_warmup_steps
         return GPU_WARMUP_STEPS if device.type == "cuda" else CPU_WARMUP_STEPS
 
     def pipeline_on(self, device: torch.device) -> str:
-        """Return the pipeline of ranks on such devices, or the one that memory is estimated for."""
+        """Return the config's pipeline, or the one to estimate memory for on such devices."""
         return self.pipeline or ("sparse_dist" if device.type == "cuda" else "base")
 
     def prefetch_depth(self, device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""Holds the result of a training, and checks what it ends with."""
+"""Holds the result of a training run, and checks its last weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dlrm_sharded.training.step_choice import StepOptions
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Outcome of a training. Throughput is that of all ranks, over the steps after the warm-up.
+    """Outcome of a training run. Throughput covers all ranks and the steps after the warm-up.
 
-    Traced steps do not count for it.
+    Traced steps are left out of it.
 
     Args:
         options: how steps ran after the warm-up.
@@ -34,7 +34,7 @@ class TrainingResult:
         samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
             except the evaluation at the end.
         peak_gib, reserved_gib: see `peak_memory_gib`.
-        ids_out_of_range: number of ids that each table lacks, by its name, in all batches.
+        ids_out_of_range: number of ids beyond each table's rows, by its name, in all batches.
         best: the best evaluation, where evaluations were compared.
         unsaved: why the last checkpoint could not be written; None if it was, or none was due.
     """
@@ -56,9 +56,9 @@ class TrainingResult:
 
 
 def check_dense_weights(model: nn.Module, num_steps: int) -> None:
-    """Raise DivergenceError if the last step has left dense weights that are not finite.
+    """Raise DivergenceError if dense weights are not finite after the last step.
 
-    Without checkpoints and evaluations, nothing else has read them.
+    Without checkpoints and evaluations, nothing else reads them after that step.
     """
     for name, parameter in in_backward_optimizer_filter(model.named_parameters()):
         if num_bad := num_not_finite(parameter):
@@ -69,10 +69,10 @@ def check_dense_weights(model: nn.Module, num_steps: int) -> None:
 
 
 def peak_memory_gib(rank: Rank) -> tuple[float, float | None]:
-    """Return the largest memory use of any rank, and what torch held for it; a collective.
+    """Return the largest memory use and the largest reserved memory of any rank; a collective.
 
-    On CUDA these are the tensors, and the blocks that torch allocated for them on the device. On a
-    CPU the first one is that of the process, and the second one is None.
+    On CUDA these are the tensors, and the blocks that torch reserved for them on the device. On a
+    CPU the first one is the process's peak resident memory, and the second one is None.
     """
     if rank.device.type == "cuda":
         used_bytes = torch.cuda.max_memory_allocated(rank.device)

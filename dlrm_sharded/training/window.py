@@ -1,4 +1,4 @@
-"""The steps between two logs of a training, which a host can read later than a GPU takes them."""
+"""Losses and times of the steps between two logs, which the host reads later than a GPU is done."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Window:
 
     Args:
         first_step: number of steps before the first one.
-        watch: stopwatch that runs already; None starts one when the device is done.
-        earlier: [number of steps], losses of this rank that an interrupted training did not log.
+        watch: a running stopwatch; None starts one when the device is done.
+        earlier: [number of steps], losses of this rank that an interrupted run did not log.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Window:
         self.watch = watch
 
     def add(self, loss: Tensor) -> None:
-        """Add the step that was issued last, and its loss []."""
+        """Add the step that was launched last, and its loss []."""
         self._losses.append(loss)
         self.watch.mark()
 
     @property
     def num_steps(self) -> int:
-        """Number of steps whose losses it has."""
+        """Number of steps whose losses were added."""
         return len(self._losses)
 
     @property
@@ -55,19 +55,19 @@ class Window:
         return torch.stack(self._losses) if self._losses else torch.empty(0)
 
     def following(self) -> Window:
-        """Return the window of the next steps, whose times begin where those of this one end."""
+        """Return the window of the next steps, timed from the end of this one."""
         return Window(self.first_step + self.num_steps, self.rank, self.watch.restarted())
 
 
 class ClosedWindow:
-    """Losses and times of the steps of a window. Whoever reads them waits for the device.
+    """Losses and times of the steps of a window. Reading them waits for the device.
 
-    It begins to average the losses over all ranks, which make it together.
+    Making one starts an all-reduce of the losses, so all ranks make it together.
 
     Args:
-        data_wait_ms: time that a step waited for its batch.
+        data_wait_ms: median time that a step waited for its batch.
         is_traced: whether a profiler slows the steps down.
-        faults: what is wrong with the ids of this rank's batches.
+        faults: what is wrong with the ids of this rank's batches, by number of the batch.
     """
 
     def __init__(
