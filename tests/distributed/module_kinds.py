@@ -186,7 +186,7 @@ KINDS: dict[str, Kind] = {
     ),
     "weighted bags": Kind(lambda: Weighted(bags(is_weighted=True)), batches="weighted"),
     "feature-processed bags": Kind(lambda: Model(processed())),
-    "features of several tables, tables of several features": Kind(
+    "features shared by tables, tables with several features": Kind(
         lambda: Model(
             shared(EmbeddingBagCollection, table_configs(ROWS, [8, 16])),
             shared(EmbeddingCollection, sequence_configs()),
